@@ -1,0 +1,166 @@
+//! The verbs-shaped vocabulary that every network under Halite speaks.
+//!
+//! A [`Fabric`] moves bytes between the registered memory of connected peers.  It knows peers, keys, work
+//! requests and completions; it does not know names, permissions, regions or clusters: those live in the
+//! tier above.  A provider implements the trait; middleware wraps any provider.
+
+pub mod completion;
+pub mod event;
+pub mod request;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use halite_mem::{Segment, Window};
+
+pub use completion::{Completion, CompletionKind, Status};
+pub use event::{CutOff, Event};
+pub use request::{Local, Operation, RemoteAddress, WorkRequest};
+
+/// A connected peer, as one fabric instance numbers it.  Never reused within that instance.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PeerId(pub u32);
+
+/// The key of a registered segment (verbs' rkey).  Means something only together with the peer that
+/// registered it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Key(pub u32);
+
+/// What the issuer calls a work request; comes back in its completion.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WorkId(pub u64);
+
+/// What a provider can do, so that callers choose and tests skip with a reason.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capabilities {
+    /// The name that users see: `shm`, `roce`, `verbs`, `sim`.
+    pub provider: &'static str,
+    /// Peers' memory can be reached by loads and stores, through [`Fabric::direct`].
+    pub direct: bool,
+    /// One-sided atomics on aligned 8-byte words.
+    pub atomics: bool,
+    /// Largest payload of one [`Operation::Send`], in bytes.
+    pub send_bytes_max: usize,
+    /// Largest inline source of a write, in bytes.
+    pub inline_bytes_max: usize,
+}
+
+/// One network, as one node sees it.
+///
+/// All methods may be called from any thread.  `poll` and `poll_event` hand each completion and event to
+/// exactly one caller; the tier lets one thread at a time poll (whoever holds the poll token).
+pub trait Fabric: Send + Sync {
+    /// What this provider can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Makes `segment` reachable by all connected peers, now and later, and returns its key.
+    /// A peer to which the key is mentioned afterwards in a message can use it at once.
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError>;
+
+    /// Names of the addresses at which peers can be found now (other than our own).
+    fn discover(&self) -> Result<Vec<String>, ConnectError>;
+
+    /// Starts connecting to the peer at `address`; [`Event::Connected`] or [`Event::ConnectFailed`] follows.
+    /// The peer is shown `hello`, at most [`HELLO_BYTES_MAX`] bytes that the fabric does not interpret.
+    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError>;
+
+    /// Posts requests to `peer` in order.  On an error the requests before `posted` are posted, the rest are not.
+    /// Every posted and signalled request completes exactly once, with an error status if the peer goes away.
+    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
+
+    /// Appends completions that are ready (at most a provider-chosen batch) and returns how many.
+    fn poll(&self, completions: &mut Vec<Completion>) -> usize;
+
+    /// The next connection event, if any.
+    fn poll_event(&self) -> Option<Event>;
+
+    /// The memory behind `key` of `peer`, where loads and stores can reach it (see [`Capabilities::direct`]).
+    /// `None` where they cannot, or the peer or key is unknown or gone.
+    fn direct(&self, peer: PeerId, key: Key) -> Option<Window>;
+
+    /// Starts to cut `peer` off, so that it can no longer touch our memory.  [`Event::CutOff`] follows when
+    /// it is so; it may be at once, or never where [`CutOff::NotPermitted`] is returned.
+    fn cut_off(&self, peer: PeerId) -> CutOff;
+
+    /// Drops the connection to `peer` on our side: gives up its memory, fails outstanding work.
+    fn disconnect(&self, peer: PeerId);
+
+    /// Asks that arrivals ring the doorbell (`true`) or not (`false`, while a thread polls anyway).
+    /// After arming, the caller polls once more before it sleeps, or a wake-up could be lost.
+    fn arm(&self, armed: bool);
+
+    /// Sleeps until the doorbell rings, `timeout` passes, or [`Fabric::wake`] is called.  May wake early.
+    /// `seen` is the value of [`Fabric::doorbell`] that was read before the last poll.
+    fn wait(&self, seen: u32, timeout: Option<Duration>);
+
+    /// A number that changes with every ring of the doorbell.
+    fn doorbell(&self) -> u32;
+
+    /// Rings our own doorbell, from any thread.
+    fn wake(&self);
+
+    /// Leaves: unmaps all peers' memory and tells them that we can no longer reach theirs.
+    fn close(&self);
+}
+
+/// Most bytes of a hello.
+pub const HELLO_BYTES_MAX: usize = 1024;
+
+/// Why a segment could not be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// The provider's table of keys is full.
+    #[error("cannot register a segment: all {max} keys are in use")]
+    TooManyKeys {
+        /// How many keys there are.
+        max: usize,
+    },
+    /// The operating system refused.
+    #[error("cannot register a segment: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Why a connection could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The hello is longer than [`HELLO_BYTES_MAX`].
+    #[error("hello of {len} bytes is longer than {HELLO_BYTES_MAX}")]
+    HelloTooLong {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// Nobody answers there.
+    #[error("cannot connect to {address}: {source}")]
+    Unreachable {
+        /// Where.
+        address: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+}
+
+/// Why a list of requests was not posted whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("only {posted} requests posted to peer {peer:?}: {cause}")]
+pub struct PostError {
+    /// To whom.
+    pub peer: PeerId,
+    /// How many of the requests were posted before the error.
+    pub posted: usize,
+    /// Why the next one was not.
+    pub cause: PostCause,
+}
+
+/// See [`PostError`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PostCause {
+    /// The queue to this peer is full; try again after it has made progress.
+    #[error("queue full")]
+    QueueFull,
+    /// No such peer, or its connection is down.
+    #[error("not connected")]
+    NotConnected,
+    /// A request that could never be posted: too long for inline, a local key that is not registered.
+    #[error("malformed request")]
+    Malformed,
+}
