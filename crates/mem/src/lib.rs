@@ -5,8 +5,13 @@
 //! it is copied, or touched through atomics.  This crate knows no network, no names and no permissions.
 
 mod copy;
+pub mod pins;
 pub mod segment;
+pub mod slots;
+mod sync;
 pub mod window;
 
-pub use segment::{OpenError, PagePolicy, Segment};
+pub use pins::{Elapsed, Grace, Pin, Pins};
+pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
+pub use slots::{Lookup, SlotError, Slots};
 pub use window::{AccessError, OutOfBounds, Window};
