@@ -4,6 +4,7 @@
 //! one.  Whoever else maps the segment may write to it at any time, so this memory is never lent as `&[u8]`:
 //! it is copied, or touched through atomics.  This crate knows no network, no names and no permissions.
 
+pub mod allocator;
 mod copy;
 pub mod pins;
 pub mod segment;
@@ -11,6 +12,7 @@ pub mod slots;
 mod sync;
 pub mod window;
 
+pub use allocator::{Allocator, BadFree, Extent};
 pub use pins::{Elapsed, Grace, Pin, Pins};
 pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
 pub use slots::{Lookup, SlotError, Slots};
