@@ -12,35 +12,38 @@ pub(super) struct FreeExtents {
 }
 
 impl FreeExtents {
-    /// Takes `len` bytes from the smallest extent that has as many; among equals from the first.
+    /// Takes `len` bytes from the end of the smallest extent that has as many; among equals of the first.
+    /// (From the end, so that what is left keeps its place in the map, and gets the bytes back there.)
     pub(super) fn take(&mut self, len: u64) -> Option<(u32, u64)> {
-        let found = *self.by_len.range((len, 0, 0)..).next()?;
-        let (found_len, segment, offset) = found;
-        self.by_len.remove(&found);
-        self.by_place.remove(&(segment, offset));
-        if found_len > len {
-            self.add(segment, offset + len, found_len - len);
+        let &(found_len, segment, offset) = self.by_len.range((len, 0, 0)..).next()?;
+        let left = found_len - len;
+        if left > 0 {
+            self.resize((segment, offset), found_len, left);
+        } else {
+            self.remove((segment, offset), found_len);
         }
-        Some((segment, offset))
+        Some((segment, offset + left))
     }
 
     /// Adds an extent that is not free yet, joined with its free neighbours.
-    pub(super) fn insert(&mut self, segment: u32, mut offset: u64, mut len: u64) {
-        let place = (segment, offset);
-        if let Some((&before, &before_len)) = self.by_place.range(..place).next_back()
-            && before.0 == segment
-            && before.1 + before_len == offset
-        {
-            self.remove(before, before_len);
-            offset = before.1;
-            len += before_len;
-        }
+    pub(super) fn insert(&mut self, segment: u32, offset: u64, mut len: u64) {
         let after = (segment, offset + len);
         if let Some(&after_len) = self.by_place.get(&after) {
             self.remove(after, after_len);
             len += after_len;
         }
-        self.add(segment, offset, len);
+        let place = (segment, offset);
+        match self.by_place.range(..place).next_back() {
+            Some((&before, &before_len))
+                if before.0 == segment && before.1 + before_len == offset =>
+            {
+                self.resize(before, before_len, before_len + len);
+            }
+            _ => {
+                self.by_place.insert(place, len);
+                self.by_len.insert((len, segment, offset));
+            }
+        }
     }
 
     /// Length in bytes of the largest extent; 0 if there is none.
@@ -55,9 +58,10 @@ impl FreeExtents {
         self.by_place.len()
     }
 
-    fn add(&mut self, segment: u32, offset: u64, len: u64) {
-        self.by_place.insert((segment, offset), len);
-        self.by_len.insert((len, segment, offset));
+    fn resize(&mut self, place: (u32, u64), len_old: u64, len_new: u64) {
+        self.by_place.insert(place, len_new);
+        self.by_len.remove(&(len_old, place.0, place.1));
+        self.by_len.insert((len_new, place.0, place.1));
     }
 
     fn remove(&mut self, place: (u32, u64), len: u64) {
