@@ -84,12 +84,7 @@ impl Pins {
         // The counter orders nothing, so it need not be a modelled atomic.
         static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Relaxed);
-        Pins {
-            id,
-            epoch: AtomicU64::new(1),
-            asymmetric,
-            registry: Arc::default(),
-        }
+        Pins { id, epoch: AtomicU64::new(1), asymmetric, registry: Arc::default() }
     }
 
     /// Pins the calling thread until the result is dropped.  A thread may hold several pins; it counts as
@@ -111,11 +106,7 @@ impl Pins {
         // the Acquire in publish()).  SeqCst only to be no weaker than epoch_now().
         let epoch = self.epoch.fetch_add(1, SeqCst) + 1;
         let fenced = AtomicBool::new(self.fence_heavy());
-        Grace {
-            pins_id: self.id,
-            epoch,
-            fenced,
-        }
+        Grace { pins_id: self.id, epoch, fenced }
     }
 
     /// The current epoch: a grace whose epoch is higher was started after this call, by whatever thread.
@@ -132,11 +123,7 @@ impl Pins {
         if depth == 0 {
             self.publish(slot);
         }
-        Pin {
-            pins: self,
-            slot,
-            not_send: PhantomData,
-        }
+        Pin { pins: self, slot, not_send: PhantomData }
     }
 
     #[inline]
@@ -180,11 +167,7 @@ impl Pins {
         let slot = unsafe { &*slot };
         slot.depth.store(ONE_PIN_ONLY + 1, Relaxed);
         self.publish(slot);
-        Pin {
-            pins: self,
-            slot,
-            not_send: PhantomData,
-        }
+        Pin { pins: self, slot, not_send: PhantomData }
     }
 }
 
@@ -223,10 +206,7 @@ impl Grace {
 
     /// As [`Grace::is_over`], with a proof to show to [`crate::Slots`].
     pub fn elapsed(&self, pins: &Pins) -> Option<Elapsed> {
-        assert_eq!(
-            self.pins_id, pins.id,
-            "a grace was shown to other pins than its own"
-        );
+        assert_eq!(self.pins_id, pins.id, "a grace was shown to other pins than its own");
         if !self.fenced.load(Acquire) {
             if !pins.fence_heavy() {
                 return None;
@@ -243,10 +223,7 @@ impl Grace {
         if slots.all.iter().any(is_waited_for) {
             return None;
         }
-        Some(Elapsed {
-            pins_id: self.pins_id,
-            epoch: self.epoch,
-        })
+        Some(Elapsed { pins_id: self.pins_id, epoch: self.epoch })
     }
 }
 
@@ -311,11 +288,9 @@ impl Thread {
         if let Some((.., slot)) = self.slots.iter().find(|(id, ..)| *id == pins.id) {
             return Arc::as_ptr(slot);
         }
-        self.slots
-            .retain(|(_, registry, _)| registry.strong_count() > 0);
+        self.slots.retain(|(_, registry, _)| registry.strong_count() > 0);
         let slot = pins.registry.acquire();
-        self.slots
-            .push((pins.id, Arc::downgrade(&pins.registry), slot.clone()));
+        self.slots.push((pins.id, Arc::downgrade(&pins.registry), slot.clone()));
         Arc::as_ptr(&slot)
     }
 }
@@ -379,9 +354,7 @@ mod loom_tests {
         let _pin = world.pins.pin();
         if world.is_linked.load(Relaxed) == 1 {
             // SAFETY: as claimed.
-            world
-                .object
-                .with(|object| assert_eq!(unsafe { *object }, 7));
+            world.object.with(|object| assert_eq!(unsafe { *object }, 7));
         }
     }
 

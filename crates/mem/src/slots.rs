@@ -87,16 +87,8 @@ impl<T> Slots<T> {
     /// An empty table, whose readers pin `pins`.
     pub fn new(pins: Arc<Pins>) -> Slots<T> {
         let blocks = std::array::from_fn(|_| AtomicPtr::new(null_mut()));
-        let writer = Writer {
-            slots_used: 0,
-            free_head: NO_SLOT,
-            len: 0,
-        };
-        Slots {
-            pins,
-            blocks,
-            writer: Mutex::new(writer),
-        }
+        let writer = Writer { slots_used: 0, free_head: NO_SLOT, len: 0 };
+        Slots { pins, blocks, writer: Mutex::new(writer) }
     }
 
     /// Looks up without locks, in two dependent loads.  Panics if `pin` is one of other pins than the table's.
@@ -113,11 +105,7 @@ impl<T> Slots<T> {
             // since the slot left this state, and that grace waits for `pin`, which outlives the reference.
             return Lookup::Found(unsafe { slot.value() });
         }
-        if state == pack(generation, FROZEN) {
-            Lookup::Busy
-        } else {
-            Lookup::Stale
-        }
+        if state == pack(generation, FROZEN) { Lookup::Busy } else { Lookup::Stale }
     }
 
     /// Puts `value` into a free slot and returns its index and generation, which is never zero.
@@ -231,15 +219,8 @@ impl<T> Slots<T> {
         Some(unsafe { &*slot })
     }
 
-    fn slot_in(
-        &self,
-        index: u32,
-        allowed: &[u32],
-        attempted: &'static str,
-    ) -> Result<&Slot<T>, SlotError> {
-        let slot = self
-            .slot(index)
-            .filter(|slot| allowed.contains(&slot.status()));
+    fn slot_in(&self, index: u32, allowed: &[u32], attempted: &'static str) -> Result<&Slot<T>, SlotError> {
+        let slot = self.slot(index).filter(|slot| allowed.contains(&slot.status()));
         slot.ok_or(SlotError::WrongState { attempted, index })
     }
 
@@ -257,11 +238,7 @@ impl<T> Slots<T> {
     }
 
     fn take_free(&self, writer: &mut MutexGuard<'_, Writer>) -> (u32, &Slot<T>) {
-        let index = if writer.free_head != NO_SLOT {
-            writer.free_head as u32
-        } else {
-            writer.slots_used
-        };
+        let index = if writer.free_head != NO_SLOT { writer.free_head as u32 } else { writer.slots_used };
         let (block, offset) = place(index);
         assert!(block < BLOCKS, "all slots of the table are taken");
         if self.blocks[block].load(Relaxed).is_null() {
@@ -282,14 +259,8 @@ impl<T> Slots<T> {
     /// Bytes taken from the system for slots, used or not.
     #[cfg(all(test, not(loom)))]
     fn bytes_reserved(&self) -> usize {
-        let made = self
-            .blocks
-            .iter()
-            .take_while(|block| !block.load(Relaxed).is_null())
-            .count();
-        (0..made)
-            .map(|block| block_slots(block) * size_of::<Slot<T>>())
-            .sum()
+        let made = self.blocks.iter().take_while(|block| !block.load(Relaxed).is_null()).count();
+        (0..made).map(|block| block_slots(block) * size_of::<Slot<T>>()).sum()
     }
 }
 
@@ -378,11 +349,7 @@ const NO_SLOT: u64 = u64::MAX;
 const FIRST_BLOCK_SLOTS_LOG2: u32 = if cfg!(loom) { 1 } else { 6 };
 
 /// As many as leave all indices below 2^32.
-const BLOCKS: usize = if cfg!(loom) {
-    3
-} else {
-    (32 - FIRST_BLOCK_SLOTS_LOG2) as usize
-};
+const BLOCKS: usize = if cfg!(loom) { 3 } else { (32 - FIRST_BLOCK_SLOTS_LOG2) as usize };
 
 const fn block_slots(block: usize) -> usize {
     1 << (block + FIRST_BLOCK_SLOTS_LOG2 as usize)
@@ -394,10 +361,7 @@ const fn block_slots(block: usize) -> usize {
 fn place(index: u32) -> (usize, usize) {
     let shifted = u64::from(index) + (1 << FIRST_BLOCK_SLOTS_LOG2);
     let highest = shifted.ilog2();
-    (
-        (highest - FIRST_BLOCK_SLOTS_LOG2) as usize,
-        (shifted - (1 << highest)) as usize,
-    )
+    ((highest - FIRST_BLOCK_SLOTS_LOG2) as usize, (shifted - (1 << highest)) as usize)
 }
 
 #[cfg(not(loom))]
@@ -415,9 +379,7 @@ fn new_block<T>(block: usize) -> Box<[Slot<T>]> {
         book: AtomicU64::new(0),
         value: UnsafeCell::new(MaybeUninit::uninit()),
     };
-    std::iter::repeat_with(slot)
-        .take(block_slots(block))
-        .collect()
+    std::iter::repeat_with(slot).take(block_slots(block)).collect()
 }
 
 #[cfg(all(test, not(loom)))]

@@ -16,9 +16,7 @@ pub(crate) use std::sync::{
 /// Locks `mutex`, also after a panic under it: our critical sections leave nothing half done where they could
 /// panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// `std::thread_local!`, or loom's, which knows no `const` initialisers.

@@ -19,10 +19,7 @@ fn elapsed(pins: &Pins) -> Elapsed {
 
 #[test]
 fn a_slot_for_a_mapping_is_one_cache_line() {
-    assert_eq!(
-        (size_of::<Slot<[u64; 6]>>(), align_of::<Slot<[u64; 6]>>()),
-        (64, 64)
-    );
+    assert_eq!((size_of::<Slot<[u64; 6]>>(), align_of::<Slot<[u64; 6]>>()), (64, 64));
     let (_, slots) = table::<[u64; 6]>();
     (0..100_000).for_each(|_| assert_eq!(slots.insert([0; 6]).1, 1));
     assert!(slots.bytes_reserved() <= 100_000 * 128);
@@ -38,11 +35,7 @@ fn indices_fill_blocks_in_order_and_without_gaps() {
             expected = (expected.0 + 1, 0);
         }
     }
-    assert_eq!(
-        place(u32::MAX).0,
-        BLOCKS,
-        "the last indices belong to no block"
-    );
+    assert_eq!(place(u32::MAX).0, BLOCKS, "the last indices belong to no block");
 }
 
 #[test]
@@ -64,9 +57,7 @@ fn an_update_waits_for_readers_and_is_busy_meanwhile() {
     let (pins, slots) = table();
     let (index, generation) = slots.insert(String::from("old"));
     let pin = pins.pin();
-    let Lookup::Found(old) = slots.get(&pin, index, generation) else {
-        panic!("not found")
-    };
+    let Lookup::Found(old) = slots.get(&pin, index, generation) else { panic!("not found") };
     slots.freeze(index).unwrap();
     let grace = pins.start_grace();
     assert_eq!(slots.get(&pin, index, generation), Lookup::Busy);
@@ -74,15 +65,9 @@ fn an_update_waits_for_readers_and_is_busy_meanwhile() {
     assert_eq!(old, "old");
     drop(pin);
     let proof = grace.elapsed(&pins).unwrap();
-    assert_eq!(
-        slots.update(index, proof, String::from("new")).unwrap(),
-        "old"
-    );
+    assert_eq!(slots.update(index, proof, String::from("new")).unwrap(), "old");
     let pin = pins.pin();
-    assert_eq!(
-        slots.get(&pin, index, generation),
-        Lookup::Found(&String::from("new"))
-    );
+    assert_eq!(slots.get(&pin, index, generation), Lookup::Found(&String::from("new")));
 }
 
 #[test]
@@ -91,10 +76,7 @@ fn a_grace_begun_too_early_or_elsewhere_proves_nothing() {
     let (index, _) = slots.insert(1);
     let early = elapsed(&pins);
     slots.freeze(index).unwrap();
-    let refused = Err(SlotError::WrongGrace {
-        attempted: "update",
-        index,
-    });
+    let refused = Err(SlotError::WrongGrace { attempted: "update", index });
     assert_eq!(slots.update(index, early, 2), refused);
     let others = Pins::new();
     let foreign = (0..10).map(|_| elapsed(&others)).last().unwrap();
@@ -188,9 +170,7 @@ fn readers_on_other_threads_never_see_a_half_made_value() {
             while !grace.is_over(&pins) {
                 std::thread::yield_now();
             }
-            slots
-                .update(index, grace.elapsed(&pins).unwrap(), [round; 6])
-                .unwrap();
+            slots.update(index, grace.elapsed(&pins).unwrap(), [round; 6]).unwrap();
         }
         is_done.store(true, Relaxed);
     });
