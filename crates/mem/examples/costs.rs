@@ -16,13 +16,9 @@ fn main() {
 
     let pins = Arc::new(Pins::new());
     report("pin and unpin", iterations, |_| drop(black_box(pins.pin())));
-    report(
-        "start a grace, ask whether it is over",
-        iterations / 100,
-        |_| {
-            checksum += u64::from(pins.start_grace().is_over(&pins));
-        },
-    );
+    report("start a grace, ask whether it is over", iterations / 100, |_| {
+        checksum += u64::from(pins.start_grace().is_over(&pins));
+    });
 
     let slots = Slots::new(pins.clone());
     let handles: Vec<(u32, u32)> = (0..4096).map(|value| slots.insert([value; 6])).collect();
@@ -38,22 +34,14 @@ fn main() {
         let mut allocator = Allocator::new(64);
         allocator.add_segment(64 << 30);
         // A neighbourhood of other objects, as in use.
-        let others: Vec<Extent> = (0..1000)
-            .filter_map(|at| allocator.allocate(64 * (1 + at * 37 % 3000)))
-            .collect();
-        others
-            .iter()
-            .step_by(3)
-            .for_each(|extent| allocator.free(*extent).expect("allocated above"));
-        report(
-            &format!("allocate and free {len} bytes"),
-            iterations / 10,
-            |_| {
-                let extent = allocator.allocate(black_box(len)).expect("there is room");
-                checksum = checksum.wrapping_add(extent.offset);
-                allocator.free(extent).expect("allocated just now");
-            },
-        );
+        let others: Vec<Extent> =
+            (0..1000).filter_map(|at| allocator.allocate(64 * (1 + at * 37 % 3000))).collect();
+        others.iter().step_by(3).for_each(|extent| allocator.free(*extent).expect("allocated above"));
+        report(&format!("allocate and free {len} bytes"), iterations / 10, |_| {
+            let extent = allocator.allocate(black_box(len)).expect("there is room");
+            checksum = checksum.wrapping_add(extent.offset);
+            allocator.free(extent).expect("allocated just now");
+        });
     }
     println!("checksum {checksum:016x}");
 }

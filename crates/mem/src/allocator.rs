@@ -71,10 +71,7 @@ impl Allocator {
     /// An allocator without memory.  All offsets will be multiples of `alignment` bytes: a power of two that is
     /// at least 64, a cache line, so that no two objects share one.
     pub fn new(alignment: u64) -> Allocator {
-        assert!(
-            alignment.is_power_of_two() && alignment >= 64,
-            "alignment of {alignment} bytes"
-        );
+        assert!(alignment.is_power_of_two() && alignment >= 64, "alignment of {alignment} bytes");
         Allocator {
             alignment,
             segments: 0,
@@ -102,26 +99,18 @@ impl Allocator {
     /// Allocates `len` contiguous bytes; `None` if there is no room for them, or if `len` is zero.
     pub fn allocate(&mut self, len: u64) -> Option<Extent> {
         // Where no slab fits any more, there may still be room for a single small object.
-        self.allocate_small(len)
-            .or_else(|| self.allocate_extent(len))
+        self.allocate_small(len).or_else(|| self.allocate_extent(len))
     }
 
     /// Allocates a part of something that may be cut into pieces: `len_max` bytes if they are available in one
     /// piece, else the largest piece whose length is a multiple of `multiple_of`, unless it is below `len_min`.
     pub fn allocate_run(&mut self, len_min: u64, len_max: u64, multiple_of: u64) -> Option<Extent> {
         assert!(multiple_of > 0, "a run cannot be a multiple of zero bytes");
-        assert!(
-            len_min <= len_max,
-            "a run of at least {len_min} and at most {len_max} bytes"
-        );
+        assert!(len_min <= len_max, "a run of at least {len_min} and at most {len_max} bytes");
         self.allocate(len_max).or_else(|| {
             let largest = self.largest_free().min(len_max);
             let len = largest - largest % multiple_of;
-            if len < len_min {
-                None
-            } else {
-                self.allocate_extent(len)
-            }
+            if len < len_min { None } else { self.allocate_extent(len) }
         })
     }
 
@@ -165,11 +154,7 @@ impl Allocator {
         let (segment, offset) = self.free.take(len_rounded)?;
         self.used.insert((segment, offset), Block::Extent(len));
         self.bytes_free -= len_rounded;
-        Some(Extent {
-            segment,
-            offset,
-            len,
-        })
+        Some(Extent { segment, offset, len })
     }
 
     fn free_extent(&mut self, extent: Extent) {
@@ -188,11 +173,7 @@ impl Allocator {
         }
         let (segment, offset) = self.slabs.allocate(class);
         self.bytes_free -= class.bytes();
-        Some(Extent {
-            segment,
-            offset,
-            len,
-        })
+        Some(Extent { segment, offset, len })
     }
 
     fn free_small(&mut self, slab: SlabId, extent: Extent) -> Result<(), BadFree> {

@@ -34,9 +34,7 @@ impl FreeExtents {
         }
         let place = (segment, offset);
         match self.by_place.range(..place).next_back() {
-            Some((&before, &before_len))
-                if before.0 == segment && before.1 + before_len == offset =>
-            {
+            Some((&before, &before_len)) if before.0 == segment && before.1 + before_len == offset => {
                 self.resize(before, before_len, before_len + len);
             }
             _ => {

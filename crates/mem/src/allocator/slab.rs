@@ -13,9 +13,8 @@ const BITMAP_WORDS: usize = (SLAB_BYTES / 64 / 64) as usize;
 
 /// Size classes in units of the alignment: every one up to 16, then four per doubling, so that rounding up wastes a
 /// fifth at most.
-const CLASS_UNITS: [u8; 24] = [
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 28, 32, 40, 48, 56, 64,
-];
+const CLASS_UNITS: [u8; 24] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 28, 32, 40, 48, 56, 64];
 
 /// A size of objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,22 +60,11 @@ impl Slab {
             bits @ 1..64 => (1 << bits) - 1,
             _ => u64::MAX,
         });
-        Slab {
-            offset,
-            segment,
-            class,
-            objects_free: objects,
-            room_position: 0,
-            free,
-        }
+        Slab { offset, segment, class, objects_free: objects, room_position: 0, free }
     }
 
     fn allocate(&mut self) -> u64 {
-        let word = self
-            .free
-            .iter()
-            .position(|word| *word != 0)
-            .expect("the slab has room");
+        let word = self.free.iter().position(|word| *word != 0).expect("the slab has room");
         let bit = self.free[word].trailing_zeros();
         self.free[word] &= self.free[word] - 1;
         self.objects_free -= 1;
@@ -115,12 +103,7 @@ pub(super) struct Slabs {
 impl Slabs {
     pub(super) fn new(alignment: u64) -> Slabs {
         let with_room = std::array::from_fn(|_| Vec::new());
-        Slabs {
-            alignment,
-            slabs: Vec::new(),
-            unused: Vec::new(),
-            with_room,
-        }
+        Slabs { alignment, slabs: Vec::new(), unused: Vec::new(), with_room }
     }
 
     /// The class for objects of `len` bytes, if they are small.
@@ -134,10 +117,7 @@ impl Slabs {
             _ => CLASS_UNITS.partition_point(|class_units| u64::from(*class_units) < units),
         };
         let bytes = u64::from(CLASS_UNITS[index]) * self.alignment;
-        Some(Class {
-            index: index as u8,
-            bytes: bytes as u32,
-        })
+        Some(Class { index: index as u8, bytes: bytes as u32 })
     }
 
     pub(super) fn has_room(&self, class: Class) -> bool {
@@ -231,10 +211,7 @@ mod tests {
         for len in 1..=OBJECT_BYTES_MAX {
             let class = slabs.class_of(len).unwrap();
             let rounded = len.next_multiple_of(64);
-            assert!(
-                class.bytes() >= rounded && class.bytes() * 4 <= rounded * 5,
-                "{len}: {class:?}"
-            );
+            assert!(class.bytes() >= rounded && class.bytes() * 4 <= rounded * 5, "{len}: {class:?}");
         }
         assert!(slabs.class_of(0).is_none());
         assert!(slabs.class_of(OBJECT_BYTES_MAX + 1).is_none());

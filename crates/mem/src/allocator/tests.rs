@@ -26,14 +26,7 @@ fn check_all_free(allocator: &Allocator, segments: usize) {
 fn a_segment_can_be_used_to_its_last_byte() {
     let mut allocator = allocator(&[4 * GIB + 63]);
     let all = allocator.allocate(4 * GIB).unwrap();
-    assert_eq!(
-        all,
-        Extent {
-            segment: 0,
-            offset: 0,
-            len: 4 * GIB
-        }
-    );
+    assert_eq!(all, Extent { segment: 0, offset: 0, len: 4 * GIB });
     assert_eq!((allocator.bytes_free(), allocator.largest_free()), (0, 0));
     assert_eq!(allocator.allocate(1), None);
     allocator.free(all).unwrap();
@@ -53,17 +46,12 @@ fn impossible_sizes_are_refused_and_not_miscounted() {
 #[test]
 fn small_objects_share_slabs_and_slabs_go_back() {
     let mut allocator = allocator(&[GIB]);
-    let objects: Vec<Extent> = (0..5000)
-        .map(|_| allocator.allocate(100).unwrap())
-        .collect();
+    let objects: Vec<Extent> = (0..5000).map(|_| allocator.allocate(100).unwrap()).collect();
     let slabs = allocator.used.len() as u64;
     assert_eq!(slabs, 5000_u64.div_ceil(SLAB_BYTES / 128));
     assert_eq!(allocator.bytes_free(), GIB - 5000 * 128);
     assert_eq!(allocator.largest_free(), GIB - slabs * SLAB_BYTES);
-    objects
-        .iter()
-        .rev()
-        .for_each(|object| allocator.free(*object).unwrap());
+    objects.iter().rev().for_each(|object| allocator.free(*object).unwrap());
     check_all_free(&allocator, 1);
 }
 
@@ -72,9 +60,7 @@ fn the_last_bytes_serve_small_objects_although_no_slab_fits() {
     let mut allocator = allocator(&[SLAB_BYTES - 64]);
     let objects: Vec<Extent> = std::iter::from_fn(|| allocator.allocate(64)).collect();
     assert_eq!(objects.len() as u64, SLAB_BYTES / 64 - 1);
-    objects
-        .iter()
-        .for_each(|object| allocator.free(*object).unwrap());
+    objects.iter().for_each(|object| allocator.free(*object).unwrap());
     check_all_free(&allocator, 1);
 }
 
@@ -85,48 +71,18 @@ fn nothing_is_freed_twice_or_in_part() {
     let small = allocator.allocate(200).unwrap();
     let bytes_free = allocator.bytes_free();
     let bad = [
-        Extent {
-            offset: large.offset + 64,
-            ..large
-        },
-        Extent {
-            len: large.len - 1,
-            ..large
-        },
-        Extent {
-            segment: 1,
-            ..large
-        },
-        Extent {
-            segment: 2,
-            ..large
-        },
+        Extent { offset: large.offset + 64, ..large },
+        Extent { len: large.len - 1, ..large },
+        Extent { segment: 1, ..large },
+        Extent { segment: 2, ..large },
         Extent { len: 0, ..large },
-        Extent {
-            offset: small.offset + 64,
-            ..small
-        },
-        Extent {
-            offset: small.offset + 256,
-            ..small
-        },
-        Extent {
-            offset: small.offset + 1,
-            ..small
-        },
+        Extent { offset: small.offset + 64, ..small },
+        Extent { offset: small.offset + 256, ..small },
+        Extent { offset: small.offset + 1, ..small },
         Extent { len: 100, ..small },
-        Extent {
-            len: SLAB_BYTES,
-            ..small
-        },
-        Extent {
-            offset: SLAB_BYTES * 3,
-            ..small
-        },
-        Extent {
-            offset: u64::MAX,
-            ..small
-        },
+        Extent { len: SLAB_BYTES, ..small },
+        Extent { offset: SLAB_BYTES * 3, ..small },
+        Extent { offset: u64::MAX, ..small },
     ];
     for extent in bad {
         assert_eq!(allocator.free(extent), Err(BadFree { extent }));
@@ -153,9 +109,7 @@ fn a_huge_region_becomes_few_runs() {
     let mut left = 2 * GIB + GIB / 4 + 1000;
     let mut runs = Vec::new();
     while left > 0 {
-        let run = allocator
-            .allocate_run(left.min(64 * KIB), left, 64 * KIB)
-            .unwrap();
+        let run = allocator.allocate_run(left.min(64 * KIB), left, 64 * KIB).unwrap();
         assert!(run.len.is_multiple_of(64 * KIB) || run.len == left);
         left -= run.len;
         runs.push(run);
@@ -183,11 +137,7 @@ fn a_coarse_alignment_knows_no_small_objects() {
 #[derive(Clone, Debug)]
 enum Step {
     Allocate(u64),
-    Run {
-        len_min: u64,
-        more: u64,
-        multiple_of: u64,
-    },
+    Run { len_min: u64, more: u64, multiple_of: u64 },
     Free(usize),
     FreeAgain(usize),
     FreeInvented(Extent),
@@ -222,31 +172,17 @@ struct Pair {
 
 impl Pair {
     fn handle_allocated(&mut self, extent: Extent) {
-        let Extent {
-            segment,
-            offset,
-            len,
-        } = extent;
+        let Extent { segment, offset, len } = extent;
         assert!(len > 0 && offset.is_multiple_of(64));
-        assert!(
-            offset + len <= self.segments[segment as usize],
-            "{extent:?} is outside"
-        );
+        assert!(offset + len <= self.segments[segment as usize], "{extent:?} is outside");
         if let Some((before, before_len)) = self.live.range(..=(segment, offset)).next_back() {
-            assert!(
-                before.0 < segment || before.1 + before_len <= offset,
-                "{extent:?} overlaps"
-            );
+            assert!(before.0 < segment || before.1 + before_len <= offset, "{extent:?} overlaps");
         }
         if let Some((after, _)) = self.live.range((segment, offset)..).next() {
-            assert!(
-                after.0 > segment || after.1 >= offset + len,
-                "{extent:?} overlaps"
-            );
+            assert!(after.0 > segment || after.1 >= offset + len, "{extent:?} overlaps");
         }
         self.live.insert((segment, offset), len);
-        self.freed
-            .retain(|freed| (freed.segment, freed.offset) != (segment, offset));
+        self.freed.retain(|freed| (freed.segment, freed.offset) != (segment, offset));
     }
 
     fn free_any(&mut self, which: usize) {
@@ -254,11 +190,7 @@ impl Pair {
             return;
         }
         let (&(segment, offset), &len) = self.live.iter().nth(which % self.live.len()).unwrap();
-        let extent = Extent {
-            segment,
-            offset,
-            len,
-        };
+        let extent = Extent { segment, offset, len };
         assert_eq!(self.allocator.free(extent), Ok(()));
         self.live.remove(&(segment, offset));
         self.freed.push(extent);
@@ -273,17 +205,10 @@ impl Pair {
                 }
                 None => {
                     let rounded = len.next_multiple_of(64);
-                    assert!(
-                        len == 0 || self.allocator.largest_free() < rounded,
-                        "refused {len}"
-                    );
+                    assert!(len == 0 || self.allocator.largest_free() < rounded, "refused {len}");
                 }
             },
-            Step::Run {
-                len_min,
-                more,
-                multiple_of,
-            } => {
+            Step::Run { len_min, more, multiple_of } => {
                 let (largest, len_max) = (self.allocator.largest_free(), len_min + more);
                 match self.allocator.allocate_run(len_min, len_max, multiple_of) {
                     Some(run) => {
