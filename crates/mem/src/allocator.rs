@@ -130,6 +130,54 @@ impl Allocator {
         Ok(())
     }
 
+    /// Gives back a range that may be part of an allocated extent, or several that touch; its borders inside of
+    /// an extent must be aligned.  Small objects are given back whole, and only as the end of a range.
+    pub fn free_range(&mut self, range: Extent) -> Result<(), BadFree> {
+        let mut parts = Vec::new();
+        let mut offset = range.offset;
+        let end = range.offset.checked_add(range.len).ok_or(BadFree { extent: range })?;
+        while offset < end {
+            let part = self.used_part(range.segment, offset, end).ok_or(BadFree { extent: range })?;
+            offset += part.len;
+            parts.push(part);
+        }
+        for part in parts {
+            self.cut_out(part);
+            self.free(part)?;
+        }
+        Ok(())
+    }
+
+    /// The allocated part of `offset..end` that lies in the extent, or is the small object, at `offset`.
+    fn used_part(&self, segment: u32, offset: u64, end: u64) -> Option<Extent> {
+        let (&(_, start), &block) =
+            self.used.range(..=(segment, offset)).next_back().filter(|(start, _)| start.0 == segment)?;
+        let len = match block {
+            Block::Extent(len) if offset.is_multiple_of(self.alignment) => {
+                (start + len).min(end).checked_sub(offset)?
+            }
+            Block::Extent(_) => return None,
+            Block::Slab(_) => end - offset,
+        };
+        (len > 0).then_some(Extent { segment, offset, len })
+    }
+
+    /// Splits the extent around `part`, so that `part` is an extent of its own.
+    fn cut_out(&mut self, part: Extent) {
+        let place = (part.segment, part.offset);
+        let (&(_, start), &block) = self.used.range(..=place).next_back().expect("the part was found used");
+        let Block::Extent(len) = block else { return };
+        let (end, part_end) = (start + len, part.offset + part.len);
+        let cut = part_end.next_multiple_of(self.alignment);
+        if cut < end {
+            self.used.insert((part.segment, cut), Block::Extent(end - cut));
+        }
+        self.used.insert(place, Block::Extent(part.len));
+        if start < part.offset {
+            self.used.insert((part.segment, start), Block::Extent(part.offset - start));
+        }
+    }
+
     /// Bytes that are not allocated, counting what is lost to rounding as allocated.  They need not be in one
     /// piece, nor be available to every size.
     pub fn bytes_free(&self) -> u64 {

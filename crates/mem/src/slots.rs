@@ -192,6 +192,15 @@ impl<T> Slots<T> {
         self.len() == 0
     }
 
+    /// Calls `visit` with the value of a live or frozen slot, under the writers' lock, and returns what it made
+    /// of it.  `None` if the slot holds nothing that can be found.  `visit` must not change the table.
+    pub fn inspect<R>(&self, index: u32, visit: impl FnOnce(&T) -> R) -> Option<R> {
+        let _writer = lock(&self.writer);
+        let slot = self.slot(index).filter(|slot| matches!(slot.status(), LIVE | FROZEN))?;
+        // SAFETY: such slots hold a value, which only a writer could remove; we hold the writers' lock.
+        Some(visit(unsafe { slot.value() }))
+    }
+
     /// Calls `visit` with index, generation and value of each live or frozen slot, in order of their indices.
     /// Writers wait meanwhile, hence `visit` must not change the table.
     pub fn iter_with(&self, mut visit: impl FnMut(u32, u32, &T)) {

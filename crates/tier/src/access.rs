@@ -36,8 +36,6 @@ pub struct Mapping {
     pub view: View,
     /// Of which region.
     pub region: RegionId,
-    /// The next handle of the same region on this node; the mapper's business.
-    pub next: u32,
     /// Whose handle it is.
     pub session: SessionId,
     /// What its principal may do.

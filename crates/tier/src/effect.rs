@@ -1,6 +1,6 @@
 //! What goes into the engine from sessions, and what comes out of it for its driver to do.
 
-use halite_fabric::{Key, PeerId};
+use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
 
 use crate::access::SlotRef;
@@ -141,6 +141,21 @@ pub enum Effect {
         from: Window,
         /// Destination.
         to: Window,
+    },
+    /// Read from a peer's memory into our own; `handle_copied` when done, `handle_copy_failed` if the peer went.
+    Fetch {
+        /// What to call back with.
+        token: Token,
+        /// Whose memory.
+        peer: PeerId,
+        /// Where in it.
+        address: RemoteAddress,
+        /// Our segment.
+        key: Key,
+        /// Where in it, in bytes.
+        offset: u64,
+        /// How much, in bytes.
+        len: u64,
     },
     /// Make this part of our own memory read as zero and give it back to the system; `handle_discarded`.
     Discard {

@@ -102,10 +102,10 @@ pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent 
     unreachable!("chunk {index} is behind the end of its region");
 }
 
-/// The same region with chunk `index` at `place` instead.
-pub fn with_chunk_at(extents: &[Extent], chunk_bytes: u64, index: u64, place: Extent) -> Extents {
-    let total: u64 = extents.iter().map(|extent| extent.len).sum();
-    let (from, to) = (index * chunk_bytes, (index * chunk_bytes + place.len).min(total));
+/// The same region with the bytes from `from` on at `place` instead.
+pub fn with_range_at(extents: &[Extent], from: u64, place: Extent) -> Extents {
+    let total = total_len(extents);
+    let to = from.saturating_add(place.len).min(total);
     let mut result = Extents::new();
     for extent in slice(extents, 0, from) {
         append(&mut result, extent);
@@ -115,6 +115,11 @@ pub fn with_chunk_at(extents: &[Extent], chunk_bytes: u64, index: u64, place: Ex
         append(&mut result, extent);
     }
     result
+}
+
+/// How many bytes `extents` hold together.
+pub fn total_len(extents: &[Extent]) -> u64 {
+    extents.iter().map(|extent| extent.len).sum()
 }
 
 /// The part of the region from byte `from` up to byte `to`.
@@ -201,7 +206,7 @@ mod tests {
             prop_assert_eq!(chunk_extent(&extents, CHUNK, index as u64), model[index]);
             let place = extent(9, 1 << 30, chunk_len(len, CHUNK, index as u64));
             model[index] = place;
-            let moved = with_chunk_at(&extents, CHUNK, index as u64, place);
+            let moved = with_range_at(&extents, index as u64 * CHUNK, place);
             prop_assert!(is_sound(&moved, len, CHUNK));
             prop_assert_eq!(chunks_of(&moved), model);
         }

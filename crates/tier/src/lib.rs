@@ -5,8 +5,15 @@
 //! by name.  `docs/protocol.md` describes what the nodes say to each other.
 
 pub mod access;
+pub mod directory;
 pub mod effect;
+pub mod engine;
 pub mod ids;
 pub mod layout;
+pub mod link;
+pub mod mapper;
+pub mod members;
 pub mod message;
 pub mod permissions;
+pub mod region;
+pub mod store;

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Epoch, Incarnation, NodeId, NodeLife, Principal, RegionId, RequestId};
+use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId};
 use crate::layout::{Extent, Extents};
 use crate::permissions::{AccessList, Permissions, Who};
 
@@ -29,6 +29,8 @@ pub struct Hello {
     pub pid: u32,
     /// Bytes of memory that it contributes at most.
     pub bytes_total: u64,
+    /// Named regions whose home it is: if there are any, a restarted directory waits to hear of them.
+    pub names: u64,
 }
 
 /// Everything that can arrive from a peer.
@@ -53,6 +55,7 @@ pub enum Message {
 }
 
 /// Questions.
+#[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// To the directory: is this name free, and if so it is this region's from now on.
@@ -94,6 +97,7 @@ pub enum Request {
 }
 
 /// What a master may ask for.
+#[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Give up the region and its memory.
@@ -122,21 +126,24 @@ impl Order {
 }
 
 /// How a mapped region changes.
+#[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Change {
-    /// Chunk `chunk` may not be touched until told where it is.
-    Freeze { chunk: u64 },
-    /// Chunk `chunk` is at `place` from now on.
-    Place { chunk: u64, place: Extent },
+    /// These bytes may not be touched until told where they are.  The first freeze of a move says where all
+    /// bytes are, since a node keeps no extents of regions that it reaches as one window.
+    Freeze { from: u64, len: u64, layout: Option<Extents> },
+    /// The bytes from `from` on are at `place` from now on.
+    Place { from: u64, place: Extent },
     /// These are the permissions now.
     Access { access: AccessList, sealed: bool },
-    /// This is the home now.
-    Home { home: NodeLife },
+    /// A move is over, and this is the home now.
+    Settle { home: NodeLife },
     /// The region is gone.
     Drop,
 }
 
 /// Answers to requests that were granted.
+#[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// Nothing more to say.
@@ -178,11 +185,12 @@ pub struct MappedReply {
     pub sealed: bool,
     /// Where its chunks are.
     pub extents: Extents,
-    /// The chunk that is under way to another node, if any.
-    pub frozen: Option<u64>,
+    /// The bytes that are under way to another node, if any: first and length.
+    pub frozen: Option<(u64, u64)>,
 }
 
 /// All that a home knows of a region, as it travels to the next home.
+#[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Record {
     pub region: RegionId,
@@ -264,6 +272,7 @@ pub enum NodeState {
 }
 
 /// A node as the directory remembers it.
+#[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Member {
     pub life: NodeLife,
@@ -273,6 +282,7 @@ pub struct Member {
 }
 
 /// Things said without an answer.
+#[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Notice {
     /// I live.
@@ -281,14 +291,14 @@ pub enum Notice {
     Leave,
     /// To a home: no session of mine maps this region any more.
     Unmapped { region: RegionId },
+    /// The same, said by the former home of the region about another node.
+    UnmappedBy { region: RegionId, node: NodeLife },
     /// To the directory: the name is free again.
     ReleaseName { name: String, region: RegionId },
     /// To a restarted directory: names of regions whose home I am; `done` with the last of them.
     Names { names: Vec<(String, RegionId)>, done: bool },
     /// To the owner of chunks: they are no longer used, except by who is named here until it is cut off.
     Return { extents: Extents, tainted: Vec<NodeLife> },
-    /// To the owner of chunks: this node answers for the region's chunks from now on.
-    ChunksOf { region: RegionId, home: NodeLife },
 }
 
 /// Why a request was not granted.  Nothing was changed, unless it says so.
@@ -320,15 +330,15 @@ pub enum Refusal {
     /// The node died before it answered: the request is done or not.
     #[error("node {0} is down")]
     PeerDown(NodeId),
-    /// The directory restarted and is collecting names.
-    #[error("the directory of names is being rebuilt")]
-    Rebuilding,
     /// A malformed request.
     #[error("the request is malformed")]
     Malformed,
     /// The region is immutable.
     #[error("the region is sealed")]
     Sealed,
+    /// The chunk size is not a power of two, or too small.
+    #[error("chunks of {0} bytes cannot be had: a power of two of at least 4096 is needed")]
+    BadChunkSize(u64),
     /// This node leaves or has left.
     #[error("the node is closed")]
     NodeClosed,
@@ -372,6 +382,3 @@ pub fn decode_hello(bytes: &[u8]) -> Option<Hello> {
     let hello: Hello = postcard::from_bytes(bytes).ok()?;
     (hello.version == PROTOCOL_VERSION).then_some(hello)
 }
-
-/// An incarnation that no life has, for the first comparison.
-pub const NEVER: Incarnation = Incarnation(0);

@@ -1,0 +1,126 @@
+//! The directory of names: which region has which name, and where its home is.
+//!
+//! Soft state at the first node.  When that node restarts, the homes tell it their names again; until those that
+//! announced some have done so, questions are parked, since a name that seems free may not be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use crate::ids::{NodeId, NodeLife, RegionId};
+
+/// Most names in one answer, so that it stays a small message.
+pub const NAMES_PER_ANSWER_MAX: usize = 1024;
+
+/// Names and their regions.
+#[derive(Debug, Default)]
+pub struct Directory {
+    names: BTreeMap<Box<str>, (RegionId, NodeLife)>,
+    awaited: BTreeSet<NodeLife>,
+}
+
+impl Directory {
+    /// Whether questions can be answered.
+    pub fn is_ready(&self) -> bool {
+        self.awaited.is_empty()
+    }
+
+    /// This node will tell us names.
+    pub fn await_names_of(&mut self, node: NodeLife) {
+        self.awaited.insert(node);
+    }
+
+    /// It has told us all, or will not.
+    pub fn stop_awaiting(&mut self, node: NodeLife) {
+        self.awaited.remove(&node);
+    }
+
+    /// Gives `name` to `region`, unless another region has it.
+    pub fn claim(&mut self, name: &str, region: RegionId, home: NodeLife) -> bool {
+        match self.names.get(name) {
+            Some((holder, _)) if *holder != region => false,
+            _ => {
+                self.names.insert(name.into(), (region, home));
+                true
+            }
+        }
+    }
+
+    /// Takes `name` away from `region`.
+    pub fn release(&mut self, name: &str, region: RegionId) {
+        if self.names.get(name).is_some_and(|(holder, _)| *holder == region) {
+            self.names.remove(name);
+        }
+    }
+
+    /// The region of that name, and its home.
+    pub fn find(&self, name: &str) -> Option<(RegionId, NodeLife)> {
+        self.names.get(name).copied()
+    }
+
+    /// Names behind `after`, and whether there are more.
+    pub fn list(&self, after: Option<&str>) -> (Vec<(String, RegionId, NodeId)>, bool) {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut rest = self.names.range::<str, _>((from, Bound::Unbounded));
+        let names = rest
+            .by_ref()
+            .take(NAMES_PER_ANSWER_MAX)
+            .map(|(name, (region, home))| (name.to_string(), *region, home.node))
+            .collect();
+        (names, rest.next().is_some())
+    }
+
+    /// Forgets the regions of a home that is gone.
+    pub fn forget_home(&mut self, home: NodeLife) {
+        self.names.retain(|_, (_, at)| *at != home);
+        self.awaited.remove(&home);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Incarnation;
+
+    fn region(serial: u64) -> RegionId {
+        RegionId { origin: Incarnation(1), serial }
+    }
+
+    fn life(node: u32) -> NodeLife {
+        NodeLife { node: NodeId(node), incarnation: Incarnation(9) }
+    }
+
+    #[test]
+    fn a_name_has_one_region_until_that_region_releases_it() {
+        let mut directory = Directory::default();
+        assert!(directory.claim("a", region(1), life(1)));
+        assert!(!directory.claim("a", region(2), life(1)));
+        directory.release("a", region(2));
+        assert_eq!(directory.find("a"), Some((region(1), life(1))));
+        directory.release("a", region(1));
+        assert!(directory.claim("a", region(2), life(2)));
+    }
+
+    #[test]
+    fn a_region_that_moved_claims_its_name_for_the_new_home() {
+        let mut directory = Directory::default();
+        directory.claim("a", region(1), life(1));
+        assert!(directory.claim("a", region(1), life(2)));
+        directory.forget_home(life(1));
+        assert_eq!(directory.find("a"), Some((region(1), life(2))));
+    }
+
+    #[test]
+    fn a_long_list_comes_in_parts_without_gaps() {
+        let mut directory = Directory::default();
+        let count = NAMES_PER_ANSWER_MAX + 5;
+        for serial in 0..count {
+            directory.claim(&format!("{serial:06}"), region(serial as u64), life(1));
+        }
+        let (first, more) = directory.list(None);
+        assert!(more);
+        let (second, more) = directory.list(first.last().map(|entry| entry.0.as_str()));
+        assert!(!more);
+        assert_eq!(first.len() + second.len(), count);
+        assert!(first.last().unwrap().0 < second[0].0);
+    }
+}

@@ -1,0 +1,484 @@
+//! The engine: one node's brain.  Messages, events and commands in; effects out.
+//!
+//! ```text
+//!   sessions ── submit ──┐                        ┌── poll_effect ──> driver (sends, copies, graces)
+//!   fabric  ── handle_* ─┴──>  Engine { members,  ┘
+//!                                directory, homes, store, mapper }
+//! ```
+//!
+//! Requests to this node itself take the same path as those to others, through a queue inside.
+
+mod home;
+mod membership;
+mod moving;
+mod user;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use halite_fabric::{Key, PeerId};
+use halite_mem::{Elapsed, Window};
+
+use crate::access::{DataPath, Place};
+use crate::directory::Directory;
+use crate::effect::{Effect, OpId, Token};
+use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
+use crate::layout::{Extent, Extents};
+use crate::link;
+use crate::mapper::{Locate, Mapper, Reach, place_at};
+use crate::members::Members;
+use crate::message::{self, Hello, Message, Notice, PROTOCOL_VERSION, Refusal, Reply, Request};
+use crate::permissions::AccessList;
+use crate::region::Region;
+use crate::store::Store;
+use user::UserStep;
+
+/// What an engine needs to know from the start.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Who we are; the incarnation is random.
+    pub life: NodeLife,
+    /// Our process, for people to see.
+    pub pid: u32,
+    /// How long a silent peer is thought alive, in ns.
+    pub lease_ns: u64,
+    /// Bytes of memory that we contribute at most.
+    pub bytes_total: u64,
+    /// By how many bytes the arena grows.
+    pub segment_bytes: u64,
+    /// Name of the fabric, for people to see.
+    pub provider: &'static str,
+    /// Longest send of the fabric, in bytes.
+    pub send_bytes_max: usize,
+}
+
+/// Who asked something, and how the answer finds back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Asker {
+    /// Which node.
+    pub life: NodeLife,
+    /// Its number for the request.
+    pub id: RequestId,
+}
+
+/// Why we asked something.
+#[derive(Debug)]
+enum Purpose {
+    /// For a command of a session.
+    User(OpId, UserStep),
+    /// To get a name for a region to be.
+    Claim(RegionId),
+    /// To get chunks on another node for a region to be.
+    ReserveForAlloc(RegionId),
+    /// To get chunks on the node to which a region moves.
+    ReserveForMove(RegionId),
+    /// To have a mapper acknowledge the change of that epoch.
+    Change(RegionId, Epoch),
+    /// To let a mapper know; its acknowledgement means nothing.
+    Told,
+    /// To have a chunk copied by its new owner.
+    CopyChunk(RegionId),
+    /// To hand a region to its next home.
+    Adopt(RegionId),
+    /// To have everybody drop the regions of a dead home.
+    Sweep(NodeLife),
+}
+
+/// One node's brain.  See the module's documentation.
+pub struct Engine {
+    config: EngineConfig,
+    now_ns: u64,
+    reach: Arc<dyn Reach>,
+    members: Members,
+    directory: Directory,
+    /// Questions to the directory that wait until it is rebuilt.
+    parked: Vec<(Asker, Request)>,
+    homes: BTreeMap<RegionId, Box<Region>>,
+    names_homed: u64,
+    /// Where regions have moved that were homed here.
+    moved: BTreeMap<RegionId, NodeId>,
+    making: BTreeMap<RegionId, home::Making>,
+    store: Store,
+    /// Requests that wait for the arena to grow.
+    growing: Vec<(Asker, Request)>,
+    mapper: Mapper,
+    /// Acknowledgements owed when a token is over.
+    owed: BTreeMap<Token, Vec<Asker>>,
+    /// Unmappings to announce, and to finish, when a token is over.
+    unmapping: BTreeMap<Token, (Option<(RegionId, NodeLife)>, Option<OpId>)>,
+    copies: BTreeMap<Token, Asker>,
+    sweeps: BTreeMap<NodeLife, membership::Sweep>,
+    commands: user::Commands,
+    asked: BTreeMap<RequestId, (NodeId, Purpose)>,
+    loopback: VecDeque<Message>,
+    effects: VecDeque<Effect>,
+    last_access: Option<Arc<AccessList>>,
+    counter: u64,
+    heartbeat_ns: u64,
+    leaving: bool,
+}
+
+impl Engine {
+    /// A node that has met nobody yet.
+    pub fn new(config: EngineConfig, path: Arc<DataPath>, reach: Arc<dyn Reach>, now_ns: u64) -> Engine {
+        let mut engine = Engine {
+            members: Members::default(),
+            directory: Directory::default(),
+            parked: Vec::new(),
+            homes: BTreeMap::new(),
+            names_homed: 0,
+            moved: BTreeMap::new(),
+            making: BTreeMap::new(),
+            store: Store::new(config.life, config.bytes_total, config.segment_bytes),
+            growing: Vec::new(),
+            mapper: Mapper::new(path),
+            owed: BTreeMap::new(),
+            unmapping: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            sweeps: BTreeMap::new(),
+            commands: user::Commands::default(),
+            asked: BTreeMap::new(),
+            loopback: VecDeque::new(),
+            effects: VecDeque::new(),
+            last_access: None,
+            counter: 0,
+            heartbeat_ns: now_ns,
+            leaving: false,
+            now_ns,
+            reach,
+            config,
+        };
+        let hello = engine.own_hello();
+        engine.members.insert_self(&hello);
+        engine
+    }
+
+    /// What we say of ourselves when we connect.
+    pub fn hello(&self) -> Vec<u8> {
+        message::encode_hello(&self.own_hello())
+    }
+
+    fn own_hello(&self) -> Hello {
+        Hello {
+            version: PROTOCOL_VERSION,
+            life: self.config.life,
+            pid: self.config.pid,
+            bytes_total: self.config.bytes_total,
+            names: self.names_homed,
+        }
+    }
+
+    /// What the driver is to do next.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// A message of a peer arrived, or a part of one.
+    pub fn handle_message(&mut self, now_ns: u64, peer: PeerId, frame: &[u8]) {
+        self.now_ns = now_ns;
+        let Some(from) = self.members.peer_mut(peer) else { return };
+        from.heard_ns = now_ns;
+        let life = from.life;
+        let Ok(whole) = from.assembler.handle_frame(frame) else { return self.reject(peer) };
+        let Some(bytes) = whole else { return };
+        match message::decode(&bytes) {
+            Ok(message) => self.dispatch(life, message),
+            Err(_) => return self.reject(peer),
+        }
+        self.settle();
+    }
+
+    /// A node that talks nonsense is treated as dead.
+    fn reject(&mut self, peer: PeerId) {
+        self.effects.push_back(Effect::Disconnect(peer));
+        self.effects.push_back(Effect::CutOff(peer));
+        self.handle_disconnected(self.now_ns, peer);
+    }
+
+    /// Handles what we said to ourselves, until nothing is left.
+    fn settle(&mut self) {
+        while let Some(message) = self.loopback.pop_front() {
+            self.dispatch(self.config.life, message);
+        }
+    }
+
+    fn dispatch(&mut self, from: NodeLife, message: Message) {
+        match message {
+            Message::Request { id, body } => self.handle_request(Asker { life: from, id }, body),
+            Message::Reply { id, body } => self.handle_reply(from, id, body),
+            Message::Notice(notice) => self.handle_notice(from, notice),
+        }
+    }
+
+    fn handle_request(&mut self, asker: Asker, request: Request) {
+        match request {
+            Request::ClaimName { .. } | Request::FindName { .. } | Request::ListNames { .. } => {
+                self.ask_directory(asker, request)
+            }
+            Request::ListMembers => {
+                let members = self.members.all().cloned().collect();
+                self.answer(asker, Ok(Reply::Members { members }))
+            }
+            Request::Alloc { .. } => self.serve_alloc(asker, request),
+            Request::Map { region, principal, wanted } => self.serve_map(asker, region, principal, wanted),
+            Request::Stat { region } => self.serve_stat(asker, region),
+            Request::Order { region, principal, order } => self.serve_order(asker, region, principal, order),
+            Request::Reserve { region, chunk_bytes, len } => {
+                self.serve_reserve(asker, region, chunk_bytes, len)
+            }
+            Request::CopyChunk { from, to } => self.serve_copy(asker, from, to),
+            Request::Change { region, change, .. } => match self.mapper.change(region, change) {
+                Some(token) => self.owe(token, asker),
+                None => self.answer(asker, Ok(Reply::Done)),
+            },
+            Request::DropHome { home } => self.serve_drop_home(asker, home),
+            Request::Adopt { record } => self.serve_adopt(asker, *record),
+            Request::Status => {
+                let status = Box::new(self.own_status());
+                self.answer(asker, Ok(Reply::Status(status)))
+            }
+        }
+    }
+
+    fn handle_reply(&mut self, from: NodeLife, id: RequestId, body: Result<Reply, Refusal>) {
+        if !self.asked.get(&id).is_some_and(|(node, _)| *node == from.node) {
+            return;
+        }
+        let (_, purpose) = self.asked.remove(&id).expect("looked up just before");
+        match purpose {
+            Purpose::User(op, step) => self.continue_command(op, step, body),
+            Purpose::Claim(region) => self.continue_making(region, body),
+            Purpose::ReserveForAlloc(region) => self.continue_making(region, body),
+            Purpose::ReserveForMove(region) => self.handle_move_reserved(region, body),
+            Purpose::Change(region, epoch) => self.handle_acknowledged(region, epoch, from),
+            Purpose::Told => {}
+            Purpose::CopyChunk(region) => self.handle_chunk_copied(region, body),
+            Purpose::Adopt(region) => self.handle_adopted(region, body),
+            Purpose::Sweep(home) => self.handle_swept(home, from),
+        }
+    }
+
+    fn handle_notice(&mut self, from: NodeLife, notice: Notice) {
+        match notice {
+            Notice::Heartbeat => {}
+            Notice::Leave => self.handle_leave(from),
+            Notice::Unmapped { region } => self.handle_unmapped(region, from),
+            Notice::UnmappedBy { region, node } => self.handle_unmapped(region, node),
+            Notice::ReleaseName { name, region } => self.directory.release(&name, region),
+            Notice::Names { names, done } => self.handle_names(from, names, done),
+            Notice::Return { extents, tainted } => self.handle_return(from, extents, tainted),
+        }
+    }
+
+    // What was asked of the driver comes back.
+
+    /// The arena has grown, or could not.
+    pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
+        self.now_ns = now_ns;
+        self.store.handle_grown(segment);
+        for (asker, request) in std::mem::take(&mut self.growing) {
+            self.handle_request(asker, request);
+        }
+        self.settle();
+    }
+
+    /// All accesses that began before the token was given out are over.
+    pub fn handle_quiescent(&mut self, now_ns: u64, token: Token, elapsed: Elapsed) {
+        self.now_ns = now_ns;
+        let locator = Locator {
+            life: self.config.life,
+            store: &self.store,
+            members: &self.members,
+            reach: &*self.reach,
+        };
+        self.mapper.handle_quiescent(token, elapsed, &locator);
+        for asker in self.owed.remove(&token).unwrap_or_default() {
+            self.answer(asker, Ok(Reply::Done));
+        }
+        if let Some((unmapped, op)) = self.unmapping.remove(&token) {
+            self.finish_unmap(unmapped, op);
+        }
+        self.effects.push_back(Effect::Changed);
+        self.settle();
+    }
+
+    /// A copy is done.
+    pub fn handle_copied(&mut self, now_ns: u64, token: Token) {
+        self.now_ns = now_ns;
+        if let Some(asker) = self.copies.remove(&token) {
+            self.answer(asker, Ok(Reply::Done));
+        }
+        self.settle();
+    }
+
+    /// A copy failed, because the node that held the source is gone.
+    pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token) {
+        self.now_ns = now_ns;
+        if let Some(asker) = self.copies.remove(&token) {
+            self.answer(asker, Err(Refusal::NotFound));
+        }
+        self.settle();
+    }
+
+    /// Memory of ours reads as zero again.
+    pub fn handle_discarded(&mut self, now_ns: u64, token: Token) {
+        self.now_ns = now_ns;
+        self.store.handle_discarded(token);
+    }
+
+    // Saying things.
+
+    fn ask(&mut self, to: NodeId, body: Request, purpose: Purpose) {
+        self.counter += 1;
+        let id = RequestId(self.counter);
+        if to != self.config.life.node && self.members.peer_of(to).is_none() {
+            // The refusal takes the same way as any other, so that no caller has a case of its own for it.
+            self.asked.insert(id, (self.config.life.node, purpose));
+            let refusal = self.absence_of(to);
+            self.loopback.push_back(Message::Reply { id, body: Err(refusal) });
+            return;
+        }
+        self.asked.insert(id, (to, purpose));
+        self.say(to, Message::Request { id, body });
+    }
+
+    fn absence_of(&self, node: NodeId) -> Refusal {
+        let known = self.members.all().any(|member| member.life.node == node);
+        if known || node == NodeId::FIRST { Refusal::PeerDown(node) } else { Refusal::UnknownNode(node) }
+    }
+
+    fn answer(&mut self, asker: Asker, body: Result<Reply, Refusal>) {
+        if asker.life == self.config.life || self.members.is_alive(asker.life) {
+            self.say(asker.life.node, Message::Reply { id: asker.id, body });
+        }
+    }
+
+    fn notify(&mut self, to: NodeId, notice: Notice) {
+        self.say(to, Message::Notice(notice));
+    }
+
+    fn say(&mut self, to: NodeId, message: Message) {
+        if to == self.config.life.node {
+            return self.loopback.push_back(message);
+        }
+        let Some((peer, _)) = self.members.peer_of(to) else { return };
+        for bytes in link::frames(&message::encode(&message), self.config.send_bytes_max) {
+            self.effects.push_back(Effect::Send { peer, bytes });
+        }
+    }
+
+    /// Asks for a grace, at whose end `asker` gets its answer.
+    fn owe(&mut self, token: Token, asker: Asker) {
+        self.owed.entry(token).or_default().push(asker);
+        self.effects.push_back(Effect::Quiesce(token));
+    }
+
+    // Owning chunks for others.
+
+    fn serve_reserve(&mut self, asker: Asker, region: RegionId, chunk_bytes: u64, len: u64) {
+        if len == 0 || !home::is_chunk_size(chunk_bytes) {
+            return self.answer(asker, Err(Refusal::Malformed));
+        }
+        let again = Request::Reserve { region, chunk_bytes, len };
+        let Some(result) = self.reserve_or_grow(asker, again, len, chunk_bytes) else { return };
+        let reply = result.map(|extents| {
+            if asker.life != self.config.life {
+                self.store.hold_for(asker.life, region, &extents);
+            }
+            Reply::Reserved { extents }
+        });
+        self.answer(asker, reply);
+    }
+
+    /// Reserves chunks; `None` if `again` is to be handled once more when the arena has grown.
+    fn reserve_or_grow(
+        &mut self,
+        asker: Asker,
+        again: Request,
+        len: u64,
+        chunk_bytes: u64,
+    ) -> Option<Result<Extents, Refusal>> {
+        match self.store.reserve(len, chunk_bytes) {
+            Ok(extents) => Some(Ok(extents)),
+            Err(crate::store::Shortage::NoSpace { available }) => {
+                Some(Err(Refusal::NoSpace { wanted: len, available }))
+            }
+            Err(crate::store::Shortage::Grow(bytes)) => {
+                if self.store.start_growing() {
+                    self.effects.push_back(Effect::Grow { len: bytes });
+                }
+                self.growing.push((asker, again));
+                None
+            }
+        }
+    }
+
+    fn handle_return(&mut self, from: NodeLife, extents: Extents, tainted: Vec<NodeLife>) {
+        // Only the home for which they are held may give chunks back; anything else is a mistake of the sender.
+        let ours: Extents = extents.into_iter().filter(|extent| extent.owner == self.config.life).collect();
+        if from == self.config.life || self.store.is_held_for(from, &ours) {
+            let tainted = self.members.not_cut_off(tainted);
+            self.store.release(&ours, &tainted, &mut self.effects);
+        }
+    }
+
+    /// Gives chunks back to their owners, except for those of the dead.
+    fn return_chunks(&mut self, extents: &[Extent], tainted: &BTreeSet<NodeLife>) {
+        let mut by_owner: BTreeMap<NodeLife, Extents> = BTreeMap::new();
+        for extent in extents {
+            by_owner.entry(extent.owner).or_default().push(*extent);
+        }
+        for (owner, extents) in by_owner {
+            if owner == self.config.life {
+                let tainted = self.members.not_cut_off(tainted.iter().copied());
+                self.store.release(&extents, &tainted, &mut self.effects);
+            } else if self.members.is_alive(owner) {
+                let tainted = tainted.iter().copied().collect();
+                self.notify(owner.node, Notice::Return { extents, tainted });
+            }
+        }
+    }
+
+    fn serve_copy(&mut self, asker: Asker, from: Extent, to: Extent) {
+        let Some(target) = self.store.window(&to).filter(|_| from.len == to.len) else {
+            return self.answer(asker, Err(Refusal::Malformed));
+        };
+        self.counter += 1;
+        let token = Token(self.counter);
+        match self.locator().place(&from) {
+            Place::Direct(from) => self.effects.push_back(Effect::Copy { token, from, to: target }),
+            Place::Posted { peer, address } => {
+                let (key, offset, len) = (to.key, to.offset, to.len);
+                self.effects.push_back(Effect::Fetch { token, peer, address, key, offset, len });
+            }
+            Place::Frozen | Place::Down(_) => {
+                return self.answer(asker, Err(Refusal::PeerDown(from.owner.node)));
+            }
+        }
+        self.copies.insert(token, asker);
+    }
+
+    fn locator(&self) -> Locator<'_> {
+        Locator { life: self.config.life, store: &self.store, members: &self.members, reach: &*self.reach }
+    }
+}
+
+/// Finds places with what the engine knows.
+struct Locator<'a> {
+    life: NodeLife,
+    store: &'a Store,
+    members: &'a Members,
+    reach: &'a dyn Reach,
+}
+
+impl Locate for Locator<'_> {
+    fn place(&self, extent: &Extent) -> Place {
+        if extent.owner == self.life {
+            return self.store.window(extent).map_or(Place::Down(extent.owner), Place::Direct);
+        }
+        match self.members.peer_of(extent.owner.node) {
+            Some((peer, known)) if known.life == extent.owner => place_at(self.reach, peer, extent),
+            _ => Place::Down(extent.owner),
+        }
+    }
+}

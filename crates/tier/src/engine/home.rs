@@ -1,0 +1,427 @@
+//! The home's side of regions: making, mapping, and the orders of masters, one at a time per region.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{Asker, Engine, Purpose};
+use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId};
+use crate::layout::{self, CHUNK_BYTES_MIN, Extents};
+use crate::message::{Change, NAME_BYTES_MAX, Notice, Order, Refusal, Reply, Request};
+use crate::permissions::{AccessList, Permissions};
+use crate::region::{Busy, Region, Stage};
+
+/// Whether regions can be cut into chunks of this size.
+pub(super) fn is_chunk_size(bytes: u64) -> bool {
+    bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
+}
+
+/// A region that is being made: its name and its chunks come from several nodes.
+#[derive(Debug)]
+pub(super) struct Making {
+    asker: Asker,
+    name: Option<String>,
+    len: u64,
+    chunk_bytes: u64,
+    nodes: Vec<NodeId>,
+    maker: Principal,
+    everyone: Permissions,
+    answers_missing: usize,
+    claimed: bool,
+    reserved: BTreeMap<NodeId, Extents>,
+    failure: Option<Refusal>,
+}
+
+impl Engine {
+    pub(super) fn serve_alloc(&mut self, asker: Asker, request: Request) {
+        let Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone } = request else { return };
+        let name_fits = name.as_ref().is_none_or(|name| (1..=NAME_BYTES_MAX).contains(&name.len()));
+        let distinct = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
+        if len == 0 || nodes.is_empty() || !name_fits || !distinct {
+            return self.answer(asker, Err(Refusal::Malformed));
+        }
+        if !is_chunk_size(chunk_bytes) {
+            return self.answer(asker, Err(Refusal::BadChunkSize(chunk_bytes)));
+        }
+        self.counter += 1;
+        let region = RegionId { origin: self.config.life.incarnation, serial: self.counter };
+        let shares = shares(len, chunk_bytes, &nodes);
+        let making = Making {
+            asker,
+            len,
+            chunk_bytes,
+            nodes,
+            maker,
+            everyone,
+            answers_missing: shares.len() + usize::from(name.is_some()),
+            claimed: false,
+            reserved: BTreeMap::new(),
+            failure: None,
+            name: name.clone(),
+        };
+        self.making.insert(region, making);
+        if let Some(name) = name {
+            self.ask(NodeId::FIRST, Request::ClaimName { name, region }, Purpose::Claim(region));
+        }
+        for (node, len) in shares {
+            let reserve = Request::Reserve { region, chunk_bytes, len };
+            self.ask(node, reserve, Purpose::ReserveForAlloc(region));
+        }
+    }
+
+    pub(super) fn continue_making(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+        let Some(making) = self.making.get_mut(&region) else { return };
+        making.answers_missing -= 1;
+        match body {
+            Ok(Reply::Done) => making.claimed = true,
+            Ok(Reply::Reserved { extents }) if !extents.is_empty() => {
+                making.reserved.insert(extents[0].owner.node, extents);
+            }
+            Ok(_) => making.failure = Some(Refusal::Malformed),
+            Err(refusal) => {
+                making.failure.get_or_insert(refusal);
+            }
+        }
+        if making.answers_missing == 0 {
+            let making = self.making.remove(&region).expect("looked up just before");
+            self.finish_making(region, making);
+        }
+    }
+
+    fn finish_making(&mut self, region: RegionId, making: Making) {
+        let extents = interleave(making.len, making.chunk_bytes, &making.nodes, &making.reserved);
+        let Some(extents) = extents.filter(|_| making.failure.is_none()) else {
+            return self.undo_making(region, making);
+        };
+        let access = self.access_list(&making.maker, making.everyone);
+        let asker = making.asker;
+        let reachable = asker.life == self.config.life || self.members.is_alive(asker.life);
+        let mut record = Region {
+            name: making.name.map(String::into_boxed_str),
+            len: making.len,
+            epoch: Epoch::default(),
+            access,
+            owner: making.maker,
+            extents,
+            mappers: SmallVec::new(),
+            busy: None,
+            tainted: None,
+            chunk_bytes_log2: making.chunk_bytes.trailing_zeros() as u8,
+            sealed: false,
+        };
+        if reachable {
+            record.mappers.push(asker.life);
+        }
+        self.names_homed += u64::from(record.name.is_some());
+        let reply = Box::new(record.reply(region, self.config.life));
+        self.homes.insert(region, Box::new(record));
+        self.answer(asker, Ok(Reply::Mapped(reply)));
+        self.free_if_unreachable(region);
+    }
+
+    fn undo_making(&mut self, region: RegionId, making: Making) {
+        if let Some(name) = making.name.filter(|_| making.claimed) {
+            self.notify(NodeId::FIRST, Notice::ReleaseName { name, region });
+        }
+        for extents in making.reserved.into_values() {
+            self.return_chunks(&extents, &BTreeSet::new());
+        }
+        self.answer(making.asker, Err(making.failure.unwrap_or(Refusal::Malformed)));
+    }
+
+    /// Regions of one maker share one list until a grant sets them apart: a million lists would cost 100 MB.
+    fn access_list(&mut self, maker: &Principal, everyone: Permissions) -> Arc<AccessList> {
+        let wanted = AccessList::new(maker.clone(), everyone);
+        match &self.last_access {
+            Some(last) if **last == wanted => last.clone(),
+            _ => self.last_access.insert(Arc::new(wanted)).clone(),
+        }
+    }
+
+    pub(super) fn serve_map(
+        &mut self,
+        asker: Asker,
+        region: RegionId,
+        principal: Principal,
+        wanted: Permissions,
+    ) {
+        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(asker, region) };
+        if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
+            return self.answer(asker, Err(Refusal::NotFound));
+        }
+        let missing = wanted - found.access.of(&principal);
+        let changes = Permissions::WRITE | Permissions::ATOMIC;
+        if !missing.is_empty() {
+            return self.answer(asker, Err(Refusal::PermissionDenied { missing }));
+        }
+        if found.sealed && wanted.intersects(changes) {
+            return self.answer(asker, Err(Refusal::Sealed));
+        }
+        // The record on its way to the next home does not list this mapper: it asks there when that is done.
+        if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
+            return moving.parked.push((asker, principal, wanted));
+        }
+        if !found.mappers.contains(&asker.life) {
+            found.mappers.push(asker.life);
+        }
+        let reply = Box::new(found.reply(region, self.config.life));
+        self.answer(asker, Ok(Reply::Mapped(reply)));
+    }
+
+    fn answer_absent(&mut self, asker: Asker, region: RegionId) {
+        let reply = match self.moved.get(&region) {
+            Some(home) => Ok(Reply::MovedTo { home: *home }),
+            None => Err(Refusal::NotFound),
+        };
+        self.answer(asker, reply);
+    }
+
+    pub(super) fn serve_stat(&mut self, asker: Asker, region: RegionId) {
+        match self.homes.get(&region) {
+            Some(found) => {
+                let info = Box::new(found.info(region, self.config.life));
+                self.answer(asker, Ok(Reply::Info(info)));
+            }
+            None => self.answer_absent(asker, region),
+        }
+    }
+
+    pub(super) fn serve_order(&mut self, asker: Asker, region: RegionId, principal: Principal, order: Order) {
+        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(asker, region) };
+        if !found.access.of(&principal).contains(Permissions::MASTER) {
+            return self.answer(asker, Err(Refusal::PermissionDenied { missing: Permissions::MASTER }));
+        }
+        match &mut found.busy {
+            Some(busy) => busy.queue.push_back((asker, principal, order)),
+            None => self.start_order(asker, region, order),
+        }
+    }
+
+    fn start_order(&mut self, asker: Asker, region: RegionId, order: Order) {
+        let found = self.homes.get_mut(&region).expect("orders are started on regions that are here");
+        match order {
+            Order::Free => self.start_freeing(Some(asker), region),
+            Order::Grant { who, permissions } => {
+                found.epoch.0 += 1;
+                Arc::make_mut(&mut found.access).grant(&who, permissions);
+                self.answer(asker, Ok(Reply::Done));
+            }
+            Order::Revoke { who, permissions } => {
+                Arc::make_mut(&mut found.access).revoke(&who, permissions);
+                self.start_changing_access(asker, region);
+            }
+            Order::Seal => {
+                found.sealed = true;
+                self.start_changing_access(asker, region);
+            }
+            Order::Move { to } => self.start_moving(asker, region, to),
+        }
+    }
+
+    fn start_changing_access(&mut self, asker: Asker, region: RegionId) {
+        let found = self.homes.get_mut(&region).expect("the region is here");
+        found.busy = Some(Box::new(Busy::new(Some(asker), Stage::ChangingAccess)));
+        let change = Change::Access { access: (*found.access).clone(), sealed: found.sealed };
+        self.tell_mappers(region, change);
+    }
+
+    pub(super) fn start_freeing(&mut self, asker: Option<Asker>, region: RegionId) {
+        let found = self.homes.get_mut(&region).expect("the region is here");
+        found.busy = Some(Box::new(Busy::new(asker, Stage::Freeing)));
+        if let Some(name) = found.name.take() {
+            self.names_homed -= 1;
+            self.notify(NodeId::FIRST, Notice::ReleaseName { name: name.into(), region });
+        }
+        self.tell_mappers(region, Change::Drop);
+    }
+
+    /// Tells all mappers of a change and goes on when all have acknowledged it.
+    pub(super) fn tell_mappers(&mut self, region: RegionId, change: Change) {
+        let found = self.homes.get_mut(&region).expect("the region is here");
+        found.epoch.0 += 1;
+        let (epoch, mappers) = (found.epoch, found.mappers.clone());
+        if let Some(busy) = &mut found.busy {
+            busy.awaited = mappers.iter().copied().collect();
+        }
+        for mapper in mappers {
+            let request = Request::Change { region, epoch, change: change.clone() };
+            self.ask(mapper.node, request, Purpose::Change(region, epoch));
+        }
+        self.go_on_if_acknowledged(region);
+    }
+
+    pub(super) fn handle_acknowledged(&mut self, region: RegionId, epoch: Epoch, from: NodeLife) {
+        let Some(found) = self.homes.get_mut(&region).filter(|found| found.epoch == epoch) else { return };
+        if let Some(busy) = &mut found.busy {
+            busy.awaited.remove(&from);
+            self.go_on_if_acknowledged(region);
+        }
+    }
+
+    pub(super) fn go_on_if_acknowledged(&mut self, region: RegionId) {
+        let Some(busy) = self.homes.get(&region).and_then(|found| found.busy.as_ref()) else { return };
+        if !busy.awaited.is_empty() {
+            return;
+        }
+        match &busy.stage {
+            Stage::Freeing => self.finish_freeing(region),
+            Stage::ChangingAccess => self.finish_order(region, Ok(Reply::Done)),
+            Stage::Moving(_) => self.continue_moving(region),
+        }
+    }
+
+    fn finish_freeing(&mut self, region: RegionId) {
+        let found = self.homes.remove(&region).expect("the region is here");
+        let busy = found.busy.expect("it is being freed");
+        let tainted = found.tainted.map(|tainted| *tainted).unwrap_or_default();
+        self.return_chunks(&found.extents, &tainted);
+        if let Some(asker) = busy.asker {
+            self.answer(asker, Ok(Reply::Done));
+        }
+        for (asker, ..) in busy.queue {
+            self.answer(asker, Err(Refusal::NotFound));
+        }
+    }
+
+    /// Answers the order under way and starts those that came meanwhile.
+    pub(super) fn finish_order(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+        let found = self.homes.get_mut(&region).expect("the region is here");
+        let Some(busy) = found.busy.take() else { return };
+        if let Some(asker) = busy.asker {
+            self.answer(asker, body);
+        }
+        self.run_queue(region, busy.queue);
+        self.free_if_unreachable(region);
+    }
+
+    fn run_queue(&mut self, region: RegionId, queue: VecDeque<(Asker, Principal, Order)>) {
+        // Each is judged anew: the order before may have taken its right away, or begun something longer.
+        for (asker, principal, order) in queue {
+            self.serve_order(asker, region, principal, order);
+        }
+    }
+
+    pub(super) fn handle_unmapped(&mut self, region: RegionId, life: NodeLife) {
+        let next_home = match self.homes.get_mut(&region) {
+            Some(found) => {
+                found.mappers.retain(|mapper| *mapper != life);
+                found.moving().filter(|moving| moving.adopting).map(|moving| moving.to.node)
+            }
+            None => self.moved.get(&region).copied(),
+        };
+        if let Some(home) = next_home {
+            self.notify(home, Notice::UnmappedBy { region, node: life });
+        }
+        self.free_if_unreachable(region);
+    }
+
+    /// A region without a name can be mapped by nobody else: it ends with its last mapping.
+    pub(super) fn free_if_unreachable(&mut self, region: RegionId) {
+        let Some(found) = self.homes.get(&region) else { return };
+        if found.name.is_none() && found.mappers.is_empty() && found.busy.is_none() {
+            self.start_freeing(None, region);
+        }
+    }
+
+    /// A mapper of `region` died: it acknowledges nothing any more, and may still touch the bytes until cut off.
+    pub(super) fn taint_regions_of(&mut self, life: NodeLife) {
+        let affected: Vec<RegionId> = self
+            .homes
+            .iter()
+            .filter(|(_, found)| found.mappers.contains(&life))
+            .map(|(region, _)| *region)
+            .collect();
+        for region in affected {
+            let found = self.homes.get_mut(&region).expect("listed just before");
+            found.mappers.retain(|mapper| *mapper != life);
+            found.tainted.get_or_insert_default().insert(life);
+            if let Some(busy) = &mut found.busy {
+                if busy.awaited.remove(&life) {
+                    self.go_on_if_acknowledged(region);
+                }
+            }
+            self.free_if_unreachable(region);
+        }
+    }
+
+    pub(super) fn untaint_regions_of(&mut self, life: NodeLife) {
+        for found in self.homes.values_mut() {
+            if let Some(tainted) = &mut found.tainted {
+                tainted.remove(&life);
+            }
+            if found.tainted.as_ref().is_some_and(|tainted| tainted.is_empty()) {
+                found.tainted = None;
+            }
+        }
+    }
+}
+
+impl Busy {
+    pub(super) fn new(asker: Option<Asker>, stage: Stage) -> Busy {
+        Busy { asker, stage, awaited: BTreeSet::new(), queue: VecDeque::new() }
+    }
+}
+
+/// How many bytes each node holds of a region that is dealt out chunk by chunk; nodes without any are left out.
+fn shares(len: u64, chunk_bytes: u64, nodes: &[NodeId]) -> Vec<(NodeId, u64)> {
+    let (chunks, count) = (layout::chunk_count(len, chunk_bytes), nodes.len() as u64);
+    let last_len = layout::chunk_len(len, chunk_bytes, chunks - 1);
+    let share = |index: u64| {
+        let own = (chunks + count - 1 - index) / count;
+        let has_last = (chunks - 1) % count == index;
+        if has_last { (own - 1) * chunk_bytes + last_len } else { own * chunk_bytes }
+    };
+    nodes
+        .iter()
+        .enumerate()
+        .map(|(index, node)| (*node, share(index as u64)))
+        .filter(|(_, len)| *len > 0)
+        .collect()
+}
+
+/// Deals the reserved chunks out in turn; `None` if some node reserved something else than was asked of it.
+fn interleave(
+    len: u64,
+    chunk_bytes: u64,
+    nodes: &[NodeId],
+    reserved: &BTreeMap<NodeId, Extents>,
+) -> Option<Extents> {
+    for (node, share) in shares(len, chunk_bytes, nodes) {
+        let extents = reserved.get(&node)?;
+        let owned = extents.iter().all(|extent| extent.owner.node == node);
+        if !owned || !layout::is_sound(extents, share, chunk_bytes) {
+            return None;
+        }
+    }
+    if let [node] = nodes {
+        return reserved.get(node).cloned();
+    }
+    let mut result = Extents::new();
+    for index in 0..layout::chunk_count(len, chunk_bytes) {
+        let extents = &reserved[&nodes[(index % nodes.len() as u64) as usize]];
+        layout::append(&mut result, layout::chunk_extent(extents, chunk_bytes, index / nodes.len() as u64));
+    }
+    Some(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up_and_differ_by_one_chunk_at_most() {
+        let nodes: Vec<NodeId> = (0..3).map(NodeId).collect();
+        for len in [1, 4096, 4097, 8192, 12_288, 12_289, 40_960, 50_001] {
+            let shares = shares(len, 4096, &nodes);
+            assert_eq!(shares.iter().map(|(_, len)| len).sum::<u64>(), len);
+            let most = shares.iter().map(|(_, len)| len.div_ceil(4096)).max().unwrap();
+            let least = if shares.len() < 3 {
+                0
+            } else {
+                shares.iter().map(|(_, l)| l.div_ceil(4096)).min().unwrap()
+            };
+            assert!(most - least <= 1, "{shares:?}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Who comes and goes, and what follows from it.
+
+use std::collections::BTreeSet;
+
+use halite_fabric::PeerId;
+
+use super::{Asker, Engine, Purpose};
+use crate::directory::NAMES_PER_ANSWER_MAX;
+use crate::effect::Effect;
+use crate::ids::{NodeId, NodeLife, RegionId, RequestId};
+use crate::message::{self, Member, NodeState, Notice, Refusal, Reply, Request};
+
+/// Chunks of ours whose home died: all nodes drop their mappings, then the chunks are free.
+#[derive(Debug, Default)]
+pub(super) struct Sweep {
+    awaited: BTreeSet<NodeLife>,
+    /// Nodes that died before they answered.
+    tainted: BTreeSet<NodeLife>,
+}
+
+impl Engine {
+    /// A peer is connected and has introduced itself.
+    pub fn handle_connected(&mut self, now_ns: u64, peer: PeerId, hello: &[u8]) {
+        self.now_ns = now_ns;
+        let decoded = message::decode_hello(hello).filter(|hello| hello.life.node != self.config.life.node);
+        let Some(hello) = decoded else { return self.effects.push_back(Effect::Disconnect(peer)) };
+        if let Some((before, _)) = self.members.peer_of(hello.life.node) {
+            self.effects.push_back(Effect::CutOff(before));
+            self.handle_disconnected(now_ns, before);
+        }
+        self.members.insert(peer, &hello, now_ns);
+        if self.is_directory() && hello.names > 0 {
+            self.directory.await_names_of(hello.life);
+        }
+        if hello.life.node == NodeId::FIRST {
+            self.tell_names();
+        }
+        self.effects.push_back(Effect::Changed);
+        self.settle();
+    }
+
+    fn is_directory(&self) -> bool {
+        self.config.life.node == NodeId::FIRST
+    }
+
+    /// Tells the directory, which may have restarted, the names of our regions.
+    fn tell_names(&mut self) {
+        let named =
+            self.homes.iter().filter_map(|(id, region)| Some((region.name.as_deref()?.to_string(), *id)));
+        let named: Vec<(String, RegionId)> = named.collect();
+        for names in named.chunks(NAMES_PER_ANSWER_MAX) {
+            self.notify(NodeId::FIRST, Notice::Names { names: names.to_vec(), done: false });
+        }
+        self.notify(NodeId::FIRST, Notice::Names { names: Vec::new(), done: true });
+    }
+
+    pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId)>, done: bool) {
+        for (name, region) in names {
+            self.directory.claim(&name, region, from);
+        }
+        if done {
+            self.directory.stop_awaiting(from);
+            self.unpark();
+        }
+    }
+
+    pub(super) fn ask_directory(&mut self, asker: Asker, request: Request) {
+        if !self.is_directory() {
+            return self.answer(asker, Err(Refusal::Malformed));
+        }
+        if !self.directory.is_ready() {
+            return self.parked.push((asker, request));
+        }
+        let reply = match request {
+            Request::ClaimName { name, region } => match self.directory.claim(&name, region, asker.life) {
+                true => Ok(Reply::Done),
+                false => Err(Refusal::NameTaken),
+            },
+            Request::FindName { name } => match self.directory.find(&name) {
+                Some((region, home)) => Ok(Reply::Found { region, home: home.node }),
+                None => Err(Refusal::NotFound),
+            },
+            Request::ListNames { after } => {
+                let (names, more) = self.directory.list(after.as_deref());
+                Ok(Reply::Names { names, more })
+            }
+            _ => Err(Refusal::Malformed),
+        };
+        self.answer(asker, reply);
+    }
+
+    fn unpark(&mut self) {
+        if self.directory.is_ready() {
+            for (asker, request) in std::mem::take(&mut self.parked) {
+                self.ask_directory(asker, request);
+            }
+        }
+    }
+
+    /// The connection to a peer is gone.
+    pub fn handle_disconnected(&mut self, now_ns: u64, peer: PeerId) {
+        self.now_ns = now_ns;
+        self.lose(peer, NodeState::Dead);
+        self.settle();
+    }
+
+    /// A peer can touch nothing of ours any more.
+    pub fn handle_cut_off(&mut self, now_ns: u64, peer: PeerId) {
+        self.now_ns = now_ns;
+        self.lose(peer, NodeState::Dead);
+        self.bury(peer);
+        self.settle();
+    }
+
+    pub(super) fn handle_leave(&mut self, from: NodeLife) {
+        let Some((peer, _)) = self.members.peer_of(from.node).filter(|(_, known)| known.life == from) else {
+            return;
+        };
+        self.lose(peer, NodeState::Left);
+        self.bury(peer);
+    }
+
+    fn bury(&mut self, peer: PeerId) {
+        if let Some(life) = self.members.bury(peer) {
+            self.untaint_regions_of(life);
+            self.store.handle_cut_off(life, &mut self.effects);
+        }
+    }
+
+    fn lose(&mut self, peer: PeerId, state: NodeState) {
+        let Some(life) = self.members.remove(peer, state) else { return };
+        self.directory.forget_home(life);
+        self.unpark();
+        for token in self.mapper.handle_down(life) {
+            self.effects.push_back(Effect::Quiesce(token));
+        }
+        self.fail_requests_to(life);
+        self.taint_regions_of(life);
+        self.abandon_sweeps_by(life);
+        self.start_sweep(life);
+        self.effects.push_back(Effect::Changed);
+    }
+
+    fn fail_requests_to(&mut self, life: NodeLife) {
+        let lost: Vec<RequestId> =
+            self.asked.iter().filter(|(_, (node, _))| *node == life.node).map(|(id, _)| *id).collect();
+        for id in lost {
+            self.handle_reply(life, id, Err(Refusal::PeerDown(life.node)));
+        }
+    }
+
+    /// Chunks that we hold for a dead home are free once nobody maps regions of that home any more.
+    fn start_sweep(&mut self, home: NodeLife) {
+        if !self.store.holds_any_for(home) {
+            return;
+        }
+        let me = self.config.life;
+        let awaited: BTreeSet<NodeLife> =
+            self.members.peers().map(|(_, peer)| peer.life).chain([me]).collect();
+        self.sweeps.insert(home, Sweep { awaited: awaited.clone(), tainted: BTreeSet::new() });
+        for life in awaited {
+            self.ask(life.node, Request::DropHome { home }, Purpose::Sweep(home));
+        }
+    }
+
+    pub(super) fn handle_swept(&mut self, home: NodeLife, from: NodeLife) {
+        let Some(sweep) = self.sweeps.get_mut(&home) else { return };
+        sweep.awaited.remove(&from);
+        if !sweep.awaited.is_empty() {
+            return;
+        }
+        let sweep = self.sweeps.remove(&home).expect("looked up just before");
+        let tainted = self.members.not_cut_off(sweep.tainted.into_iter().chain([home]));
+        let orphans = self.store.take_orphans(home);
+        self.store.release(&orphans, &tainted, &mut self.effects);
+    }
+
+    fn abandon_sweeps_by(&mut self, life: NodeLife) {
+        let homes: Vec<NodeLife> = self
+            .sweeps
+            .iter()
+            .filter(|(_, sweep)| sweep.awaited.contains(&life))
+            .map(|(home, _)| *home)
+            .collect();
+        for home in homes {
+            self.sweeps.get_mut(&home).expect("listed just before").tainted.insert(life);
+            self.handle_swept(home, life);
+        }
+    }
+
+    /// A node that holds chunks for `home` found it dead; then it is dead for us as well.
+    pub(super) fn serve_drop_home(&mut self, asker: Asker, home: NodeLife) {
+        if let Some((peer, _)) = self.members.peer_of(home.node).filter(|(_, known)| known.life == home) {
+            self.effects.push_back(Effect::CutOff(peer));
+            self.lose(peer, NodeState::Dead);
+        }
+        let token = self.mapper.barrier();
+        self.owe(token, asker);
+    }
+
+    /// When `handle_timeout` wants to be called, in ns.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        Some(self.heartbeat_ns)
+    }
+
+    /// Time has passed: says that we live, and looks who was silent for too long.
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        if now_ns < self.heartbeat_ns {
+            return;
+        }
+        let lease_ns = self.config.lease_ns;
+        if now_ns - self.heartbeat_ns > lease_ns / 2 {
+            // It was us who slept: nobody's silence counts.
+            self.members.excuse_silence(now_ns);
+        }
+        self.heartbeat_ns = now_ns + lease_ns / 4;
+        let peers: Vec<(PeerId, NodeId, u64)> =
+            self.members.peers().map(|(id, peer)| (id, peer.life.node, peer.heard_ns)).collect();
+        for (peer, node, heard_ns) in peers {
+            if now_ns.saturating_sub(heard_ns) > lease_ns {
+                self.effects.push_back(Effect::CutOff(peer));
+                self.lose(peer, NodeState::Dead);
+            } else {
+                self.notify(node, Notice::Heartbeat);
+            }
+        }
+        self.settle();
+    }
+
+    /// Says goodbye to everybody.
+    pub fn leave(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.leaving = true;
+        let nodes: Vec<NodeId> = self.members.peers().map(|(_, peer)| peer.life.node).collect();
+        for node in nodes {
+            self.notify(node, Notice::Leave);
+        }
+    }
+
+    /// Whether a node is connected.
+    pub fn is_connected_to(&self, node: NodeId) -> bool {
+        self.members.peer_of(node).is_some()
+    }
+
+    /// The life of a node, if it is connected (or is this one).
+    pub fn life_of(&self, node: NodeId) -> Option<NodeLife> {
+        if node == self.config.life.node {
+            return Some(self.config.life);
+        }
+        self.members.peer_of(node).map(|(_, peer)| peer.life)
+    }
+
+    /// All nodes that this one has seen.
+    pub fn members(&self) -> Vec<Member> {
+        self.members.all().cloned().collect()
+    }
+}

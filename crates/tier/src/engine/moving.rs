@@ -1,0 +1,238 @@
+//! Moving a region: one chunk at a time is frozen, copied by its new owner and placed; then the home follows.
+//!
+//! ```text
+//!  home                         mappers                     new owner
+//!   Reserve ------------------------------------------------->
+//!   per chunk:  Freeze -------->  (no access to it any more)
+//!               <-------- Done
+//!               CopyChunk --------------------------------->  one-sided read of the old place
+//!               Place ---------->  (access at the new place)       the old place is released
+//!   Adopt --------------------------------------------------> now the home
+//!   Settle -------------------->
+//! ```
+
+use super::{Asker, Engine, Purpose};
+use crate::ids::{NodeId, RegionId};
+use crate::layout::{self, Extent, Extents};
+use crate::message::{Change, Notice, Record, Refusal, Reply, Request};
+use crate::region::{Busy, Moving, Region, Stage};
+
+impl Engine {
+    pub(super) fn start_moving(&mut self, asker: Asker, region: RegionId, to: NodeId) {
+        let life = if to == self.config.life.node {
+            Some(self.config.life)
+        } else {
+            self.members.peer_of(to).map(|(_, peer)| peer.life)
+        };
+        let Some(to) = life else {
+            let refusal = self.absence_of(to);
+            return self.answer(asker, Err(refusal));
+        };
+        let found = self.homes.get_mut(&region).expect("the region is here");
+        let missing = found.extents.iter().filter(|extent| extent.owner != to).map(|extent| extent.len).sum();
+        let moving = Moving {
+            to,
+            places: Extents::new(),
+            used: 0,
+            at: 0,
+            announced: false,
+            adopting: false,
+            parked: Vec::new(),
+        };
+        found.busy = Some(Box::new(Busy::new(Some(asker), Stage::Moving(moving))));
+        if missing == 0 {
+            return self.next_chunk(region);
+        }
+        let chunk_bytes = found.chunk_bytes();
+        let reserve = Request::Reserve { region, chunk_bytes, len: missing };
+        self.ask(to.node, reserve, Purpose::ReserveForMove(region));
+    }
+
+    pub(super) fn handle_move_reserved(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+        let Some(found) = self.homes.get(&region) else { return };
+        let Some(moving) = found.moving() else { return };
+        let missing: u64 =
+            found.extents.iter().filter(|extent| extent.owner != moving.to).map(|extent| extent.len).sum();
+        match body {
+            Ok(Reply::Reserved { extents }) if layout::is_sound(&extents, missing, found.chunk_bytes()) => {
+                self.moving_mut(region).places = extents;
+                self.next_chunk(region);
+            }
+            Ok(_) => self.finish_order(region, Err(Refusal::Malformed)),
+            Err(refusal) => self.finish_order(region, Err(refusal)),
+        }
+    }
+
+    fn moving_mut(&mut self, region: RegionId) -> &mut Moving {
+        let moving = self.homes.get_mut(&region).and_then(|found| found.moving_mut());
+        moving.expect("only called while the region is being moved")
+    }
+
+    /// Freezes the next chunk that is not at its new place; when there is none, hands the region over.
+    fn next_chunk(&mut self, region: RegionId) {
+        let found = &self.homes[&region];
+        let moving = found.moving().expect("the region is being moved");
+        let Some(at) = next_elsewhere(&found.extents, moving, found.chunk_bytes()) else {
+            return self.hand_over(region);
+        };
+        let len = (found.len - at).min(found.chunk_bytes());
+        let layout = (!moving.announced).then(|| found.extents.clone());
+        let moving = self.moving_mut(region);
+        (moving.at, moving.announced) = (at, true);
+        self.tell_mappers(region, Change::Freeze { from: at, len, layout });
+    }
+
+    /// All mappers have let go of the chunk.
+    pub(super) fn continue_moving(&mut self, region: RegionId) {
+        let found = &self.homes[&region];
+        let moving = found.moving().expect("the region is being moved");
+        let (from, to) = chunk_places(found, moving);
+        self.ask(moving.to.node, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
+    }
+
+    pub(super) fn handle_chunk_copied(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+        let Some(found) = self.homes.get_mut(&region) else { return };
+        let Some(moving) = found.moving() else { return };
+        let (old, new) = chunk_places(found, moving);
+        let (at, owner) = (moving.at, moving.to);
+        let place = if body.is_ok() { new } else { old };
+        found.extents = layout::with_range_at(&found.extents, at, place);
+        let tainted = found.tainted.as_deref().cloned().unwrap_or_default();
+        self.place_for_mappers(region, at, place);
+        match body {
+            Ok(_) => {
+                self.return_chunks(&[old], &tainted);
+                self.moving_mut(region).used += new.len;
+                self.next_chunk(region);
+            }
+            Err(refusal) => {
+                let unused = self.unused_places(region);
+                if self.members.is_alive(owner) || owner == self.config.life {
+                    self.return_chunks(&unused, &tainted);
+                }
+                self.settle_mappers(region, self.config.life);
+                self.finish_order(region, Err(refusal));
+            }
+        }
+    }
+
+    fn unused_places(&mut self, region: RegionId) -> Extents {
+        let moving = self.moving_mut(region);
+        layout::slice(&moving.places, moving.used, layout::total_len(&moving.places))
+    }
+
+    /// Nobody waits for this: the old place is free already, since all let go of it when it froze.
+    fn place_for_mappers(&mut self, region: RegionId, from: u64, place: Extent) {
+        self.tell_without_waiting(region, Change::Place { from, place });
+    }
+
+    fn settle_mappers(&mut self, region: RegionId, home: crate::ids::NodeLife) {
+        self.tell_without_waiting(region, Change::Settle { home });
+    }
+
+    fn tell_without_waiting(&mut self, region: RegionId, change: Change) {
+        let found = self.homes.get_mut(&region).expect("the region is here");
+        found.epoch.0 += 1;
+        let (epoch, mappers) = (found.epoch, found.mappers.clone());
+        for mapper in mappers {
+            let request = Request::Change { region, epoch, change: change.clone() };
+            self.ask(mapper.node, request, Purpose::Told);
+        }
+    }
+
+    /// All chunks are there: now the home follows.
+    fn hand_over(&mut self, region: RegionId) {
+        let to = self.moving_mut(region).to;
+        if to == self.config.life {
+            self.settle_mappers(region, to);
+            return self.finish_order(region, Ok(Reply::Done));
+        }
+        self.moving_mut(region).adopting = true;
+        let record = Box::new(self.homes[&region].record(region));
+        self.ask(to.node, Request::Adopt { record }, Purpose::Adopt(region));
+    }
+
+    pub(super) fn handle_adopted(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+        let Some(to) = self.homes.get(&region).and_then(|found| found.moving()).map(|moving| moving.to)
+        else {
+            return;
+        };
+        let parked = std::mem::take(&mut self.moving_mut(region).parked);
+        if let Err(refusal) = body {
+            self.moving_mut(region).adopting = false;
+            self.settle_mappers(region, self.config.life);
+            self.finish_order(region, Err(refusal));
+            for (asker, principal, wanted) in parked {
+                self.serve_map(asker, region, principal, wanted);
+            }
+            return;
+        }
+        self.settle_mappers(region, to);
+        let found = self.homes.remove(&region).expect("looked up just before");
+        self.names_homed -= u64::from(found.name.is_some());
+        self.moved.insert(region, to.node);
+        let busy = found.busy.expect("it was being moved");
+        if let Some(asker) = busy.asker {
+            self.answer(asker, Ok(Reply::Done));
+        }
+        let waiting =
+            busy.queue.iter().map(|(asker, ..)| *asker).chain(parked.iter().map(|(asker, ..)| *asker));
+        for asker in waiting {
+            self.answer(asker, Ok(Reply::MovedTo { home: to.node }));
+        }
+    }
+
+    pub(super) fn serve_adopt(&mut self, asker: Asker, record: Record) {
+        let sound = super::home::is_chunk_size(record.chunk_bytes)
+            && layout::is_sound(&record.extents, record.len, record.chunk_bytes);
+        if !sound {
+            return self.answer(asker, Err(Refusal::Malformed));
+        }
+        let id = record.region;
+        let mut region = Region::from(record);
+        // Who died since the record was written acknowledges nothing to us either.
+        let life = self.config.life;
+        let (alive, gone): (Vec<_>, Vec<_>) = region
+            .mappers
+            .iter()
+            .copied()
+            .partition(|mapper| *mapper == life || self.members.is_alive(*mapper));
+        region.mappers = alive.into();
+        for gone in self.members.not_cut_off(gone) {
+            region.tainted.get_or_insert_default().insert(gone);
+        }
+        if let Some(name) = region.name.as_deref() {
+            self.names_homed += 1;
+            let names = vec![(name.to_string(), id)];
+            self.notify(NodeId::FIRST, Notice::Names { names, done: false });
+        }
+        self.store.adopt(id);
+        self.moved.remove(&id);
+        self.homes.insert(id, Box::new(region));
+        self.answer(asker, Ok(Reply::Done));
+        self.free_if_unreachable(id);
+    }
+}
+
+/// The first byte, from where the move is, of a chunk that is not at its new owner's.
+fn next_elsewhere(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -> Option<u64> {
+    let mut start = 0;
+    for extent in extents {
+        let end = start + extent.len;
+        // A chunk that could not be brought over is not tried again: `at` only grows.
+        let from = start.max(if moving.announced { moving.at + chunk_bytes } else { 0 });
+        if extent.owner != moving.to && from < end {
+            return Some(from);
+        }
+        start = end;
+    }
+    None
+}
+
+/// The chunk under way: where it is, and where it will be.
+fn chunk_places(region: &Region, moving: &Moving) -> (Extent, Extent) {
+    let chunk_bytes = region.chunk_bytes();
+    let from = layout::chunk_extent(&region.extents, chunk_bytes, moving.at / chunk_bytes);
+    let to = layout::slice(&moving.places, moving.used, moving.used + from.len);
+    (from, to[0])
+}

@@ -1,0 +1,413 @@
+//! Commands of sessions: each is a short series of requests to the nodes that know.
+
+use std::collections::BTreeMap;
+
+use super::{Engine, Purpose};
+use crate::access::SlotRef;
+use crate::effect::{Command, CommandError, Effect, OpId, Outcome, Placement};
+use crate::ids::{NodeId, NodeLife, Principal, RegionId, SessionId};
+use crate::message::{
+    MappedReply, NodeState, NodeStatus, Notice, Order, Refusal, RegionInfo, Reply, Request,
+};
+use crate::permissions::Permissions;
+
+/// How often a command follows a region that moves ahead of it.
+const HOPS_MAX: u8 = 16;
+
+/// Commands whose end needs more than one answer.
+#[derive(Debug, Default)]
+pub(super) struct Commands {
+    lists: BTreeMap<OpId, Gathering<RegionInfo>>,
+    statuses: BTreeMap<OpId, Gathering<NodeStatus>>,
+    /// Requests to map that are under way: the home counts us as a mapper once it has answered.
+    mapping: BTreeMap<RegionId, usize>,
+}
+
+#[derive(Debug)]
+struct Gathering<T> {
+    missing: usize,
+    found: Vec<T>,
+}
+
+/// How far a command is.
+#[derive(Clone, Debug)]
+pub(super) enum UserStep {
+    Alloc { session: SessionId, request: Request, others: Vec<NodeId> },
+    Find { then: Then },
+    Act { act: Act, region: RegionId, hops: u8 },
+    ListNames { names: Vec<(String, RegionId, NodeId)> },
+    ListOne,
+    Members,
+    StatusOf(NodeId),
+}
+
+/// What to do once a name is found.
+#[derive(Clone, Debug)]
+pub(super) enum Then {
+    Map { session: SessionId, wanted: Permissions },
+    Stat,
+}
+
+/// What is asked of a region's home.
+#[derive(Clone, Debug)]
+pub(super) enum Act {
+    Map { session: SessionId, wanted: Permissions },
+    Stat,
+    Order { principal: Principal, order: Order },
+}
+
+impl Engine {
+    /// Opens a session that acts as `principal`; `None` if there are too many.
+    pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
+        self.mapper.open_session(principal)
+    }
+
+    /// Ends a session and unmaps all its handles.
+    pub fn close_session(&mut self, now_ns: u64, session: SessionId) {
+        self.now_ns = now_ns;
+        for index in self.mapper.handles_of(session) {
+            self.unmap(index, None);
+        }
+        self.mapper.close_session(session);
+        self.settle();
+    }
+
+    /// Starts a command of a session.  [`Effect::Finish`] follows, perhaps before this returns.
+    pub fn submit(&mut self, now_ns: u64, session: SessionId, command: Command) -> OpId {
+        self.now_ns = now_ns;
+        self.counter += 1;
+        let op = OpId(self.counter);
+        if self.leaving {
+            self.finish(op, Err(Refusal::NodeClosed.into()));
+            return op;
+        }
+        match command {
+            Command::Alloc { name, len, chunk_bytes, placement, everyone } => {
+                self.start_alloc(op, session, (name, len, chunk_bytes, everyone), placement)
+            }
+            Command::Map { name, wanted } => self.find(op, name, Then::Map { session, wanted }),
+            Command::Stat(name) => self.find(op, name, Then::Stat),
+            Command::StatHandle(slot) => self.act_on_handle(op, session, slot, Act::Stat),
+            Command::Order(slot, order) => match self.mapper.principal(session).cloned() {
+                Some(principal) => self.act_on_handle(op, session, slot, Act::Order { principal, order }),
+                None => self.finish(op, Err(CommandError::UnknownHandle)),
+            },
+            Command::Unmap(slot) => match self.mapper.region_of(session, slot) {
+                Some(_) => self.unmap(slot.index, Some(op)),
+                None => self.finish(op, Err(CommandError::Stale)),
+            },
+            Command::List => self.list_names(op, Vec::new()),
+            Command::Status => {
+                self.ask(NodeId::FIRST, Request::ListMembers, Purpose::User(op, UserStep::Members))
+            }
+        }
+        self.settle();
+        op
+    }
+
+    fn finish(&mut self, op: OpId, outcome: Result<Outcome, CommandError>) {
+        self.effects.push_back(Effect::Finish { op, outcome });
+    }
+
+    fn start_alloc(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        (name, len, chunk_bytes, everyone): (Option<String>, u64, u64, Permissions),
+        placement: Placement,
+    ) {
+        let Some(maker) = self.mapper.principal(session).cloned() else {
+            return self.finish(op, Err(CommandError::UnknownHandle));
+        };
+        let (nodes, others) = self.nodes_for(placement);
+        let Some(home) = nodes.first().copied() else {
+            return self.finish(op, Err(CommandError::NoMemoryNode));
+        };
+        let request = Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone };
+        let step = UserStep::Alloc { session, request: request.clone(), others };
+        self.ask(home, request, Purpose::User(op, step));
+    }
+
+    /// The nodes that shall hold a region, and others that may hold it all instead where there is no space.
+    fn nodes_for(&self, placement: Placement) -> (Vec<NodeId>, Vec<NodeId>) {
+        let me = self.config.life.node;
+        match placement {
+            Placement::Local => (vec![me], Vec::new()),
+            Placement::On(node) => (vec![node], Vec::new()),
+            Placement::Spread(nodes) if nodes.is_empty() => (self.memory_nodes(), Vec::new()),
+            Placement::Spread(nodes) => {
+                let mut distinct = Vec::new();
+                for node in nodes {
+                    if !distinct.contains(&node) {
+                        distinct.push(node);
+                    }
+                }
+                (distinct, Vec::new())
+            }
+            Placement::Anywhere => {
+                let mut candidates = self.memory_nodes();
+                candidates.sort_by_key(|node| *node != me);
+                let others = candidates.split_off(candidates.len().min(1));
+                (candidates, others)
+            }
+        }
+    }
+
+    fn memory_nodes(&self) -> Vec<NodeId> {
+        let with_memory = self.members.all().filter(|m| m.bytes_total > 0 && m.state == NodeState::Alive);
+        with_memory.map(|member| member.life.node).collect()
+    }
+
+    fn find(&mut self, op: OpId, name: String, then: Then) {
+        self.ask(NodeId::FIRST, Request::FindName { name }, Purpose::User(op, UserStep::Find { then }));
+    }
+
+    fn act_on_handle(&mut self, op: OpId, session: SessionId, slot: SlotRef, act: Act) {
+        match self.mapper.region_of(session, slot) {
+            Some((region, home)) => self.act(op, act, region, home.node, 0),
+            None => self.finish(op, Err(CommandError::Stale)),
+        }
+    }
+
+    fn act(&mut self, op: OpId, act: Act, region: RegionId, home: NodeId, hops: u8) {
+        let request = match &act {
+            Act::Map { session, wanted } => {
+                let Some(principal) = self.mapper.principal(*session).cloned() else {
+                    return self.finish(op, Err(CommandError::UnknownHandle));
+                };
+                *self.commands.mapping.entry(region).or_default() += 1;
+                Request::Map { region, principal, wanted: *wanted }
+            }
+            Act::Stat => Request::Stat { region },
+            Act::Order { principal, order } => {
+                Request::Order { region, principal: principal.clone(), order: order.clone() }
+            }
+        };
+        self.ask(home, request, Purpose::User(op, UserStep::Act { act, region, hops }));
+    }
+
+    pub(super) fn continue_command(&mut self, op: OpId, step: UserStep, body: Result<Reply, Refusal>) {
+        match (step, body) {
+            (UserStep::Alloc { session, request, others }, body) => {
+                self.continue_alloc(op, session, request, others, body)
+            }
+            (UserStep::Find { then }, Ok(Reply::Found { region, home })) => {
+                let act = match then {
+                    Then::Map { session, wanted } => Act::Map { session, wanted },
+                    Then::Stat => Act::Stat,
+                };
+                self.act(op, act, region, home, 0);
+            }
+            (UserStep::Act { act, region, hops }, body) => self.continue_act(op, act, region, hops, body),
+            (UserStep::ListNames { names }, body) => self.continue_list(op, names, body),
+            (UserStep::ListOne, body) => self.gather_info(op, body),
+            (UserStep::Members, body) => self.continue_status(op, body),
+            (UserStep::StatusOf(node), body) => self.gather_status(op, node, body),
+            (UserStep::Find { .. }, Err(refusal)) => self.finish(op, Err(refusal.into())),
+            (UserStep::Find { .. }, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
+        }
+    }
+
+    fn continue_alloc(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        mut request: Request,
+        mut others: Vec<NodeId>,
+        body: Result<Reply, Refusal>,
+    ) {
+        match body {
+            Ok(Reply::Mapped(reply)) => self.insert_mapping(op, session, Permissions::all(), &reply),
+            Err(Refusal::NoSpace { .. } | Refusal::PeerDown(_)) if !others.is_empty() => {
+                let next = others.remove(0);
+                if let Request::Alloc { nodes, .. } = &mut request {
+                    *nodes = vec![next];
+                }
+                let step = UserStep::Alloc { session, request: request.clone(), others };
+                self.ask(next, request, Purpose::User(op, step));
+            }
+            Ok(_) => self.finish(op, Err(Refusal::Malformed.into())),
+            Err(refusal) => self.finish(op, Err(refusal.into())),
+        }
+    }
+
+    fn insert_mapping(&mut self, op: OpId, session: SessionId, wanted: Permissions, reply: &MappedReply) {
+        let sound = crate::layout::is_sound(&reply.extents, reply.len, reply.chunk_bytes);
+        if !sound || self.mapper.principal(session).is_none() {
+            self.announce_unmapped(reply.region, reply.home);
+            return self.finish(op, Err(CommandError::UnknownHandle));
+        }
+        let locator = super::Locator {
+            life: self.config.life,
+            store: &self.store,
+            members: &self.members,
+            reach: &*self.reach,
+        };
+        let slot = self.mapper.insert(reply, session, wanted, &locator);
+        self.finish(op, Ok(Outcome::Mapped { slot, region: reply.region }));
+    }
+
+    fn continue_act(&mut self, op: OpId, act: Act, region: RegionId, hops: u8, body: Result<Reply, Refusal>) {
+        if matches!(act, Act::Map { .. }) {
+            self.stop_mapping(region);
+        }
+        match (act, body) {
+            (act, Ok(Reply::MovedTo { home })) if hops < HOPS_MAX => {
+                self.act(op, act, region, home, hops + 1)
+            }
+            (Act::Map { session, wanted }, Ok(Reply::Mapped(reply))) => {
+                self.insert_mapping(op, session, wanted, &reply)
+            }
+            (Act::Stat, Ok(Reply::Info(info))) => self.finish(op, Ok(Outcome::Info(info))),
+            (Act::Order { .. }, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
+            (_, Err(refusal)) => self.finish(op, Err(refusal.into())),
+            (_, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
+        }
+    }
+
+    fn stop_mapping(&mut self, region: RegionId) {
+        if let Some(count) = self.commands.mapping.get_mut(&region) {
+            *count -= 1;
+            if *count == 0 {
+                self.commands.mapping.remove(&region);
+            }
+        }
+    }
+
+    fn unmap(&mut self, index: u32, op: Option<OpId>) {
+        let home = self.mapper.path_region(index).and_then(|region| self.mapper.home_of(region));
+        match (self.mapper.remove(index), home) {
+            (Some((region, last, token)), Some(home)) => {
+                self.unmapping.insert(token, (last.then_some((region, home)), op));
+                self.effects.push_back(Effect::Quiesce(token));
+            }
+            _ => {
+                if let Some(op) = op {
+                    self.finish(op, Err(CommandError::Stale));
+                }
+            }
+        }
+    }
+
+    pub(super) fn finish_unmap(&mut self, unmapped: Option<(RegionId, NodeLife)>, op: Option<OpId>) {
+        if let Some((region, home)) = unmapped {
+            self.announce_unmapped(region, home);
+        }
+        if let Some(op) = op {
+            self.finish(op, Ok(Outcome::Done));
+        }
+    }
+
+    /// Tells the home that nothing here maps the region, unless something does again or is about to.
+    fn announce_unmapped(&mut self, region: RegionId, home: NodeLife) {
+        let mapped = self.mapper.home_of(region).is_some() || self.commands.mapping.contains_key(&region);
+        if !mapped {
+            self.notify(home.node, Notice::Unmapped { region });
+        }
+    }
+
+    fn list_names(&mut self, op: OpId, names: Vec<(String, RegionId, NodeId)>) {
+        let after = names.last().map(|(name, ..)| name.clone());
+        self.ask(
+            NodeId::FIRST,
+            Request::ListNames { after },
+            Purpose::User(op, UserStep::ListNames { names }),
+        );
+    }
+
+    fn continue_list(
+        &mut self,
+        op: OpId,
+        mut names: Vec<(String, RegionId, NodeId)>,
+        body: Result<Reply, Refusal>,
+    ) {
+        match body {
+            Ok(Reply::Names { names: found, more }) => {
+                let progress = !found.is_empty();
+                names.extend(found);
+                if more && progress {
+                    return self.list_names(op, names);
+                }
+                if names.is_empty() {
+                    return self.finish(op, Ok(Outcome::List(Vec::new())));
+                }
+                self.commands.lists.insert(op, Gathering { missing: names.len(), found: Vec::new() });
+                for (_, region, home) in names {
+                    self.ask(home, Request::Stat { region }, Purpose::User(op, UserStep::ListOne));
+                }
+            }
+            Ok(_) => self.finish(op, Err(Refusal::Malformed.into())),
+            Err(refusal) => self.finish(op, Err(refusal.into())),
+        }
+    }
+
+    /// Regions that went away since their names were listed are left out.
+    fn gather_info(&mut self, op: OpId, body: Result<Reply, Refusal>) {
+        let Some(list) = self.commands.lists.get_mut(&op) else { return };
+        list.missing -= 1;
+        if let Ok(Reply::Info(info)) = body {
+            list.found.push(*info);
+        }
+        if list.missing == 0 {
+            let mut list = self.commands.lists.remove(&op).expect("looked up just before");
+            list.found.sort_by(|a, b| a.name.cmp(&b.name));
+            self.finish(op, Ok(Outcome::List(list.found)));
+        }
+    }
+
+    /// Asks each living node how it is.  Without the directory, those that we know ourselves.
+    fn continue_status(&mut self, op: OpId, body: Result<Reply, Refusal>) {
+        if let Ok(Reply::Members { members }) = body {
+            for member in members {
+                self.members.remember(member);
+            }
+        }
+        let nodes: Vec<NodeId> = self.members.all().map(|member| member.life.node).collect();
+        self.commands.statuses.insert(op, Gathering { missing: nodes.len(), found: Vec::new() });
+        for node in nodes {
+            self.ask(node, Request::Status, Purpose::User(op, UserStep::StatusOf(node)));
+        }
+    }
+
+    fn gather_status(&mut self, op: OpId, node: NodeId, body: Result<Reply, Refusal>) {
+        let silent = self.members.all().find(|member| member.life.node == node).cloned();
+        let Some(statuses) = self.commands.statuses.get_mut(&op) else { return };
+        statuses.missing -= 1;
+        match (body, silent) {
+            (Ok(Reply::Status(status)), _) => statuses.found.push(*status),
+            (_, Some(member)) => statuses.found.push(NodeStatus {
+                node,
+                pid: member.pid,
+                state: if member.state == NodeState::Alive { NodeState::Dead } else { member.state },
+                incarnation: member.life.incarnation.0,
+                provider: self.config.provider.to_string(),
+                bytes_used: 0,
+                bytes_total: member.bytes_total,
+                bytes_quarantined: 0,
+                regions: 0,
+                mappings: 0,
+            }),
+            (_, None) => {}
+        }
+        if statuses.missing == 0 {
+            let mut statuses = self.commands.statuses.remove(&op).expect("looked up just before");
+            statuses.found.sort_by_key(|status| status.node);
+            self.finish(op, Ok(Outcome::Status(statuses.found)));
+        }
+    }
+
+    pub(super) fn own_status(&self) -> NodeStatus {
+        NodeStatus {
+            node: self.config.life.node,
+            pid: self.config.pid,
+            state: NodeState::Alive,
+            incarnation: self.config.life.incarnation.0,
+            provider: self.config.provider.to_string(),
+            bytes_used: self.store.bytes_used(),
+            bytes_total: self.store.bytes_total(),
+            bytes_quarantined: self.store.bytes_quarantined(),
+            regions: self.homes.len() as u64,
+            mappings: self.mapper.handle_count() as u64,
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! The requester's side: what this node maps, and how it changes under its sessions' hands.
+//!
+//! A change of a mapped region takes effect in two steps, so that no access is ever made under an old state
+//! after the change was acknowledged:
+//!
+//! ```text
+//!  change arrives ── state changes, handles freeze ── Quiesce ── handles take the new view ── acknowledged
+//! ```
+//!
+//! Changes that arrive meanwhile alter the state at once; the handles stay frozen until the last is over.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use halite_fabric::{Key, PeerId, RemoteAddress};
+use halite_mem::{Elapsed, Window};
+
+use crate::access::{DataPath, Mapping, Piece, Pieces, Place, SlotRef, View};
+use crate::effect::Token;
+use crate::ids::{NodeLife, Principal, RegionId, SessionId};
+use crate::layout::{self, Extent, Extents};
+use crate::message::{Change, MappedReply};
+use crate::permissions::{AccessList, Permissions};
+
+/// How the memory of nodes is reached; the driver implements it over the fabric and our own arena.
+pub trait Reach: Send + Sync {
+    /// The memory behind `key` of `peer`, where loads and stores reach it.
+    fn window(&self, peer: PeerId, key: Key) -> Option<Window>;
+}
+
+/// Finds the place of an extent, as this node reaches it.
+pub trait Locate {
+    /// Where `extent` is.
+    fn place(&self, extent: &Extent) -> Place;
+}
+
+/// A region that this node maps.
+#[derive(Debug)]
+struct Mapped {
+    /// The only handle, or the first of those in `Mapper::more`.
+    first: u32,
+    /// Index of the home in `Mapper::lives`.
+    home: u32,
+    /// Index of the owner of all bytes, where the view is one window; else [`SEVERAL`].
+    owner: u32,
+}
+
+const SEVERAL: u32 = u32::MAX;
+
+/// Where the bytes of a region are, if it is not all in one window.
+#[derive(Debug)]
+struct Large {
+    extents: Extents,
+    frozen: Option<(u64, u64)>,
+}
+
+/// Handles that are frozen while a region changes.
+#[derive(Debug, Default)]
+struct Changing {
+    tokens: usize,
+    slots: BTreeSet<u32>,
+    access: Option<(AccessList, bool)>,
+}
+
+/// What waits for a token.
+#[derive(Debug)]
+enum Waiting {
+    Region(RegionId),
+    Retired(Vec<u32>),
+    Barrier,
+}
+
+/// All regions that sessions of this node map.
+#[derive(Debug)]
+pub struct Mapper {
+    path: Arc<DataPath>,
+    regions: BTreeMap<RegionId, Mapped>,
+    more: BTreeMap<RegionId, Vec<u32>>,
+    large: BTreeMap<RegionId, Large>,
+    changing: BTreeMap<RegionId, Changing>,
+    waiting: BTreeMap<Token, Waiting>,
+    lives: Vec<NodeLife>,
+    dead: BTreeSet<NodeLife>,
+    principals: BTreeMap<SessionId, Principal>,
+    tokens: u64,
+}
+
+impl Mapper {
+    /// A mapper of nothing, which fills the handle table of `path`.
+    pub fn new(path: Arc<DataPath>) -> Mapper {
+        Mapper {
+            path,
+            regions: BTreeMap::new(),
+            more: BTreeMap::new(),
+            large: BTreeMap::new(),
+            changing: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            lives: Vec::new(),
+            dead: BTreeSet::new(),
+            principals: BTreeMap::new(),
+            tokens: 0,
+        }
+    }
+
+    /// Opens a session that acts as `principal`; `None` if there are too many.
+    pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
+        let session = (0..=u16::MAX).map(SessionId).find(|id| !self.principals.contains_key(id))?;
+        self.principals.insert(session, principal);
+        Some(session)
+    }
+
+    /// Ends a session, whose handles have been removed.
+    pub fn close_session(&mut self, session: SessionId) {
+        self.principals.remove(&session);
+    }
+
+    /// As whom a session acts.
+    pub fn principal(&self, session: SessionId) -> Option<&Principal> {
+        self.principals.get(&session)
+    }
+
+    /// How many handles there are.
+    pub fn handle_count(&self) -> usize {
+        self.path.slots().len()
+    }
+
+    /// Adds a handle for a region that its home let us map.
+    pub fn insert(
+        &mut self,
+        reply: &MappedReply,
+        session: SessionId,
+        permissions: Permissions,
+        locate: &dyn Locate,
+    ) -> SlotRef {
+        let home = self.life_index(reply.home);
+        let whole = self.whole_owner(reply, locate);
+        if whole.is_some() {
+            self.large.remove(&reply.region);
+        } else {
+            let large = Large { extents: reply.extents.clone(), frozen: reply.frozen };
+            self.large.insert(reply.region, large);
+        }
+        let owner = whole.map_or(SEVERAL, |owner| self.life_index(owner));
+        let view = self.view(reply.home, &reply.extents, reply.frozen, locate);
+        let mapping = Mapping { view, region: reply.region, session, permissions, sealed: reply.sealed };
+        let (index, generation) = self.path.slots().insert(mapping);
+        match self.regions.get_mut(&reply.region) {
+            None => {
+                self.regions.insert(reply.region, Mapped { first: index, home, owner });
+            }
+            Some(mapped) => {
+                (mapped.home, mapped.owner) = (home, owner);
+                let first = mapped.first;
+                self.more.entry(reply.region).or_insert_with(|| vec![first]).push(index);
+            }
+        }
+        SlotRef { index, generation }
+    }
+
+    /// The owner of the whole region, if this node reaches it as one window.
+    fn whole_owner(&self, reply: &MappedReply, locate: &dyn Locate) -> Option<NodeLife> {
+        match (&reply.extents[..], reply.frozen) {
+            ([extent], None) => matches!(locate.place(extent), Place::Direct(_)).then_some(extent.owner),
+            _ => None,
+        }
+    }
+
+    fn life_index(&mut self, life: NodeLife) -> u32 {
+        let index = self.lives.iter().position(|known| *known == life).unwrap_or_else(|| {
+            self.lives.push(life);
+            self.lives.len() - 1
+        });
+        index as u32
+    }
+
+    /// The region and home behind a handle of `session`.
+    pub fn region_of(&self, session: SessionId, slot: SlotRef) -> Option<(RegionId, NodeLife)> {
+        let pin = self.path.pins().pin();
+        let found = match self.path.slots().get(&pin, slot.index, slot.generation) {
+            halite_mem::Lookup::Found(mapping) => Some((mapping.session, mapping.region)),
+            halite_mem::Lookup::Stale => None,
+            halite_mem::Lookup::Busy => {
+                drop(pin);
+                self.path.slots().inspect(slot.index, |mapping| (mapping.session, mapping.region))
+            }
+        };
+        let (_, region) = found.filter(|(owner, _)| *owner == session)?;
+        Some((region, self.home_of(region)?))
+    }
+
+    /// The region behind a handle, whatever its session.
+    pub fn path_region(&self, index: u32) -> Option<RegionId> {
+        self.path.slots().inspect(index, |mapping| mapping.region)
+    }
+
+    /// The home of a region that we map.
+    pub fn home_of(&self, region: RegionId) -> Option<NodeLife> {
+        self.regions.get(&region).map(|mapped| self.lives[mapped.home as usize])
+    }
+
+    /// Removes a handle.  Returns its region, whether it was the last handle of it, and the token after whose
+    /// end no access through it is under way.
+    pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Token)> {
+        let region = self.path.slots().inspect(index, |mapping| mapping.region)?;
+        self.path.slots().retire(index).ok()?;
+        if let Some(changing) = self.changing.get_mut(&region) {
+            changing.slots.remove(&index);
+        }
+        let last = self.forget_handle(region, index);
+        Some((region, last, self.await_quiet(Waiting::Retired(vec![index]))))
+    }
+
+    /// The handles of a session.
+    pub fn handles_of(&self, session: SessionId) -> Vec<u32> {
+        let mut handles = Vec::new();
+        self.path.slots().iter_with(|index, _, mapping| {
+            if mapping.session == session {
+                handles.push(index);
+            }
+        });
+        handles
+    }
+
+    fn forget_handle(&mut self, region: RegionId, index: u32) -> bool {
+        match self.more.get_mut(&region) {
+            None => {
+                self.forget_region(region);
+                true
+            }
+            Some(handles) => {
+                handles.retain(|handle| *handle != index);
+                let first = handles[0];
+                if handles.len() == 1 {
+                    self.more.remove(&region);
+                }
+                self.regions.get_mut(&region).expect("a handle's region is mapped").first = first;
+                false
+            }
+        }
+    }
+
+    fn forget_region(&mut self, region: RegionId) {
+        self.regions.remove(&region);
+        self.more.remove(&region);
+        self.large.remove(&region);
+    }
+
+    fn handles(&self, region: RegionId) -> Vec<u32> {
+        match (self.more.get(&region), self.regions.get(&region)) {
+            (Some(handles), _) => handles.clone(),
+            (None, Some(mapped)) => vec![mapped.first],
+            (None, None) => Vec::new(),
+        }
+    }
+
+    fn await_quiet(&mut self, waiting: Waiting) -> Token {
+        self.tokens += 1;
+        let token = Token(self.tokens);
+        self.waiting.insert(token, waiting);
+        token
+    }
+
+    /// A token whose end shows that no access is under way which began before now.
+    pub fn barrier(&mut self) -> Token {
+        self.await_quiet(Waiting::Barrier)
+    }
+
+    /// Applies a change that the region's home announced.  `None` if the region is not mapped: then there is
+    /// nothing to wait for.
+    pub fn change(&mut self, region: RegionId, change: Change) -> Option<Token> {
+        self.regions.get(&region)?;
+        match change {
+            Change::Drop => return Some(self.drop_region(region)),
+            Change::Freeze { from, len, layout } => self.freeze_range(region, from, len, layout),
+            Change::Place { from, place } => self.place_range(region, from, place),
+            Change::Settle { home } => self.settle(region, home),
+            Change::Access { access, sealed } => {
+                self.changing.entry(region).or_default().access = Some((access, sealed));
+            }
+        }
+        Some(self.freeze_handles(region))
+    }
+
+    fn drop_region(&mut self, region: RegionId) -> Token {
+        let handles = self.handles(region);
+        for handle in &handles {
+            // A handle that is retired already is being reclaimed by whoever retired it.
+            let _ = self.path.slots().retire(*handle);
+        }
+        self.forget_region(region);
+        self.changing.remove(&region);
+        self.await_quiet(Waiting::Retired(handles))
+    }
+
+    fn freeze_range(&mut self, region: RegionId, from: u64, len: u64, layout: Option<Extents>) {
+        if let Some(extents) = layout {
+            self.large.insert(region, Large { extents, frozen: None });
+            self.set_owner(region, SEVERAL);
+        }
+        if let Some(large) = self.large.get_mut(&region) {
+            large.frozen = Some((from, len));
+        }
+    }
+
+    fn place_range(&mut self, region: RegionId, from: u64, place: Extent) {
+        if let Some(large) = self.large.get_mut(&region) {
+            large.extents = layout::with_range_at(&large.extents, from, place);
+            large.frozen = None;
+        }
+    }
+
+    fn settle(&mut self, region: RegionId, home: NodeLife) {
+        let home = self.life_index(home);
+        if let Some(mapped) = self.regions.get_mut(&region) {
+            mapped.home = home;
+        }
+    }
+
+    fn set_owner(&mut self, region: RegionId, owner: u32) {
+        if let Some(mapped) = self.regions.get_mut(&region) {
+            mapped.owner = owner;
+        }
+    }
+
+    fn freeze_handles(&mut self, region: RegionId) -> Token {
+        let handles = self.handles(region);
+        let changing = self.changing.entry(region).or_default();
+        changing.tokens += 1;
+        for handle in handles {
+            if self.path.slots().freeze(handle).is_ok() {
+                changing.slots.insert(handle);
+            }
+        }
+        self.await_quiet(Waiting::Region(region))
+    }
+
+    /// A node is gone: what it owned or was home of can no longer be reached.  Returns the tokens to wait for.
+    pub fn handle_down(&mut self, life: NodeLife) -> Vec<Token> {
+        self.dead.insert(life);
+        let Some(index) = self.lives.iter().position(|known| *known == life) else {
+            return self.freeze_large_of(life, None);
+        };
+        self.freeze_large_of(life, Some(index as u32))
+    }
+
+    fn freeze_large_of(&mut self, life: NodeLife, index: Option<u32>) -> Vec<Token> {
+        let owned = |large: &Large| large.extents.iter().any(|extent| extent.owner == life);
+        let affected: Vec<RegionId> = self
+            .regions
+            .iter()
+            .filter(|(region, mapped)| {
+                let known = index.is_some_and(|index| mapped.home == index || mapped.owner == index);
+                known || self.large.get(region).is_some_and(owned)
+            })
+            .map(|(region, _)| *region)
+            .collect();
+        affected.into_iter().map(|region| self.freeze_handles(region)).collect()
+    }
+
+    /// No access that began before the token was given out is under way any more.
+    pub fn handle_quiescent(&mut self, token: Token, elapsed: Elapsed, locate: &dyn Locate) {
+        match self.waiting.remove(&token) {
+            None | Some(Waiting::Barrier) => {}
+            Some(Waiting::Retired(handles)) => {
+                for handle in handles {
+                    // Fails only for a handle that another token has reclaimed.
+                    let _ = self.path.slots().reclaim(handle, elapsed);
+                }
+            }
+            Some(Waiting::Region(region)) => self.finish_change(region, elapsed, locate),
+        }
+    }
+
+    fn finish_change(&mut self, region: RegionId, elapsed: Elapsed, locate: &dyn Locate) {
+        let Some(changing) = self.changing.get_mut(&region) else { return };
+        changing.tokens -= 1;
+        if changing.tokens > 0 {
+            return;
+        }
+        let changing = self.changing.remove(&region).expect("looked up just before");
+        for handle in &changing.slots {
+            let slots = self.path.slots();
+            let Some(mut mapping) = slots.inspect(*handle, Mapping::clone) else { continue };
+            self.renew(region, &mut mapping, locate);
+            if let Some((access, sealed)) = &changing.access {
+                mapping.sealed = *sealed;
+                mapping.permissions &= self.allowed(access, mapping.session);
+            }
+            // Fails only for a handle that was unmapped meanwhile.
+            let _ = slots.update(*handle, elapsed, mapping);
+        }
+        self.shrink(region, locate);
+    }
+
+    /// Gives `mapping` the view that its region has now.
+    fn renew(&self, region: RegionId, mapping: &mut Mapping, locate: &dyn Locate) {
+        let Some(mapped) = self.regions.get(&region) else { return };
+        let home = self.lives[mapped.home as usize];
+        if let Some(large) = self.large.get(&region) {
+            mapping.view = self.view(home, &large.extents, large.frozen, locate);
+            return;
+        }
+        let owner = self.lives[mapped.owner as usize];
+        if let Some(dead) = [home, owner].into_iter().find(|life| self.dead.contains(life)) {
+            let pieces = vec![Piece { start: 0, place: Place::Down(dead) }];
+            mapping.view = View::Pieces(Arc::new(Pieces { len: mapping.view.len(), pieces }));
+        }
+    }
+
+    /// Forgets the extents of a region that is all in one window again.
+    fn shrink(&mut self, region: RegionId, locate: &dyn Locate) {
+        let Some(Large { extents, frozen: None }) = self.large.get(&region) else { return };
+        let [extent] = extents[..] else { return };
+        if matches!(locate.place(&extent), Place::Direct(_)) && !self.dead.contains(&extent.owner) {
+            self.large.remove(&region);
+            let owner = self.life_index(extent.owner);
+            self.set_owner(region, owner);
+        }
+    }
+
+    fn view(
+        &self,
+        home: NodeLife,
+        extents: &[Extent],
+        frozen: Option<(u64, u64)>,
+        locate: &dyn Locate,
+    ) -> View {
+        let mut pieces = Vec::new();
+        let len = layout::total_len(extents);
+        let (frozen_from, frozen_len) = frozen.unwrap_or((len, 0));
+        let mut start = 0;
+        let parts = [
+            (layout::slice(extents, 0, frozen_from), false),
+            (layout::slice(extents, frozen_from, frozen_from.saturating_add(frozen_len)), true),
+            (layout::slice(extents, frozen_from.saturating_add(frozen_len), len), false),
+        ];
+        for (part, is_frozen) in parts {
+            for extent in part {
+                let place = self.piece_place(home, &extent, is_frozen, locate);
+                pieces.push(Piece { start, place });
+                start += extent.len;
+            }
+        }
+        if let [Piece { place: Place::Direct(window), .. }] = &pieces[..] {
+            return View::Whole(window.clone());
+        }
+        View::Pieces(Arc::new(Pieces { len, pieces }))
+    }
+
+    fn piece_place(&self, home: NodeLife, extent: &Extent, frozen: bool, locate: &dyn Locate) -> Place {
+        match [home, extent.owner].into_iter().find(|life| self.dead.contains(life)) {
+            Some(dead) => Place::Down(dead),
+            None if frozen => Place::Frozen,
+            None => locate.place(extent),
+        }
+    }
+
+    fn allowed(&self, access: &AccessList, session: SessionId) -> Permissions {
+        self.principals.get(&session).map_or(Permissions::empty(), |principal| access.of(principal))
+    }
+}
+
+/// The place of an extent in the memory of a peer.
+pub fn place_at(reach: &dyn Reach, peer: PeerId, extent: &Extent) -> Place {
+    match reach.window(peer, extent.key) {
+        Some(window) => match window.slice(extent.offset, extent.len) {
+            Some(window) => Place::Direct(window),
+            None => Place::Down(extent.owner),
+        },
+        None => Place::Posted { peer, address: RemoteAddress { key: extent.key, offset: extent.offset } },
+    }
+}

@@ -1,0 +1,169 @@
+//! A region as its home knows it.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::engine::Asker;
+use crate::ids::{Epoch, NodeLife, Principal, RegionId};
+use crate::layout::{self, Extents};
+use crate::message::{MappedReply, Order, Record, RegionInfo};
+use crate::permissions::{AccessList, Permissions};
+
+/// A region whose changes this node orders.  Small, since there may be millions.
+#[derive(Debug)]
+pub struct Region {
+    pub name: Option<Box<str>>,
+    pub len: u64,
+    pub epoch: Epoch,
+    /// Shared by regions of the same maker, until a grant sets them apart.
+    pub access: Arc<AccessList>,
+    pub owner: Principal,
+    pub extents: Extents,
+    /// Nodes that map it.
+    pub mappers: SmallVec<[NodeLife; 1]>,
+    /// What is being done to it, and who waits for that.
+    pub busy: Option<Box<Busy>>,
+    /// Nodes that mapped it when they died, before they were cut off.
+    pub tainted: Option<Box<BTreeSet<NodeLife>>>,
+    pub chunk_bytes_log2: u8,
+    pub sealed: bool,
+}
+
+/// An order under way on a region.
+#[derive(Debug)]
+pub struct Busy {
+    /// Who gave it.
+    pub asker: Option<Asker>,
+    /// How far it is.
+    pub stage: Stage,
+    /// Mappers whose acknowledgement is missing.
+    pub awaited: BTreeSet<NodeLife>,
+    /// Orders that came meanwhile.
+    pub queue: VecDeque<(Asker, Principal, Order)>,
+}
+
+/// How far an order is.
+#[derive(Debug)]
+pub enum Stage {
+    /// Mappers are told that the region is gone.
+    Freeing,
+    /// Mappers are told its new permissions.
+    ChangingAccess,
+    /// Its chunks are brought to another node.
+    Moving(Moving),
+}
+
+/// A move under way.
+#[derive(Clone, Debug)]
+pub struct Moving {
+    /// Where to.
+    pub to: NodeLife,
+    /// Where the chunks that are not there yet will be, in the order of their bytes.
+    pub places: Extents,
+    /// The next byte of `places` to use.
+    pub used: u64,
+    /// The first byte of the chunk under way.
+    pub at: u64,
+    /// Whether mappers were told the layout.
+    pub announced: bool,
+    /// Whether the record itself is on its way to the new home.
+    pub adopting: bool,
+    /// Who wants to map the region meanwhile.
+    pub parked: Vec<(Asker, Principal, Permissions)>,
+}
+
+impl Region {
+    /// Bytes per chunk.
+    pub fn chunk_bytes(&self) -> u64 {
+        1 << self.chunk_bytes_log2
+    }
+
+    /// The move under way, if there is one.
+    pub fn moving(&self) -> Option<&Moving> {
+        match &self.busy.as_ref()?.stage {
+            Stage::Moving(moving) => Some(moving),
+            _ => None,
+        }
+    }
+
+    /// The same, to go on with it.
+    pub fn moving_mut(&mut self) -> Option<&mut Moving> {
+        match &mut self.busy.as_mut()?.stage {
+            Stage::Moving(moving) => Some(moving),
+            _ => None,
+        }
+    }
+
+    /// What a node that maps it needs to know.
+    pub fn reply(&self, region: RegionId, home: NodeLife) -> MappedReply {
+        let frozen = self.moving().filter(|moving| !moving.adopting && moving.announced);
+        MappedReply {
+            region,
+            home,
+            epoch: self.epoch,
+            len: self.len,
+            chunk_bytes: self.chunk_bytes(),
+            access: (*self.access).clone(),
+            sealed: self.sealed,
+            extents: self.extents.clone(),
+            frozen: frozen.map(|moving| (moving.at, (self.len - moving.at).min(self.chunk_bytes()))),
+        }
+    }
+
+    /// What users see.
+    pub fn info(&self, region: RegionId, home: NodeLife) -> RegionInfo {
+        let named = self.access.named();
+        RegionInfo {
+            name: self.name.as_deref().map(str::to_string),
+            region,
+            len: self.len,
+            chunk_bytes: self.chunk_bytes(),
+            home: home.node,
+            nodes: layout::bytes_by_node(&self.extents),
+            owner: self.owner.to_string(),
+            everyone: self.access.everyone,
+            grants: named.iter().map(|(who, permissions)| (who.to_string(), *permissions)).collect(),
+            mappers: self.mappers.iter().map(|life| life.node).collect(),
+            epoch: self.epoch.0,
+            sealed: self.sealed,
+        }
+    }
+
+    /// All of it, for the next home.
+    pub fn record(&self, region: RegionId) -> Record {
+        Record {
+            region,
+            name: self.name.as_deref().map(str::to_string),
+            len: self.len,
+            chunk_bytes: self.chunk_bytes(),
+            epoch: self.epoch,
+            access: (*self.access).clone(),
+            owner: self.owner.clone(),
+            sealed: self.sealed,
+            extents: self.extents.clone(),
+            mappers: self.mappers.to_vec(),
+            tainted: self.tainted.iter().flat_map(|tainted| tainted.iter().copied()).collect(),
+        }
+    }
+}
+
+impl From<Record> for Region {
+    fn from(record: Record) -> Region {
+        let tainted: BTreeSet<NodeLife> = record.tainted.into_iter().collect();
+        Region {
+            name: record.name.map(String::into_boxed_str),
+            len: record.len,
+            epoch: record.epoch,
+            access: Arc::new(record.access),
+            owner: record.owner,
+            extents: record.extents,
+            mappers: SmallVec::from_vec(record.mappers),
+            busy: None,
+            tainted: (!tainted.is_empty()).then(|| Box::new(tainted)),
+            chunk_bytes_log2: record.chunk_bytes.trailing_zeros() as u8,
+            sealed: record.sealed,
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The owner's side of memory: reserving chunks in our arena, and giving them out again only when it is safe.
+//!
+//! ```text
+//!  free ──reserve──> used ──release──> discarding ──> free          nobody can reach it any more
+//!                             └──────> quarantine ──┘               until the last tainted node is cut off
+//! ```
+//!
+//! A lease that runs out never leads to `free`: only an acknowledgement or a cut-off does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use halite_fabric::Key;
+use halite_mem::Window;
+use halite_mem::allocator::{self, Allocator};
+
+use crate::effect::{Effect, Token};
+use crate::ids::{NodeLife, RegionId};
+use crate::layout::{Extent, Extents, append};
+
+/// Every region starts at a multiple of this many bytes: a cache line.
+const ALIGNMENT: u64 = 64;
+
+/// Why chunks could not be reserved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shortage {
+    /// The arena may grow by a segment of this length; try again then.
+    Grow(u64),
+    /// There is no room, and there will be none until something is freed.
+    NoSpace {
+        /// Bytes that are free, perhaps in pieces.
+        available: u64,
+    },
+}
+
+/// Chunks that we hold for a region whose home is another node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Foreign {
+    len: u64,
+    region: RegionId,
+    home: NodeLife,
+}
+
+/// Our arena.
+#[derive(Debug)]
+pub struct Store {
+    me: NodeLife,
+    bytes_total: u64,
+    segment_bytes: u64,
+    allocator: Allocator,
+    segments: Vec<(Key, Window)>,
+    growing: bool,
+    foreign: BTreeMap<(Key, u64), Foreign>,
+    quarantine: Vec<(Extents, BTreeSet<NodeLife>)>,
+    discarding: BTreeMap<Token, Extent>,
+    tokens: u64,
+}
+
+impl Store {
+    /// An arena of at most `bytes_total`, which grows by segments of `segment_bytes`.
+    pub fn new(me: NodeLife, bytes_total: u64, segment_bytes: u64) -> Store {
+        Store {
+            me,
+            bytes_total,
+            segment_bytes: segment_bytes.max(ALIGNMENT),
+            allocator: Allocator::new(ALIGNMENT),
+            segments: Vec::new(),
+            growing: false,
+            foreign: BTreeMap::new(),
+            quarantine: Vec::new(),
+            discarding: BTreeMap::new(),
+            tokens: 0,
+        }
+    }
+
+    /// Bytes that belong to regions.
+    pub fn bytes_used(&self) -> u64 {
+        self.allocator.bytes_total()
+            - self.allocator.bytes_free()
+            - self.bytes_quarantined()
+            - self.discarding.values().map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum::<u64>()
+    }
+
+    /// Bytes that are kept back.
+    pub fn bytes_quarantined(&self) -> u64 {
+        let extents = self.quarantine.iter().flat_map(|(extents, _)| extents);
+        extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
+    }
+
+    /// Bytes that we contribute at most.
+    pub fn bytes_total(&self) -> u64 {
+        self.bytes_total
+    }
+
+    /// Reserves chunks for `len` bytes of a region: few extents, each but the last of whole chunks.
+    pub fn reserve(&mut self, len: u64, chunk_bytes: u64) -> Result<Extents, Shortage> {
+        let mut extents = Extents::new();
+        let mut missing = len;
+        while missing > 0 {
+            let least = missing.min(chunk_bytes);
+            let Some(run) = self.allocator.allocate_run(least, missing, chunk_bytes) else {
+                self.unreserve(&extents);
+                return Err(self.shortage(missing, chunk_bytes));
+            };
+            missing -= run.len;
+            let key = self.segments[run.segment as usize].0;
+            append(&mut extents, Extent { owner: self.me, key, offset: run.offset, len: run.len });
+        }
+        Ok(extents)
+    }
+
+    /// Takes a reservation back that nobody has seen yet.
+    pub fn unreserve(&mut self, extents: &[Extent]) {
+        for extent in extents {
+            self.give_back(*extent);
+        }
+    }
+
+    /// How far we may still grow, in bytes.
+    fn growth_max(&self) -> u64 {
+        self.bytes_total.saturating_sub(self.allocator.bytes_total())
+    }
+
+    fn shortage(&self, missing: u64, chunk_bytes: u64) -> Shortage {
+        let growth = self.growth_max();
+        let available = self.allocator.bytes_free() + growth;
+        if growth >= missing.min(chunk_bytes) && available >= missing {
+            Shortage::Grow(growth.min(self.segment_bytes.max(chunk_bytes)))
+        } else {
+            Shortage::NoSpace { available }
+        }
+    }
+
+    /// Whether a segment is on its way; notes that one is from now on.
+    pub fn start_growing(&mut self) -> bool {
+        !std::mem::replace(&mut self.growing, true)
+    }
+
+    /// A segment has been registered, or could not be: then the arena stays as large as it is.
+    pub fn handle_grown(&mut self, segment: Option<(Key, Window)>) {
+        self.growing = false;
+        match segment {
+            Some((key, window)) => {
+                self.allocator.add_segment(window.len());
+                self.segments.push((key, window));
+            }
+            None => self.bytes_total = self.allocator.bytes_total(),
+        }
+    }
+
+    /// The window of `extent`, if it is one of ours.
+    pub fn window(&self, extent: &Extent) -> Option<Window> {
+        if extent.owner != self.me {
+            return None;
+        }
+        let (_, window) = self.segments.iter().find(|(key, _)| *key == extent.key)?;
+        window.slice(extent.offset, extent.len)
+    }
+
+    /// Notes that `extents` of ours belong to a region of another home.
+    pub fn hold_for(&mut self, home: NodeLife, region: RegionId, extents: &[Extent]) {
+        for extent in extents {
+            let foreign = Foreign { len: extent.len, region, home };
+            self.foreign.insert((extent.key, extent.offset), foreign);
+        }
+    }
+
+    /// The home of `region` has moved here: its chunks are no longer another home's.
+    pub fn adopt(&mut self, region: RegionId) {
+        self.foreign.retain(|_, foreign| foreign.region != region);
+    }
+
+    /// Whether all of `extents` is held for `home`: only their home may give them back.
+    pub fn is_held_for(&self, home: NodeLife, extents: &[Extent]) -> bool {
+        extents.iter().all(|extent| {
+            let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
+            before.is_some_and(|((key, offset), foreign)| {
+                *key == extent.key
+                    && foreign.home == home
+                    && extent.offset + extent.len <= offset + foreign.len
+            })
+        })
+    }
+
+    /// Whether any of our chunks is held for `home`.
+    pub fn holds_any_for(&self, home: NodeLife) -> bool {
+        self.foreign.values().any(|foreign| foreign.home == home)
+    }
+
+    /// Takes the chunks of a dead home; they are to be released once nobody maps them.
+    pub fn take_orphans(&mut self, home: NodeLife) -> Extents {
+        let orphans: Vec<(Key, u64)> =
+            self.foreign.iter().filter(|(_, foreign)| foreign.home == home).map(|(at, _)| *at).collect();
+        let mut extents = Extents::new();
+        for (key, offset) in orphans {
+            let foreign = self.foreign.remove(&(key, offset)).expect("listed just before");
+            append(&mut extents, Extent { owner: self.me, key, offset, len: foreign.len });
+        }
+        extents
+    }
+
+    /// Nobody uses these chunks of ours any more, except perhaps the `tainted` until they are cut off.
+    pub fn release(
+        &mut self,
+        extents: &[Extent],
+        tainted: &BTreeSet<NodeLife>,
+        effects: &mut impl Extend<Effect>,
+    ) {
+        for extent in extents {
+            self.forget_foreign(extent);
+        }
+        if tainted.is_empty() {
+            effects.extend(extents.iter().map(|extent| self.discard(*extent)));
+        } else {
+            self.quarantine.push((extents.iter().copied().collect(), tainted.clone()));
+        }
+    }
+
+    /// Shortens or removes what is held for a foreign region by `extent`, which may be part of a longer run.
+    fn forget_foreign(&mut self, extent: &Extent) {
+        let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
+        let Some((&(key, start), &foreign)) = before else { return };
+        let (end, extent_end) = (start + foreign.len, extent.offset + extent.len);
+        if key != extent.key || extent_end > end {
+            return;
+        }
+        self.foreign.remove(&(key, start));
+        if start < extent.offset {
+            self.foreign.insert((key, start), Foreign { len: extent.offset - start, ..foreign });
+        }
+        if extent_end < end {
+            self.foreign.insert((key, extent_end), Foreign { len: end - extent_end, ..foreign });
+        }
+    }
+
+    /// `life` can reach nothing of ours any more.
+    pub fn handle_cut_off(&mut self, life: NodeLife, effects: &mut impl Extend<Effect>) {
+        let mut safe = Vec::new();
+        self.quarantine.retain_mut(|(extents, tainted)| {
+            tainted.remove(&life);
+            if tainted.is_empty() {
+                safe.append(&mut extents.to_vec());
+            }
+            !tainted.is_empty()
+        });
+        effects.extend(safe.into_iter().map(|extent| self.discard(extent)));
+    }
+
+    fn discard(&mut self, extent: Extent) -> Effect {
+        self.tokens += 1;
+        let token = Token(self.tokens);
+        self.discarding.insert(token, extent);
+        Effect::Discard { token, key: extent.key, offset: extent.offset, len: extent.len }
+    }
+
+    /// The memory reads as zero again: it may be reserved anew.
+    pub fn handle_discarded(&mut self, token: Token) {
+        if let Some(extent) = self.discarding.remove(&token) {
+            self.give_back(extent);
+        }
+    }
+
+    /// Frees `extent`, which may be a part or a join of runs as the allocator gave them.
+    fn give_back(&mut self, extent: Extent) {
+        let segment =
+            self.segments.iter().position(|(key, _)| *key == extent.key).expect("extents of ours only");
+        let run = allocator::Extent { segment: segment as u32, offset: extent.offset, len: extent.len };
+        self.allocator.free_range(run).expect("used memory is freed once");
+    }
+}
