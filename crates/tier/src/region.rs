@@ -14,12 +14,17 @@ use crate::permissions::{AccessList, Permissions};
 /// A region whose changes this node orders.  Small, since there may be millions.
 #[derive(Debug)]
 pub struct Region {
+    /// Its name, if it has one.
     pub name: Option<Box<str>>,
+    /// Length in bytes.
     pub len: u64,
+    /// Counts its changes.
     pub epoch: Epoch,
     /// Shared by regions of the same maker, until a grant sets them apart.
     pub access: Arc<AccessList>,
+    /// Who made it.
     pub owner: Principal,
+    /// Where its bytes are.
     pub extents: Extents,
     /// Nodes that map it.
     pub mappers: SmallVec<[NodeLife; 1]>,
@@ -27,7 +32,9 @@ pub struct Region {
     pub busy: Option<Box<Busy>>,
     /// Nodes that mapped it when they died, before they were cut off.
     pub tainted: Option<Box<BTreeSet<NodeLife>>>,
+    /// Bytes per chunk, as a power of two.
     pub chunk_bytes_log2: u8,
+    /// Whether it is immutable.
     pub sealed: bool,
 }
 
