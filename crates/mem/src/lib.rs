@@ -5,8 +5,11 @@
 //! it is copied, or touched through atomics.  This crate knows no network, no names and no permissions.
 
 mod copy;
+pub mod doorbell;
+pub mod ring;
 pub mod segment;
 pub mod window;
 
+pub use doorbell::Doorbell;
 pub use segment::{OpenError, PagePolicy, Segment};
 pub use window::{AccessError, OutOfBounds, Window};
