@@ -243,11 +243,17 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, ReceiveError> 
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let parts = &mut [IoSliceMut::new(&mut packet)];
-    let received = retry_on_intr(|| rustix::net::recvmsg(socket, parts, &mut control, flags));
+    let mut receive = || retry_on_intr(|| rustix::net::recvmsg(socket, parts, &mut control, flags));
+    let received = match receive() {
+        // A peer that closed without having read everything resets the socket.  That is reported once, and before
+        // its last words, which may be what proves that it is detached.
+        Err(Errno::CONNRESET) => receive(),
+        received => received,
+    };
     let received = match received {
         Ok(received) => received,
         Err(Errno::AGAIN) => return Ok(Received::Nothing),
-        // A reset counts as a hang-up, and after any other error nothing more can be heard either.
+        // After any other error nothing more can be heard either.
         Err(_) => return Ok(Received::HungUp),
     };
     let mut fds = Vec::new();
