@@ -15,15 +15,10 @@ fn main() {
     let bytes_per_round = if smoke { 1 << 20 } else { 64 << 20 };
     let rounds = if smoke { 1 } else { 7 };
 
-    let segment =
-        Segment::create("copy_bw", 2 * BYTES_MAX as u64, PagePolicy::Huge).expect("memory");
+    let segment = Segment::create("copy_bw", 2 * BYTES_MAX as u64, PagePolicy::Huge).expect("memory");
     let window = segment.window(0, 2 * BYTES_MAX as u64).expect("in bounds");
-    let target = window
-        .slice(BYTES_MAX as u64, BYTES_MAX as u64)
-        .expect("in bounds");
-    window
-        .fill(0, 2 * BYTES_MAX as u64, 0x5A)
-        .expect("in bounds");
+    let target = window.slice(BYTES_MAX as u64, BYTES_MAX as u64).expect("in bounds");
+    window.fill(0, 2 * BYTES_MAX as u64, 0x5A).expect("in bounds");
     let mut private = vec![0xA5u8; BYTES_MAX];
     let mut plain = vec![0u8; BYTES_MAX];
 
@@ -32,21 +27,9 @@ fn main() {
         "bytes", "shift", "libc", "write", "read", "copy_from"
     );
     for shift in [0usize, 5] {
-        for size in [
-            8,
-            16,
-            64,
-            100,
-            256,
-            1024,
-            4096,
-            16 << 10,
-            64 << 10,
-            256 << 10,
-            1 << 20,
-            4 << 20,
-            BYTES_MAX,
-        ] {
+        for size in
+            [8, 16, 64, 100, 256, 1024, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, BYTES_MAX]
+        {
             let size = size - if size > 4096 { 64 } else { 0 };
             let iterations = (bytes_per_round / size).clamp(1, 1_000_000);
             let mut best = [f64::MAX; 4];
@@ -62,39 +45,25 @@ fn main() {
                     }
                 };
                 best[0] = best[0].min(time(iterations, libc));
-                let write = || {
-                    window
-                        .write(black_box(shift as u64), &private[..size])
-                        .expect("in bounds")
-                };
+                let write = || window.write(black_box(shift as u64), &private[..size]).expect("in bounds");
                 best[1] = best[1].min(time(iterations, write));
-                let read = || {
-                    window
-                        .read(black_box(shift as u64), &mut private[..size])
-                        .expect("in bounds")
-                };
+                let read = || window.read(black_box(shift as u64), &mut private[..size]).expect("in bounds");
                 best[2] = best[2].min(time(iterations, read));
-                let copy = || {
-                    target
-                        .copy_from(black_box(shift as u64), &window, 0, size as u64)
-                        .expect("in bounds")
-                };
+                let copy =
+                    || target.copy_from(black_box(shift as u64), &window, 0, size as u64).expect("in bounds");
                 best[3] = best[3].min(time(iterations, copy));
             }
             print!("{size:>9} {shift:>6}");
             for seconds in best {
-                print!(
-                    " {:>6.1} {:>6.1} ns",
-                    size as f64 / seconds / 1e9,
-                    seconds * 1e9
-                );
+                print!(" {:>6.1} {:>6.1} ns", size as f64 / seconds / 1e9, seconds * 1e9);
             }
             println!();
         }
     }
-    let checksum = private.iter().chain(&plain).fold(0u64, |sum, byte| {
-        sum.wrapping_mul(31).wrapping_add(u64::from(*byte))
-    });
+    let checksum = private
+        .iter()
+        .chain(&plain)
+        .fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
     println!("checksum {checksum:016x}");
 }
 

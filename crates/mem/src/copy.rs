@@ -65,9 +65,7 @@ mod tests {
     /// Copies inside one buffer and compares with what the standard library does.
     fn check(copy: CopyFn, buffer_bytes: usize, source: usize, target: usize, len: usize) {
         assert!(source + len <= buffer_bytes && target + len <= buffer_bytes);
-        let mut actual: Vec<u8> = (0..buffer_bytes)
-            .map(|at| (at.wrapping_mul(31) >> 3) as u8)
-            .collect();
+        let mut actual: Vec<u8> = (0..buffer_bytes).map(|at| (at.wrapping_mul(31) >> 3) as u8).collect();
         let mut expected = actual.clone();
         expected.copy_within(source..source + len, target);
         let base = actual.as_mut_ptr();
@@ -165,10 +163,7 @@ mod tests {
                 let mut seen = [0u8; 8];
                 // SAFETY: as above; the other side writes to it by copy() too.
                 unsafe { copy(seen.as_mut_ptr(), word as *const u8, size) };
-                assert!(
-                    seen[..size].iter().all(|byte| *byte == seen[0]),
-                    "torn: {seen:?}"
-                );
+                assert!(seen[..size].iter().all(|byte| *byte == seen[0]), "torn: {seen:?}");
             }
             writer.join().unwrap();
         }

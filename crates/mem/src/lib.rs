@@ -4,12 +4,19 @@
 //! one.  Whoever else maps the segment may write to it at any time, so this memory is never lent as `&[u8]`:
 //! it is copied, or touched through atomics.  This crate knows no network, no names and no permissions.
 
+pub mod allocator;
 mod copy;
 pub mod doorbell;
+pub mod pins;
 pub mod ring;
 pub mod segment;
+pub mod slots;
+mod sync;
 pub mod window;
 
+pub use allocator::{Allocator, BadFree, Extent};
 pub use doorbell::Doorbell;
-pub use segment::{OpenError, PagePolicy, Segment};
+pub use pins::{Elapsed, Grace, Pin, Pins};
+pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
+pub use slots::{Lookup, SlotError, Slots};
 pub use window::{AccessError, OutOfBounds, Window};

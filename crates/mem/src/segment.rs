@@ -112,10 +112,7 @@ impl Segment {
         // Read after the seals: from then on the size can only grow.
         let actual = rustix::fs::fstat(&fd)?.st_size as u64;
         if actual < len || len == 0 {
-            return Err(OpenError::TooShort {
-                actual,
-                wanted: len,
-            });
+            return Err(OpenError::TooShort { actual, wanted: len });
         }
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
         Ok(Arc::new(Segment::map(fd, len)?))
@@ -150,11 +147,7 @@ impl Segment {
     /// later.  Zeros are seen by every process that maps the segment.
     pub fn discard(self: &Arc<Segment>, offset: u64, len: u64) -> Result<(), DiscardError> {
         let window = self.window(offset, len);
-        let window = window.ok_or(OutOfBounds {
-            offset,
-            len,
-            window_len: self.len(),
-        })?;
+        let window = window.ok_or(OutOfBounds { offset, len, window_len: self.len() })?;
         let page_bytes = rustix::param::page_size() as u64;
         let whole_pages_end = (offset + len) / page_bytes;
         if offset.div_ceil(page_bytes) >= whole_pages_end {
@@ -198,10 +191,7 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: we mapped exactly this range; every Window holds an Arc of self, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert!(
-            unmapped.is_ok(),
-            "a mapping of ours could not be unmapped: {unmapped:?}"
-        );
+        debug_assert!(unmapped.is_ok(), "a mapping of ours could not be unmapped: {unmapped:?}");
     }
 }
 
@@ -277,38 +267,19 @@ mod tests {
 
     #[test]
     fn descriptors_that_could_kill_us_are_refused() {
-        let file = rustix::fs::open(
-            "/proc/self/exe",
-            rustix::fs::OFlags::RDONLY,
-            rustix::fs::Mode::empty(),
-        );
-        assert!(matches!(
-            Segment::open(file.unwrap(), 1),
-            Err(OpenError::NotMemfd)
-        ));
+        let file = rustix::fs::open("/proc/self/exe", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+        assert!(matches!(Segment::open(file.unwrap(), 1), Err(OpenError::NotMemfd)));
 
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let unsealed = rustix::fs::memfd_create("unsealed", flags).unwrap();
         rustix::fs::ftruncate(&unsealed, MIB).unwrap();
-        assert!(matches!(
-            Segment::open(unsealed, MIB),
-            Err(OpenError::CanShrink)
-        ));
+        assert!(matches!(Segment::open(unsealed, MIB), Err(OpenError::CanShrink)));
 
         let short = create(MIB);
         let refused = reopened(&short, MIB + 1);
-        assert!(matches!(
-            refused,
-            Err(OpenError::TooShort { actual: MIB, .. })
-        ));
-        assert!(matches!(
-            reopened(&short, 0),
-            Err(OpenError::TooShort { .. })
-        ));
-        assert!(matches!(
-            reopened(&short, u64::MAX),
-            Err(OpenError::TooShort { .. })
-        ));
+        assert!(matches!(refused, Err(OpenError::TooShort { actual: MIB, .. })));
+        assert!(matches!(reopened(&short, 0), Err(OpenError::TooShort { .. })));
+        assert!(matches!(reopened(&short, u64::MAX), Err(OpenError::TooShort { .. })));
     }
 
     #[test]
@@ -345,10 +316,7 @@ mod tests {
         window.fill(0, 8192, 1).unwrap();
         segment.discard(4000, 200).unwrap();
         segment.discard(8192, 0).unwrap();
-        assert!(matches!(
-            segment.discard(8192, 1),
-            Err(DiscardError::OutOfBounds(_))
-        ));
+        assert!(matches!(segment.discard(8192, 1), Err(DiscardError::OutOfBounds(_))));
         let mut all = vec![0; 8192];
         window.read(0, &mut all).unwrap();
         let zeros: Vec<usize> = (0..8192).filter(|at| all[*at] == 0).collect();

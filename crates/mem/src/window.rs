@@ -170,11 +170,7 @@ impl Window {
     fn range(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfBounds> {
         // Subtraction cannot overflow where an addition of untrusted numbers could.
         if offset > self.len || len > self.len - offset {
-            return Err(OutOfBounds {
-                offset,
-                len,
-                window_len: self.len,
-            });
+            return Err(OutOfBounds { offset, len, window_len: self.len });
         }
         // SAFETY: offset <= self.len, so the result is inside the mapping or one past its end.
         Ok(unsafe { self.base.add(offset as usize) })
@@ -184,10 +180,7 @@ impl Window {
     fn word(&self, offset: u64, size: u64) -> Result<NonNull<u8>, AccessError> {
         let word = self.range(offset, size)?;
         if !(word.as_ptr() as u64).is_multiple_of(size) {
-            return Err(AccessError::Misaligned {
-                offset,
-                alignment: size,
-            });
+            return Err(AccessError::Misaligned { offset, alignment: size });
         }
         Ok(word)
     }
@@ -220,15 +213,8 @@ impl Window {
     /// Replaces the word at `offset` by `new` if it holds `expected`; returns what it held before, so that
     /// the exchange happened exactly if the result equals `expected`.
     #[inline]
-    pub fn compare_exchange_u64(
-        &self,
-        offset: u64,
-        expected: u64,
-        new: u64,
-    ) -> Result<u64, AccessError> {
-        let exchanged = self
-            .atomic_u64(offset)?
-            .compare_exchange(expected, new, SeqCst, SeqCst);
+    pub fn compare_exchange_u64(&self, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError> {
+        let exchanged = self.atomic_u64(offset)?.compare_exchange(expected, new, SeqCst, SeqCst);
         Ok(exchanged.unwrap_or_else(|old| old))
     }
 
@@ -255,15 +241,8 @@ impl Window {
 
     /// Replaces the 4-byte word at `offset` by `new` if it holds `expected`; returns what it held before.
     #[inline]
-    pub fn compare_exchange_u32(
-        &self,
-        offset: u64,
-        expected: u32,
-        new: u32,
-    ) -> Result<u32, AccessError> {
-        let exchanged = self
-            .atomic_u32(offset)?
-            .compare_exchange(expected, new, SeqCst, SeqCst);
+    pub fn compare_exchange_u32(&self, offset: u64, expected: u32, new: u32) -> Result<u32, AccessError> {
+        let exchanged = self.atomic_u32(offset)?.compare_exchange(expected, new, SeqCst, SeqCst);
         Ok(exchanged.unwrap_or_else(|old| old))
     }
 }
@@ -288,25 +267,15 @@ mod tests {
     fn accesses_outside_touch_nothing() {
         let window = window(4096).slice(100, 50).unwrap();
         let all = window.segment().window(0, 4096).unwrap();
-        let outside = |offset, len| OutOfBounds {
-            offset,
-            len,
-            window_len: 50,
-        };
+        let outside = |offset, len| OutOfBounds { offset, len, window_len: 50 };
         assert_eq!(window.write(48, b"abc"), Err(outside(48, 3)));
         assert_eq!(window.write(u64::MAX, b"a"), Err(outside(u64::MAX, 1)));
         assert_eq!(window.read(51, &mut []), Err(outside(51, 0)));
         assert_eq!(window.fill(1, u64::MAX, 1), Err(outside(1, u64::MAX)));
-        assert_eq!(
-            window.copy_from(0, &all, 4090, 7).unwrap_err().window_len,
-            4096
-        );
+        assert_eq!(window.copy_from(0, &all, 4090, 7).unwrap_err().window_len, 4096);
         assert_eq!(window.copy_from(44, &all, 0, 7), Err(outside(44, 7)));
         assert!(window.slice(0, 51).is_none());
-        assert_eq!(
-            window.load_u64(48),
-            Err(AccessError::OutOfBounds(outside(48, 8)))
-        );
+        assert_eq!(window.load_u64(48), Err(AccessError::OutOfBounds(outside(48, 8))));
         let mut bytes = vec![1; 4096];
         all.read(0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));
@@ -326,22 +295,10 @@ mod tests {
     #[test]
     fn alignment_is_that_of_the_address_and_not_of_the_offset() {
         let window = window(64).slice(4, 60).unwrap();
-        assert_eq!(
-            window.load_u64(0),
-            Err(AccessError::Misaligned {
-                offset: 0,
-                alignment: 8
-            })
-        );
+        assert_eq!(window.load_u64(0), Err(AccessError::Misaligned { offset: 0, alignment: 8 }));
         assert_eq!(window.load_u64(4), Ok(0));
         assert_eq!(window.load_u32(0), Ok(0));
-        assert_eq!(
-            window.store_u32(2, 1),
-            Err(AccessError::Misaligned {
-                offset: 2,
-                alignment: 4
-            })
-        );
+        assert_eq!(window.store_u32(2, 1), Err(AccessError::Misaligned { offset: 2, alignment: 4 }));
     }
 
     #[test]
@@ -356,10 +313,7 @@ mod tests {
         assert_eq!(window.fetch_add_u32(4, 1), Ok(7));
         assert_eq!(window.compare_exchange_u32(4, 8, 1), Ok(8));
         assert_eq!(window.compare_exchange_u32(4, 8, 2), Ok(1));
-        assert_eq!(
-            (window.load_u64(0), window.load_u32(4)),
-            (Ok(1 << 32), Ok(1))
-        );
+        assert_eq!((window.load_u64(0), window.load_u32(4)), (Ok(1 << 32), Ok(1)));
     }
 
     #[test]

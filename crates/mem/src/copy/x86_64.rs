@@ -46,36 +46,11 @@ macro_rules! copy_word {
     };
 }
 
-copy_word!(
-    copy_1,
-    reg,
-    "movzx {value:e}, byte ptr [{source}]",
-    "mov byte ptr [{target}], {value:l}"
-);
-copy_word!(
-    copy_2,
-    reg,
-    "movzx {value:e}, word ptr [{source}]",
-    "mov word ptr [{target}], {value:x}"
-);
-copy_word!(
-    copy_4,
-    reg,
-    "mov {value:e}, dword ptr [{source}]",
-    "mov dword ptr [{target}], {value:e}"
-);
-copy_word!(
-    copy_8,
-    reg,
-    "mov {value}, qword ptr [{source}]",
-    "mov qword ptr [{target}], {value}"
-);
-copy_word!(
-    copy_16,
-    xmm_reg,
-    "movups {value}, [{source}]",
-    "movups [{target}], {value}"
-);
+copy_word!(copy_1, reg, "movzx {value:e}, byte ptr [{source}]", "mov byte ptr [{target}], {value:l}");
+copy_word!(copy_2, reg, "movzx {value:e}, word ptr [{source}]", "mov word ptr [{target}], {value:x}");
+copy_word!(copy_4, reg, "mov {value:e}, dword ptr [{source}]", "mov dword ptr [{target}], {value:e}");
+copy_word!(copy_8, reg, "mov {value}, qword ptr [{source}]", "mov qword ptr [{target}], {value}");
+copy_word!(copy_16, xmm_reg, "movups {value}, [{source}]", "movups [{target}], {value}");
 
 /// Copies from the first byte to the last.
 ///

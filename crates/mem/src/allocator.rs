@@ -1,0 +1,194 @@
+//! The allocator: which bytes of the segments are whose.
+//!
+//! It deals in offsets only and touches no memory, so that its owner may keep it private whoever writes to the
+//! segments.  Up to 4 KiB come from slabs of equal objects, more from free extents kept in order of size and of
+//! address; both take a time that does not depend on the size.  It is not shared between threads: lock it.
+
+mod extents;
+mod slab;
+
+use std::collections::BTreeMap;
+
+use extents::FreeExtents;
+use slab::{SLAB_BYTES, Slab, SlabId, Slabs};
+
+/// A contiguous piece of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Extent {
+    /// The segment's number, as [`Allocator::add_segment`] returned it.
+    pub segment: u32,
+    /// First byte, counted from the start of the segment.
+    pub offset: u64,
+    /// Bytes, exactly as many as were asked for.
+    pub len: u64,
+}
+
+/// Something was freed that is not allocated; nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "cannot free {} bytes at offset {} of segment {}: no such extent is allocated",
+    .extent.len, .extent.offset, .extent.segment
+)]
+pub struct BadFree {
+    /// What was to be freed.
+    pub extent: Extent,
+}
+
+/// Allocates extents of a growing list of segments.
+///
+/// ```
+/// # use halite_mem::Allocator;
+/// let mut allocator = Allocator::new(64);
+/// allocator.add_segment(1 << 30);
+/// let extent = allocator.allocate(100).expect("there is room");
+/// assert_eq!((extent.len, extent.offset % 64), (100, 0));
+/// allocator.free(extent)?;
+/// assert!(allocator.free(extent).is_err());
+/// # Ok::<(), halite_mem::BadFree>(())
+/// ```
+#[derive(Debug)]
+pub struct Allocator {
+    /// All offsets are multiples of it, and all sizes are rounded up to it.
+    alignment: u64,
+    segments: u32,
+    free: FreeExtents,
+    slabs: Slabs,
+    /// Everything that is not in `free`, by segment and offset.
+    used: BTreeMap<(u32, u64), Block>,
+    bytes_free: u64,
+    bytes_total: u64,
+}
+
+/// What a used part of a segment is.
+#[derive(Clone, Copy, Debug)]
+enum Block {
+    /// An extent of the length (in bytes) that was asked for.
+    Extent(u64),
+    Slab(SlabId),
+}
+
+impl Allocator {
+    /// An allocator without memory.  All offsets will be multiples of `alignment` bytes: a power of two that is
+    /// at least 64, a cache line, so that no two objects share one.
+    pub fn new(alignment: u64) -> Allocator {
+        assert!(alignment.is_power_of_two() && alignment >= 64, "alignment of {alignment} bytes");
+        Allocator {
+            alignment,
+            segments: 0,
+            free: FreeExtents::default(),
+            slabs: Slabs::new(alignment),
+            used: BTreeMap::new(),
+            bytes_free: 0,
+            bytes_total: 0,
+        }
+    }
+
+    /// Adds a segment of `len` bytes (a ragged end is not used) and returns its number, counted from 0.
+    pub fn add_segment(&mut self, len: u64) -> u32 {
+        let segment = self.segments;
+        self.segments += 1;
+        let len = len - len % self.alignment;
+        if len > 0 {
+            self.free.insert(segment, 0, len);
+        }
+        self.bytes_free += len;
+        self.bytes_total += len;
+        segment
+    }
+
+    /// Allocates `len` contiguous bytes; `None` if there is no room for them, or if `len` is zero.
+    pub fn allocate(&mut self, len: u64) -> Option<Extent> {
+        // Where no slab fits any more, there may still be room for a single small object.
+        self.allocate_small(len).or_else(|| self.allocate_extent(len))
+    }
+
+    /// Allocates a part of something that may be cut into pieces: `len_max` bytes if they are available in one
+    /// piece, else the largest piece whose length is a multiple of `multiple_of`, unless it is below `len_min`.
+    pub fn allocate_run(&mut self, len_min: u64, len_max: u64, multiple_of: u64) -> Option<Extent> {
+        assert!(multiple_of > 0, "a run cannot be a multiple of zero bytes");
+        assert!(len_min <= len_max, "a run of at least {len_min} and at most {len_max} bytes");
+        self.allocate(len_max).or_else(|| {
+            let largest = self.largest_free().min(len_max);
+            let len = largest - largest % multiple_of;
+            if len < len_min { None } else { self.allocate_extent(len) }
+        })
+    }
+
+    /// Gives back what was allocated, whole.  The length may differ from the allocated one only for a small
+    /// object, and only if it is rounded up to the same size.
+    pub fn free(&mut self, extent: Extent) -> Result<(), BadFree> {
+        let place = (extent.segment, extent.offset);
+        let below = self.used.range(..=place).next_back();
+        let Some((&start, &block)) = below.filter(|(start, _)| start.0 == extent.segment) else {
+            return Err(BadFree { extent });
+        };
+        match block {
+            Block::Extent(len) if start == place && len == extent.len => self.free_extent(extent),
+            Block::Slab(slab) => return self.free_small(slab, extent),
+            Block::Extent(_) => return Err(BadFree { extent }),
+        }
+        Ok(())
+    }
+
+    /// Bytes that are not allocated, counting what is lost to rounding as allocated.  They need not be in one
+    /// piece, nor be available to every size.
+    pub fn bytes_free(&self) -> u64 {
+        self.bytes_free
+    }
+
+    /// Bytes of all segments, without ragged ends.
+    pub fn bytes_total(&self) -> u64 {
+        self.bytes_total
+    }
+
+    /// Length in bytes of the largest free extent, not counting room inside slabs.
+    pub fn largest_free(&self) -> u64 {
+        self.free.largest()
+    }
+
+    fn allocate_extent(&mut self, len: u64) -> Option<Extent> {
+        if len == 0 {
+            return None;
+        }
+        let len_rounded = len.checked_next_multiple_of(self.alignment)?;
+        let (segment, offset) = self.free.take(len_rounded)?;
+        self.used.insert((segment, offset), Block::Extent(len));
+        self.bytes_free -= len_rounded;
+        Some(Extent { segment, offset, len })
+    }
+
+    fn free_extent(&mut self, extent: Extent) {
+        let len_rounded = extent.len.next_multiple_of(self.alignment);
+        self.used.remove(&(extent.segment, extent.offset));
+        self.free.insert(extent.segment, extent.offset, len_rounded);
+        self.bytes_free += len_rounded;
+    }
+
+    fn allocate_small(&mut self, len: u64) -> Option<Extent> {
+        let class = self.slabs.class_of(len)?;
+        if !self.slabs.has_room(class) {
+            let (segment, offset) = self.free.take(SLAB_BYTES)?;
+            let slab = self.slabs.add(Slab::new(segment, offset, class));
+            self.used.insert((segment, offset), Block::Slab(slab));
+        }
+        let (segment, offset) = self.slabs.allocate(class);
+        self.bytes_free -= class.bytes();
+        Some(Extent { segment, offset, len })
+    }
+
+    fn free_small(&mut self, slab: SlabId, extent: Extent) -> Result<(), BadFree> {
+        let class = self.slabs.class_of(extent.len).ok_or(BadFree { extent })?;
+        if !self.slabs.free(slab, class, extent.offset) {
+            return Err(BadFree { extent });
+        }
+        self.bytes_free += class.bytes();
+        if let Some((segment, offset)) = self.slabs.remove_if_empty(slab) {
+            self.used.remove(&(segment, offset));
+            self.free.insert(segment, offset, SLAB_BYTES);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+//! Free extents, in order of size to find the best fit and in order of address to coalesce neighbours.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The free extents of all segments; no two of them touch.
+#[derive(Debug, Default)]
+pub(super) struct FreeExtents {
+    /// Lengths by segment and offset.
+    by_place: BTreeMap<(u32, u64), u64>,
+    /// Length, segment, offset.
+    by_len: BTreeSet<(u64, u32, u64)>,
+}
+
+impl FreeExtents {
+    /// Takes `len` bytes from the end of the smallest extent that has as many; among equals of the first.
+    /// (From the end, so that what is left keeps its place in the map, and gets the bytes back there.)
+    pub(super) fn take(&mut self, len: u64) -> Option<(u32, u64)> {
+        let &(found_len, segment, offset) = self.by_len.range((len, 0, 0)..).next()?;
+        let left = found_len - len;
+        if left > 0 {
+            self.resize((segment, offset), found_len, left);
+        } else {
+            self.remove((segment, offset), found_len);
+        }
+        Some((segment, offset + left))
+    }
+
+    /// Adds an extent that is not free yet, joined with its free neighbours.
+    pub(super) fn insert(&mut self, segment: u32, offset: u64, mut len: u64) {
+        let after = (segment, offset + len);
+        if let Some(&after_len) = self.by_place.get(&after) {
+            self.remove(after, after_len);
+            len += after_len;
+        }
+        let place = (segment, offset);
+        match self.by_place.range(..place).next_back() {
+            Some((&before, &before_len)) if before.0 == segment && before.1 + before_len == offset => {
+                self.resize(before, before_len, before_len + len);
+            }
+            _ => {
+                self.by_place.insert(place, len);
+                self.by_len.insert((len, segment, offset));
+            }
+        }
+    }
+
+    /// Length in bytes of the largest extent; 0 if there is none.
+    pub(super) fn largest(&self) -> u64 {
+        self.by_len.last().map_or(0, |(len, ..)| *len)
+    }
+
+    /// How many extents there are.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        assert_eq!(self.by_place.len(), self.by_len.len());
+        self.by_place.len()
+    }
+
+    fn resize(&mut self, place: (u32, u64), len_old: u64, len_new: u64) {
+        self.by_place.insert(place, len_new);
+        self.by_len.remove(&(len_old, place.0, place.1));
+        self.by_len.insert((len_new, place.0, place.1));
+    }
+
+    fn remove(&mut self, place: (u32, u64), len: u64) {
+        self.by_place.remove(&place);
+        self.by_len.remove(&(len, place.0, place.1));
+    }
+}

@@ -1,0 +1,220 @@
+//! Slabs: pieces of a segment cut into objects of one size.
+//!
+//! A slab of 64 KiB has at most 1024 objects (64 B each), and at least 16 (4 KiB each).  Its bitmap and
+//! book-keeping take about 200 bytes, so an object costs between 0.2 and 12 bytes of our own memory.
+
+/// Bytes of a slab.
+pub(super) const SLAB_BYTES: u64 = 64 << 10;
+
+/// Objects above this size are not worth a slab.
+const OBJECT_BYTES_MAX: u64 = 4096;
+
+const BITMAP_WORDS: usize = (SLAB_BYTES / 64 / 64) as usize;
+
+/// Size classes in units of the alignment: every one up to 16, then four per doubling, so that rounding up wastes a
+/// fifth at most.
+const CLASS_UNITS: [u8; 24] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 28, 32, 40, 48, 56, 64];
+
+/// A size of objects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Class {
+    index: u8,
+    bytes: u32,
+}
+
+impl Class {
+    /// Bytes of one object.
+    pub(super) fn bytes(self) -> u64 {
+        u64::from(self.bytes)
+    }
+
+    fn objects(self) -> u32 {
+        SLAB_BYTES as u32 / self.bytes
+    }
+}
+
+/// Names a slab until it is removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SlabId(u32);
+
+/// One slab.
+#[derive(Debug)]
+pub(super) struct Slab {
+    offset: u64,
+    segment: u32,
+    class: Class,
+    objects_free: u32,
+    /// Where the list of its class's slabs with room mentions it, if it has room.
+    room_position: u32,
+    /// One bit per object, set while it is free.
+    free: [u64; BITMAP_WORDS],
+}
+
+impl Slab {
+    /// A slab whose objects are all free.
+    pub(super) fn new(segment: u32, offset: u64, class: Class) -> Slab {
+        let objects = class.objects();
+        let free = std::array::from_fn(|word| match objects.saturating_sub(64 * word as u32) {
+            0 => 0,
+            bits @ 1..64 => (1 << bits) - 1,
+            _ => u64::MAX,
+        });
+        Slab { offset, segment, class, objects_free: objects, room_position: 0, free }
+    }
+
+    fn allocate(&mut self) -> u64 {
+        let word = self.free.iter().position(|word| *word != 0).expect("the slab has room");
+        let bit = self.free[word].trailing_zeros();
+        self.free[word] &= self.free[word] - 1;
+        self.objects_free -= 1;
+        self.offset + (64 * word as u64 + u64::from(bit)) * self.class.bytes()
+    }
+
+    /// Returns whether an object at `offset` was allocated.
+    fn free(&mut self, offset: u64) -> bool {
+        let from_start = offset - self.offset;
+        let object = from_start / self.class.bytes();
+        if !from_start.is_multiple_of(self.class.bytes()) || object >= self.class.objects().into() {
+            return false;
+        }
+        let word = &mut self.free[object as usize / 64];
+        let bit = 1 << (object % 64);
+        if *word & bit != 0 {
+            return false;
+        }
+        *word |= bit;
+        self.objects_free += 1;
+        true
+    }
+}
+
+/// All slabs of an allocator.
+#[derive(Debug)]
+pub(super) struct Slabs {
+    alignment: u64,
+    slabs: Vec<Slab>,
+    /// Places in `slabs` whose slab was removed.
+    unused: Vec<SlabId>,
+    /// The slabs of each class that have a free object.
+    with_room: [Vec<SlabId>; CLASS_UNITS.len()],
+}
+
+impl Slabs {
+    pub(super) fn new(alignment: u64) -> Slabs {
+        let with_room = std::array::from_fn(|_| Vec::new());
+        Slabs { alignment, slabs: Vec::new(), unused: Vec::new(), with_room }
+    }
+
+    /// The class for objects of `len` bytes, if they are small.
+    pub(super) fn class_of(&self, len: u64) -> Option<Class> {
+        let units = len.div_ceil(self.alignment);
+        if units == 0 || len > OBJECT_BYTES_MAX || self.alignment > OBJECT_BYTES_MAX {
+            return None;
+        }
+        let index = match units {
+            1..=16 => units as usize - 1,
+            _ => CLASS_UNITS.partition_point(|class_units| u64::from(*class_units) < units),
+        };
+        let bytes = u64::from(CLASS_UNITS[index]) * self.alignment;
+        Some(Class { index: index as u8, bytes: bytes as u32 })
+    }
+
+    pub(super) fn has_room(&self, class: Class) -> bool {
+        !self.with_room[usize::from(class.index)].is_empty()
+    }
+
+    /// Adds a slab, all free.
+    pub(super) fn add(&mut self, slab: Slab) -> SlabId {
+        let id = match self.unused.pop() {
+            Some(id) => {
+                self.slabs[id.0 as usize] = slab;
+                id
+            }
+            None => {
+                self.slabs.push(slab);
+                SlabId(self.slabs.len() as u32 - 1)
+            }
+        };
+        self.list(id);
+        id
+    }
+
+    /// Takes an object of a class that has room; returns segment and offset.
+    pub(super) fn allocate(&mut self, class: Class) -> (u32, u64) {
+        let with_room = &self.with_room[usize::from(class.index)];
+        let id = *with_room.last().expect("the caller made room");
+        let slab = &mut self.slabs[id.0 as usize];
+        let place = (slab.segment, slab.allocate());
+        if slab.objects_free == 0 {
+            self.unlist(id);
+        }
+        place
+    }
+
+    /// Gives an object back; `false` if the slab has none of this class allocated at `offset`.
+    pub(super) fn free(&mut self, id: SlabId, class: Class, offset: u64) -> bool {
+        let slab = &mut self.slabs[id.0 as usize];
+        if slab.class != class || !slab.free(offset) {
+            return false;
+        }
+        if slab.objects_free == 1 {
+            self.list(id);
+        }
+        true
+    }
+
+    /// Removes a slab whose objects are all free; returns its segment and offset.
+    pub(super) fn remove_if_empty(&mut self, id: SlabId) -> Option<(u32, u64)> {
+        let slab = &self.slabs[id.0 as usize];
+        if slab.objects_free < slab.class.objects() {
+            return None;
+        }
+        let place = (slab.segment, slab.offset);
+        self.unlist(id);
+        self.unused.push(id);
+        Some(place)
+    }
+
+    fn list(&mut self, id: SlabId) {
+        let slab = &mut self.slabs[id.0 as usize];
+        let with_room = &mut self.with_room[usize::from(slab.class.index)];
+        slab.room_position = with_room.len() as u32;
+        with_room.push(id);
+    }
+
+    fn unlist(&mut self, id: SlabId) {
+        let slab = &self.slabs[id.0 as usize];
+        let position = slab.room_position;
+        let with_room = &mut self.with_room[usize::from(slab.class.index)];
+        with_room.swap_remove(position as usize);
+        if let Some(moved) = with_room.get(position as usize) {
+            self.slabs[moved.0 as usize].room_position = position;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_costs_at_most_sixteen_bytes_of_ours() {
+        // The slab itself, its entry in a list, and its entry in the allocator's map (key, value and tree).
+        let bytes = size_of::<Slab>() + size_of::<SlabId>() + 2 * 32;
+        assert!(bytes / 16 <= 16, "{bytes} bytes for 16 objects");
+    }
+
+    #[test]
+    fn classes_hold_what_they_are_for_and_waste_a_fifth_at_most() {
+        let slabs = Slabs::new(64);
+        for len in 1..=OBJECT_BYTES_MAX {
+            let class = slabs.class_of(len).unwrap();
+            let rounded = len.next_multiple_of(64);
+            assert!(class.bytes() >= rounded && class.bytes() * 4 <= rounded * 5, "{len}: {class:?}");
+        }
+        assert!(slabs.class_of(0).is_none());
+        assert!(slabs.class_of(OBJECT_BYTES_MAX + 1).is_none());
+        assert!(Slabs::new(8192).class_of(1).is_none());
+    }
+}

@@ -1,0 +1,257 @@
+//! Stories of extents, and whole histories against a set of intervals.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const KIB: u64 = 1 << 10;
+const GIB: u64 = 1 << 30;
+
+fn allocator(segments: &[u64]) -> Allocator {
+    let mut allocator = Allocator::new(64);
+    for (number, len) in segments.iter().enumerate() {
+        assert_eq!(allocator.add_segment(*len), number as u32);
+    }
+    allocator
+}
+
+/// What must hold when everything has been given back.
+fn check_all_free(allocator: &Allocator, segments: usize) {
+    assert_eq!(allocator.bytes_free(), allocator.bytes_total());
+    assert_eq!(allocator.free.count(), segments);
+    assert!(allocator.used.is_empty());
+}
+
+#[test]
+fn a_segment_can_be_used_to_its_last_byte() {
+    let mut allocator = allocator(&[4 * GIB + 63]);
+    let all = allocator.allocate(4 * GIB).unwrap();
+    assert_eq!(all, Extent { segment: 0, offset: 0, len: 4 * GIB });
+    assert_eq!((allocator.bytes_free(), allocator.largest_free()), (0, 0));
+    assert_eq!(allocator.allocate(1), None);
+    allocator.free(all).unwrap();
+    check_all_free(&allocator, 1);
+}
+
+#[test]
+fn impossible_sizes_are_refused_and_not_miscounted() {
+    let mut allocator = allocator(&[GIB, 10]);
+    for len in [0, GIB + 1, u64::MAX, u64::MAX - 63] {
+        assert_eq!(allocator.allocate(len), None);
+    }
+    assert_eq!(allocator.allocate_run(GIB + 1, u64::MAX, 64), None);
+    check_all_free(&allocator, 1);
+}
+
+#[test]
+fn small_objects_share_slabs_and_slabs_go_back() {
+    let mut allocator = allocator(&[GIB]);
+    let objects: Vec<Extent> = (0..5000).map(|_| allocator.allocate(100).unwrap()).collect();
+    let slabs = allocator.used.len() as u64;
+    assert_eq!(slabs, 5000_u64.div_ceil(SLAB_BYTES / 128));
+    assert_eq!(allocator.bytes_free(), GIB - 5000 * 128);
+    assert_eq!(allocator.largest_free(), GIB - slabs * SLAB_BYTES);
+    objects.iter().rev().for_each(|object| allocator.free(*object).unwrap());
+    check_all_free(&allocator, 1);
+}
+
+#[test]
+fn the_last_bytes_serve_small_objects_although_no_slab_fits() {
+    let mut allocator = allocator(&[SLAB_BYTES - 64]);
+    let objects: Vec<Extent> = std::iter::from_fn(|| allocator.allocate(64)).collect();
+    assert_eq!(objects.len() as u64, SLAB_BYTES / 64 - 1);
+    objects.iter().for_each(|object| allocator.free(*object).unwrap());
+    check_all_free(&allocator, 1);
+}
+
+#[test]
+fn nothing_is_freed_twice_or_in_part() {
+    let mut allocator = allocator(&[GIB, GIB]);
+    let large = allocator.allocate(10 * KIB).unwrap();
+    let small = allocator.allocate(200).unwrap();
+    let bytes_free = allocator.bytes_free();
+    let bad = [
+        Extent { offset: large.offset + 64, ..large },
+        Extent { len: large.len - 1, ..large },
+        Extent { segment: 1, ..large },
+        Extent { segment: 2, ..large },
+        Extent { len: 0, ..large },
+        Extent { offset: small.offset + 64, ..small },
+        Extent { offset: small.offset + 256, ..small },
+        Extent { offset: small.offset + 1, ..small },
+        Extent { len: 100, ..small },
+        Extent { len: SLAB_BYTES, ..small },
+        Extent { offset: SLAB_BYTES * 3, ..small },
+        Extent { offset: u64::MAX, ..small },
+    ];
+    for extent in bad {
+        assert_eq!(allocator.free(extent), Err(BadFree { extent }));
+    }
+    assert_eq!(allocator.bytes_free(), bytes_free);
+    for extent in [large, small] {
+        allocator.free(extent).unwrap();
+        assert_eq!(allocator.free(extent), Err(BadFree { extent }));
+    }
+    check_all_free(&allocator, 2);
+}
+
+#[test]
+fn best_fit_keeps_large_holes_large() {
+    let mut allocator = allocator(&[GIB, 64 * KIB]);
+    let extent = allocator.allocate(60 * KIB).unwrap();
+    assert_eq!(extent.segment, 1);
+    assert_eq!(allocator.largest_free(), GIB);
+}
+
+#[test]
+fn a_huge_region_becomes_few_runs() {
+    let mut allocator = allocator(&[GIB, GIB / 2 + 100 * KIB, GIB]);
+    let mut left = 2 * GIB + GIB / 4 + 1000;
+    let mut runs = Vec::new();
+    while left > 0 {
+        let run = allocator.allocate_run(left.min(64 * KIB), left, 64 * KIB).unwrap();
+        assert!(run.len.is_multiple_of(64 * KIB) || run.len == left);
+        left -= run.len;
+        runs.push(run);
+    }
+    assert_eq!(runs.len(), 3);
+    assert_eq!(allocator.allocate_run(GIB, GIB, 1), None);
+    runs.iter().for_each(|run| allocator.free(*run).unwrap());
+    check_all_free(&allocator, 3);
+}
+
+#[test]
+fn a_coarse_alignment_knows_no_small_objects() {
+    let mut allocator = Allocator::new(8192);
+    allocator.add_segment(20_000);
+    assert_eq!(allocator.bytes_total(), 16_384);
+    let first = allocator.allocate(1).unwrap();
+    let second = allocator.allocate(8192).unwrap();
+    assert_eq!((first.offset, second.offset), (8192, 0));
+    assert_eq!(allocator.allocate(1), None);
+    allocator.free(first).unwrap();
+    allocator.free(second).unwrap();
+    check_all_free(&allocator, 1);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(u64),
+    Run { len_min: u64, more: u64, multiple_of: u64 },
+    Free(usize),
+    FreeAgain(usize),
+    FreeInvented(Extent),
+}
+
+fn len() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 1..4200u64, 2 => 4096..100 * KIB, 1 => 0..500 * KIB]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let invented = (0..4u32, 0..400 * KIB / 64, len());
+    prop_oneof![
+        6 => len().prop_map(Step::Allocate),
+        1 => (len(), 0..200 * KIB, 1..5u64)
+            .prop_map(|(len_min, more, units)| Step::Run { len_min, more, multiple_of: units * 4096 }),
+        5 => any::<usize>().prop_map(Step::Free),
+        1 => any::<usize>().prop_map(Step::FreeAgain),
+        1 => invented.prop_map(|(segment, unit, len)| {
+            Step::FreeInvented(Extent { segment, offset: unit * 64, len })
+        }),
+    ]
+}
+
+/// The allocator and, as the model, all that is allocated.
+struct Pair {
+    allocator: Allocator,
+    segments: Vec<u64>,
+    /// End and length by start.
+    live: BTreeMap<(u32, u64), u64>,
+    freed: Vec<Extent>,
+}
+
+impl Pair {
+    fn handle_allocated(&mut self, extent: Extent) {
+        let Extent { segment, offset, len } = extent;
+        assert!(len > 0 && offset.is_multiple_of(64));
+        assert!(offset + len <= self.segments[segment as usize], "{extent:?} is outside");
+        if let Some((before, before_len)) = self.live.range(..=(segment, offset)).next_back() {
+            assert!(before.0 < segment || before.1 + before_len <= offset, "{extent:?} overlaps");
+        }
+        if let Some((after, _)) = self.live.range((segment, offset)..).next() {
+            assert!(after.0 > segment || after.1 >= offset + len, "{extent:?} overlaps");
+        }
+        self.live.insert((segment, offset), len);
+        self.freed.retain(|freed| (freed.segment, freed.offset) != (segment, offset));
+    }
+
+    fn free_any(&mut self, which: usize) {
+        if self.live.is_empty() {
+            return;
+        }
+        let (&(segment, offset), &len) = self.live.iter().nth(which % self.live.len()).unwrap();
+        let extent = Extent { segment, offset, len };
+        assert_eq!(self.allocator.free(extent), Ok(()));
+        self.live.remove(&(segment, offset));
+        self.freed.push(extent);
+    }
+
+    fn apply(&mut self, step: Step) {
+        match step {
+            Step::Allocate(len) => match self.allocator.allocate(len) {
+                Some(extent) => {
+                    assert_eq!(extent.len, len);
+                    self.handle_allocated(extent);
+                }
+                None => {
+                    let rounded = len.next_multiple_of(64);
+                    assert!(len == 0 || self.allocator.largest_free() < rounded, "refused {len}");
+                }
+            },
+            Step::Run { len_min, more, multiple_of } => {
+                let (largest, len_max) = (self.allocator.largest_free(), len_min + more);
+                match self.allocator.allocate_run(len_min, len_max, multiple_of) {
+                    Some(run) => {
+                        assert!(run.len >= len_min);
+                        let cut = largest - largest % multiple_of;
+                        assert!(run.len == len_max || run.len == cut && largest < len_max);
+                        self.handle_allocated(run);
+                    }
+                    None => {
+                        assert!(len_max == 0 || largest - largest % multiple_of < len_min.max(1))
+                    }
+                }
+            }
+            Step::Free(which) => self.free_any(which),
+            Step::FreeAgain(which) if !self.freed.is_empty() => {
+                let extent = self.freed[which % self.freed.len()];
+                assert_eq!(self.allocator.free(extent), Err(BadFree { extent }));
+            }
+            Step::FreeAgain(_) => {}
+            Step::FreeInvented(extent) => {
+                if !self.live.contains_key(&(extent.segment, extent.offset)) {
+                    assert_eq!(self.allocator.free(extent), Err(BadFree { extent }));
+                }
+            }
+        }
+        let live_bytes: u64 = self.live.values().sum();
+        assert!(self.allocator.bytes_free() + live_bytes <= self.allocator.bytes_total());
+    }
+}
+
+proptest! {
+    #[test]
+    fn histories_agree_with_a_set_of_intervals(
+        segments in proptest::collection::vec(0..400 * KIB, 1..4),
+        steps in proptest::collection::vec(step(), 0..250),
+    ) {
+        let nonempty = segments.iter().filter(|len| **len >= 64).count();
+        let allocator = allocator(&segments);
+        let mut pair = Pair { allocator, segments, live: BTreeMap::new(), freed: Vec::new() };
+        steps.into_iter().for_each(|step| pair.apply(step));
+        while !pair.live.is_empty() {
+            pair.free_any(pair.live.len() / 2);
+        }
+        check_all_free(&pair.allocator, nonempty);
+    }
+}
