@@ -16,8 +16,8 @@ pub use plan::{Fault, FaultPlan, Moment, Rule};
 
 use crate::kind::OperationKind;
 use crate::{
-    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, PeerId,
-    PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
+    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostCause,
+    PostError, RegisterError, Status, WorkId, WorkRequest,
 };
 
 /// A fabric that fails as its plan says.
@@ -93,9 +93,7 @@ impl FaultInjector {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .expect("nothing panics while it holds this lock")
+        self.state.lock().expect("nothing panics while it holds this lock")
     }
 
     fn post_one(&self, peer: PeerId, request: &WorkRequest<'_>) -> Result<(), PostCause> {
@@ -105,10 +103,7 @@ impl FaultInjector {
             None => Fate::Deliver,
             Some(Fault::Delay { polls }) => Fate::Delay { polls },
             Some(Fault::Fail { status, done: true }) => Fate::Fail { status },
-            Some(Fault::Fail {
-                status,
-                done: false,
-            }) => {
+            Some(Fault::Fail { status, done: false }) => {
                 self.fail_at_once(peer, request.id, status);
                 return Ok(());
             }
@@ -128,19 +123,10 @@ impl FaultInjector {
         self.inner.wake();
     }
 
-    fn forward(
-        &self,
-        peer: PeerId,
-        request: &WorkRequest<'_>,
-        fate: Fate,
-    ) -> Result<(), PostCause> {
+    fn forward(&self, peer: PeerId, request: &WorkRequest<'_>, fate: Fate) -> Result<(), PostCause> {
         // Entered before it is posted, for another thread may poll its completion at once.
         let ours = self.lock().enter(request, fate);
-        let renamed = WorkRequest {
-            id: ours,
-            signalled: true,
-            ..*request
-        };
+        let renamed = WorkRequest { id: ours, signalled: true, ..*request };
         self.inner.post(peer, &[renamed]).map_err(|error| {
             self.lock().pending.remove(&ours);
             error.cause
@@ -152,11 +138,7 @@ impl State {
     fn enter(&mut self, request: &WorkRequest<'_>, fate: Fate) -> WorkId {
         let ours = WorkId(self.next_id);
         self.next_id += 1;
-        let pending = Pending {
-            id: request.id,
-            signalled: request.signalled,
-            fate,
-        };
+        let pending = Pending { id: request.id, signalled: request.signalled, fate };
         self.pending.insert(ours, pending);
         ours
     }
@@ -170,11 +152,8 @@ impl State {
             }
         };
         let pending = self.pending.remove(&ours);
-        let Pending {
-            id,
-            signalled,
-            fate,
-        } = pending.expect("every request was entered under a name of its own");
+        let Pending { id, signalled, fate } =
+            pending.expect("every request was entered under a name of its own");
         let mut delay_polls = 0;
         match fate {
             Fate::Deliver => {}
@@ -219,10 +198,7 @@ impl State {
 
 impl Fabric for FaultInjector {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            direct: false,
-            ..self.inner.capabilities()
-        }
+        Capabilities { direct: false, ..self.inner.capabilities() }
     }
 
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
@@ -239,11 +215,7 @@ impl Fabric for FaultInjector {
 
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         for (posted, request) in requests.iter().enumerate() {
-            self.post_one(peer, request).map_err(|cause| PostError {
-                peer,
-                posted,
-                cause,
-            })?;
+            self.post_one(peer, request).map_err(|cause| PostError { peer, posted, cause })?;
         }
         Ok(())
     }

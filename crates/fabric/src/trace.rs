@@ -17,8 +17,8 @@ use halite_mem::{Segment, Window};
 use self::record::{Record, Step};
 use crate::kind::{OperationKind, payload_bytes};
 use crate::{
-    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, PeerId,
-    PostError, RegisterError, Status, WorkRequest,
+    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError,
+    RegisterError, Status, WorkRequest,
 };
 
 /// A fabric that remembers.
@@ -93,11 +93,7 @@ impl Tracer {
         Tracer {
             inner,
             clock: None,
-            log: Mutex::new(Log {
-                records: VecDeque::new(),
-                records_max,
-                next: 0,
-            }),
+            log: Mutex::new(Log { records: VecDeque::new(), records_max, next: 0 }),
             operations: Default::default(),
             arrivals: Tally::default(),
             failures: AtomicU64::new(0),
@@ -124,8 +120,7 @@ impl Tracer {
     /// Counts of everything since the tracer was made.
     pub fn counters(&self) -> Counters {
         Counters {
-            operations: OperationKind::ALL
-                .map(|kind| (kind, self.operations[kind as usize].count())),
+            operations: OperationKind::ALL.map(|kind| (kind, self.operations[kind as usize].count())),
             arrivals: self.arrivals.count(),
             failures: self.failures.load(Relaxed),
             refused: self.refused.load(Relaxed),
@@ -133,9 +128,7 @@ impl Tracer {
     }
 
     fn log(&self) -> std::sync::MutexGuard<'_, Log> {
-        self.log
-            .lock()
-            .expect("nothing panics while it holds this lock")
+        self.log.lock().expect("nothing panics while it holds this lock")
     }
 
     fn note(&self, step: Step) {
@@ -147,11 +140,7 @@ impl Tracer {
             log.records.pop_front();
         }
         if log.records_max > 0 {
-            log.records.push_back(Record {
-                number,
-                time_ns,
-                step,
-            });
+            log.records.push_back(Record { number, time_ns, step });
         }
     }
 
@@ -159,12 +148,7 @@ impl Tracer {
         let kind = OperationKind::of(&request.operation);
         let bytes = payload_bytes(&request.operation);
         self.operations[kind as usize].add(bytes);
-        self.note(Step::Post {
-            peer,
-            kind,
-            id: request.id,
-            bytes,
-        });
+        self.note(Step::Post { peer, kind, id: request.id, bytes });
     }
 
     fn note_completion(&self, completion: &Completion) {
@@ -173,11 +157,9 @@ impl Tracer {
             self.failures.fetch_add(1, Relaxed);
         }
         let step = match &completion.kind {
-            CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => Step::Complete {
-                peer,
-                id: *id,
-                status,
-            },
+            CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => {
+                Step::Complete { peer, id: *id, status }
+            }
             CompletionKind::Received { bytes, imm } => {
                 self.arrivals.add(bytes.len() as u64);
                 let bytes = Some(bytes.len());
@@ -202,19 +184,13 @@ impl Tally {
     }
 
     fn count(&self) -> Count {
-        Count {
-            count: self.count.load(Relaxed),
-            bytes: self.bytes.load(Relaxed),
-        }
+        Count { count: self.count.load(Relaxed), bytes: self.bytes.load(Relaxed) }
     }
 }
 
 impl Fabric for Tracer {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            direct: false,
-            ..self.inner.capabilities()
-        }
+        Capabilities { direct: false, ..self.inner.capabilities() }
     }
 
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
@@ -229,9 +205,7 @@ impl Fabric for Tracer {
     }
 
     fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
-        self.note(Step::Connect {
-            address: address.to_owned(),
-        });
+        self.note(Step::Connect { address: address.to_owned() });
         self.inner.connect(address, hello)
     }
 

@@ -29,16 +29,11 @@ fn without_rules_everything_passes_but_direct_access() {
     assert!(one.capabilities().direct && !faulty.capabilities().direct);
     assert!(one.direct(PEER, key).is_some() && faulty.direct(PEER, key).is_none());
     // Names of requests need not be unique, and come back as they were.
-    faulty
-        .post(PEER, &[add(5, key), add(5, key), send(9, b"hi")])
-        .unwrap();
+    faulty.post(PEER, &[add(5, key), add(5, key), send(9, b"hi")]).unwrap();
     let ends = poll(&faulty);
     let old = |old| CompletionKind::Atomic { id: WorkId(5), old };
     let kinds: Vec<_> = ends.into_iter().map(|end| end.kind).collect();
-    assert_eq!(
-        kinds,
-        [old(0), old(1), CompletionKind::Done { id: WorkId(9) }]
-    );
+    assert_eq!(kinds, [old(0), old(1), CompletionKind::Done { id: WorkId(9) }]);
     assert_eq!(word.load_u64(0), Ok(2));
     assert_eq!(poll(&*two).len(), 1);
 }
@@ -48,17 +43,11 @@ fn unsignalled_requests_stay_so() {
     let (one, two) = pair();
     let (key, _) = register(&two);
     let faulty = FaultInjector::new(one, FaultPlan::new(0));
-    let quiet = |request| WorkRequest {
-        signalled: false,
-        ..request
-    };
+    let quiet = |request| WorkRequest { signalled: false, ..request };
     let requests = [quiet(add(1, key)), quiet(add(2, Key(9))), add(3, key)];
     faulty.post(PEER, &requests).unwrap();
     // Only failures speak up.
-    assert_eq!(
-        poll_ids(&faulty),
-        [(2, Status::RemoteAccess), (3, Status::Success)]
-    );
+    assert_eq!(poll_ids(&faulty), [(2, Status::RemoteAccess), (3, Status::Success)]);
 }
 
 #[test]
@@ -66,17 +55,12 @@ fn a_delayed_completion_holds_up_those_behind_it() {
     let (one, _two) = pair();
     let rule = Rule::new(SEND, Fault::Delay { polls: 2 }).times(1);
     let faulty = FaultInjector::new(one, plan(rule));
-    faulty
-        .post(PEER, &[send(1, b"late"), send(2, b"behind")])
-        .unwrap();
+    faulty.post(PEER, &[send(1, b"late"), send(2, b"behind")]).unwrap();
     assert_eq!(poll_ids(&faulty), []);
     assert_eq!(poll_ids(&faulty), []);
     // Whoever waits is sent back to poll: the test fabric would not let us sleep.
     faulty.wait(faulty.doorbell(), None);
-    assert_eq!(
-        poll_ids(&faulty),
-        [(1, Status::Success), (2, Status::Success)]
-    );
+    assert_eq!(poll_ids(&faulty), [(1, Status::Success), (2, Status::Success)]);
 }
 
 #[test]
@@ -108,14 +92,8 @@ fn arrivals_can_be_lost_or_late() {
     let texts: [&[u8]; 3] = [b"lost", b"late", b"behind"];
     one.post(PEER, &texts.map(|text| send(0, text))).unwrap();
     assert_eq!(poll(&faulty), []);
-    let arrived: Vec<_> = poll(&faulty)
-        .into_iter()
-        .map(|arrival| arrival.kind)
-        .collect();
-    let received = |text: &[u8]| CompletionKind::Received {
-        bytes: text.to_vec(),
-        imm: 0,
-    };
+    let arrived: Vec<_> = poll(&faulty).into_iter().map(|arrival| arrival.kind).collect();
+    let received = |text: &[u8]| CompletionKind::Received { bytes: text.to_vec(), imm: 0 };
     assert_eq!(arrived, [received(b"late"), received(b"behind")]);
 }
 
@@ -135,9 +113,7 @@ fn a_full_queue_empties_after_so_many_tries() {
 #[test]
 fn a_peer_can_be_lost_after_so_many_operations() {
     let (one, two) = pair();
-    let rule = Rule::new(Moment::AnyPost, Fault::Disconnect)
-        .after(2)
-        .times(1);
+    let rule = Rule::new(Moment::AnyPost, Fault::Disconnect).after(2).times(1);
     let faulty = FaultInjector::new(one, plan(rule));
     let requests = [send(1, b"a"), send(2, b"b"), send(3, b"c")];
     let error = faulty.post(PEER, &requests).unwrap_err();
@@ -147,10 +123,7 @@ fn a_peer_can_be_lost_after_so_many_operations() {
         assert_eq!(end.poll_event(), Some(Event::CutOff { peer: PEER }));
     }
     // What was posted before still completes, exactly once.
-    assert_eq!(
-        poll_ids(&faulty),
-        [(1, Status::Success), (2, Status::Success)]
-    );
+    assert_eq!(poll_ids(&faulty), [(1, Status::Success), (2, Status::Success)]);
 }
 
 #[test]

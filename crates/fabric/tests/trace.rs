@@ -24,9 +24,7 @@ fn a_dump_tells_the_story() {
     tracer.register(segment).unwrap();
     tracer.connect("elsewhere", b"").unwrap();
     tracer.poll_event();
-    tracer
-        .post(PEER, &[send(1, b"hello"), add(2, Key(9)), add(3, key)])
-        .unwrap();
+    tracer.post(PEER, &[send(1, b"hello"), add(2, Key(9)), add(3, key)]).unwrap();
     two.post(PEER, &[send(1, b"answer")]).unwrap();
     poll(&tracer);
     tracer.cut_off(PEER);

@@ -50,9 +50,7 @@ pub const fn payload_bytes_max(capacity: u64) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadRing {
     /// The data behind the positions is not a power of two of at least 64 bytes.
-    #[error(
-        "cannot use {window_bytes} bytes as a ring: 256 and a power of two of at least 64 are needed"
-    )]
+    #[error("cannot use {window_bytes} bytes as a ring: 256 and a power of two of at least 64 are needed")]
     Size {
         /// Length of the window that was offered.
         window_bytes: u64,
@@ -130,11 +128,7 @@ impl Producer {
     }
 
     fn over(memory: Memory) -> Producer {
-        Producer {
-            memory,
-            tail: 0,
-            head_seen: 0,
-        }
+        Producer { memory, tail: 0, head_seen: 0 }
     }
 
     /// The longest payload that fits into the empty ring.
@@ -175,11 +169,7 @@ impl Producer {
             return Err(PushError::Corrupt);
         }
         self.head_seen = head;
-        if fits(head) {
-            Ok(())
-        } else {
-            Err(PushError::Full { len })
-        }
+        if fits(head) { Ok(()) } else { Err(PushError::Full { len }) }
     }
 }
 
@@ -190,12 +180,7 @@ impl Consumer {
     }
 
     fn over(memory: Memory) -> Consumer {
-        Consumer {
-            memory,
-            head: 0,
-            tail_seen: 0,
-            corrupt: false,
-        }
+        Consumer { memory, head: 0, tail_seen: 0, corrupt: false }
     }
 
     /// The most records that can be waiting at one time.
@@ -293,10 +278,7 @@ mod tests {
     #[test]
     fn a_full_ring_takes_more_once_something_was_consumed() {
         let (mut producer, mut consumer, _) = ring(64);
-        assert_eq!(
-            producer.try_push(0, &[&[0; 57]]),
-            Err(PushError::TooLong { len: 57, max: 56 })
-        );
+        assert_eq!(producer.try_push(0, &[&[0; 57]]), Err(PushError::TooLong { len: 57, max: 56 }));
         for imm in 0..4 {
             producer.try_push(imm, &[b"eight...".as_slice()]).unwrap();
         }

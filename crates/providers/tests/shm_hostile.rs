@@ -11,8 +11,8 @@ use common::{Cluster, Node, connect};
 use halite_fabric::{Event, Fabric};
 use halite_mem::{PagePolicy, Segment, ring};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{Pid, PidfdFlags};
 
@@ -207,13 +207,7 @@ fn rings_and_mailboxes_that_are_none_are_refused() {
 #[test]
 fn segments_that_are_not_as_promised_are_refused() {
     let memory = segment(4096);
-    for (key, len) in [
-        (0, 4097),
-        (0, u64::MAX),
-        (0, 0),
-        (1, 4096),
-        (u32::MAX, 4096),
-    ] {
+    for (key, len) in [(0, 4097), (0, u64::MAX), (0, 0), (1, 4096), (u32::MAX, 4096)] {
         check(|client| {
             client.hello(&Hello::good());
             client.segment(key, len, memory.fd());

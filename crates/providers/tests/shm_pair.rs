@@ -4,14 +4,13 @@ mod common;
 
 use common::{Cluster, bytes_of, connect, inline, remote};
 use halite_fabric::{
-    CompletionKind, CutOff, Event, Fabric, Key, Local, Operation, PeerId, PostCause, Status,
-    WorkId, WorkRequest,
+    CompletionKind, CutOff, Event, Fabric, Key, Local, Operation, PeerId, PostCause, Status, WorkId,
+    WorkRequest,
 };
 use halite_providers::{OpenError, ShmFabric};
 
 const DONE: (Status, CompletionKind) = (Status::Success, CompletionKind::Done { id: WorkId(7) });
-const REFUSED: (Status, CompletionKind) =
-    (Status::RemoteAccess, CompletionKind::Done { id: WorkId(7) });
+const REFUSED: (Status, CompletionKind) = (Status::RemoteAccess, CompletionKind::Done { id: WorkId(7) });
 
 #[test]
 fn both_ends_hear_who_the_other_is() {
@@ -41,33 +40,19 @@ fn writes_and_reads_reach_the_other_ends_memory() {
     let (target_key, target) = two.register(1 << 20);
     let (to_two, _) = connect(&mut one, &mut two, "two.sock");
 
-    let write = Operation::Write {
-        local: inline(b"inline"),
-        remote: remote(target_key, 100),
-    };
+    let write = Operation::Write { local: inline(b"inline"), remote: remote(target_key, 100) };
     assert_eq!(one.run(to_two, write), DONE);
     assert_eq!(bytes_of(&target, 100, 6), b"inline");
 
     source.fill(0, 1 << 20, 9).unwrap();
-    let whole = Local::Registered {
-        key: source_key,
-        offset: 0,
-        len: 1 << 20,
-    };
-    let write = Operation::Write {
-        local: whole,
-        remote: remote(target_key, 0),
-    };
+    let whole = Local::Registered { key: source_key, offset: 0, len: 1 << 20 };
+    let write = Operation::Write { local: whole, remote: remote(target_key, 0) };
     assert_eq!(one.run(to_two, write), DONE);
     assert!(bytes_of(&target, 0, 1 << 20).iter().all(|byte| *byte == 9));
 
     target.write(5000, b"read me").unwrap();
     let read = Operation::Read {
-        local: Local::Registered {
-            key: source_key,
-            offset: 3,
-            len: 7,
-        },
+        local: Local::Registered { key: source_key, offset: 3, len: 7 },
         remote: remote(target_key, 5000),
     };
     assert_eq!(one.run(to_two, read), DONE);
@@ -100,17 +85,10 @@ fn atomics_return_what_the_word_held_before() {
         (Status::Success, CompletionKind::Atomic { id, old })
     };
     let target = remote(key, 16);
-    let add = Operation::FetchAdd {
-        remote: target,
-        add: 3,
-    };
+    let add = Operation::FetchAdd { remote: target, add: 3 };
     assert_eq!(one.run(to_two, add), old(0));
     assert_eq!(one.run(to_two, add), old(3));
-    let swap = Operation::CompareSwap {
-        remote: target,
-        expected: 6,
-        new: 1,
-    };
+    let swap = Operation::CompareSwap { remote: target, expected: 6, new: 1 };
     assert_eq!(one.run(to_two, swap), old(6));
     assert_eq!(one.run(to_two, swap), old(1));
     assert_eq!(word.load_u64(16), Ok(1));
@@ -122,11 +100,7 @@ fn a_write_with_immediate_has_landed_when_it_is_announced() {
     let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
     let (key, target) = two.register(4096);
     let (to_two, to_one) = connect(&mut one, &mut two, "two.sock");
-    let write = Operation::WriteImm {
-        local: inline(b"landed"),
-        remote: remote(key, 0),
-        imm: 42,
-    };
+    let write = Operation::WriteImm { local: inline(b"landed"), remote: remote(key, 0), imm: 42 };
     assert_eq!(one.run(to_two, write), DONE);
     let arrived = two.completion();
     assert_eq!(arrived.peer, to_one);
@@ -174,10 +148,7 @@ fn a_full_queue_takes_more_once_the_peer_has_polled() {
     let bytes = [1; 500];
     let send = |id| WorkRequest {
         id: WorkId(id),
-        operation: Operation::Send {
-            bytes: &bytes,
-            imm: id as u32,
-        },
+        operation: Operation::Send { bytes: &bytes, imm: id as u32 },
         signalled: false,
     };
     let requests: Vec<_> = (0..20).map(send).collect();
@@ -188,9 +159,7 @@ fn a_full_queue_takes_more_once_the_peer_has_polled() {
         assert_eq!(two.received().1, expected);
     }
     assert_eq!(two.try_completion(), None);
-    one.fabric
-        .post(to_two, &requests[error.posted..][..1])
-        .unwrap();
+    one.fabric.post(to_two, &requests[error.posted..][..1]).unwrap();
     assert_eq!(two.received().1, error.posted as u32);
 }
 
@@ -203,10 +172,7 @@ fn completions_that_nobody_polls_push_back() {
     let mut two = cluster.open("two");
     let (key, _) = two.register(4096);
     let (to_two, _) = connect(&mut one, &mut two, "two.sock");
-    let add = Operation::FetchAdd {
-        remote: remote(key, 0),
-        add: 1,
-    };
+    let add = Operation::FetchAdd { remote: remote(key, 0), add: 1 };
     for _ in 0..3 {
         one.post(to_two, add).unwrap();
     }
@@ -253,28 +219,16 @@ fn wrong_keys_and_ranges_are_refused_and_touch_nothing() {
     let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
     let (key, target) = two.register(4096);
     let (to_two, _) = connect(&mut one, &mut two, "two.sock");
-    for address in [
-        remote(Key(1), 0),
-        remote(Key(u32::MAX), 0),
-        remote(key, 4093),
-        remote(key, u64::MAX),
-    ] {
+    for address in [remote(Key(1), 0), remote(Key(u32::MAX), 0), remote(key, 4093), remote(key, u64::MAX)] {
         let local = inline(b"1234");
         let remote = address;
         assert_eq!(one.run(to_two, Operation::Write { local, remote }), REFUSED);
-        let write = Operation::WriteImm {
-            local,
-            remote,
-            imm: 1,
-        };
+        let write = Operation::WriteImm { local, remote, imm: 1 };
         assert_eq!(one.run(to_two, write), REFUSED);
         let add = Operation::FetchAdd { remote, add: 1 };
         assert_eq!(one.run(to_two, add), REFUSED);
     }
-    let misaligned = Operation::FetchAdd {
-        remote: remote(key, 4),
-        add: 1,
-    };
+    let misaligned = Operation::FetchAdd { remote: remote(key, 4), add: 1 };
     assert_eq!(one.run(to_two, misaligned), REFUSED);
     // The peer is not told of writes that it refused.
     assert_eq!(two.try_completion(), None);
@@ -290,28 +244,12 @@ fn requests_that_can_never_be_posted_are_malformed() {
     let (to_two, _) = connect(&mut one, &mut two, "two.sock");
     let remote = remote(key, 0);
     let too_long = vec![0; one.fabric.capabilities().send_bytes_max + 1];
-    let beyond = |offset, len| Local::Registered {
-        key: own_key,
-        offset,
-        len,
-    };
+    let beyond = |offset, len| Local::Registered { key: own_key, offset, len };
     for operation in [
-        Operation::Send {
-            bytes: &too_long,
-            imm: 0,
-        },
-        Operation::Read {
-            local: inline(b"not a place to read into"),
-            remote,
-        },
-        Operation::Write {
-            local: beyond(4090, 7),
-            remote,
-        },
-        Operation::Write {
-            local: beyond(u64::MAX, 2),
-            remote,
-        },
+        Operation::Send { bytes: &too_long, imm: 0 },
+        Operation::Read { local: inline(b"not a place to read into"), remote },
+        Operation::Write { local: beyond(4090, 7), remote },
+        Operation::Write { local: beyond(u64::MAX, 2), remote },
     ] {
         let error = one.post(to_two, operation).unwrap_err();
         assert_eq!(error.cause, PostCause::Malformed);
@@ -329,10 +267,7 @@ fn unsignalled_requests_complete_only_when_they_fail() {
     let (to_two, _) = connect(&mut one, &mut two, "two.sock");
     let request = |id, offset| WorkRequest {
         id: WorkId(id),
-        operation: Operation::Write {
-            local: inline(b"x"),
-            remote: remote(key, offset),
-        },
+        operation: Operation::Write { local: inline(b"x"), remote: remote(key, offset) },
         signalled: false,
     };
     let requests = [request(1, 0), request(2, 4096), request(3, 1)];
@@ -423,18 +358,9 @@ fn misshapen_configurations_are_refused() {
         change(&mut config);
         ShmFabric::open(config).map(drop).unwrap_err()
     };
-    assert!(matches!(
-        open(|config| config.ring_bytes = 5000),
-        OpenError::RingBytes { ring_bytes: 5000 }
-    ));
-    assert!(matches!(
-        open(|config| config.name = "../one".to_owned()),
-        OpenError::Name { .. }
-    ));
-    assert!(matches!(
-        open(|config| config.hello = vec![0; 1025]),
-        OpenError::HelloTooLong { len: 1025 }
-    ));
+    assert!(matches!(open(|config| config.ring_bytes = 5000), OpenError::RingBytes { ring_bytes: 5000 }));
+    assert!(matches!(open(|config| config.name = "../one".to_owned()), OpenError::Name { .. }));
+    assert!(matches!(open(|config| config.hello = vec![0; 1025]), OpenError::HelloTooLong { len: 1025 }));
     let one = cluster.open("one");
     assert!(one.fabric.connect("nobody.sock", b"").is_err());
     assert!(one.fabric.connect("one.sock", &[0; 1025]).is_err());
@@ -459,10 +385,7 @@ fn many_threads_may_post_to_one_peer() {
                     }
                     let add = WorkRequest {
                         id: WorkId(0),
-                        operation: Operation::FetchAdd {
-                            remote: remote(key, 0),
-                            add: 1,
-                        },
+                        operation: Operation::FetchAdd { remote: remote(key, 0), add: 1 },
                         signalled: false,
                     };
                     one.fabric.post(to_two, &[add]).unwrap();

@@ -70,22 +70,12 @@ impl Rule {
             (_, fault) => fault != Fault::Drop,
         };
         assert!(possible, "{fault:?} cannot happen at {moment:?}");
-        Rule {
-            moment,
-            fault,
-            peer: None,
-            one_in: 1,
-            skip: 0,
-            times_max: u64::MAX,
-        }
+        Rule { moment, fault, peer: None, one_in: 1, skip: 0, times_max: u64::MAX }
     }
 
     /// Only where `peer` is at the other end.
     pub fn peer(self, peer: PeerId) -> Rule {
-        Rule {
-            peer: Some(peer),
-            ..self
-        }
+        Rule { peer: Some(peer), ..self }
     }
 
     /// Only with a chance of one in `n`, at least 1.
@@ -101,10 +91,7 @@ impl Rule {
 
     /// At most `n` times.
     pub fn times(self, n: u64) -> Rule {
-        Rule {
-            times_max: n,
-            ..self
-        }
+        Rule { times_max: n, ..self }
     }
 
     fn applies(&self, moment: Moment, peer: PeerId) -> bool {
@@ -124,19 +111,12 @@ struct Counted {
 impl FaultPlan {
     /// Nothing goes wrong until rules are added.
     pub fn new(seed: u64) -> FaultPlan {
-        FaultPlan {
-            rules: Vec::new(),
-            random: Random(seed),
-        }
+        FaultPlan { rules: Vec::new(), random: Random(seed) }
     }
 
     /// Adds a rule; where several strike, the first one added does.
     pub fn rule(mut self, rule: Rule) -> FaultPlan {
-        self.rules.push(Counted {
-            rule,
-            applied: 0,
-            struck: 0,
-        });
+        self.rules.push(Counted { rule, applied: 0, struck: 0 });
         self
     }
 
@@ -149,11 +129,9 @@ impl FaultPlan {
                 continue;
             }
             counted.applied += 1;
-            let lucky =
-                counted.rule.one_in > 1 && !self.random.next().is_multiple_of(counted.rule.one_in);
-            let spared = counted.applied <= counted.rule.skip
-                || counted.struck >= counted.rule.times_max
-                || lucky;
+            let lucky = counted.rule.one_in > 1 && !self.random.next().is_multiple_of(counted.rule.one_in);
+            let spared =
+                counted.applied <= counted.rule.skip || counted.struck >= counted.rule.times_max || lucky;
             if !spared && strikes.is_none() {
                 counted.struck += 1;
                 strikes = Some(counted.rule.fault);

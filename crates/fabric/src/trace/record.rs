@@ -69,12 +69,7 @@ impl fmt::Display for Step {
         match self {
             Step::Register { key, len } => write!(f, "register key={} len={len}", key.0),
             Step::Connect { address } => write!(f, "connect address={address}"),
-            Step::Post {
-                peer,
-                kind,
-                id,
-                bytes,
-            } => {
+            Step::Post { peer, kind, id, bytes } => {
                 let kind = kind.name();
                 write!(f, "post peer={} {kind} id={} bytes={bytes}", peer.0, id.0)
             }
@@ -82,18 +77,10 @@ impl fmt::Display for Step {
             Step::Complete { peer, id, status } => {
                 write!(f, "complete peer={} id={} {status:?}", peer.0, id.0)
             }
-            Step::Arrive {
-                peer,
-                imm,
-                bytes: Some(bytes),
-            } => {
+            Step::Arrive { peer, imm, bytes: Some(bytes) } => {
                 write!(f, "received peer={} imm={imm} bytes={bytes}", peer.0)
             }
-            Step::Arrive {
-                peer,
-                imm,
-                bytes: None,
-            } => write!(f, "notified peer={} imm={imm}", peer.0),
+            Step::Arrive { peer, imm, bytes: None } => write!(f, "notified peer={} imm={imm}", peer.0),
             Step::Event(event) => fmt_event(event, f),
             Step::CutOff { peer, outcome } => write!(f, "cut_off peer={} {outcome:?}", peer.0),
             Step::Disconnect { peer } => write!(f, "disconnect peer={}", peer.0),
@@ -104,17 +91,12 @@ impl fmt::Display for Step {
 
 fn fmt_event(event: &Event, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
-        Event::Connected {
-            peer, initiator, ..
-        } => {
+        Event::Connected { peer, initiator, .. } => {
             let how = if *initiator { "dialled" } else { "accepted" };
             write!(f, "event connected peer={} {how}", peer.0)
         }
         Event::ConnectFailed { address, reason } => {
-            write!(
-                f,
-                "event connect_failed address={address} reason={reason:?}"
-            )
+            write!(f, "event connect_failed address={address} reason={reason:?}")
         }
         Event::Disconnected { peer } => write!(f, "event disconnected peer={}", peer.0),
         Event::CutOff { peer } => write!(f, "event cut_off peer={}", peer.0),

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use halite_fabric::{
-    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, Local,
-    Operation, PeerId, PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
+    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, Local, Operation,
+    PeerId, PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 
@@ -32,10 +32,7 @@ pub struct End {
 /// Two connected ends.
 pub fn pair() -> (Arc<End>, Arc<End>) {
     let new = |other: &Weak<End>| End {
-        state: Mutex::new(State {
-            connected: true,
-            ..State::default()
-        }),
+        state: Mutex::new(State { connected: true, ..State::default() }),
         other: other.clone(),
     };
     let mut second = None;
@@ -56,11 +53,7 @@ pub fn register(end: &End) -> (Key, Window) {
 }
 
 pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
-    WorkRequest {
-        id: WorkId(id),
-        operation,
-        signalled: true,
-    }
+    WorkRequest { id: WorkId(id), operation, signalled: true }
 }
 
 pub fn send(id: u64, bytes: &[u8]) -> WorkRequest<'_> {
@@ -78,9 +71,7 @@ pub fn poll(fabric: &dyn Fabric) -> Vec<Completion> {
 /// One poll, by number of the request and how it ended.
 pub fn poll_ids(fabric: &dyn Fabric) -> Vec<(u64, Status)> {
     let ended = |completion: Completion| match completion.kind {
-        CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => {
-            (id.0, completion.status)
-        }
+        CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => (id.0, completion.status),
         kind => panic!("expected the end of a request, got {kind:?}"),
     };
     poll(fabric).into_iter().map(ended).collect()
@@ -90,11 +81,7 @@ impl End {
     fn arrive(&self, kind: CompletionKind) {
         let mut state = self.state.lock().unwrap();
         state.rings += 1;
-        state.completions.push_back(Completion {
-            peer: PEER,
-            status: Status::Success,
-            kind,
-        });
+        state.completions.push_back(Completion { peer: PEER, status: Status::Success, kind });
     }
 
     fn segment(&self, key: Key) -> Option<Window> {
@@ -127,10 +114,7 @@ impl End {
                 let old = window.fetch_add_u64(remote.offset, add).unwrap();
                 (Status::Success, CompletionKind::Atomic { id, old })
             }
-            Operation::Write {
-                local: Local::Inline(bytes),
-                remote,
-            } => {
+            Operation::Write { local: Local::Inline(bytes), remote } => {
                 let Some(window) = other.segment(remote.key) else {
                     return refused;
                 };
@@ -165,10 +149,8 @@ impl Fabric for End {
     }
 
     fn connect(&self, address: &str, _: &[u8]) -> Result<(), ConnectError> {
-        let event = Event::ConnectFailed {
-            address: address.to_owned(),
-            reason: "there is nobody else".to_owned(),
-        };
+        let event =
+            Event::ConnectFailed { address: address.to_owned(), reason: "there is nobody else".to_owned() };
         self.state.lock().unwrap().events.push_back(event);
         Ok(())
     }
@@ -177,11 +159,7 @@ impl Fabric for End {
         let other = self.other.upgrade();
         let connected = self.state.lock().unwrap().connected;
         let Some(other) = other.filter(|_| connected) else {
-            return Err(PostError {
-                peer,
-                posted: 0,
-                cause: PostCause::NotConnected,
-            });
+            return Err(PostError { peer, posted: 0, cause: PostCause::NotConnected });
         };
         for request in requests {
             let (status, kind) = self.execute(&other, request);

@@ -62,11 +62,7 @@ mod shared {
         pub(crate) fn wake_all(&self) {
             // Not a private futex: the sleeper maps the same memfd elsewhere.  This cannot fail on a mapped word,
             // and a failure would only cost a wake-up.
-            let _ = futex::wake(
-                self.word(SEQ_OFFSET),
-                futex::Flags::empty(),
-                i32::MAX as u32,
-            );
+            let _ = futex::wake(self.word(SEQ_OFFSET), futex::Flags::empty(), i32::MAX as u32);
         }
 
         pub(crate) fn wait(&self, seen: u32, timeout: Option<Duration>) {
@@ -78,9 +74,7 @@ mod shared {
         }
 
         fn word(&self, offset: u64) -> &AtomicU32 {
-            self.window
-                .atomic_u32(offset)
-                .expect("new() found both words inside")
+            self.window.atomic_u32(offset).expect("new() found both words inside")
         }
     }
 }

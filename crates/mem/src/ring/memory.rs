@@ -134,9 +134,7 @@ mod model {
         pub(crate) fn private(capacity: u64) -> Memory {
             let data = (0..capacity / 8).map(|_| UnsafeCell::new([0; 8])).collect();
             let (tail, head) = (AtomicU64::new(0), AtomicU64::new(0));
-            Memory {
-                words: Arc::new(Words { tail, head, data }),
-            }
+            Memory { words: Arc::new(Words { tail, head, data }) }
         }
 
         pub(crate) fn capacity(&self) -> u64 {

@@ -158,12 +158,7 @@ impl Core {
         PeerId(links.peers)
     }
 
-    pub(super) fn watch(
-        &self,
-        fd: impl AsFd,
-        source: Source,
-        flags: epoll::EventFlags,
-    ) -> io::Result<()> {
+    pub(super) fn watch(&self, fd: impl AsFd, source: Source, flags: epoll::EventFlags) -> io::Result<()> {
         let data = epoll::EventData::new_u64(source.pack());
         Ok(epoll::add(&self.epoll, fd, data, flags)?)
     }

@@ -22,10 +22,7 @@ const REPORTS_MAX: usize = 64;
 
 /// Runs until the fabric stops.
 pub(super) fn run(core: &Core) {
-    let mut gate = Gate {
-        core,
-        spare: Gate::new_spare(core),
-    };
+    let mut gate = Gate { core, spare: Gate::new_spare(core) };
     let mut reports = Vec::with_capacity(REPORTS_MAX);
     let mut ticking = false;
     while !core.is_stopping() {
@@ -93,11 +90,7 @@ impl Gate<'_> {
     fn admit(&self, accepted: OwnedFd) {
         if self.core.is_crowded() {
             let reason = "this node has as many peers as it takes".to_owned();
-            let _ = socket::send(
-                std::os::fd::AsFd::as_fd(&accepted),
-                &Message::Refused { reason },
-                &[],
-            );
+            let _ = socket::send(std::os::fd::AsFd::as_fd(&accepted), &Message::Refused { reason }, &[]);
             return;
         }
         // Without memory or descriptors for one more link, hanging up tells the initiator.

@@ -35,11 +35,7 @@ impl Inbox {
 
     /// Gives every ring one turn, until `completions` holds `len_max`.  A ring that is found scribbled is taken
     /// out and reported; what it held before the scribble has been delivered.
-    pub(super) fn poll(
-        &mut self,
-        completions: &mut Vec<Completion>,
-        len_max: usize,
-    ) -> Option<Scribbled> {
+    pub(super) fn poll(&mut self, completions: &mut Vec<Completion>, len_max: usize) -> Option<Scribbled> {
         let rings = self.incoming.len();
         for turn in 0..rings {
             if completions.len() >= len_max {
@@ -59,10 +55,7 @@ impl Inbox {
     /// Takes the ring of `peer` out and returns what it still holds.
     pub(super) fn remove(&mut self, peer: PeerId) -> Vec<Completion> {
         let mut rest = Vec::new();
-        let found = self
-            .incoming
-            .iter()
-            .position(|incoming| incoming.peer == peer);
+        let found = self.incoming.iter().position(|incoming| incoming.peer == peer);
         if let Some(index) = found {
             let mut incoming = self.incoming.remove(index);
             // The peer may be alive and pushing still: what one ring can hold at a time is enough.
@@ -83,17 +76,10 @@ impl Incoming {
             let imm = popped.map_err(|_| Scribbled(self.peer))?;
             let kind = match payload.pop() {
                 None => CompletionKind::Notified { imm },
-                Some(TAG_SEND) => CompletionKind::Received {
-                    bytes: payload,
-                    imm,
-                },
+                Some(TAG_SEND) => CompletionKind::Received { bytes: payload, imm },
                 Some(_) => return Err(Scribbled(self.peer)),
             };
-            completions.push(Completion {
-                peer: self.peer,
-                status: Status::Success,
-                kind,
-            });
+            completions.push(Completion { peer: self.peer, status: Status::Success, kind });
         }
         Ok(())
     }
@@ -109,10 +95,7 @@ mod tests {
     fn ring() -> (Producer, Consumer) {
         let segment = Segment::create("ring", ring_bytes(4096), PagePolicy::Normal).unwrap();
         let window = segment.window(0, segment.len()).unwrap();
-        (
-            Producer::new(window.clone()).unwrap(),
-            Consumer::new(window).unwrap(),
-        )
+        (Producer::new(window.clone()).unwrap(), Consumer::new(window).unwrap())
     }
 
     fn poll(inbox: &mut Inbox, len_max: usize) -> (Vec<u32>, Option<Scribbled>) {

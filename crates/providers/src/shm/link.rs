@@ -107,9 +107,7 @@ impl Link {
             hello: hello.to_vec(),
             ring,
             state: Mutex::new(State {
-                phase: Phase::Greeting {
-                    deadline: Instant::now() + core.config.handshake_timeout,
-                },
+                phase: Phase::Greeting { deadline: Instant::now() + core.config.handshake_timeout },
                 socket: Some(socket.clone()),
                 said: Said::default(),
                 heard: Heard::default(),
@@ -228,11 +226,7 @@ impl Link {
         state.phase = Phase::Connected { peer: peer.clone() };
         // In this order, whoever sees the event can post, and whoever receives a message can find the event.
         core.add_peer(peer);
-        core.event(Event::Connected {
-            peer: id,
-            hello: greeting.hello,
-            initiator: self.dialled.is_some(),
-        });
+        core.event(Event::Connected { peer: id, hello: greeting.hello, initiator: self.dialled.is_some() });
         lock(&core.inbox).add(id, greeting.incoming);
         // What came before the ring was looked at rang in vain.
         core.own.doorbell.wake();
@@ -259,18 +253,13 @@ impl Link {
         let farewell = match &self.dialled {
             // An acceptor that went ahead has seen our segments, and learns here that we dropped its own.
             Some(_) => Message::Detached,
-            None => Message::Refused {
-                reason: reason.to_owned(),
-            },
+            None => Message::Refused { reason: reason.to_owned() },
         };
         self.try_say(state, &farewell, &[]);
         state.phase = Phase::Over;
         core.remove_link(self.token);
         if let Some(address) = &self.dialled {
-            core.event(Event::ConnectFailed {
-                address: address.clone(),
-                reason: reason.to_owned(),
-            });
+            core.event(Event::ConnectFailed { address: address.clone(), reason: reason.to_owned() });
         }
     }
 
@@ -284,11 +273,7 @@ impl Link {
         let last_words = lock(&core.inbox).remove(peer.id);
         core.complete(last_words);
         core.event(Event::Disconnected { peer: peer.id });
-        state.phase = Phase::Leaving {
-            peer,
-            theirs,
-            cut_off: false,
-        };
+        state.phase = Phase::Leaving { peer, theirs, cut_off: false };
         // The gate looks on whether the peer's memory is still held.
         core.kick();
     }

@@ -35,8 +35,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use halite_fabric::{
-    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, PeerId,
-    PostError, RegisterError, WorkRequest,
+    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, PeerId, PostError,
+    RegisterError, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window, ring};
 use rustix::process::Signal;
@@ -105,14 +105,10 @@ impl ShmConfig {
             return Err(OpenError::RingBytes { ring_bytes });
         }
         if self.name.is_empty() || self.name.contains('/') {
-            return Err(OpenError::Name {
-                name: self.name.clone(),
-            });
+            return Err(OpenError::Name { name: self.name.clone() });
         }
         if self.hello.len() > HELLO_BYTES_MAX {
-            return Err(OpenError::HelloTooLong {
-                len: self.hello.len(),
-            });
+            return Err(OpenError::HelloTooLong { len: self.hello.len() });
         }
         Ok(())
     }
@@ -215,10 +211,7 @@ impl ShmFabric {
         let gate = std::thread::Builder::new()
             .name("halite-shm-gate".to_owned())
             .spawn(move || gate::run(&shared))?;
-        Ok(Arc::new(ShmFabric {
-            core,
-            gate: Some(gate),
-        }))
+        Ok(Arc::new(ShmFabric { core, gate: Some(gate) }))
     }
 }
 
@@ -255,10 +248,8 @@ impl Fabric for ShmFabric {
 
     fn discover(&self) -> Result<Vec<String>, ConnectError> {
         let dir = &self.core.config.dir;
-        socket::discover(dir, &self.core.path).map_err(|source| ConnectError::Unreachable {
-            address: dir.display().to_string(),
-            source,
-        })
+        socket::discover(dir, &self.core.path)
+            .map_err(|source| ConnectError::Unreachable { address: dir.display().to_string(), source })
     }
 
     /// `address` is the file name of a socket in the cluster directory, as `discover` returns it, or a path.
@@ -266,10 +257,7 @@ impl Fabric for ShmFabric {
         if hello.len() > HELLO_BYTES_MAX {
             return Err(ConnectError::HelloTooLong { len: hello.len() });
         }
-        let unreachable = |source| ConnectError::Unreachable {
-            address: address.to_owned(),
-            source,
-        };
+        let unreachable = |source| ConnectError::Unreachable { address: address.to_owned(), source };
         if self.core.is_closed() {
             return Err(unreachable(io::ErrorKind::NotConnected.into()));
         }

@@ -118,10 +118,7 @@ impl Peer {
         *lock(&self.outgoing) = None;
         // Waits for copies under way: each is bounded by the length of one request.
         let windows = write(&self.windows).take().unwrap_or_default();
-        windows
-            .iter()
-            .map(|window| Arc::downgrade(window.segment()))
-            .collect()
+        windows.iter().map(|window| Arc::downgrade(window.segment())).collect()
     }
 
     fn push(&self, imm: u32, parts: &[&[u8]]) -> Result<(), PostCause> {

@@ -4,8 +4,8 @@
 //! when `post` returns, so a peer that leaves leaves no request without its completion.
 
 use halite_fabric::{
-    Completion, CompletionKind, Key, Local, Operation, PeerId, PostCause, PostError, RemoteAddress,
-    Status, WorkRequest,
+    Completion, CompletionKind, Key, Local, Operation, PeerId, PostCause, PostError, RemoteAddress, Status,
+    WorkRequest,
 };
 use halite_mem::{AccessError, OutOfBounds, Window};
 
@@ -24,11 +24,7 @@ enum Outcome {
 impl Core {
     /// See [`halite_fabric::Fabric::post`].
     pub(super) fn post(&self, id: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
-        let error = |posted, cause| PostError {
-            peer: id,
-            posted,
-            cause,
-        };
+        let error = |posted, cause| PostError { peer: id, posted, cause };
         let peer = self.peer(id).ok_or(error(0, PostCause::NotConnected))?;
         // Looked at once per list: the queue may exceed its limit by one list for each posting thread.
         if lock(&self.completions).len() >= self.config.completions_max {
@@ -45,10 +41,7 @@ impl Core {
                     break;
                 }
             }
-            pushed |= matches!(
-                request.operation,
-                Operation::Send { .. } | Operation::WriteImm { .. }
-            );
+            pushed |= matches!(request.operation, Operation::Send { .. } | Operation::WriteImm { .. });
         }
         if pushed {
             peer.ring();
@@ -70,49 +63,31 @@ impl Core {
                 }
                 peer.push_send(bytes, imm).map(|()| Outcome::Done)
             }
-            Operation::FetchAdd { remote, add } => self.atomic(peer, remote, |window| {
-                window.fetch_add_u64(remote.offset, add)
-            }),
-            Operation::CompareSwap {
-                remote,
-                expected,
-                new,
-            } => self.atomic(peer, remote, |window| {
-                window.compare_exchange_u64(remote.offset, expected, new)
-            }),
+            Operation::FetchAdd { remote, add } => {
+                self.atomic(peer, remote, |window| window.fetch_add_u64(remote.offset, add))
+            }
+            Operation::CompareSwap { remote, expected, new } => {
+                self.atomic(peer, remote, |window| window.compare_exchange_u64(remote.offset, expected, new))
+            }
         }
     }
 
-    fn read(
-        &self,
-        peer: &Peer,
-        local: Local<'_>,
-        remote: RemoteAddress,
-    ) -> Result<Outcome, PostCause> {
+    fn read(&self, peer: &Peer, local: Local<'_>, remote: RemoteAddress) -> Result<Outcome, PostCause> {
         let Local::Registered { key, offset, len } = local else {
             return Err(PostCause::Malformed);
         };
         let target = self.local_window(key, offset, len)?;
-        self.access(peer, remote.key, |source| {
-            target.copy_from(0, source, remote.offset, len)
-        })
+        self.access(peer, remote.key, |source| target.copy_from(0, source, remote.offset, len))
     }
 
-    fn write(
-        &self,
-        peer: &Peer,
-        local: Local<'_>,
-        remote: RemoteAddress,
-    ) -> Result<Outcome, PostCause> {
+    fn write(&self, peer: &Peer, local: Local<'_>, remote: RemoteAddress) -> Result<Outcome, PostCause> {
         match local {
-            Local::Inline(bytes) => self.access(peer, remote.key, |target| {
-                target.write(remote.offset, bytes)
-            }),
+            Local::Inline(bytes) => {
+                self.access(peer, remote.key, |target| target.write(remote.offset, bytes))
+            }
             Local::Registered { key, offset, len } => {
                 let source = self.local_window(key, offset, len)?;
-                self.access(peer, remote.key, |target| {
-                    target.copy_from(remote.offset, &source, 0, len)
-                })
+                self.access(peer, remote.key, |target| target.copy_from(remote.offset, &source, 0, len))
             }
         }
     }

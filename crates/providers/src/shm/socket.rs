@@ -14,8 +14,8 @@ use std::time::Duration;
 use rustix::fs::FlockOperation;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use super::wire::{BadMessage, MESSAGE_BYTES_MAX, Message};
@@ -163,11 +163,7 @@ pub(super) fn connect(path: &Path) -> io::Result<OwnedFd> {
 /// The process at the other end when it connected or began to listen; `None` if our pid namespace does not
 /// know it.
 pub(super) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
-    let mut credentials = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `credentials`, both of which outlive the call.
     let failed = unsafe {
@@ -186,16 +182,8 @@ pub(super) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
 }
 
 /// Sends one message; `false` if there is no room for it now.
-pub(super) fn send(
-    socket: BorrowedFd<'_>,
-    message: &Message,
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<bool> {
-    assert_eq!(
-        fds.len(),
-        message.fds(),
-        "each kind of message has its descriptors"
-    );
+pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
+    assert_eq!(fds.len(), message.fds(), "each kind of message has its descriptors");
     let packet = message.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -278,10 +266,5 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, ReceiveError> 
 
 fn new_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    Ok(rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        flags,
-        None,
-    )?)
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }

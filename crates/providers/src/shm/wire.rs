@@ -118,9 +118,7 @@ impl Message {
 
     fn decode_body(kind: u16, body: &[u8]) -> Option<Message> {
         match kind {
-            1 if body.len() <= HELLO_BYTES_MAX => Some(Message::Hello {
-                hello: body.to_vec(),
-            }),
+            1 if body.len() <= HELLO_BYTES_MAX => Some(Message::Hello { hello: body.to_vec() }),
             2 => {
                 let (key, len) = body.split_first_chunk()?;
                 Some(Message::Segment {
@@ -130,9 +128,9 @@ impl Message {
             }
             3 if body.is_empty() => Some(Message::Ready),
             4 if body.is_empty() => Some(Message::Detached),
-            5 if body.len() <= REASON_BYTES_MAX => Some(Message::Refused {
-                reason: String::from_utf8(body.to_vec()).ok()?,
-            }),
+            5 if body.len() <= REASON_BYTES_MAX => {
+                Some(Message::Refused { reason: String::from_utf8(body.to_vec()).ok()? })
+            }
             _ => None,
         }
     }
@@ -158,10 +156,7 @@ mod tests {
     fn another_version_is_told_from_garbage() {
         let mut packet = Message::Ready.encode();
         packet[4] = 9;
-        assert_eq!(
-            Message::decode(&packet),
-            Err(BadMessage::Version { theirs: 9 })
-        );
+        assert_eq!(Message::decode(&packet), Err(BadMessage::Version { theirs: 9 }));
         assert_eq!(Message::decode(b"GET / HTTP/1.1"), Err(BadMessage::Magic));
         assert_eq!(Message::decode(b"HLsm"), Err(BadMessage::Magic));
     }
@@ -171,23 +166,13 @@ mod tests {
         let reason = "ä".repeat(150);
         let packet = Message::Refused { reason }.encode();
         let expected = "ä".repeat(100);
-        assert_eq!(
-            Message::decode(&packet),
-            Ok(Message::Refused { reason: expected })
-        );
+        assert_eq!(Message::decode(&packet), Ok(Message::Refused { reason: expected }));
     }
 
     #[test]
     fn misshapen_bodies_are_refused() {
         let bare = |kind: u8| [b'H', b'L', b's', b'm', 1, 0, kind, 0];
-        for (kind, body_bytes) in [
-            (0, 0),
-            (1, HELLO_BYTES_MAX + 1),
-            (2, 11),
-            (2, 13),
-            (3, 1),
-            (6, 0),
-        ] {
+        for (kind, body_bytes) in [(0, 0), (1, HELLO_BYTES_MAX + 1), (2, 11), (2, 13), (3, 1), (6, 0)] {
             let mut packet = bare(kind).to_vec();
             packet.resize(HEADER_BYTES + body_bytes, 0);
             let shape = BadMessage::Shape { kind: kind.into() };

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use halite_fabric::{
-    Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, PostError,
-    RemoteAddress, Status, WorkId, WorkRequest,
+    Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, PostError, RemoteAddress,
+    Status, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_providers::{ShmConfig, ShmFabric};
@@ -52,10 +52,7 @@ pub struct Node {
 
 impl Node {
     pub fn open(config: ShmConfig) -> Node {
-        Node {
-            fabric: ShmFabric::open(config).unwrap(),
-            completions: VecDeque::new(),
-        }
+        Node { fabric: ShmFabric::open(config).unwrap(), completions: VecDeque::new() }
     }
 
     /// Sleeps on the doorbell until `find` finds something.
@@ -68,10 +65,7 @@ impl Node {
                 self.fabric.arm(false);
                 return found;
             }
-            assert!(
-                Instant::now() < deadline,
-                "nothing came: a wake-up or an event is missing"
-            );
+            assert!(Instant::now() < deadline, "nothing came: a wake-up or an event is missing");
             self.fabric.wait(seen, Some(PATIENCE));
         }
     }
@@ -108,11 +102,7 @@ impl Node {
     }
 
     pub fn post(&self, peer: PeerId, operation: Operation<'_>) -> Result<(), PostError> {
-        let request = WorkRequest {
-            id: WorkId(7),
-            operation,
-            signalled: true,
-        };
+        let request = WorkRequest { id: WorkId(7), operation, signalled: true };
         self.fabric.post(peer, &[request])
     }
 
@@ -125,11 +115,8 @@ impl Node {
     }
 
     pub fn send(&self, peer: PeerId, bytes: &[u8], imm: u32) -> Result<(), PostError> {
-        let request = WorkRequest {
-            id: WorkId(7),
-            operation: Operation::Send { bytes, imm },
-            signalled: false,
-        };
+        let request =
+            WorkRequest { id: WorkId(7), operation: Operation::Send { bytes, imm }, signalled: false };
         self.fabric.post(peer, &[request])
     }
 

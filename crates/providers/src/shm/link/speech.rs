@@ -103,12 +103,8 @@ impl Link {
     ) -> Result<(), String> {
         let greeting = Greeting::check(socket, hello, fds).map_err(|error| error.to_string())?;
         let source = Source::Exit { token: self.token };
-        core.watch(
-            &greeting.process.pidfd,
-            source,
-            EventFlags::IN | EventFlags::ET,
-        )
-        .map_err(|error| format!("cannot watch the process: {error}"))?;
+        core.watch(&greeting.process.pidfd, source, EventFlags::IN | EventFlags::ET)
+            .map_err(|error| format!("cannot watch the process: {error}"))?;
         state.heard.greeting = Some(greeting);
         Ok(())
     }
@@ -122,9 +118,7 @@ impl Link {
             return;
         }
         if !state.said.hello {
-            let hello = Message::Hello {
-                hello: self.hello.clone(),
-            };
+            let hello = Message::Hello { hello: self.hello.clone() };
             let own = &core.own;
             let fds = [own.pidfd.as_fd(), own.mailbox.fd(), self.ring.fd()];
             state.said.hello = self.try_say(state, &hello, &fds);
@@ -141,10 +135,7 @@ impl Link {
             let Some(window) = super::super::read(&core.registered).get(next).cloned() else {
                 return true;
             };
-            let message = Message::Segment {
-                key: next as u32,
-                len: window.len(),
-            };
+            let message = Message::Segment { key: next as u32, len: window.len() };
             if !self.try_say(state, &message, &[window.segment().fd()]) {
                 return false;
             }
@@ -176,9 +167,7 @@ fn open_segment(
     let fd = fds.into_iter().next();
     let fd = fd.expect("the socket counted the descriptors");
     let segment = Segment::open(fd, len).map_err(|error| error.to_string())?;
-    Ok(segment
-        .window(0, len)
-        .expect("the segment was opened with this length"))
+    Ok(segment.window(0, len).expect("the segment was opened with this length"))
 }
 
 /// Waits until `socket` may take another message; `false` once `deadline` has passed.
