@@ -6,7 +6,10 @@
 
 pub mod completion;
 pub mod event;
+pub mod fault;
+pub mod kind;
 pub mod request;
+pub mod trace;
 
 use std::sync::Arc;
 use std::time::Duration;

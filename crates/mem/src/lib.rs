@@ -6,13 +6,16 @@
 
 pub mod allocator;
 mod copy;
+pub mod doorbell;
 pub mod pins;
+pub mod ring;
 pub mod segment;
 pub mod slots;
 mod sync;
 pub mod window;
 
 pub use allocator::{Allocator, BadFree, Extent};
+pub use doorbell::Doorbell;
 pub use pins::{Elapsed, Grace, Pin, Pins};
 pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
 pub use slots::{Lookup, SlotError, Slots};

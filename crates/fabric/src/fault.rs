@@ -1,0 +1,274 @@
+//! Middleware that makes things go wrong, on purpose and repeatably.
+//!
+//! A [`FaultInjector`] wraps any fabric.  It follows rules, and draws the rest from a seed, so a run with the
+//! same seed and the same sequence of calls goes wrong in the same way.  It hides direct access, so that nothing
+//! passes it by.  It does not corrupt data: fabrics promise that much.
+
+mod plan;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use halite_mem::{Segment, Window};
+
+pub use plan::{Fault, FaultPlan, Moment, Rule};
+
+use crate::kind::OperationKind;
+use crate::{
+    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostCause,
+    PostError, RegisterError, Status, WorkId, WorkRequest,
+};
+
+/// A fabric that fails as its plan says.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
+/// # use halite_fabric::kind::OperationKind;
+/// # use halite_fabric::Fabric;
+/// # fn wrap(fabric: Arc<dyn Fabric>) -> Arc<dyn Fabric> {
+/// // Every tenth write, on average, completes five polls late.
+/// let late = Rule::new(Moment::Post(OperationKind::Write), Fault::Delay { polls: 5 }).one_in(10);
+/// Arc::new(FaultInjector::new(fabric, FaultPlan::new(42).rule(late)))
+/// # }
+/// ```
+pub struct FaultInjector {
+    inner: Arc<dyn Fabric>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    plan: FaultPlan,
+    /// Requests posted to the inner fabric under names of our own, since theirs need not be unique.
+    pending: BTreeMap<WorkId, Pending>,
+    next_id: u64,
+    polls: u64,
+    /// Completions withheld, in order; those behind a delayed one of the same peer wait with it, as they
+    /// would on a queue pair.
+    held: BTreeMap<PeerId, VecDeque<Held>>,
+}
+
+/// What becomes of a request's completion.
+#[derive(Debug)]
+struct Pending {
+    id: WorkId,
+    signalled: bool,
+    fate: Fate,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Deliver,
+    Delay { polls: u64 },
+    Fail { status: Status },
+}
+
+#[derive(Debug)]
+struct Held {
+    /// The number of the poll that may return it.
+    due: u64,
+    completion: Completion,
+}
+
+impl FaultInjector {
+    /// Wraps `inner`.
+    pub fn new(inner: Arc<dyn Fabric>, plan: FaultPlan) -> FaultInjector {
+        FaultInjector {
+            inner,
+            state: Mutex::new(State {
+                plan,
+                pending: BTreeMap::new(),
+                next_id: 0,
+                polls: 0,
+                held: BTreeMap::new(),
+            }),
+        }
+    }
+
+    /// Replaces the plan from now on; what is delayed already stays so.
+    pub fn set_plan(&self, plan: FaultPlan) {
+        self.lock().plan = plan;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds this lock")
+    }
+
+    fn post_one(&self, peer: PeerId, request: &WorkRequest<'_>) -> Result<(), PostCause> {
+        let moment = Moment::Post(OperationKind::of(&request.operation));
+        let fault = self.lock().plan.draw(moment, peer);
+        let fate = match fault {
+            None => Fate::Deliver,
+            Some(Fault::Delay { polls }) => Fate::Delay { polls },
+            Some(Fault::Fail { status, done: true }) => Fate::Fail { status },
+            Some(Fault::Fail { status, done: false }) => {
+                self.fail_at_once(peer, request.id, status);
+                return Ok(());
+            }
+            Some(Fault::QueueFull) => return Err(PostCause::QueueFull),
+            Some(Fault::Disconnect) => {
+                self.inner.disconnect(peer);
+                return Err(PostCause::NotConnected);
+            }
+            Some(Fault::Drop) => unreachable!("Rule::new() lets only arrivals be dropped"),
+        };
+        self.forward(peer, request, fate)
+    }
+
+    fn fail_at_once(&self, peer: PeerId, id: WorkId, status: Status) {
+        let kind = CompletionKind::Done { id };
+        self.lock().hold(Completion { peer, status, kind }, 0);
+        self.inner.wake();
+    }
+
+    fn forward(&self, peer: PeerId, request: &WorkRequest<'_>, fate: Fate) -> Result<(), PostCause> {
+        // Entered before it is posted, for another thread may poll its completion at once.
+        let ours = self.lock().enter(request, fate);
+        let renamed = WorkRequest { id: ours, signalled: true, ..*request };
+        self.inner.post(peer, &[renamed]).map_err(|error| {
+            self.lock().pending.remove(&ours);
+            error.cause
+        })
+    }
+}
+
+impl State {
+    fn enter(&mut self, request: &WorkRequest<'_>, fate: Fate) -> WorkId {
+        let ours = WorkId(self.next_id);
+        self.next_id += 1;
+        let pending = Pending { id: request.id, signalled: request.signalled, fate };
+        self.pending.insert(ours, pending);
+        ours
+    }
+
+    /// Decides what becomes of a completion of the inner fabric.
+    fn take(&mut self, mut completion: Completion) {
+        let ours = match completion.kind {
+            CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => id,
+            CompletionKind::Received { .. } | CompletionKind::Notified { .. } => {
+                return self.take_arrival(completion);
+            }
+        };
+        let pending = self.pending.remove(&ours);
+        let Pending { id, signalled, fate } =
+            pending.expect("every request was entered under a name of its own");
+        let mut delay_polls = 0;
+        match fate {
+            Fate::Deliver => {}
+            Fate::Delay { polls } => delay_polls = polls,
+            Fate::Fail { status } => completion.status = status,
+        }
+        let succeeded = completion.status == Status::Success;
+        completion.kind = match completion.kind {
+            CompletionKind::Atomic { old, .. } if succeeded => CompletionKind::Atomic { id, old },
+            _ => CompletionKind::Done { id },
+        };
+        if signalled || !succeeded {
+            self.hold(completion, delay_polls);
+        }
+    }
+
+    fn take_arrival(&mut self, completion: Completion) {
+        match self.plan.draw(Moment::Arrival, completion.peer) {
+            Some(Fault::Drop) => {}
+            Some(Fault::Delay { polls }) => self.hold(completion, polls),
+            _ => self.hold(completion, 0),
+        }
+    }
+
+    fn hold(&mut self, completion: Completion, polls: u64) {
+        let due = self.polls + polls;
+        let held = self.held.entry(completion.peer).or_default();
+        held.push_back(Held { due, completion });
+    }
+
+    /// Moves what is due to `completions`.
+    fn release(&mut self, completions: &mut Vec<Completion>) {
+        let polls = self.polls;
+        for held in self.held.values_mut() {
+            while held.front().is_some_and(|front| front.due <= polls) {
+                completions.extend(held.pop_front().map(|front| front.completion));
+            }
+        }
+        self.held.retain(|_, held| !held.is_empty());
+    }
+}
+
+impl Fabric for FaultInjector {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { direct: false, ..self.inner.capabilities() }
+    }
+
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
+        self.inner.register(segment)
+    }
+
+    fn discover(&self) -> Result<Vec<String>, ConnectError> {
+        self.inner.discover()
+    }
+
+    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
+        self.inner.connect(address, hello)
+    }
+
+    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        for (posted, request) in requests.iter().enumerate() {
+            self.post_one(peer, request).map_err(|cause| PostError { peer, posted, cause })?;
+        }
+        Ok(())
+    }
+
+    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
+        let before = completions.len();
+        let mut arrived = Vec::new();
+        self.inner.poll(&mut arrived);
+        let mut state = self.lock();
+        state.polls += 1;
+        for completion in arrived {
+            state.take(completion);
+        }
+        state.release(completions);
+        completions.len() - before
+    }
+
+    fn poll_event(&self) -> Option<Event> {
+        self.inner.poll_event()
+    }
+
+    fn direct(&self, _: PeerId, _: Key) -> Option<Window> {
+        None
+    }
+
+    fn cut_off(&self, peer: PeerId) -> CutOff {
+        self.inner.cut_off(peer)
+    }
+
+    fn disconnect(&self, peer: PeerId) {
+        self.inner.disconnect(peer);
+    }
+
+    fn arm(&self, armed: bool) {
+        self.inner.arm(armed);
+    }
+
+    /// Does not sleep while something is withheld: only further polls release it.
+    fn wait(&self, seen: u32, timeout: Option<Duration>) {
+        if self.lock().held.is_empty() {
+            self.inner.wait(seen, timeout);
+        }
+    }
+
+    fn doorbell(&self) -> u32 {
+        self.inner.doorbell()
+    }
+
+    fn wake(&self) {
+        self.inner.wake();
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+}

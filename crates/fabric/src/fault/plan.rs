@@ -1,0 +1,202 @@
+//! What is to go wrong, and when.
+
+use crate::kind::OperationKind;
+use crate::{PeerId, Status};
+
+/// Rules, and the seed from which chance is drawn.
+#[derive(Clone, Debug)]
+pub struct FaultPlan {
+    rules: Vec<Counted>,
+    random: Random,
+}
+
+/// When something may go wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// A request of this kind is posted.
+    Post(OperationKind),
+    /// A request of whatever kind is posted.
+    AnyPost,
+    /// A message, or the immediate of a write, has arrived.
+    Arrival,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The request's completion, or the arrival, is returned that many polls late.  What comes from or was
+    /// posted to the same peer later waits behind it.
+    Delay {
+        /// How many.
+        polls: u64,
+    },
+    /// The request fails.  Posts only.
+    Fail {
+        /// How.
+        status: Status,
+        /// Whether it is carried out all the same, as may happen when the acknowledgement is lost.
+        done: bool,
+    },
+    /// The arrival is lost.
+    Drop,
+    /// The post is refused with [`crate::PostCause::QueueFull`].
+    QueueFull,
+    /// The connection to the peer ends instead of the post.
+    Disconnect,
+}
+
+/// One thing that goes wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rule {
+    moment: Moment,
+    fault: Fault,
+    peer: Option<PeerId>,
+    one_in: u64,
+    skip: u64,
+    times_max: u64,
+}
+
+impl Rule {
+    /// `fault` happens at every `moment`, unless narrowed down by the methods below.
+    ///
+    /// # Panics
+    /// If `fault` cannot happen at that moment: only arrivals are dropped, and they are dropped or delayed only;
+    /// or if a failure is to be a success.
+    pub fn new(moment: Moment, fault: Fault) -> Rule {
+        let possible = match (moment, fault) {
+            (_, Fault::Delay { .. }) => true,
+            (Moment::Arrival, fault) => fault == Fault::Drop,
+            (_, Fault::Fail { status, .. }) => status != Status::Success,
+            (_, fault) => fault != Fault::Drop,
+        };
+        assert!(possible, "{fault:?} cannot happen at {moment:?}");
+        Rule { moment, fault, peer: None, one_in: 1, skip: 0, times_max: u64::MAX }
+    }
+
+    /// Only where `peer` is at the other end.
+    pub fn peer(self, peer: PeerId) -> Rule {
+        Rule { peer: Some(peer), ..self }
+    }
+
+    /// Only with a chance of one in `n`, at least 1.
+    pub fn one_in(self, n: u64) -> Rule {
+        let one_in = n.max(1);
+        Rule { one_in, ..self }
+    }
+
+    /// Only after the first `n` moments have passed unharmed.
+    pub fn after(self, n: u64) -> Rule {
+        Rule { skip: n, ..self }
+    }
+
+    /// At most `n` times.
+    pub fn times(self, n: u64) -> Rule {
+        Rule { times_max: n, ..self }
+    }
+
+    fn applies(&self, moment: Moment, peer: PeerId) -> bool {
+        let any_post = self.moment == Moment::AnyPost && moment != Moment::Arrival;
+        (self.moment == moment || any_post) && self.peer.is_none_or(|only| only == peer)
+    }
+}
+
+/// A rule, and how often it applied and struck.
+#[derive(Clone, Debug)]
+struct Counted {
+    rule: Rule,
+    applied: u64,
+    struck: u64,
+}
+
+impl FaultPlan {
+    /// Nothing goes wrong until rules are added.
+    pub fn new(seed: u64) -> FaultPlan {
+        FaultPlan { rules: Vec::new(), random: Random(seed) }
+    }
+
+    /// Adds a rule; where several strike, the first one added does.
+    pub fn rule(mut self, rule: Rule) -> FaultPlan {
+        self.rules.push(Counted { rule, applied: 0, struck: 0 });
+        self
+    }
+
+    /// What goes wrong now.
+    pub(super) fn draw(&mut self, moment: Moment, peer: PeerId) -> Option<Fault> {
+        let mut strikes = None;
+        // Every rule counts every moment, so that adding one does not shift the others.
+        for counted in &mut self.rules {
+            if !counted.rule.applies(moment, peer) {
+                continue;
+            }
+            counted.applied += 1;
+            let lucky = counted.rule.one_in > 1 && !self.random.next().is_multiple_of(counted.rule.one_in);
+            let spared =
+                counted.applied <= counted.rule.skip || counted.struck >= counted.rule.times_max || lucky;
+            if !spared && strikes.is_none() {
+                counted.struck += 1;
+                strikes = Some(counted.rule.fault);
+            }
+        }
+        strikes
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, seedable by any number, good enough to choose faults.
+#[derive(Clone, Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEND: Moment = Moment::Post(OperationKind::Send);
+    const READ: Moment = Moment::Post(OperationKind::Read);
+
+    fn strikes(plan: &mut FaultPlan, moment: Moment, count: usize) -> Vec<bool> {
+        let draw = |_| plan.draw(moment, PeerId(1)).is_some();
+        (0..count).map(draw).collect()
+    }
+
+    #[test]
+    fn rules_strike_after_so_many_moments_and_so_many_times() {
+        let rule = Rule::new(SEND, Fault::QueueFull).after(2).times(1);
+        let mut plan = FaultPlan::new(0).rule(rule);
+        assert_eq!(strikes(&mut plan, READ, 3), [false; 3]);
+        assert_eq!(strikes(&mut plan, SEND, 4), [false, false, true, false]);
+    }
+
+    #[test]
+    fn rules_may_spare_all_peers_but_one() {
+        let rule = Rule::new(Moment::AnyPost, Fault::QueueFull).peer(PeerId(2));
+        let mut plan = FaultPlan::new(0).rule(rule);
+        assert_eq!(plan.draw(SEND, PeerId(1)), None);
+        assert_eq!(plan.draw(SEND, PeerId(2)), Some(Fault::QueueFull));
+        assert_eq!(plan.draw(Moment::Arrival, PeerId(2)), None);
+    }
+
+    #[test]
+    fn the_same_seed_strikes_at_the_same_moments() {
+        let plan = |seed| FaultPlan::new(seed).rule(Rule::new(SEND, Fault::QueueFull).one_in(4));
+        let first = strikes(&mut plan(7), SEND, 1000);
+        assert_eq!(strikes(&mut plan(7), SEND, 1000), first);
+        assert_ne!(strikes(&mut plan(8), SEND, 1000), first);
+        let struck = first.iter().filter(|struck| **struck).count();
+        assert!((150..350).contains(&struck), "{struck} of 1000 at one in 4");
+    }
+
+    #[test]
+    #[should_panic(expected = "cannot happen")]
+    fn a_post_cannot_be_dropped() {
+        Rule::new(SEND, Fault::Drop);
+    }
+}

@@ -1,0 +1,104 @@
+//! One remembered step, and how it reads.
+
+use std::fmt;
+
+use crate::kind::OperationKind;
+use crate::{CutOff, Event, Key, PeerId, PostCause, Status, WorkId};
+
+#[derive(Debug)]
+pub(super) struct Record {
+    /// How many steps went before, remembered or not.
+    pub(super) number: u64,
+    pub(super) time_ns: Option<u64>,
+    pub(super) step: Step,
+}
+
+#[derive(Debug)]
+pub(super) enum Step {
+    Register {
+        key: Key,
+        len: u64,
+    },
+    Connect {
+        address: String,
+    },
+    Post {
+        peer: PeerId,
+        kind: OperationKind,
+        id: WorkId,
+        bytes: u64,
+    },
+    Refuse {
+        peer: PeerId,
+        cause: PostCause,
+    },
+    Complete {
+        peer: PeerId,
+        id: WorkId,
+        status: Status,
+    },
+    /// `bytes` is absent for the immediate of a write.
+    Arrive {
+        peer: PeerId,
+        imm: u32,
+        bytes: Option<usize>,
+    },
+    Event(Event),
+    CutOff {
+        peer: PeerId,
+        outcome: CutOff,
+    },
+    Disconnect {
+        peer: PeerId,
+    },
+    Close,
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>6} ", self.number)?;
+        if let Some(time_ns) = self.time_ns {
+            write!(f, "{time_ns:>12} ns ")?;
+        }
+        self.step.fmt(f)
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Register { key, len } => write!(f, "register key={} len={len}", key.0),
+            Step::Connect { address } => write!(f, "connect address={address}"),
+            Step::Post { peer, kind, id, bytes } => {
+                let kind = kind.name();
+                write!(f, "post peer={} {kind} id={} bytes={bytes}", peer.0, id.0)
+            }
+            Step::Refuse { peer, cause } => write!(f, "refused peer={} {cause}", peer.0),
+            Step::Complete { peer, id, status } => {
+                write!(f, "complete peer={} id={} {status:?}", peer.0, id.0)
+            }
+            Step::Arrive { peer, imm, bytes: Some(bytes) } => {
+                write!(f, "received peer={} imm={imm} bytes={bytes}", peer.0)
+            }
+            Step::Arrive { peer, imm, bytes: None } => write!(f, "notified peer={} imm={imm}", peer.0),
+            Step::Event(event) => fmt_event(event, f),
+            Step::CutOff { peer, outcome } => write!(f, "cut_off peer={} {outcome:?}", peer.0),
+            Step::Disconnect { peer } => write!(f, "disconnect peer={}", peer.0),
+            Step::Close => write!(f, "close"),
+        }
+    }
+}
+
+fn fmt_event(event: &Event, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match event {
+        Event::Connected { peer, initiator, .. } => {
+            let how = if *initiator { "dialled" } else { "accepted" };
+            write!(f, "event connected peer={} {how}", peer.0)
+        }
+        Event::ConnectFailed { address, reason } => {
+            write!(f, "event connect_failed address={address} reason={reason:?}")
+        }
+        Event::Disconnected { peer } => write!(f, "event disconnected peer={}", peer.0),
+        Event::CutOff { peer } => write!(f, "event cut_off peer={}", peer.0),
+    }
+}

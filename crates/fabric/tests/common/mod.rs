@@ -1,0 +1,217 @@
+//! Two ends of a fabric within one thread: what is posted at one end is done, and arrives, at once.
+#![allow(dead_code, missing_docs)]
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use halite_fabric::{
+    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, Local, Operation,
+    PeerId, PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
+};
+use halite_mem::{PagePolicy, Segment, Window};
+
+/// How each end calls the other.
+pub const PEER: PeerId = PeerId(1);
+
+#[derive(Default)]
+struct State {
+    segments: Vec<Window>,
+    completions: VecDeque<Completion>,
+    events: VecDeque<Event>,
+    rings: u32,
+    connected: bool,
+}
+
+/// One end.
+pub struct End {
+    state: Mutex<State>,
+    other: Weak<End>,
+}
+
+/// Two connected ends.
+pub fn pair() -> (Arc<End>, Arc<End>) {
+    let new = |other: &Weak<End>| End {
+        state: Mutex::new(State { connected: true, ..State::default() }),
+        other: other.clone(),
+    };
+    let mut second = None;
+    let first = Arc::new_cyclic(|first| {
+        let end = Arc::new(new(first));
+        let weak = Arc::downgrade(&end);
+        second = Some(end);
+        new(&weak)
+    });
+    (first, second.expect("made along with the first"))
+}
+
+/// A segment of a page, registered at `end`.
+pub fn register(end: &End) -> (Key, Window) {
+    let segment = Segment::create("test", 4096, PagePolicy::Normal).unwrap();
+    let window = segment.window(0, 4096).unwrap();
+    (end.register(segment).unwrap(), window)
+}
+
+pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
+    WorkRequest { id: WorkId(id), operation, signalled: true }
+}
+
+pub fn send(id: u64, bytes: &[u8]) -> WorkRequest<'_> {
+    request(id, Operation::Send { bytes, imm: 0 })
+}
+
+/// One poll.
+pub fn poll(fabric: &dyn Fabric) -> Vec<Completion> {
+    let mut completions = Vec::new();
+    let count = fabric.poll(&mut completions);
+    assert_eq!(count, completions.len());
+    completions
+}
+
+/// One poll, by number of the request and how it ended.
+pub fn poll_ids(fabric: &dyn Fabric) -> Vec<(u64, Status)> {
+    let ended = |completion: Completion| match completion.kind {
+        CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => (id.0, completion.status),
+        kind => panic!("expected the end of a request, got {kind:?}"),
+    };
+    poll(fabric).into_iter().map(ended).collect()
+}
+
+impl End {
+    fn arrive(&self, kind: CompletionKind) {
+        let mut state = self.state.lock().unwrap();
+        state.rings += 1;
+        state.completions.push_back(Completion { peer: PEER, status: Status::Success, kind });
+    }
+
+    fn segment(&self, key: Key) -> Option<Window> {
+        let state = self.state.lock().unwrap();
+        state.segments.get(key.0 as usize).cloned()
+    }
+
+    fn end_connection(&self) {
+        let mut state = self.state.lock().unwrap();
+        if std::mem::take(&mut state.connected) {
+            state.events.push_back(Event::Disconnected { peer: PEER });
+            state.events.push_back(Event::CutOff { peer: PEER });
+        }
+    }
+
+    fn execute(&self, other: &End, request: &WorkRequest<'_>) -> (Status, CompletionKind) {
+        let id = request.id;
+        let done = (Status::Success, CompletionKind::Done { id });
+        let refused = (Status::RemoteAccess, CompletionKind::Done { id });
+        match request.operation {
+            Operation::Send { bytes, imm } => {
+                let bytes = bytes.to_vec();
+                other.arrive(CompletionKind::Received { bytes, imm });
+                done
+            }
+            Operation::FetchAdd { remote, add } => {
+                let Some(window) = other.segment(remote.key) else {
+                    return refused;
+                };
+                let old = window.fetch_add_u64(remote.offset, add).unwrap();
+                (Status::Success, CompletionKind::Atomic { id, old })
+            }
+            Operation::Write { local: Local::Inline(bytes), remote } => {
+                let Some(window) = other.segment(remote.key) else {
+                    return refused;
+                };
+                window.write(remote.offset, bytes).unwrap();
+                done
+            }
+            operation => panic!("no test posts {operation:?}"),
+        }
+    }
+}
+
+impl Fabric for End {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            provider: "test",
+            direct: true,
+            atomics: true,
+            send_bytes_max: 4096,
+            inline_bytes_max: 4096,
+        }
+    }
+
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
+        let mut state = self.state.lock().unwrap();
+        let window = segment.window(0, segment.len()).unwrap();
+        state.segments.push(window);
+        Ok(Key(state.segments.len() as u32 - 1))
+    }
+
+    fn discover(&self) -> Result<Vec<String>, ConnectError> {
+        Ok(vec!["other".to_owned()])
+    }
+
+    fn connect(&self, address: &str, _: &[u8]) -> Result<(), ConnectError> {
+        let event =
+            Event::ConnectFailed { address: address.to_owned(), reason: "there is nobody else".to_owned() };
+        self.state.lock().unwrap().events.push_back(event);
+        Ok(())
+    }
+
+    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        let other = self.other.upgrade();
+        let connected = self.state.lock().unwrap().connected;
+        let Some(other) = other.filter(|_| connected) else {
+            return Err(PostError { peer, posted: 0, cause: PostCause::NotConnected });
+        };
+        for request in requests {
+            let (status, kind) = self.execute(&other, request);
+            if request.signalled || status != Status::Success {
+                let completion = Completion { peer, status, kind };
+                self.state.lock().unwrap().completions.push_back(completion);
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
+        let before = completions.len();
+        completions.extend(self.state.lock().unwrap().completions.drain(..));
+        completions.len() - before
+    }
+
+    fn poll_event(&self) -> Option<Event> {
+        self.state.lock().unwrap().events.pop_front()
+    }
+
+    fn direct(&self, _: PeerId, key: Key) -> Option<Window> {
+        self.other.upgrade()?.segment(key)
+    }
+
+    fn cut_off(&self, _: PeerId) -> CutOff {
+        CutOff::NotPermitted
+    }
+
+    fn disconnect(&self, _: PeerId) {
+        self.end_connection();
+        if let Some(other) = self.other.upgrade() {
+            other.end_connection();
+        }
+    }
+
+    fn arm(&self, _: bool) {}
+
+    fn wait(&self, seen: u32, _: Option<Duration>) {
+        // There is one thread: nobody could ring while it sleeps.
+        assert_ne!(self.doorbell(), seen, "this would sleep for ever");
+    }
+
+    fn doorbell(&self) -> u32 {
+        self.state.lock().unwrap().rings
+    }
+
+    fn wake(&self) {
+        self.state.lock().unwrap().rings += 1;
+    }
+
+    fn close(&self) {
+        self.disconnect(PEER);
+    }
+}

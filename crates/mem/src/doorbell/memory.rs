@@ -1,0 +1,149 @@
+//! The words of a doorbell and the futex behind them: in a window, or, under loom, in a model of both.
+
+#[cfg(loom)]
+pub(crate) use model::Memory;
+#[cfg(loom)]
+pub(super) use model::fence;
+#[cfg(not(loom))]
+pub(crate) use shared::Memory;
+#[cfg(not(loom))]
+pub(super) use shared::fence;
+
+#[cfg(not(loom))]
+mod shared {
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+    use std::time::Duration;
+
+    use rustix::thread::futex;
+    use rustix::time::Timespec;
+
+    use crate::{AccessError, Window};
+
+    const SEQ_OFFSET: u64 = 0;
+    const ARMED_OFFSET: u64 = 4;
+
+    pub(in super::super) fn fence() {
+        std::sync::atomic::fence(SeqCst);
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Memory {
+        window: Window,
+    }
+
+    impl Memory {
+        pub(crate) fn new(window: Window) -> Result<Memory, AccessError> {
+            window.atomic_u32(SEQ_OFFSET)?;
+            window.atomic_u32(ARMED_OFFSET)?;
+            Ok(Memory { window })
+        }
+
+        pub(crate) fn seq(&self) -> u32 {
+            // Pairs with the Release in advance().
+            self.word(SEQ_OFFSET).load(Acquire)
+        }
+
+        pub(crate) fn advance(&self) {
+            // Pairs with the Acquire in seq().
+            self.word(SEQ_OFFSET).fetch_add(1, Release);
+        }
+
+        pub(crate) fn is_armed(&self) -> bool {
+            // Ordered by the fences of ring() and arm().
+            self.word(ARMED_OFFSET).load(Relaxed) != 0
+        }
+
+        pub(crate) fn set_armed(&self, armed: bool) {
+            // Ordered by the fences of ring() and arm().
+            self.word(ARMED_OFFSET).store(armed.into(), Relaxed);
+        }
+
+        pub(crate) fn wake_all(&self) {
+            // Not a private futex: the sleeper maps the same memfd elsewhere.  This cannot fail on a mapped word,
+            // and a failure would only cost a wake-up.
+            let _ = futex::wake(self.word(SEQ_OFFSET), futex::Flags::empty(), i32::MAX as u32);
+        }
+
+        pub(crate) fn wait(&self, seen: u32, timeout: Option<Duration>) {
+            // A timeout beyond what the kernel can express is as good as none.
+            let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+            let flags = futex::Flags::empty();
+            // Every error (the word has moved, a signal, the timeout) means: look again.
+            let _ = futex::wait(self.word(SEQ_OFFSET), flags, seen, timeout.as_ref());
+        }
+
+        fn word(&self, offset: u64) -> &AtomicU32 {
+            self.window.atomic_u32(offset).expect("new() found both words inside")
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use std::time::Duration;
+
+    use loom::sync::atomic::AtomicU32;
+    use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+    use loom::sync::{Condvar, Mutex};
+
+    use crate::{AccessError, Window};
+
+    pub(in super::super) fn fence() {
+        loom::sync::atomic::fence(SeqCst);
+    }
+
+    /// The mutex stands for the kernel's lock on the futex queue, the condition variable for the queue.
+    #[derive(Debug)]
+    pub(crate) struct Memory {
+        seq: AtomicU32,
+        armed: AtomicU32,
+        queue_lock: Mutex<()>,
+        queue: Condvar,
+    }
+
+    impl Memory {
+        /// There is no shared memory under loom; the windows of other tests must still compile.
+        pub(crate) fn new(_: Window) -> Result<Memory, AccessError> {
+            Ok(Memory::private())
+        }
+
+        pub(crate) fn private() -> Memory {
+            Memory {
+                seq: AtomicU32::new(0),
+                armed: AtomicU32::new(0),
+                queue_lock: Mutex::new(()),
+                queue: Condvar::new(),
+            }
+        }
+
+        pub(crate) fn seq(&self) -> u32 {
+            self.seq.load(Acquire)
+        }
+
+        pub(crate) fn advance(&self) {
+            self.seq.fetch_add(1, Release);
+        }
+
+        pub(crate) fn is_armed(&self) -> bool {
+            self.armed.load(Relaxed) != 0
+        }
+
+        pub(crate) fn set_armed(&self, armed: bool) {
+            self.armed.store(armed.into(), Relaxed);
+        }
+
+        pub(crate) fn wake_all(&self) {
+            let _queue_lock = self.queue_lock.lock().unwrap();
+            self.queue.notify_all();
+        }
+
+        pub(crate) fn wait(&self, seen: u32, _: Option<Duration>) {
+            let queue_lock = self.queue_lock.lock().unwrap();
+            // The kernel compares under its lock, too.
+            if self.seq.load(Acquire) == seen {
+                drop(self.queue.wait(queue_lock).unwrap());
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The gate: one thread per fabric that lets peers in, hears them out and notices when they die.
+//!
+//! No data passes through it, so a fabric whose gate is busy is as fast as one whose gate sleeps.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::time::Timespec;
+
+use super::core::{Core, Source};
+use super::link::{Link, TICK};
+use super::lock;
+use super::socket;
+use super::wire::Message;
+
+/// Connections let in before other sources have their turn.
+const ACCEPTS_MAX: usize = 16;
+/// Reports taken from epoll at a time.
+const REPORTS_MAX: usize = 64;
+
+/// Runs until the fabric stops.
+pub(super) fn run(core: &Core) {
+    let mut gate = Gate { core, spare: Gate::new_spare(core) };
+    let mut reports = Vec::with_capacity(REPORTS_MAX);
+    let mut ticking = false;
+    while !core.is_stopping() {
+        gate.wait(&mut reports, ticking.then_some(TICK));
+        for report in reports.drain(..) {
+            gate.handle(Source::unpack(report.data.u64()));
+        }
+        let now = Instant::now();
+        ticking = false;
+        for link in core.all_links() {
+            ticking |= link.handle_time(core, now);
+        }
+    }
+}
+
+struct Gate<'a> {
+    core: &'a Core,
+    /// Given up when descriptors run out, so that a waiting connection can be taken and closed; else it would
+    /// be reported for ever.
+    spare: Option<OwnedFd>,
+}
+
+impl Gate<'_> {
+    fn wait(&self, reports: &mut Vec<epoll::Event>, timeout: Option<Duration>) {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let buffer = rustix::buffer::spare_capacity(reports);
+        match epoll::wait(&self.core.epoll, buffer, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => unreachable!("epoll on a descriptor of our own failed: {errno}"),
+        }
+    }
+
+    fn handle(&mut self, source: Source) {
+        match source {
+            Source::Listener => self.accept(),
+            Source::Kick => self.core.take_kick(),
+            // A report may be older than the end of its link.
+            Source::Socket { token } => {
+                if let Some(link) = self.core.link(token) {
+                    link.serve(self.core);
+                }
+            }
+            Source::Exit { token } => {
+                if let Some(link) = self.core.link(token) {
+                    link.handle_exit(self.core);
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS_MAX {
+            let accepted = match &*lock(&self.core.listener) {
+                Some(listener) => listener.accept(),
+                None => return,
+            };
+            match accepted {
+                Ok(Some(socket)) => self.admit(socket),
+                Ok(None) => return,
+                Err(_) => return self.turn_one_away(),
+            }
+        }
+    }
+
+    fn admit(&self, accepted: OwnedFd) {
+        if self.core.is_crowded() {
+            let reason = "this node has as many peers as it takes".to_owned();
+            let _ = socket::send(std::os::fd::AsFd::as_fd(&accepted), &Message::Refused { reason }, &[]);
+            return;
+        }
+        // Without memory or descriptors for one more link, hanging up tells the initiator.
+        let _ = Link::open(self.core, accepted, None, &self.core.config.hello);
+    }
+
+    fn turn_one_away(&mut self) {
+        self.spare = None;
+        if let Some(listener) = &*lock(&self.core.listener) {
+            let _ = listener.accept();
+        }
+        self.spare = Gate::new_spare(self.core);
+        if self.spare.is_none() {
+            // Others took the descriptor meanwhile; do not spin until they give some back.
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn new_spare(core: &Core) -> Option<OwnedFd> {
+        core.own.pidfd.try_clone().ok()
+    }
+}

@@ -1,0 +1,100 @@
+//! What a peer must show before it is a peer: a process that it really is, a mailbox and a ring.
+//!
+//! Everything is untrusted and checked here once; what comes out can be used without further checks.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use halite_mem::doorbell::DOORBELL_BYTES;
+use halite_mem::ring::{self, BadRing, Consumer};
+use halite_mem::{Doorbell, OpenError, Segment};
+
+use super::peer::Process;
+use super::{RING_BYTES_MAX, socket};
+
+/// A checked [`super::wire::Message::Hello`].
+#[derive(Debug)]
+pub(super) struct Greeting {
+    pub(super) hello: Vec<u8>,
+    pub(super) process: Arc<Process>,
+    /// Rung by us.
+    pub(super) mailbox: Doorbell,
+    /// Emptied by us.
+    pub(super) incoming: Consumer,
+}
+
+/// Why a greeting is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadGreeting {
+    #[error("the peer lives in another pid namespace, so we could not know when it ends")]
+    ForeignNamespace,
+    #[error("the peer showed a process that it is not")]
+    Process,
+    #[error("the peer's mailbox: {0}")]
+    Mailbox(OpenError),
+    #[error("the peer's mailbox is misaligned")]
+    MailboxShape,
+    #[error("the peer's ring: {0}")]
+    Ring(OpenError),
+    #[error("the peer's ring: {0}")]
+    RingShape(#[from] BadRing),
+    #[error("the peer's ring has {len} bytes, more than a ring of {RING_BYTES_MAX}")]
+    RingTooLong { len: u64 },
+    #[error("the operating system refused: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl Greeting {
+    /// `fds` are the descriptors that came with the hello.
+    pub(super) fn check(
+        socket: BorrowedFd<'_>,
+        hello: Vec<u8>,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Greeting, BadGreeting> {
+        let [pidfd, mailbox, ring]: [OwnedFd; 3] =
+            fds.try_into().expect("the socket counted the descriptors");
+        Ok(Greeting {
+            hello,
+            process: Arc::new(check_process(socket, pidfd)?),
+            mailbox: open_mailbox(mailbox)?,
+            incoming: open_ring(ring)?,
+        })
+    }
+}
+
+/// The kernel says who is at the other end, by number; the descriptor must stand for that same process, or a
+/// peer could have us watch, and kill, another one.
+fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadGreeting> {
+    let pid = socket::peer_pid(socket)?.ok_or(BadGreeting::ForeignNamespace)?;
+    if pid_of(&pidfd)? != Some(pid) {
+        return Err(BadGreeting::Process);
+    }
+    Ok(Process { pid, pidfd })
+}
+
+/// Which process a pidfd stands for; `None` for other descriptors and dead processes.
+fn pid_of(pidfd: &OwnedFd) -> io::Result<Option<i32>> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+    Ok(pid.and_then(|pid| pid.trim().parse().ok()))
+}
+
+fn open_mailbox(fd: OwnedFd) -> Result<Doorbell, BadGreeting> {
+    let segment = Segment::open(fd, DOORBELL_BYTES).map_err(BadGreeting::Mailbox)?;
+    let window = segment.window(0, DOORBELL_BYTES);
+    let window = window.expect("the segment was opened with this length");
+    Doorbell::new(window).map_err(|_| BadGreeting::MailboxShape)
+}
+
+fn open_ring(fd: OwnedFd) -> Result<Consumer, BadGreeting> {
+    let len = rustix::fs::fstat(&fd).map_err(io::Error::from)?.st_size as u64;
+    // Bounds what a single message can make us allocate.
+    if len > ring::ring_bytes(RING_BYTES_MAX) {
+        return Err(BadGreeting::RingTooLong { len });
+    }
+    let segment = Segment::open(fd, len).map_err(BadGreeting::Ring)?;
+    let window = segment.window(0, len);
+    let window = window.expect("the segment was opened with this length");
+    Ok(Consumer::new(window)?)
+}

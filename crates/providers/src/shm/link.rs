@@ -1,0 +1,322 @@
+//! One connection, from its first packet until nothing more can be said or heard over it.
+//!
+//! ```text
+//!            both have sent and heard Ready
+//!   Greeting -----------------------------> Connected
+//!      | refused, hung up, too late            | Detached heard, hung up, scribbled, exited, disconnect()
+//!      v                                       v
+//!    Over <------------------------------- Leaving
+//!            the peer is cut off, and has been told (or cannot be told) that we are
+//! ```
+//!
+//! "Cut off" needs proof: either the peer said Detached, or its process exited.  A peer that merely hung up may
+//! still map our memory, so its process is watched on.  Likewise we say Detached only once nobody in this
+//! process holds a window of the peer's memory.
+//!
+//! A greeting that fails after we sent our segments leaves the other process mapping them until it hears of
+//! that; as nobody has told it yet what lies where in them, no memory is quarantined for it.
+
+mod speech;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use halite_fabric::Event;
+use halite_mem::ring::Producer;
+use halite_mem::{Segment, Window};
+use rustix::event::epoll::EventFlags;
+
+use super::core::{Core, Source};
+use super::greeting::Greeting;
+use super::lock;
+use super::peer::{Outgoing, Peer};
+use super::wire::Message;
+
+/// See the header of this file.
+#[derive(Debug)]
+pub(super) struct Link {
+    token: u64,
+    /// What we dialled; `None` if they did.
+    dialled: Option<String>,
+    /// What we say about ourselves.
+    hello: Vec<u8>,
+    /// Carries our messages; the peer gets it with our hello.
+    ring: Arc<Segment>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    /// `None` once hung up, by either side.
+    socket: Option<Arc<OwnedFd>>,
+    said: Said,
+    heard: Heard,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Greeting {
+        deadline: Instant,
+    },
+    Connected {
+        peer: Arc<Peer>,
+    },
+    Leaving {
+        peer: Arc<Peer>,
+        /// What we mapped of the peer, and others here may still hold.
+        theirs: Vec<Weak<Segment>>,
+        cut_off: bool,
+    },
+    Over,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    hello: bool,
+    segments: usize,
+    ready: bool,
+    detached: bool,
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    /// Taken when connected.
+    greeting: Option<Greeting>,
+    /// Segments that came before the connection was made.
+    windows: Vec<Window>,
+    ready: bool,
+    detached: bool,
+    exited: bool,
+}
+
+impl Link {
+    /// Begins to greet whoever is at the other end of `socket`.
+    pub(super) fn open(
+        core: &Core,
+        socket: OwnedFd,
+        dialled: Option<String>,
+        hello: &[u8],
+    ) -> std::io::Result<()> {
+        let ring = core.config.new_ring()?;
+        let socket = Arc::new(socket);
+        let link = core.add_link(|token| Link {
+            token,
+            dialled,
+            hello: hello.to_vec(),
+            ring,
+            state: Mutex::new(State {
+                phase: Phase::Greeting { deadline: Instant::now() + core.config.handshake_timeout },
+                socket: Some(socket.clone()),
+                said: Said::default(),
+                heard: Heard::default(),
+            }),
+        });
+        let source = Source::Socket { token: link.token };
+        if let Err(error) = core.watch(&socket, source, SOCKET_EVENTS) {
+            core.remove_link(link.token);
+            return Err(error);
+        }
+        link.serve(core);
+        if core.is_closed() {
+            // Whoever closed may have looked at the links before this one was among them.
+            link.leave(core, "we closed");
+        }
+        // The gate learns of the new deadline.
+        core.kick();
+        Ok(())
+    }
+
+    /// Hears and says whatever can be heard and said now.
+    pub(super) fn serve(&self, core: &Core) {
+        let state = &mut *lock(&self.state);
+        let heard = self.hear(core, state);
+        let outcome = heard.and_then(|()| {
+            self.speak(core, state);
+            self.try_connect(core, state)
+        });
+        if let Err(reason) = outcome {
+            self.break_off(core, state, &reason);
+        }
+        self.settle(core, state);
+    }
+
+    /// The peer's process has exited.
+    pub(super) fn handle_exit(&self, core: &Core) {
+        let state = &mut *lock(&self.state);
+        state.heard.exited = true;
+        self.break_off(core, state, "the process exited");
+        self.settle(core, state);
+    }
+
+    /// Ends the connection from our side.
+    pub(super) fn leave(&self, core: &Core, reason: &str) {
+        let state = &mut *lock(&self.state);
+        match state.phase {
+            Phase::Greeting { .. } => self.break_off(core, state, reason),
+            _ => self.begin_leaving(core, state),
+        }
+        self.settle(core, state);
+    }
+
+    /// Looks at the clock; returns whether that is needed again soon.
+    pub(super) fn handle_time(&self, core: &Core, now: Instant) -> bool {
+        let state = &mut *lock(&self.state);
+        if let Phase::Greeting { deadline } = state.phase
+            && deadline <= now
+        {
+            let reason = format!("no answer within {:?}", core.config.handshake_timeout);
+            self.break_off(core, state, &reason);
+        }
+        self.settle(core, state);
+        match state.phase {
+            Phase::Greeting { .. } => true,
+            Phase::Leaving { .. } => state.socket.is_some() && !state.said.detached,
+            Phase::Connected { .. } | Phase::Over => false,
+        }
+    }
+
+    /// Sees to it that the peer can find all segments registered so far, or is disconnected.
+    ///
+    /// A peer whose socket stays full reads nothing, as a stopped process does, and is given up in the end.
+    pub(super) fn announce_segments(&self, core: &Core) {
+        let deadline = Instant::now() + core.config.handshake_timeout;
+        loop {
+            let socket = {
+                let state = &mut *lock(&self.state);
+                self.speak(core, state);
+                let told = state.said.segments == super::read(&core.registered).len();
+                match (&state.phase, &state.socket) {
+                    (Phase::Connected { .. }, Some(socket)) if !told => socket.clone(),
+                    // While greeting, try_connect() waits for what is missing.
+                    _ => return,
+                }
+            };
+            // Not under the lock: the gate must be able to hear meanwhile, or two full sockets wait for
+            // each other.
+            if !speech::wait_for_room(&socket, deadline) {
+                let state = &mut *lock(&self.state);
+                self.break_off(core, state, "the peer does not read its socket");
+                self.settle(core, state);
+                return;
+            }
+        }
+    }
+
+    fn try_connect(&self, core: &Core, state: &mut State) -> Result<(), String> {
+        let told = state.said.segments == super::read(&core.registered).len();
+        let ready = state.said.ready && state.heard.ready && told;
+        if !ready || !matches!(state.phase, Phase::Greeting { .. }) {
+            return Ok(());
+        }
+        let Some(greeting) = state.heard.greeting.take() else {
+            return Err("the peer was ready before it greeted".to_owned());
+        };
+        let window = self.ring.window(0, self.ring.len());
+        let ring = Producer::new(window.expect("the whole segment"));
+        let outgoing = Outgoing {
+            ring: ring.expect("the configuration was checked when the fabric was opened"),
+            mailbox: greeting.mailbox,
+        };
+        let windows = std::mem::take(&mut state.heard.windows);
+        let id = core.next_peer_id();
+        let peer = Peer::new(id, self.token, greeting.process, outgoing, windows);
+        let peer = Arc::new(peer);
+        state.phase = Phase::Connected { peer: peer.clone() };
+        // In this order, whoever sees the event can post, and whoever receives a message can find the event.
+        core.add_peer(peer);
+        core.event(Event::Connected { peer: id, hello: greeting.hello, initiator: self.dialled.is_some() });
+        lock(&core.inbox).add(id, greeting.incoming);
+        // What came before the ring was looked at rang in vain.
+        core.own.doorbell.wake();
+        Ok(())
+    }
+
+    /// Gives the connection up because something is wrong with it, or with the peer.
+    fn break_off(&self, core: &Core, state: &mut State, reason: &str) {
+        if let Phase::Greeting { .. } = state.phase {
+            self.refuse(core, state, reason);
+        } else {
+            self.begin_leaving(core, state);
+            // Says Detached if that is true already; nothing more is heard.
+            self.settle(core, state);
+        }
+        self.hang_up(core, state);
+    }
+
+    fn refuse(&self, core: &Core, state: &mut State, reason: &str) {
+        if let Some(greeting) = state.heard.greeting.take() {
+            core.unwatch(&greeting.process.pidfd);
+        }
+        state.heard.windows.clear();
+        let farewell = match &self.dialled {
+            // An acceptor that went ahead has seen our segments, and learns here that we dropped its own.
+            Some(_) => Message::Detached,
+            None => Message::Refused { reason: reason.to_owned() },
+        };
+        self.try_say(state, &farewell, &[]);
+        state.phase = Phase::Over;
+        core.remove_link(self.token);
+        if let Some(address) = &self.dialled {
+            core.event(Event::ConnectFailed { address: address.clone(), reason: reason.to_owned() });
+        }
+    }
+
+    fn begin_leaving(&self, core: &Core, state: &mut State) {
+        let Phase::Connected { peer } = &state.phase else {
+            return;
+        };
+        let peer = peer.clone();
+        let theirs = peer.disconnect();
+        // What the peer published before it left still arrives, and before the event.
+        let last_words = lock(&core.inbox).remove(peer.id);
+        core.complete(last_words);
+        core.event(Event::Disconnected { peer: peer.id });
+        state.phase = Phase::Leaving { peer, theirs, cut_off: false };
+        // The gate looks on whether the peer's memory is still held.
+        core.kick();
+    }
+
+    /// Draws the conclusions from all that was said, heard and dropped.
+    fn settle(&self, core: &Core, state: &mut State) {
+        if state.heard.detached {
+            self.begin_leaving(core, state);
+        }
+        let Phase::Leaving { theirs, .. } = &mut state.phase else {
+            return;
+        };
+        theirs.retain(|segment| segment.strong_count() > 0);
+        if theirs.is_empty() && !state.said.detached {
+            state.said.detached = self.try_say(state, &Message::Detached, &[]);
+        }
+        let proven = state.heard.detached || state.heard.exited;
+        let untold = state.socket.is_some() && !state.said.detached;
+        let Phase::Leaving { peer, cut_off, .. } = &mut state.phase else {
+            return;
+        };
+        if proven && !*cut_off {
+            *cut_off = true;
+            core.remove_peer(peer.id);
+            core.event(Event::CutOff { peer: peer.id });
+        }
+        if *cut_off && !untold {
+            core.unwatch(&peer.process.pidfd);
+            state.phase = Phase::Over;
+            self.hang_up(core, state);
+            core.remove_link(self.token);
+        }
+    }
+
+    fn hang_up(&self, core: &Core, state: &mut State) {
+        if let Some(socket) = state.socket.take() {
+            core.unwatch(socket.as_fd());
+        }
+    }
+}
+
+/// Edge-triggered: every report is served until the socket has no more.
+const SOCKET_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(EventFlags::ET);
+
+/// How often the gate looks at clocks while it must.
+pub(super) const TICK: Duration = Duration::from_millis(20);

@@ -1,0 +1,184 @@
+//! What a link says and hears; what follows from it is decided one file up.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use halite_mem::Segment;
+use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::Timespec;
+
+use super::super::core::{Core, Source};
+use super::super::greeting::Greeting;
+use super::super::socket::{self, Received};
+use super::super::wire::Message;
+use super::{Link, Phase, SOCKET_EVENTS, State};
+
+/// Messages heard in one go, so that a peer that never stops talking cannot keep a thread.
+const TURN_MESSAGES_MAX: usize = 256;
+
+impl Link {
+    /// Hears what there is to hear.  Fails if the peer misbehaves, or hangs up while greeting.
+    pub(super) fn hear(&self, core: &Core, state: &mut State) -> Result<(), String> {
+        for _ in 0..TURN_MESSAGES_MAX {
+            let Some(socket) = state.socket.clone() else {
+                return Ok(());
+            };
+            match socket::receive(socket.as_fd()) {
+                Ok(Received::Nothing) => return Ok(()),
+                Ok(Received::HungUp) => return self.hear_hang_up(core, state),
+                Ok(Received::Message(message, fds)) => {
+                    self.hear_message(core, state, socket.as_fd(), message, fds)?;
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        if let Some(socket) = &state.socket {
+            let source = Source::Socket { token: self.token };
+            core.watch_again(socket, source, SOCKET_EVENTS);
+        }
+        Ok(())
+    }
+
+    fn hear_hang_up(&self, core: &Core, state: &mut State) -> Result<(), String> {
+        self.hang_up(core, state);
+        match state.phase {
+            Phase::Greeting { .. } => Err("the peer hung up".to_owned()),
+            _ => {
+                self.begin_leaving(core, state);
+                Ok(())
+            }
+        }
+    }
+
+    fn hear_message(
+        &self,
+        core: &Core,
+        state: &mut State,
+        socket: BorrowedFd<'_>,
+        message: Message,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        let greeted = state.heard.greeting.is_some();
+        match (message, &state.phase) {
+            (Message::Hello { hello }, Phase::Greeting { .. }) if !greeted => {
+                self.hear_hello(core, state, socket, hello, fds)
+            }
+            (Message::Segment { key, len }, Phase::Greeting { .. }) if greeted => {
+                let known = state.heard.windows.len();
+                let window = open_segment(core, known, key, len, fds)?;
+                state.heard.windows.push(window);
+                Ok(())
+            }
+            (Message::Segment { key, len }, Phase::Connected { peer }) => {
+                peer.push_window(open_segment(core, peer.segments(), key, len, fds)?);
+                Ok(())
+            }
+            // We no longer want it; dropping the descriptor is all there is to do.
+            (Message::Segment { .. }, Phase::Leaving { .. }) => Ok(()),
+            (Message::Ready, Phase::Greeting { .. }) if greeted && !state.heard.ready => {
+                state.heard.ready = true;
+                Ok(())
+            }
+            (Message::Detached, Phase::Connected { .. } | Phase::Leaving { .. }) => {
+                state.heard.detached = true;
+                Ok(())
+            }
+            (Message::Detached, Phase::Greeting { .. }) => Err("the peer gave up".to_owned()),
+            (Message::Refused { reason }, Phase::Greeting { .. }) => {
+                Err(format!("the peer refused: {reason}"))
+            }
+            (_, Phase::Over) => Ok(()),
+            (message, _) => Err(format!("unexpected {message:?}")),
+        }
+    }
+
+    fn hear_hello(
+        &self,
+        core: &Core,
+        state: &mut State,
+        socket: BorrowedFd<'_>,
+        hello: Vec<u8>,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        let greeting = Greeting::check(socket, hello, fds).map_err(|error| error.to_string())?;
+        let source = Source::Exit { token: self.token };
+        core.watch(&greeting.process.pidfd, source, EventFlags::IN | EventFlags::ET)
+            .map_err(|error| format!("cannot watch the process: {error}"))?;
+        state.heard.greeting = Some(greeting);
+        Ok(())
+    }
+
+    /// Says what is due, as far as the socket takes it; the rest follows when there is room again.
+    pub(super) fn speak(&self, core: &Core, state: &mut State) {
+        let greeting = matches!(state.phase, Phase::Greeting { .. });
+        let connected = matches!(state.phase, Phase::Connected { .. });
+        let silent = self.dialled.is_none() && !state.heard.ready;
+        if silent || !(greeting || connected) {
+            return;
+        }
+        if !state.said.hello {
+            let hello = Message::Hello { hello: self.hello.clone() };
+            let own = &core.own;
+            let fds = [own.pidfd.as_fd(), own.mailbox.fd(), self.ring.fd()];
+            state.said.hello = self.try_say(state, &hello, &fds);
+        }
+        if state.said.hello && self.speak_of_segments(core, state) && !state.said.ready {
+            state.said.ready = self.try_say(state, &Message::Ready, &[]);
+        }
+    }
+
+    /// Returns whether the peer has been sent all segments.
+    fn speak_of_segments(&self, core: &Core, state: &mut State) -> bool {
+        loop {
+            let next = state.said.segments;
+            let Some(window) = super::super::read(&core.registered).get(next).cloned() else {
+                return true;
+            };
+            let message = Message::Segment { key: next as u32, len: window.len() };
+            if !self.try_say(state, &message, &[window.segment().fd()]) {
+                return false;
+            }
+            state.said.segments += 1;
+        }
+    }
+
+    /// Sends one message; `false` if it could not be sent now.
+    pub(super) fn try_say(&self, state: &State, message: &Message, fds: &[BorrowedFd<'_>]) -> bool {
+        let Some(socket) = &state.socket else {
+            return false;
+        };
+        // A broken socket is found when hearing, after the last words that may still wait in it.
+        socket::send(socket.as_fd(), message, fds).unwrap_or(false)
+    }
+}
+
+/// Keys come in order and each once, so a peer cannot swap memory under a key that is in use.
+fn open_segment(
+    core: &Core,
+    known: usize,
+    key: u32,
+    len: u64,
+    fds: Vec<OwnedFd>,
+) -> Result<halite_mem::Window, String> {
+    if key as usize != known || known >= core.config.segments_max {
+        return Err(format!("unexpected segment with key {key}"));
+    }
+    let fd = fds.into_iter().next();
+    let fd = fd.expect("the socket counted the descriptors");
+    let segment = Segment::open(fd, len).map_err(|error| error.to_string())?;
+    Ok(segment.window(0, len).expect("the segment was opened with this length"))
+}
+
+/// Waits until `socket` may take another message; `false` once `deadline` has passed.
+pub(super) fn wait_for_room(socket: &OwnedFd, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left == Duration::ZERO {
+        return false;
+    }
+    let timeout = Timespec::try_from(left).ok();
+    let mut fds = [PollFd::new(socket, PollFlags::OUT)];
+    // Whatever ends the wait, the caller tries again and looks at the deadline.
+    let _ = rustix::event::poll(&mut fds, timeout.as_ref());
+    true
+}

@@ -1,0 +1,384 @@
+//! Shared memory between the processes of one host, as a fabric.
+//!
+//! Connected processes map each other's registered segments.  A write *is* the copy, made by the requester when
+//! it posts; sends, and the immediates of writes, go through one ring per ordered pair of processes, with a
+//! doorbell for those who sleep.  A thread, the gate, lets peers in and notices their death; it takes no part
+//! in moving data.
+//!
+//! ```text
+//!   dir/node-1.sock      Unix sockets: greetings, and the descriptors of segments
+//!   dir/node-1.lock      held while node-1 lives, so that residue can be told from a living node
+//!
+//!   poster --copy--> peer's segment --push--> ring --ring--> doorbell --> peer's poll
+//! ```
+//!
+//! Processes that share a directory trust each other with all registered memory; the directory's permissions
+//! (0700 when we create it) decide who they are.  What they *say* is checked all the same: a peer that sends
+//! garbage loses its connection and nothing else.
+//!
+//! Messages that a peer published before it died or left are delivered, before [`Event::Disconnected`].
+
+mod core;
+mod gate;
+mod greeting;
+mod inbox;
+mod link;
+mod peer;
+mod post;
+mod socket;
+mod wire;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use halite_fabric::{
+    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, PeerId, PostError,
+    RegisterError, WorkRequest,
+};
+use halite_mem::{PagePolicy, Segment, Window, ring};
+use rustix::process::Signal;
+
+use self::core::Core;
+use self::inbox::Scribbled;
+use self::link::Link;
+
+/// No ring is larger, whoever made it, so that no message makes its receiver allocate more.
+pub const RING_BYTES_MAX: u64 = 64 << 20;
+/// Completions that one poll returns at most.
+const POLL_COMPLETIONS_MAX: usize = 256;
+
+/// How a shm fabric is to be opened.
+#[derive(Clone, Debug)]
+pub struct ShmConfig {
+    /// The cluster directory; created if need be.
+    pub dir: PathBuf,
+    /// Our name in it; `node-3` listens at `dir/node-3.sock`.
+    pub name: String,
+    /// What those who connect to us are shown, at most [`HELLO_BYTES_MAX`] bytes.
+    pub hello: Vec<u8>,
+    /// Data bytes of each ring that we fill, a power of two from 4 KiB to [`RING_BYTES_MAX`].  A quarter of it
+    /// bounds one send.
+    pub ring_bytes: u64,
+    /// Segments that can be registered, and that a peer may have.
+    pub segments_max: usize,
+    /// Connections at one time, including those of peers that are not cut off yet.
+    pub peers_max: usize,
+    /// Completions that may wait to be polled before posting is refused.
+    pub completions_max: usize,
+    /// How long a greeting, or telling a peer of a new segment, may take.
+    pub handshake_timeout: Duration,
+    /// What may be done to cut a peer off.
+    pub fence: Fence,
+}
+
+/// What may be done to a peer that must not touch our memory any longer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fence {
+    /// Its process is killed.
+    Kill,
+    /// Nothing: what it can reach stays quarantined until it ends by itself.
+    Never,
+}
+
+impl ShmConfig {
+    /// The usual values: rings of 256 KiB, 4096 segments, 1024 peers, greetings of 2 seconds.
+    pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> ShmConfig {
+        ShmConfig {
+            dir: dir.into(),
+            name: name.into(),
+            hello: Vec::new(),
+            ring_bytes: 256 << 10,
+            segments_max: 4096,
+            peers_max: 1024,
+            completions_max: 64 << 10,
+            handshake_timeout: Duration::from_secs(2),
+            fence: Fence::Kill,
+        }
+    }
+
+    fn check(&self) -> Result<(), OpenError> {
+        let ring_bytes = self.ring_bytes;
+        if !ring_bytes.is_power_of_two() || !(4096..=RING_BYTES_MAX).contains(&ring_bytes) {
+            return Err(OpenError::RingBytes { ring_bytes });
+        }
+        if self.name.is_empty() || self.name.contains('/') {
+            return Err(OpenError::Name { name: self.name.clone() });
+        }
+        if self.hello.len() > HELLO_BYTES_MAX {
+            return Err(OpenError::HelloTooLong { len: self.hello.len() });
+        }
+        Ok(())
+    }
+
+    fn new_ring(&self) -> io::Result<Arc<Segment>> {
+        let len = ring::ring_bytes(self.ring_bytes);
+        Segment::create("halite-ring", len, PagePolicy::Normal)
+    }
+
+    fn send_bytes_max(&self) -> usize {
+        (self.ring_bytes / 4) as usize
+    }
+}
+
+/// Why a shm fabric could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Not a power of two, too small or too large.
+    #[error(
+        "cannot open a shm fabric with rings of {ring_bytes} bytes: a power of two from 4096 to {RING_BYTES_MAX} is needed"
+    )]
+    RingBytes {
+        /// What was asked for.
+        ring_bytes: u64,
+    },
+    /// Not a file name.
+    #[error("cannot open a shm fabric named {name:?}: the name must be usable as a file name")]
+    Name {
+        /// What was asked for.
+        name: String,
+    },
+    /// The hello is longer than [`HELLO_BYTES_MAX`].
+    #[error("cannot open a shm fabric: its hello of {len} bytes is longer than {HELLO_BYTES_MAX}")]
+    HelloTooLong {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// A living process uses the name.
+    #[error("cannot open a shm fabric: {name} is in use in {}", dir.display())]
+    NameTaken {
+        /// Where.
+        dir: PathBuf,
+        /// What.
+        name: String,
+    },
+    /// The operating system refused.
+    #[error("cannot open a shm fabric as {name} in {}: {source}", dir.display())]
+    Io {
+        /// Where.
+        dir: PathBuf,
+        /// What.
+        name: String,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// The fabric of the processes that share a directory; see the header of this file.
+///
+/// ```
+/// # use halite_providers::{ShmConfig, ShmFabric};
+/// # use halite_fabric::{Event, Fabric};
+/// # let dir = std::env::temp_dir().join(format!("halite-doc-{}", std::process::id()));
+/// let one = ShmFabric::open(ShmConfig::new(&dir, "one"))?;
+/// let two = ShmFabric::open(ShmConfig::new(&dir, "two"))?;
+/// assert_eq!(one.discover()?, ["two.sock"]);
+/// one.connect("two.sock", b"hello, two")?;
+/// let event = loop {
+///     let seen = two.doorbell();
+///     match two.poll_event() {
+///         Some(event) => break event,
+///         None => two.wait(seen, None),
+///     }
+/// };
+/// assert!(matches!(event, Event::Connected { hello, initiator: false, .. } if hello == b"hello, two"));
+/// # drop((one, two));
+/// # std::fs::remove_dir(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ShmFabric {
+    core: Arc<Core>,
+    gate: Option<JoinHandle<()>>,
+}
+
+impl ShmFabric {
+    /// Listens in the cluster directory and starts the gate.
+    pub fn open(config: ShmConfig) -> Result<Arc<ShmFabric>, OpenError> {
+        config.check()?;
+        let (dir, name) = (config.dir.clone(), config.name.clone());
+        ShmFabric::start(config).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => OpenError::NameTaken { dir, name },
+            _ => OpenError::Io { dir, name, source },
+        })
+    }
+
+    fn start(config: ShmConfig) -> io::Result<Arc<ShmFabric>> {
+        let core = Arc::new(Core::open(config)?);
+        let shared = core.clone();
+        let gate = std::thread::Builder::new()
+            .name("halite-shm-gate".to_owned())
+            .spawn(move || gate::run(&shared))?;
+        Ok(Arc::new(ShmFabric { core, gate: Some(gate) }))
+    }
+}
+
+impl Fabric for ShmFabric {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            provider: "shm",
+            direct: true,
+            atomics: true,
+            send_bytes_max: self.core.config.send_bytes_max(),
+            // Inline sources are copied straight to where they go.
+            inline_bytes_max: usize::MAX,
+        }
+    }
+
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
+        let window = segment.window(0, segment.len());
+        let window = window.expect("the whole segment");
+        let key = {
+            let mut registered = write(&self.core.registered);
+            let max = self.core.config.segments_max;
+            if registered.len() >= max {
+                return Err(RegisterError::TooManyKeys { max });
+            }
+            registered.push(window);
+            Key(registered.len() as u32 - 1)
+        };
+        // A link made from now on finds the segment in the table.
+        for link in self.core.all_links() {
+            link.announce_segments(&self.core);
+        }
+        Ok(key)
+    }
+
+    fn discover(&self) -> Result<Vec<String>, ConnectError> {
+        let dir = &self.core.config.dir;
+        socket::discover(dir, &self.core.path)
+            .map_err(|source| ConnectError::Unreachable { address: dir.display().to_string(), source })
+    }
+
+    /// `address` is the file name of a socket in the cluster directory, as `discover` returns it, or a path.
+    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
+        if hello.len() > HELLO_BYTES_MAX {
+            return Err(ConnectError::HelloTooLong { len: hello.len() });
+        }
+        let unreachable = |source| ConnectError::Unreachable { address: address.to_owned(), source };
+        if self.core.is_closed() {
+            return Err(unreachable(io::ErrorKind::NotConnected.into()));
+        }
+        // Joining an absolute path yields that path.
+        let path = self.core.config.dir.join(address);
+        let socket = socket::connect(&path).map_err(unreachable)?;
+        let dialled = Some(address.to_owned());
+        Link::open(&self.core, socket, dialled, hello).map_err(unreachable)
+    }
+
+    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        self.core.post(peer, requests)
+    }
+
+    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
+        let before = completions.len();
+        let len_max = before + POLL_COMPLETIONS_MAX;
+        {
+            let mut own = lock(&self.core.completions);
+            // Half at most, so that arrivals have their turn, too.
+            let count = own.len().min(POLL_COMPLETIONS_MAX / 2);
+            completions.extend(own.drain(..count));
+        }
+        let scribbled = lock(&self.core.inbox).poll(completions, len_max);
+        if let Some(Scribbled(peer)) = scribbled {
+            // Not under the inbox's lock, which leaving takes.
+            self.leave(peer, "the peer scribbled over its ring");
+        }
+        completions.len() - before
+    }
+
+    fn poll_event(&self) -> Option<Event> {
+        self.core.next_event()
+    }
+
+    fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
+        let peer = self.core.peer(peer)?;
+        self.core.with_window(&peer, key, Window::clone).ok()?
+    }
+
+    fn cut_off(&self, peer: PeerId) -> CutOff {
+        // Peers are forgotten when they are cut off.
+        let Some(peer) = self.core.peer(peer) else {
+            return CutOff::Done;
+        };
+        if self.core.config.fence == Fence::Never || peer.process.pid == self.core.own.pid {
+            return CutOff::NotPermitted;
+        }
+        match rustix::process::pidfd_send_signal(&peer.process.pidfd, Signal::KILL) {
+            // Dead already: the gate is about to notice.
+            Ok(()) | Err(rustix::io::Errno::SRCH) => CutOff::Started,
+            Err(_) => CutOff::NotPermitted,
+        }
+    }
+
+    fn disconnect(&self, peer: PeerId) {
+        self.leave(peer, "we disconnected");
+    }
+
+    fn arm(&self, armed: bool) {
+        self.core.own.doorbell.arm(armed);
+    }
+
+    fn wait(&self, seen: u32, timeout: Option<Duration>) {
+        self.core.own.doorbell.wait(seen, timeout);
+    }
+
+    fn doorbell(&self) -> u32 {
+        self.core.own.doorbell.seq()
+    }
+
+    fn wake(&self) {
+        self.core.own.doorbell.wake();
+    }
+
+    /// Peers are told that we are detached as soon as nobody in this process holds a window from
+    /// [`Fabric::direct`], so drop those first: whoever is not told keeps what we could reach in quarantine
+    /// until this process ends.
+    fn close(&self) {
+        if let Some(listener) = lock(&self.core.listener).take() {
+            self.core.unwatch(&listener);
+        }
+        for link in self.core.all_links() {
+            link.leave(&self.core, "we closed");
+        }
+    }
+}
+
+impl ShmFabric {
+    fn leave(&self, peer: PeerId, reason: &str) {
+        let link = self.core.peer(peer);
+        let link = link.and_then(|peer| self.core.link(peer.link_token));
+        if let Some(link) = link {
+            link.leave(&self.core, reason);
+        }
+    }
+}
+
+impl Drop for ShmFabric {
+    fn drop(&mut self) {
+        self.close();
+        self.core.stop();
+        if let Some(gate) = self.gate.take() {
+            let ended = gate.join();
+            debug_assert!(ended.is_ok(), "the gate panicked");
+        }
+    }
+}
+
+/// Nothing panics while it holds one of our locks; if something did all the same, going on with what it left
+/// behind would be worse than stopping.
+const POISONED: &str = "a thread panicked while it held a lock of the shm fabric";
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect(POISONED)
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().expect(POISONED)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().expect(POISONED)
+}

@@ -1,0 +1,212 @@
+//! What two shm fabrics say to each other over their socket, one message per packet.
+//!
+//! Only connections and segments are spoken of here; data never passes through the socket.  Numbers are
+//! little-endian.
+//!
+//! ```text
+//!   offset 0        4          6       8
+//!          | "HLsm" | version  | kind  | body
+//!
+//!   kind          body                      descriptors that travel along
+//!   1 Hello       hello, to the end         pidfd, mailbox, ring (sender to receiver)
+//!   2 Segment     key u32, len u64          memfd
+//!   3 Ready       -                         -
+//!   4 Detached    -                         -
+//!   5 Refused     reason in UTF-8           -
+//!
+//!   initiator   Hello Segment* Ready ----------------------->
+//!   acceptor    <----------------------- Hello Segment* Ready      both are connected now
+//!   either      Segment* as they are registered
+//!   either      Detached: "I have unmapped everything of yours"
+//! ```
+//!
+//! The acceptor answers only once it has heard `Ready`, so an initiator that gave up meanwhile never appears to
+//! it as a peer.
+
+use halite_fabric::HELLO_BYTES_MAX;
+
+/// Changes whenever a message or the layout of a ring or mailbox changes.
+pub(super) const VERSION: u16 = 1;
+/// No packet is longer: a header and a hello.
+pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + HELLO_BYTES_MAX;
+/// Reasons are for people; this is enough for a sentence.
+const REASON_BYTES_MAX: usize = 200;
+const MAGIC: [u8; 4] = *b"HLsm";
+const HEADER_BYTES: usize = 8;
+
+/// One packet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Message {
+    /// Who I am, and the memory through which we talk.
+    Hello {
+        /// Not interpreted here.
+        hello: Vec<u8>,
+    },
+    /// A segment of mine that you may reach from now on.
+    Segment {
+        /// Keys are given out in order, from zero.
+        key: u32,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// All segments that I had when we met have been sent.
+    Ready,
+    /// I have unmapped everything of yours and will not touch it again.
+    Detached,
+    /// We shall not be connected.
+    Refused {
+        /// For a person to read.
+        reason: String,
+    },
+}
+
+/// Why a packet is not a message.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum BadMessage {
+    #[error("a packet that is not of this protocol")]
+    Magic,
+    #[error("version {theirs} of the protocol, we speak {VERSION}")]
+    Version { theirs: u16 },
+    #[error("an unknown or misshapen message of kind {kind}")]
+    Shape { kind: u16 },
+}
+
+impl Message {
+    /// How many descriptors travel along.
+    pub(super) fn fds(&self) -> usize {
+        match self {
+            Message::Hello { .. } => 3,
+            Message::Segment { .. } => 1,
+            Message::Ready | Message::Detached | Message::Refused { .. } => 0,
+        }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut packet = MAGIC.to_vec();
+        packet.extend(VERSION.to_le_bytes());
+        packet.extend(self.kind().to_le_bytes());
+        match self {
+            Message::Hello { hello } => packet.extend(hello),
+            Message::Segment { key, len } => {
+                packet.extend(key.to_le_bytes());
+                packet.extend(len.to_le_bytes());
+            }
+            Message::Ready | Message::Detached => {}
+            Message::Refused { reason } => {
+                let end = reason.floor_char_boundary(REASON_BYTES_MAX);
+                packet.extend(&reason.as_bytes()[..end]);
+            }
+        }
+        packet
+    }
+
+    pub(super) fn decode(packet: &[u8]) -> Result<Message, BadMessage> {
+        let Some((header, body)) = packet.split_first_chunk::<HEADER_BYTES>() else {
+            return Err(BadMessage::Magic);
+        };
+        let [m0, m1, m2, m3, version @ .., k0, k1] = *header;
+        if [m0, m1, m2, m3] != MAGIC {
+            return Err(BadMessage::Magic);
+        }
+        let theirs = u16::from_le_bytes(version);
+        if theirs != VERSION {
+            return Err(BadMessage::Version { theirs });
+        }
+        let kind = u16::from_le_bytes([k0, k1]);
+        Message::decode_body(kind, body).ok_or(BadMessage::Shape { kind })
+    }
+
+    fn decode_body(kind: u16, body: &[u8]) -> Option<Message> {
+        match kind {
+            1 if body.len() <= HELLO_BYTES_MAX => Some(Message::Hello { hello: body.to_vec() }),
+            2 => {
+                let (key, len) = body.split_first_chunk()?;
+                Some(Message::Segment {
+                    key: u32::from_le_bytes(*key),
+                    len: u64::from_le_bytes(len.try_into().ok()?),
+                })
+            }
+            3 if body.is_empty() => Some(Message::Ready),
+            4 if body.is_empty() => Some(Message::Detached),
+            5 if body.len() <= REASON_BYTES_MAX => {
+                Some(Message::Refused { reason: String::from_utf8(body.to_vec()).ok()? })
+            }
+            _ => None,
+        }
+    }
+
+    fn kind(&self) -> u16 {
+        match self {
+            Message::Hello { .. } => 1,
+            Message::Segment { .. } => 2,
+            Message::Ready => 3,
+            Message::Detached => 4,
+            Message::Refused { .. } => 5,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn another_version_is_told_from_garbage() {
+        let mut packet = Message::Ready.encode();
+        packet[4] = 9;
+        assert_eq!(Message::decode(&packet), Err(BadMessage::Version { theirs: 9 }));
+        assert_eq!(Message::decode(b"GET / HTTP/1.1"), Err(BadMessage::Magic));
+        assert_eq!(Message::decode(b"HLsm"), Err(BadMessage::Magic));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_at_a_character() {
+        let reason = "ä".repeat(150);
+        let packet = Message::Refused { reason }.encode();
+        let expected = "ä".repeat(100);
+        assert_eq!(Message::decode(&packet), Ok(Message::Refused { reason: expected }));
+    }
+
+    #[test]
+    fn misshapen_bodies_are_refused() {
+        let bare = |kind: u8| [b'H', b'L', b's', b'm', 1, 0, kind, 0];
+        for (kind, body_bytes) in [(0, 0), (1, HELLO_BYTES_MAX + 1), (2, 11), (2, 13), (3, 1), (6, 0)] {
+            let mut packet = bare(kind).to_vec();
+            packet.resize(HEADER_BYTES + body_bytes, 0);
+            let shape = BadMessage::Shape { kind: kind.into() };
+            assert_eq!(Message::decode(&packet), Err(shape));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn messages_survive_the_wire(
+            hello in prop::collection::vec(any::<u8>(), 0..=HELLO_BYTES_MAX), key: u32, len: u64, reason in ".{0,50}"
+        ) {
+            let messages = [
+                Message::Hello { hello },
+                Message::Segment { key, len },
+                Message::Ready,
+                Message::Detached,
+                Message::Refused { reason },
+            ];
+            for message in messages {
+                let packet = message.encode();
+                prop_assert!(packet.len() <= MESSAGE_BYTES_MAX);
+                prop_assert_eq!(Message::decode(&packet), Ok(message));
+            }
+        }
+
+        #[test]
+        fn what_decodes_encodes_to_the_same_packet(mut packet in prop::collection::vec(any::<u8>(), 0..64)) {
+            for (byte, header) in packet.iter_mut().zip([b'H', b'L', b's', b'm', 1, 0]) {
+                *byte = header;
+            }
+            if let Ok(message) = Message::decode(&packet) {
+                prop_assert_eq!(message.encode(), packet);
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! What the tests of the shm fabric share: a directory, and a fabric with somebody who polls it.
+#![allow(dead_code, missing_docs)]
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use halite_fabric::{
+    Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, PostError, RemoteAddress,
+    Status, WorkId, WorkRequest,
+};
+use halite_mem::{PagePolicy, Segment, Window};
+use halite_providers::{ShmConfig, ShmFabric};
+
+/// Turns a hang into a failure; no test is meant to come anywhere near.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A cluster directory that is removed with its value.
+pub struct Cluster(pub PathBuf);
+
+impl Cluster {
+    pub fn new() -> Cluster {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
+        let name = format!("halite-shm-{}-{number}", std::process::id());
+        Cluster(std::env::temp_dir().join(name))
+    }
+
+    pub fn config(&self, name: &str) -> ShmConfig {
+        ShmConfig::new(&self.0, name)
+    }
+
+    pub fn open(&self, name: &str) -> Node {
+        Node::open(self.config(name))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A fabric, and what was polled from it but not asked for yet.
+pub struct Node {
+    pub fabric: Arc<ShmFabric>,
+    completions: VecDeque<Completion>,
+}
+
+impl Node {
+    pub fn open(config: ShmConfig) -> Node {
+        Node { fabric: ShmFabric::open(config).unwrap(), completions: VecDeque::new() }
+    }
+
+    /// Sleeps on the doorbell until `find` finds something.
+    fn wait_for<T>(&mut self, mut find: impl FnMut(&mut Node) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        self.fabric.arm(true);
+        loop {
+            let seen = self.fabric.doorbell();
+            if let Some(found) = find(self) {
+                self.fabric.arm(false);
+                return found;
+            }
+            assert!(Instant::now() < deadline, "nothing came: a wake-up or an event is missing");
+            self.fabric.wait(seen, Some(PATIENCE));
+        }
+    }
+
+    pub fn event(&mut self) -> Event {
+        self.wait_for(|node| node.fabric.poll_event())
+    }
+
+    pub fn completion(&mut self) -> Completion {
+        self.wait_for(|node| node.try_completion())
+    }
+
+    pub fn try_completion(&mut self) -> Option<Completion> {
+        if self.completions.is_empty() {
+            let mut polled = Vec::new();
+            self.fabric.poll(&mut polled);
+            self.completions.extend(polled);
+        }
+        self.completions.pop_front()
+    }
+
+    /// Expects a connection and returns who it is with.
+    pub fn connected(&mut self) -> PeerId {
+        match self.event() {
+            Event::Connected { peer, .. } => peer,
+            event => panic!("expected a connection, got {event:?}"),
+        }
+    }
+
+    pub fn register(&self, len: u64) -> (Key, Window) {
+        let segment = Segment::create("test", len, PagePolicy::Normal).unwrap();
+        let window = segment.window(0, len).unwrap();
+        (self.fabric.register(segment).unwrap(), window)
+    }
+
+    pub fn post(&self, peer: PeerId, operation: Operation<'_>) -> Result<(), PostError> {
+        let request = WorkRequest { id: WorkId(7), operation, signalled: true };
+        self.fabric.post(peer, &[request])
+    }
+
+    /// Posts one request and returns how it ended.
+    pub fn run(&mut self, peer: PeerId, operation: Operation<'_>) -> (Status, CompletionKind) {
+        self.post(peer, operation).unwrap();
+        let completion = self.completion();
+        assert_eq!(completion.peer, peer);
+        (completion.status, completion.kind)
+    }
+
+    pub fn send(&self, peer: PeerId, bytes: &[u8], imm: u32) -> Result<(), PostError> {
+        let request =
+            WorkRequest { id: WorkId(7), operation: Operation::Send { bytes, imm }, signalled: false };
+        self.fabric.post(peer, &[request])
+    }
+
+    pub fn received(&mut self) -> (Vec<u8>, u32) {
+        match self.completion().kind {
+            CompletionKind::Received { bytes, imm } => (bytes, imm),
+            kind => panic!("expected a message, got {kind:?}"),
+        }
+    }
+}
+
+/// Connects `one` to `two`; returns what each calls the other.
+pub fn connect(one: &mut Node, two: &mut Node, address: &str) -> (PeerId, PeerId) {
+    one.fabric.connect(address, b"").unwrap();
+    (one.connected(), two.connected())
+}
+
+pub fn remote(key: Key, offset: u64) -> RemoteAddress {
+    RemoteAddress { key, offset }
+}
+
+pub fn inline(bytes: &[u8]) -> Local<'_> {
+    Local::Inline(bytes)
+}
+
+pub fn bytes_of(window: &Window, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    window.read(offset, &mut bytes).unwrap();
+    bytes
+}
+
+/// A child that runs one ignored test of this same test program as its main function, and dies with its value.
+pub struct Role(pub Child);
+
+/// Tells a test that it is to play a role, and in which cluster.
+const DIR_VARIABLE: &str = "HALITE_TEST_DIR";
+
+impl Role {
+    pub fn start(cluster: &Cluster, test: &str) -> Role {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .env(DIR_VARIABLE, &cluster.0)
+            .stdout(Stdio::null())
+            .spawn();
+        Role(child.unwrap())
+    }
+
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.0)
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// In a role: the cluster's directory.  Dies with the test that started it.
+pub fn role_dir() -> Option<PathBuf> {
+    let dir = std::env::var_os(DIR_VARIABLE)?;
+    let signal = Some(rustix::process::Signal::KILL);
+    rustix::process::set_parent_process_death_signal(signal).unwrap();
+    Some(Path::new(&dir).to_owned())
+}

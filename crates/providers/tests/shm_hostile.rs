@@ -1,0 +1,297 @@
+//! What a hostile process at our socket, or in its ring, can achieve: the loss of its own connection.
+
+mod common;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use common::{Cluster, Node, connect};
+use halite_fabric::{Event, Fabric};
+use halite_mem::{PagePolicy, Segment, ring};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
+use rustix::process::{Pid, PidfdFlags};
+
+const HELLO: u8 = 1;
+const SEGMENT: u8 = 2;
+const READY: u8 = 3;
+const DETACHED: u8 = 4;
+
+/// A client that speaks the protocol by hand.
+struct Client(OwnedFd);
+
+impl Client {
+    fn dial(cluster: &Cluster) -> Client {
+        let flags = SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let address = SocketAddrUnix::new(cluster.0.join("victim.sock")).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        Client(socket)
+    }
+
+    /// Sends a packet; a victim that has hung up already is fine.
+    fn send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let parts = [IoSlice::new(packet)];
+        let _ = rustix::net::sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL);
+    }
+
+    fn hello(&self, hello: &Hello) {
+        let fds = [hello.pidfd.as_fd(), hello.mailbox.fd(), hello.ring.fd()];
+        self.send(&packet(HELLO, b"hostile"), &fds);
+    }
+
+    fn segment(&self, key: u32, len: u64, fd: BorrowedFd<'_>) {
+        let body = [&key.to_le_bytes()[..], &len.to_le_bytes()].concat();
+        self.send(&packet(SEGMENT, &body), &[fd]);
+    }
+
+    /// Blocks until the victim hangs up.
+    fn expect_hang_up(&self) {
+        while self.receive() != 0 {}
+    }
+
+    /// Blocks until the victim says that it is ready.
+    fn expect_ready(&self) {
+        while self.receive() != packet(READY, b"").len() {}
+    }
+
+    /// The length of the next packet, whose descriptors are dropped.
+    fn receive(&self) -> usize {
+        let mut bytes = [0; 2048];
+        let mut control = RecvAncillaryBuffer::default();
+        let parts = &mut [IoSliceMut::new(&mut bytes)];
+        let received = rustix::net::recvmsg(&self.0, parts, &mut control, RecvFlags::empty());
+        received.map_or(0, |received| received.bytes)
+    }
+}
+
+struct Hello {
+    pidfd: OwnedFd,
+    mailbox: Arc<Segment>,
+    ring: Arc<Segment>,
+}
+
+impl Hello {
+    /// One that is all right; the tests spoil it.
+    fn good() -> Hello {
+        Hello {
+            pidfd: pidfd(rustix::process::getpid()),
+            mailbox: segment(4096),
+            ring: segment(ring::ring_bytes(4096)),
+        }
+    }
+}
+
+fn pidfd(pid: Pid) -> OwnedFd {
+    rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap()
+}
+
+fn segment(len: u64) -> Arc<Segment> {
+    Segment::create("hostile", len, PagePolicy::Normal).unwrap()
+}
+
+fn packet(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut packet = vec![b'H', b'L', b's', b'm', 1, 0, kind, 0];
+    packet.extend(body);
+    packet
+}
+
+/// Lets `attack` loose, and expects that the victim drops that connection and lets the next peer in.
+fn check(attack: impl FnOnce(&Client)) {
+    let cluster = Cluster::new();
+    let mut victim = cluster.open("victim");
+    let client = Client::dial(&cluster);
+    attack(&client);
+    client.expect_hang_up();
+    // The attacker never was a peer, so the first event is the connection of an honest one.
+    let mut honest = cluster.open("honest");
+    let (_, to_honest) = connect(&mut honest, &mut victim, "victim.sock");
+    victim.send(to_honest, b"welcome", 0).unwrap();
+    assert_eq!(honest.received().0, b"welcome");
+}
+
+/// Lets `attack` loose on a victim that takes the attacker for a peer.
+fn check_connected(attack: impl FnOnce(&Client, &Hello)) {
+    let cluster = Cluster::new();
+    let mut victim = cluster.open("victim");
+    let client = Client::dial(&cluster);
+    let hello = Hello::good();
+    client.hello(&hello);
+    client.send(&packet(READY, b""), &[]);
+    client.expect_ready();
+    let peer = victim.connected();
+    attack(&client, &hello);
+    assert_eq!(poll_until_event(&mut victim), Event::Disconnected { peer });
+    assert_eq!(victim.fabric.poll_event(), None);
+    let mut honest = cluster.open("honest");
+    connect(&mut honest, &mut victim, "victim.sock");
+}
+
+/// Scribbles are found by polling.
+fn poll_until_event(victim: &mut Node) -> Event {
+    loop {
+        while victim.try_completion().is_some() {}
+        if let Some(event) = victim.fabric.poll_event() {
+            return event;
+        }
+    }
+}
+
+#[test]
+fn garbage_and_strangers_are_turned_away() {
+    check(|client| client.send(b"GET / HTTP/1.1\r\n\r\n", &[]));
+    check(|client| client.send(&[0xff; 2000], &[]));
+    check(|client| client.send(&packet(99, b""), &[]));
+    check(|client| client.send(&[0], &[]));
+}
+
+#[test]
+fn messages_out_of_turn_are_refused() {
+    check(|client| client.send(&packet(READY, b""), &[]));
+    check(|client| client.send(&packet(DETACHED, b""), &[]));
+    check(|client| client.segment(0, 4096, segment(4096).fd()));
+    check(|client| {
+        client.hello(&Hello::good());
+        client.hello(&Hello::good());
+    });
+}
+
+#[test]
+fn missing_and_superfluous_descriptors_are_refused() {
+    check(|client| client.send(&packet(HELLO, b""), &[]));
+    let hello = Hello::good();
+    let fd = hello.ring.fd();
+    check(|client| client.send(&packet(HELLO, b""), &[fd, fd]));
+    check(|client| client.send(&packet(HELLO, b""), &[fd; 8]));
+    check(|client| {
+        client.hello(&hello);
+        client.send(&packet(READY, b""), &[fd]);
+    });
+}
+
+#[test]
+fn a_process_that_is_not_the_peers_is_refused() {
+    let mut hello = Hello::good();
+    hello.pidfd = pidfd(Pid::INIT);
+    check(|client| client.hello(&hello));
+    hello.pidfd = hello.ring.fd().try_clone_to_owned().unwrap();
+    check(|client| client.hello(&hello));
+}
+
+#[test]
+fn rings_and_mailboxes_that_are_none_are_refused() {
+    let mut hello = Hello::good();
+    hello.ring = segment(5000);
+    check(|client| client.hello(&hello));
+    hello.ring = segment(ring::ring_bytes(1 << 40));
+    check(|client| client.hello(&hello));
+    hello = Hello::good();
+    hello.mailbox = segment(4);
+    check(|client| client.hello(&hello));
+    let good = Hello::good();
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let fds = [good.pidfd.as_fd(), file.as_fd(), good.ring.fd()];
+    check(|client| client.send(&packet(HELLO, b""), &fds));
+}
+
+#[test]
+fn segments_that_are_not_as_promised_are_refused() {
+    let memory = segment(4096);
+    for (key, len) in [(0, 4097), (0, u64::MAX), (0, 0), (1, 4096), (u32::MAX, 4096)] {
+        check(|client| {
+            client.hello(&Hello::good());
+            client.segment(key, len, memory.fd());
+        });
+    }
+    check(|client| {
+        client.hello(&Hello::good());
+        client.segment(0, 4096, memory.fd());
+        client.segment(0, 4096, memory.fd());
+    });
+}
+
+#[test]
+fn a_client_that_says_nothing_is_dropped_in_the_end() {
+    let cluster = Cluster::new();
+    let mut config = cluster.config("victim");
+    config.handshake_timeout = std::time::Duration::from_millis(50);
+    let victim = Node::open(config);
+    let silent = Client::dial(&cluster);
+    silent.expect_hang_up();
+    assert_eq!(victim.fabric.poll_event(), None);
+}
+
+#[test]
+fn a_crowd_is_told_to_come_back_later() {
+    let cluster = Cluster::new();
+    let mut config = cluster.config("victim");
+    config.peers_max = 1;
+    let mut victim = Node::open(config);
+    let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
+    connect(&mut one, &mut victim, "victim.sock");
+    two.fabric.connect("victim.sock", b"").unwrap();
+    let Event::ConnectFailed { reason, .. } = two.event() else {
+        panic!("there was no room");
+    };
+    assert!(reason.contains("as many peers as it takes"), "{reason}");
+}
+
+#[test]
+fn a_scribbled_ring_costs_the_connection() {
+    let tail = |hello: &Hello| hello.ring.window(0, 8).unwrap();
+    check_connected(|_, hello| tail(hello).store_u64(0, u64::MAX).unwrap());
+    check_connected(|_, hello| tail(hello).store_u64(0, 3).unwrap());
+    check_connected(|_, hello| {
+        let header = hello.ring.window(256, 8).unwrap();
+        header.store_u64(0, u32::MAX.into()).unwrap();
+        tail(hello).store_u64(0, 4096).unwrap();
+    });
+}
+
+#[test]
+fn garbage_from_a_connected_peer_costs_the_connection() {
+    check_connected(|client, _| client.send(b"garbage", &[]));
+    check_connected(|client, _| client.send(&packet(READY, b""), &[]));
+    check_connected(|client, hello| client.segment(7, 4096, hello.ring.fd()));
+}
+
+#[test]
+fn last_words_are_heard_from_a_peer_that_left_words_unread() {
+    let cluster = Cluster::new();
+    let mut victim = cluster.open("victim");
+    let client = Client::dial(&cluster);
+    client.hello(&Hello::good());
+    client.send(&packet(READY, b""), &[]);
+    client.expect_ready();
+    let peer = victim.connected();
+    // The kernel resets the connection when it is closed with this segment's announcement unread.
+    victim.register(4096);
+    client.send(&packet(DETACHED, b""), &[]);
+    drop(client);
+    assert_eq!(victim.event(), Event::Disconnected { peer });
+    assert_eq!(victim.event(), Event::CutOff { peer });
+}
+
+#[test]
+fn a_peer_that_merely_hangs_up_is_not_taken_for_cut_off() {
+    let cluster = Cluster::new();
+    let mut victim = cluster.open("victim");
+    let client = Client::dial(&cluster);
+    client.hello(&Hello::good());
+    client.send(&packet(READY, b""), &[]);
+    client.expect_ready();
+    let peer = victim.connected();
+    drop(client);
+    assert_eq!(victim.event(), Event::Disconnected { peer });
+    assert_eq!(victim.fabric.poll_event(), None);
+}
