@@ -36,11 +36,9 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Peers(options) => peers::run(&options),
-        Command::Tethered {
-            parent,
-            core,
-            program,
-        } => Err(peers::child::become_tethered(parent, core, &program).into()),
+        Command::Tethered { parent, core, program } => {
+            Err(peers::child::become_tethered(parent, core, &program).into())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

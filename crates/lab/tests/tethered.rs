@@ -12,8 +12,7 @@ const LAB: &str = env!("CARGO_BIN_EXE_lab");
 fn a_tethered_program_dies_with_its_parent() {
     // A shell is the parent.  The program tells its pid when it is certain to run, and then waits for input that
     // never comes.
-    let script =
-        format!("exec 3<&0; {LAB} tethered --parent $$ -- sh -c 'echo $$; cat' <&3 & wait");
+    let script = format!("exec 3<&0; {LAB} tethered --parent $$ -- sh -c 'echo $$; cat' <&3 & wait");
     let mut shell = Command::new("sh")
         .args(["-c", &script])
         .stdin(Stdio::piped())
@@ -24,19 +23,14 @@ fn a_tethered_program_dies_with_its_parent() {
     let _input = shell.stdin.take().expect("piped");
     let mut line = String::new();
     let mut stdout = BufReader::new(shell.stdout.take().expect("piped"));
-    stdout
-        .read_line(&mut line)
-        .expect("the program tells its pid");
+    stdout.read_line(&mut line).expect("the program tells its pid");
     let pid = Pid::from_raw(line.trim().parse().expect("a pid")).expect("a pid is not zero");
     let program = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
 
     shell.kill().expect("the shell still runs");
     shell.wait().expect("the shell can be waited for");
 
-    let limit = Timespec {
-        tv_sec: 10,
-        tv_nsec: 0,
-    };
+    let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
     let ended = poll(&mut [PollFd::new(&program, PollFlags::IN)], Some(&limit)).expect("poll");
     assert_eq!(ended, 1, "the program outlived its parent");
 }

@@ -11,9 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// What went wrong with a program.
@@ -65,30 +63,14 @@ impl Tethered {
         environment: &[(&str, &str)],
     ) -> Result<Tethered, ChildError> {
         let name = program.display().to_string();
-        let refused = |source| ChildError::Run {
-            program: name.clone(),
-            source,
-        };
+        let refused = |source| ChildError::Run { program: name.clone(), source };
         let mut command = Command::new(std::env::current_exe().map_err(refused)?);
         command.args(["tethered", "--parent", &std::process::id().to_string()]);
-        command.args(
-            core.iter()
-                .flat_map(|core| ["--core".to_owned(), core.to_string()]),
-        );
-        command
-            .arg("--")
-            .arg(program)
-            .args(arguments)
-            .envs(environment.iter().copied());
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.args(core.iter().flat_map(|core| ["--core".to_owned(), core.to_string()]));
+        command.arg("--").arg(program).args(arguments).envs(environment.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().map_err(refused)?;
-        Ok(Tethered {
-            child,
-            command: format!("{name} {}", arguments.join(" ")),
-        })
+        Ok(Tethered { child, command: format!("{name} {}", arguments.join(" ")) })
     }
 
     /// Waits for the end, at most `limit`, and returns what it wrote to its standard output.
@@ -97,18 +79,11 @@ impl Tethered {
         let stdout = collect(self.child.stdout.take());
         let stderr = collect(self.child.stderr.take());
         let Some(status) = self.wait(limit)? else {
-            return Err(ChildError::TooLong {
-                command: self.command.clone(),
-                limit_s: limit.as_secs(),
-            });
+            return Err(ChildError::TooLong { command: self.command.clone(), limit_s: limit.as_secs() });
         };
         let stderr = stderr.join().unwrap_or_default();
         if !status.success() {
-            return Err(ChildError::Failed {
-                command: self.command.clone(),
-                status,
-                stderr,
-            });
+            return Err(ChildError::Failed { command: self.command.clone(), status, stderr });
         }
         Ok(stdout.join().unwrap_or_default())
     }
@@ -119,19 +94,13 @@ impl Tethered {
     }
 
     fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, ChildError> {
-        let refused = |source| ChildError::Run {
-            program: self.command.clone(),
-            source,
-        };
+        let refused = |source| ChildError::Run { program: self.command.clone(), source };
         let pid = Pid::from_child(&self.child);
         let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| refused(error.into()))?;
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: left.subsec_nanos().into(),
-            };
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
             match poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&timeout)) {
                 Ok(0) => return Ok(None),
                 Ok(_) => break,
@@ -142,10 +111,7 @@ impl Tethered {
         self.child
             .wait()
             .map(Some)
-            .map_err(|source| ChildError::Run {
-                program: self.command.clone(),
-                source,
-            })
+            .map_err(|source| ChildError::Run { program: self.command.clone(), source })
     }
 }
 
@@ -159,14 +125,8 @@ impl Drop for Tethered {
 
 /// Asks to be killed with the parent, moves to `core`, and becomes `program`.  Returns only if that fails.
 pub fn become_tethered(parent: u32, core: Option<usize>, program: &[OsString]) -> ChildError {
-    let name = program
-        .first()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default();
-    let refused = |source| ChildError::Run {
-        program: name.clone(),
-        source,
-    };
+    let name = program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let refused = |source| ChildError::Run { program: name.clone(), source };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return refused(error.into());
     }
@@ -184,8 +144,7 @@ pub fn become_tethered(parent: u32, core: Option<usize>, program: &[OsString]) -
 pub fn pin(core: usize) -> io::Result<()> {
     let mut cores = CpuSet::new();
     cores.set(core);
-    let refused =
-        |error: rustix::io::Errno| io::Error::other(format!("cannot move to core {core}: {error}"));
+    let refused = |error: rustix::io::Errno| io::Error::other(format!("cannot move to core {core}: {error}"));
     sched_setaffinity(None, &cores).map_err(refused)
 }
 

@@ -36,35 +36,20 @@ pub fn locate(told: Option<&Path>) -> Result<PathBuf, HalitePathError> {
     if !path.is_file() && told.is_none() {
         build()?;
     }
-    if path.is_file() {
-        Ok(path)
-    } else {
-        Err(HalitePathError::Missing(path))
-    }
+    if path.is_file() { Ok(path) } else { Err(HalitePathError::Missing(path)) }
 }
 
 fn build() -> Result<(), HalitePathError> {
     eprintln!("building the halite program");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let status = cargo
-        .args(["build", "--release", "-p", "halite-node"])
-        .status()?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(HalitePathError::Build(status))
-    }
+    let status = cargo.args(["build", "--release", "-p", "halite-node"]).status()?;
+    if status.success() { Ok(()) } else { Err(HalitePathError::Build(status)) }
 }
 
 /// The first line of `halite --version`.
 pub fn version(program: &Path) -> Option<String> {
     let running = Tethered::start(program, &["--version".to_owned()], None, &[]).ok()?;
-    running
-        .output(Duration::from_secs(10))
-        .ok()?
-        .lines()
-        .next()
-        .map(str::to_owned)
+    running.output(Duration::from_secs(10)).ok()?.lines().next().map(str::to_owned)
 }
 
 /// Runs `halite perf` with `arguments`, which name a single size, and reads its line.
@@ -74,10 +59,7 @@ pub fn run(program: &Path, arguments: &[String]) -> Result<Sample, ProbeError> {
     all.push("--json".to_owned());
     // It starts and pins both ends itself.
     let output = Tethered::start(program, &all, None, &[])?.output(RUN_LIMIT)?;
-    parse_line(&output).ok_or(ProbeError::Unreadable {
-        program: "halite perf",
-        output,
-    })
+    parse_line(&output).ok_or(ProbeError::Unreadable { program: "halite perf", output })
 }
 
 /// The parts of a result that are compared; others may come and go.
@@ -118,9 +100,7 @@ pub fn parse_line(output: &str) -> Option<Sample> {
         latency_us: line.lat_us.map(|latency| latency.p50),
         rate_per_s: line.rate_mops.map(|rate| rate * 1e6),
         printed_mbps: line.bw_mbps,
-        baseline_us: baseline
-            .memcpy_lat_us
-            .or(baseline.store_ns.map(|ns| ns / 1e3)),
+        baseline_us: baseline.memcpy_lat_us.or(baseline.store_ns.map(|ns| ns / 1e3)),
         baseline_mbps: baseline.memcpy_mbps,
         overhead_ns: baseline.overhead_ns,
     })
@@ -143,10 +123,7 @@ mod tests {
         let sample = parse_line(&line()).expect("a line");
         assert_eq!(sample.latency_us, Some(0.02));
         assert_eq!(sample.rate_per_s, Some(50e6));
-        assert_eq!(
-            (sample.baseline_us, sample.overhead_ns),
-            (Some(0.005), Some(15.0))
-        );
+        assert_eq!((sample.baseline_us, sample.overhead_ns), (Some(0.005), Some(15.0)));
     }
 
     #[test]

@@ -75,43 +75,21 @@ pub enum PeersError {
 
 /// Measures, prints the table, and writes it to `options.markdown` if asked.
 pub fn run(options: &Options) -> Result<(), PeersError> {
-    let sizes = if options.smoke {
-        Sizes::smoke(options)
-    } else {
-        Sizes::real(options)
-    };
+    let sizes = if options.smoke { Sizes::smoke(options) } else { Sizes::real(options) };
     let rounds = if options.smoke { 2 } else { options.rounds };
-    let tools = Tools {
-        halite: halite::locate(options.halite.as_deref())?,
-        has_ucx: ucx::is_installed(),
-    };
+    let tools = Tools { halite: halite::locate(options.halite.as_deref())?, has_ucx: ucx::is_installed() };
     if options.require_peers && !tools.has_ucx {
         return Err(PeersError::NoUcx);
     }
     if !tools.has_ucx {
-        eprintln!(
-            "ucx_perftest is not installed (Debian: apt-get install ucx-utils): its rows are left out"
-        );
+        eprintln!("ucx_perftest is not installed (Debian: apt-get install ucx-utils): its rows are left out");
     }
     // Fails early, and not after minutes, if the file cannot take the table.
-    options
-        .markdown
-        .as_deref()
-        .map(report::check_markers)
-        .transpose()?;
+    options.markdown.as_deref().map(report::check_markers).transpose()?;
 
-    let rows: Vec<Row> = rows::rows(&sizes)
-        .into_iter()
-        .filter(|row| row.can_run(&tools))
-        .collect();
+    let rows: Vec<Row> = rows::rows(&sizes).into_iter().filter(|row| row.can_run(&tools)).collect();
     let samples = measure(&rows, &tools, rounds)?;
-    let report = Report::new(
-        &rows,
-        &samples,
-        rounds,
-        options.smoke,
-        machine::describe(&tools),
-    )?;
+    let report = Report::new(&rows, &samples, rounds, options.smoke, machine::describe(&tools))?;
     print!("{}", report.text());
     if let Some(path) = &options.markdown {
         report::splice(path, &report.markdown())?;
@@ -136,9 +114,5 @@ fn measure(rows: &[Row], tools: &Tools, rounds: u32) -> Result<Vec<Vec<Sample>>,
 
 /// Odd rounds go backwards, so that neither of two neighbours always profits from what the other left in the caches.
 fn order(round: u32, probes: usize) -> Vec<usize> {
-    if round.is_multiple_of(2) {
-        (0..probes).collect()
-    } else {
-        (0..probes).rev().collect()
-    }
+    if round.is_multiple_of(2) { (0..probes).collect() } else { (0..probes).rev().collect() }
 }

@@ -67,11 +67,7 @@ impl Sample {
     /// `operations` that took `elapsed_s` seconds together.
     pub fn of_operations(operations: u64, elapsed_s: f64) -> Sample {
         let each_s = elapsed_s / operations as f64;
-        Sample {
-            latency_us: Some(each_s * 1e6),
-            rate_per_s: Some(1.0 / each_s),
-            ..Sample::default()
-        }
+        Sample { latency_us: Some(each_s * 1e6), rate_per_s: Some(1.0 / each_s), ..Sample::default() }
     }
 }
 
@@ -116,11 +112,7 @@ impl Probe {
         match self {
             Probe::Memcpy { size, iterations } => bare::memcpy(*size, *iterations),
             Probe::PingPong { iterations } => bare::ping_pong(*iterations),
-            Probe::Ucx {
-                test,
-                size,
-                iterations,
-            } => ucx::run(test, *size, *iterations),
+            Probe::Ucx { test, size, iterations } => ucx::run(test, *size, *iterations),
             Probe::Halite { arguments } => halite::run(&tools.halite, arguments),
         }
     }
@@ -154,11 +146,7 @@ impl fmt::Display for Probe {
             Probe::PingPong { iterations } => {
                 write!(f, "bare ping-pong of a shared word, {iterations} times")
             }
-            Probe::Ucx {
-                test,
-                size,
-                iterations,
-            } => {
+            Probe::Ucx { test, size, iterations } => {
                 let arguments = ucx::arguments(test, *size, *iterations).join(" ");
                 write!(f, "UCX_TLS=posix,self ucx_perftest 127.0.0.1 {arguments}")
             }

@@ -23,9 +23,7 @@ pub enum ReportError {
         source: io::Error,
     },
     /// It does not say where the table goes.
-    #[error(
-        "cannot put the table into {path}: it has no line `{BEGIN}` with a line `{END}` below it"
-    )]
+    #[error("cannot put the table into {path}: it has no line `{BEGIN}` with a line `{END}` below it")]
     NoMarkers {
         /// Which.
         path: PathBuf,
@@ -62,38 +60,20 @@ impl Report {
         machine: Vec<String>,
     ) -> Result<Report, ProbeError> {
         let probes = probes(rows);
-        let lines = rows
-            .iter()
-            .map(|row| Line::new(row, &probes, samples))
-            .collect::<Result<_, _>>()?;
+        let lines = rows.iter().map(|row| Line::new(row, &probes, samples)).collect::<Result<_, _>>()?;
         let commands = probes.iter().map(Probe::to_string).collect();
-        Ok(Report {
-            lines,
-            commands,
-            rounds,
-            is_smoke,
-            machine,
-        })
+        Ok(Report { lines, commands, rounds, is_smoke, machine })
     }
 
     /// For a terminal.
     pub fn text(&self) -> String {
         let mut cells = vec![HEADINGS.map(str::to_owned)];
         cells.extend(self.lines.iter().map(Line::cells));
-        let width = |column: usize| {
-            cells
-                .iter()
-                .map(|row| row[column].chars().count())
-                .max()
-                .unwrap_or(0)
-        };
+        let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: [usize; COLUMNS] = std::array::from_fn(width);
         let mut text = format!("{}\n", self.note());
         for row in &cells {
-            let padded = row
-                .iter()
-                .zip(widths)
-                .map(|(cell, width)| format!("{cell:<width$}"));
+            let padded = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
             text.push_str(padded.collect::<Vec<_>>().join("  ").trim_end());
             text.push('\n');
         }
@@ -103,31 +83,19 @@ impl Report {
     /// For a document: what it was measured on, the table, and the command behind each figure.
     pub fn markdown(&self) -> String {
         let mut text = format!("{}\n\n", self.note());
-        self.machine
-            .iter()
-            .for_each(|fact| text.push_str(&format!("- {fact}\n")));
-        text.push_str(&format!(
-            "\n| {} |\n|{}\n",
-            HEADINGS.join(" | "),
-            "---|".repeat(COLUMNS)
-        ));
+        self.machine.iter().for_each(|fact| text.push_str(&format!("- {fact}\n")));
+        text.push_str(&format!("\n| {} |\n|{}\n", HEADINGS.join(" | "), "---|".repeat(COLUMNS)));
         for line in &self.lines {
             text.push_str(&format!("| {} |\n", line.cells().join(" | ")));
         }
         text.push_str("\nWhat was run in each round:\n\n```\n");
-        self.commands
-            .iter()
-            .for_each(|command| text.push_str(&format!("{command}\n")));
+        self.commands.iter().for_each(|command| text.push_str(&format!("{command}\n")));
         text.push_str("```\n");
         text
     }
 
     fn note(&self) -> String {
-        let smoke = if self.is_smoke {
-            "A smoke run, too small to mean anything.  "
-        } else {
-            ""
-        };
+        let smoke = if self.is_smoke { "A smoke run, too small to mean anything.  " } else { "" };
         format!(
             "{smoke}Medians of {} alternating rounds with their range; each ratio, Halite over peer, is taken within a round.",
             self.rounds
@@ -136,9 +104,7 @@ impl Report {
 }
 
 const COLUMNS: usize = 8;
-const HEADINGS: [&str; COLUMNS] = [
-    "what", "unit", "Halite", "peer", "peer's", "ratio", "target", "verdict",
-];
+const HEADINGS: [&str; COLUMNS] = ["what", "unit", "Halite", "peer", "peer's", "ratio", "target", "verdict"];
 
 impl Line {
     fn new(row: &Row, probes: &[Probe], samples: &[Vec<Sample>]) -> Result<Line, ProbeError> {
@@ -146,9 +112,7 @@ impl Line {
         let theirs = series(row.theirs.as_ref(), probes, samples)?;
         let ratios = ours.as_ref().zip(theirs.as_ref()).map(|(ours, theirs)| {
             let pairs = ours.iter().zip(theirs);
-            pairs
-                .map(|(ours, theirs)| ours / theirs)
-                .collect::<Vec<f64>>()
+            pairs.map(|(ours, theirs)| ours / theirs).collect::<Vec<f64>>()
         });
         let spread = |values: Option<Vec<f64>>| values.map(|values| Spread::of(&values));
         Ok(Line {
@@ -163,22 +127,16 @@ impl Line {
     }
 
     fn cells(&self) -> [String; COLUMNS] {
-        let shown = |spread: &Option<Spread>| {
-            spread.map_or_else(|| "-".to_owned(), |spread| spread.to_string())
-        };
+        let shown =
+            |spread: &Option<Spread>| spread.map_or_else(|| "-".to_owned(), |spread| spread.to_string());
         [
             self.name.clone(),
             self.unit.to_owned(),
             shown(&self.ours),
-            if self.peer.is_empty() {
-                "-".to_owned()
-            } else {
-                self.peer.to_owned()
-            },
+            if self.peer.is_empty() { "-".to_owned() } else { self.peer.to_owned() },
             shown(&self.theirs),
             shown(&self.ratio),
-            self.target
-                .map_or_else(|| "-".to_owned(), |target| self.target_text(target)),
+            self.target.map_or_else(|| "-".to_owned(), |target| self.target_text(target)),
             self.verdict().to_owned(),
         ]
     }
@@ -216,15 +174,9 @@ fn series(
     let Some(source) = source else {
         return Ok(None);
     };
-    let index = probes
-        .iter()
-        .position(|probe| *probe == source.probe)
-        .expect("probes come from the same rows");
-    samples
-        .iter()
-        .map(|round| source.value(&round[index]))
-        .collect::<Result<_, _>>()
-        .map(Some)
+    let index =
+        probes.iter().position(|probe| *probe == source.probe).expect("probes come from the same rows");
+    samples.iter().map(|round| source.value(&round[index])).collect::<Result<_, _>>().map(Some)
 }
 
 /// Whether the document at `path` says where the table goes.
@@ -235,23 +187,15 @@ pub fn check_markers(path: &Path) -> Result<(), ReportError> {
 /// Puts `table` between the markers of the document at `path`.
 pub fn splice(path: &Path, table: &str) -> Result<(), ReportError> {
     let text = replaced(path, &read(path)?, table)?;
-    fs::write(path, text).map_err(|source| ReportError::Io {
-        path: path.to_path_buf(),
-        source,
-    })
+    fs::write(path, text).map_err(|source| ReportError::Io { path: path.to_path_buf(), source })
 }
 
 fn read(path: &Path) -> Result<String, ReportError> {
-    fs::read_to_string(path).map_err(|source| ReportError::Io {
-        path: path.to_path_buf(),
-        source,
-    })
+    fs::read_to_string(path).map_err(|source| ReportError::Io { path: path.to_path_buf(), source })
 }
 
 fn replaced(path: &Path, text: &str, table: &str) -> Result<String, ReportError> {
-    let missing = || ReportError::NoMarkers {
-        path: path.to_path_buf(),
-    };
+    let missing = || ReportError::NoMarkers { path: path.to_path_buf() };
     let (before, rest) = text.split_once(BEGIN).ok_or_else(missing)?;
     let (_, after) = rest.split_once(END).ok_or_else(missing)?;
     Ok(format!("{before}{BEGIN}\n{table}{END}{after}"))
@@ -267,10 +211,7 @@ mod tests {
     }
 
     fn source(iterations: u64) -> Option<Source> {
-        Some(Source {
-            probe: probe(iterations),
-            figure: Figure::Latency,
-        })
+        Some(Source { probe: probe(iterations), figure: Figure::Latency })
     }
 
     fn report(target: Target) -> Report {
@@ -282,15 +223,9 @@ mod tests {
             theirs: source(2),
             target: Some(target),
         };
-        let sample = |latency_us| Sample {
-            latency_us: Some(latency_us),
-            ..Sample::default()
-        };
+        let sample = |latency_us| Sample { latency_us: Some(latency_us), ..Sample::default() };
         // The machine was twice as slow in the second round: ratios within a round do not notice.
-        let samples = [
-            vec![sample(1.0), sample(2.0)],
-            vec![sample(2.0), sample(4.0)],
-        ];
+        let samples = [vec![sample(1.0), sample(2.0)], vec![sample(2.0), sample(4.0)]];
         Report::new(&[row], &samples, 2, false, vec!["kernel: Linux".to_owned()])
             .expect("all figures are there")
     }
@@ -299,11 +234,7 @@ mod tests {
     fn ratios_are_taken_within_rounds() {
         let text = report(Target::RatioAtMost(0.5)).text();
         let line = text.lines().last().unwrap();
-        let cells: Vec<&str> = line
-            .split("  ")
-            .map(str::trim)
-            .filter(|cell| !cell.is_empty())
-            .collect();
+        let cells: Vec<&str> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         let expected = [
             "throw",
             "us",
@@ -319,14 +250,8 @@ mod tests {
 
     #[test]
     fn a_target_that_the_median_misses_is_called_missed() {
-        assert_eq!(
-            report(Target::RatioAtLeast(0.51)).lines[0].verdict(),
-            "missed"
-        );
-        assert_eq!(
-            report(Target::RatioAtMost(0.49)).lines[0].verdict(),
-            "missed"
-        );
+        assert_eq!(report(Target::RatioAtLeast(0.51)).lines[0].verdict(), "missed");
+        assert_eq!(report(Target::RatioAtMost(0.49)).lines[0].verdict(), "missed");
         assert_eq!(report(Target::AtMost(1.4)).lines[0].verdict(), "missed");
         assert_eq!(report(Target::AtMost(1.5)).lines[0].verdict(), "met");
     }

@@ -27,23 +27,12 @@ pub fn is_installed() -> bool {
 pub fn version() -> Option<String> {
     let info = Tethered::start(Path::new("ucx_info"), &["-v".to_owned()], None, &[]).ok()?;
     let text = info.output(START_LIMIT).ok()?;
-    text.lines()
-        .next()
-        .map(|line| line.trim_start_matches(['#', ' ']).to_owned())
+    text.lines().next().map(|line| line.trim_start_matches(['#', ' ']).to_owned())
 }
 
 /// The client's arguments for one test, apart from address and port.
 pub fn arguments(test: &str, size: u64, iterations: u64) -> Vec<String> {
-    [
-        "-t",
-        test,
-        "-s",
-        &size.to_string(),
-        "-n",
-        &iterations.to_string(),
-    ]
-    .map(str::to_owned)
-    .to_vec()
+    ["-t", test, "-s", &size.to_string(), "-n", &iterations.to_string()].map(str::to_owned).to_vec()
 }
 
 /// Runs server and client, and reads the client's final line.
@@ -56,13 +45,9 @@ pub fn run(test: &str, size: u64, iterations: u64) -> Result<Sample, ProbeError>
     let mut to_server = vec![Ipv4Addr::LOCALHOST.to_string()];
     to_server.extend(on_port);
     to_server.extend(arguments(test, size, iterations));
-    let output =
-        Tethered::start(&program, &to_server, Some(CLIENT_CORE), ENVIRONMENT)?.output(RUN_LIMIT)?;
+    let output = Tethered::start(&program, &to_server, Some(CLIENT_CORE), ENVIRONMENT)?.output(RUN_LIMIT)?;
     server.output(RUN_LIMIT)?;
-    let unreadable = || ProbeError::Unreadable {
-        program: PROGRAM,
-        output: output.clone(),
-    };
+    let unreadable = || ProbeError::Unreadable { program: PROGRAM, output: output.clone() };
     parse_final(&output).ok_or_else(unreadable)
 }
 
@@ -74,26 +59,9 @@ pub fn run(test: &str, size: u64, iterations: u64) -> Result<Sample, ProbeError>
 ///
 /// The rate serves for bandwidth too: it has more digits, and needs no thought about which megabyte is meant.
 pub fn parse_final(output: &str) -> Option<Sample> {
-    let line = output
-        .lines()
-        .rev()
-        .find_map(|line| line.trim_start().strip_prefix("Final:"))?;
-    let columns: Vec<f64> = line
-        .split_whitespace()
-        .map(str::parse)
-        .collect::<Result<_, _>>()
-        .ok()?;
-    let [
-        _iterations,
-        _p50,
-        _mean,
-        latency_us,
-        _mb_mean,
-        _mb,
-        _rate_mean,
-        rate_per_s,
-    ] = columns[..]
-    else {
+    let line = output.lines().rev().find_map(|line| line.trim_start().strip_prefix("Final:"))?;
+    let columns: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+    let [_iterations, _p50, _mean, latency_us, _mb_mean, _mb, _rate_mean, rate_per_s] = columns[..] else {
         return None;
     };
     (latency_us.is_finite() && rate_per_s > 0.0).then_some(Sample {
@@ -115,11 +83,7 @@ fn await_listener(server: &mut Tethered, port: u16) -> Result<(), ProbeError> {
     while !is_listening(port) {
         if server.has_ended() || Instant::now() > deadline {
             let command = format!("{PROGRAM} -p {port} (the server)");
-            return Err(ChildError::TooLong {
-                command,
-                limit_s: START_LIMIT.as_secs(),
-            }
-            .into());
+            return Err(ChildError::TooLong { command, limit_s: START_LIMIT.as_secs() }.into());
         }
         thread::park_timeout(Duration::from_millis(2));
     }
@@ -136,9 +100,7 @@ fn is_listening(port: u16) -> bool {
 /// A line such as ` 0: 00000000:1A2B 00000000:0000 0A ...`: slot, local and remote address, state (0A: listening).
 fn is_listener(line: &str, port: u16) -> bool {
     let mut columns = line.split_whitespace().skip(1);
-    let local = columns
-        .next()
-        .and_then(|address| address.rsplit(':').next());
+    let local = columns.next().and_then(|address| address.rsplit(':').next());
     local == Some(format!("{port:04X}").as_str()) && columns.nth(1) == Some("0A")
 }
 
@@ -170,10 +132,7 @@ Final:                   500     21.694    22.142    22.150    45163.17   45150.
     #[track_caller]
     fn check(output: &str, latency_us: f64, rate_per_s: f64) {
         let sample = parse_final(output).expect("a final line");
-        assert_eq!(
-            (sample.latency_us, sample.rate_per_s),
-            (Some(latency_us), Some(rate_per_s))
-        );
+        assert_eq!((sample.latency_us, sample.rate_per_s), (Some(latency_us), Some(rate_per_s)));
     }
 
     #[test]
@@ -192,13 +151,9 @@ Final:                   500     21.694    22.142    22.150    45163.17   45150.
 
     #[test]
     fn a_listener_is_recognised_in_the_table_of_sockets() {
-        let listening =
-            "   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0";
+        let listening = "   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0";
         assert!(is_listener(listening, 8080));
         assert!(!is_listener(listening, 8081));
-        assert!(
-            !is_listener(&listening.replace(" 0A ", " 01 "), 8080),
-            "connected is not listening"
-        );
+        assert!(!is_listener(&listening.replace(" 0A ", " 01 "), 8080), "connected is not listening");
     }
 }

@@ -24,17 +24,8 @@ pub fn broken_links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Ve
 
 /// Whether the changelog has a section for what is not released yet.
 pub fn changelog_is_open(text: &str) -> Vec<Finding> {
-    let is_open = text
-        .lines()
-        .any(|line| matches!(line.trim_end(), "## Unreleased" | "## [Unreleased]"));
-    if is_open {
-        Vec::new()
-    } else {
-        vec![Finding::new(
-            "CHANGELOG.md",
-            "has no section `## Unreleased`",
-        )]
-    }
+    let is_open = text.lines().any(|line| matches!(line.trim_end(), "## Unreleased" | "## [Unreleased]"));
+    if is_open { Vec::new() } else { vec![Finding::new("CHANGELOG.md", "has no section `## Unreleased`")] }
 }
 
 /// Numbered lines outside of fenced code.
@@ -52,11 +43,7 @@ fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     let prose = line.split('`').step_by(2);
     prose.flat_map(|piece| {
         // A link whose text is inline code begins in an earlier piece; its target still follows "](".
-        piece
-            .split("](")
-            .skip(1)
-            .filter_map(|rest| rest.split_once(')'))
-            .map(|(target, _)| target.trim())
+        piece.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target.trim())
     })
 }
 
@@ -102,18 +89,9 @@ mod tests {
 
     #[test]
     fn links_that_lead_somewhere_are_left_alone() {
-        check(
-            "[a](protocol.md#words) [b](../README.md) [c](./protocol.md) [d](..//docs)",
-            0,
-        );
-        check(
-            "[web](https://example.org/x.md) [here](#words) [mail](mailto:a@example.org)",
-            0,
-        );
-        check(
-            "```\n[in code](missing.md)\n```\nand `[inline](missing.md)`",
-            0,
-        );
+        check("[a](protocol.md#words) [b](../README.md) [c](./protocol.md) [d](..//docs)", 0);
+        check("[web](https://example.org/x.md) [here](#words) [mail](mailto:a@example.org)", 0);
+        check("```\n[in code](missing.md)\n```\nand `[inline](missing.md)`", 0);
     }
 
     #[test]

@@ -12,10 +12,7 @@ pub struct Edge {
 impl Edge {
     /// An edge between two packages.
     pub fn new(from: &str, to: &str) -> Edge {
-        Edge {
-            from: from.to_owned(),
-            to: to.to_owned(),
-        }
+        Edge { from: from.to_owned(), to: to.to_owned() }
     }
 }
 
@@ -24,24 +21,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("halite-mem", &[]),
     ("halite-fabric", &["halite-mem"]),
     ("halite-rnic", &["halite-fabric", "halite-mem"]),
-    (
-        "halite-providers",
-        &["halite-rnic", "halite-fabric", "halite-mem"],
-    ),
-    (
-        "halite-sim",
-        &["halite-rnic", "halite-fabric", "halite-mem"],
-    ),
+    ("halite-providers", &["halite-rnic", "halite-fabric", "halite-mem"]),
+    ("halite-sim", &["halite-rnic", "halite-fabric", "halite-mem"]),
     ("halite-tier", &["halite-fabric", "halite-mem"]),
-    (
-        "halite",
-        &[
-            "halite-tier",
-            "halite-providers",
-            "halite-fabric",
-            "halite-mem",
-        ],
-    ),
+    ("halite", &["halite-tier", "halite-providers", "halite-fabric", "halite-mem"]),
     (
         "halite-node",
         &[
@@ -61,11 +44,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 
 /// The edges that the list does not have.
 pub fn findings(edges: &[Edge]) -> Vec<Finding> {
-    edges
-        .iter()
-        .filter(|edge| !is_allowed(edge))
-        .map(explain)
-        .collect()
+    edges.iter().filter(|edge| !is_allowed(edge)).map(explain).collect()
 }
 
 fn is_allowed(edge: &Edge) -> bool {
@@ -73,28 +52,20 @@ fn is_allowed(edge: &Edge) -> bool {
         return false;
     }
     edge.from == "lab"
-        || ALLOWED
-            .iter()
-            .any(|(from, to)| *from == edge.from && to.contains(&edge.to.as_str()))
+        || ALLOWED.iter().any(|(from, to)| *from == edge.from && to.contains(&edge.to.as_str()))
 }
 
 fn explain(edge: &Edge) -> Finding {
     let place = format!("crate {}", edge.from);
     Finding::new(
         place,
-        format!(
-            "may not depend on {}: it is not in the list of tests/tidy/edges.rs",
-            edge.to
-        ),
+        format!("may not depend on {}: it is not in the list of tests/tidy/edges.rs", edge.to),
     )
 }
 
 #[test]
 fn a_planted_edge_against_the_direction_is_found() {
-    let edges = [
-        Edge::new("halite", "halite-tier"),
-        Edge::new("halite-tier", "halite-providers"),
-    ];
+    let edges = [Edge::new("halite", "halite-tier"), Edge::new("halite-tier", "halite-providers")];
     let found = findings(&edges);
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(found[0].place, "crate halite-tier");
@@ -108,12 +79,5 @@ fn an_unknown_crate_must_first_be_put_on_the_list() {
 
 #[test]
 fn nobody_depends_on_the_laboratory() {
-    assert_eq!(
-        findings(&[
-            Edge::new("lab", "halite-tier"),
-            Edge::new("halite-node", "lab")
-        ])
-        .len(),
-        1
-    );
+    assert_eq!(findings(&[Edge::new("lab", "halite-tier"), Edge::new("halite-node", "lab")]).len(), 1);
 }

@@ -23,10 +23,7 @@ pub struct Finding {
 impl Finding {
     /// A finding at `place`.
     pub fn new(place: impl Into<String>, what: impl Into<String>) -> Finding {
-        Finding {
-            place: place.into(),
-            what: what.into(),
-        }
+        Finding { place: place.into(), what: what.into() }
     }
 }
 
@@ -40,12 +37,7 @@ impl fmt::Display for Finding {
 #[track_caller]
 fn check(findings: Vec<Finding>) {
     let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
-    assert!(
-        lines.is_empty(),
-        "{} findings:\n{}",
-        lines.len(),
-        lines.join("\n")
-    );
+    assert!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
 }
 
 #[test]
@@ -57,47 +49,25 @@ fn dependencies_point_one_way() {
 #[test]
 fn every_crate_inherits_the_lints_of_the_workspace() {
     let manifests = tree::files(|path| path.ends_with("Cargo.toml") && path.starts_with("crates/"));
-    assert!(
-        manifests.len() > 5,
-        "the walk found only {} manifests",
-        manifests.len()
-    );
-    check(
-        manifests
-            .iter()
-            .flat_map(|file| sources::lints_are_inherited(&file.path, &file.text))
-            .collect(),
-    );
+    assert!(manifests.len() > 5, "the walk found only {} manifests", manifests.len());
+    check(manifests.iter().flat_map(|file| sources::lints_are_inherited(&file.path, &file.text)).collect());
 }
 
 #[test]
 fn unsafe_stands_only_where_it_may() {
-    check(
-        rust_files()
-            .iter()
-            .flat_map(|file| sources::unsafe_is_confined(&file.path, &file.text))
-            .collect(),
-    );
+    check(rust_files().iter().flat_map(|file| sources::unsafe_is_confined(&file.path, &file.text)).collect());
 }
 
 #[test]
 fn state_machines_know_no_socket_thread_clock_environment_or_global() {
     check(
-        rust_files()
-            .iter()
-            .flat_map(|file| sources::pure_crates_stay_pure(&file.path, &file.text))
-            .collect(),
+        rust_files().iter().flat_map(|file| sources::pure_crates_stay_pure(&file.path, &file.text)).collect(),
     );
 }
 
 #[test]
 fn no_file_holds_more_than_one_idea_could_need() {
-    check(
-        rust_files()
-            .iter()
-            .flat_map(|file| sources::length_is_bounded(&file.path, &file.text))
-            .collect(),
-    );
+    check(rust_files().iter().flat_map(|file| sources::length_is_bounded(&file.path, &file.text)).collect());
 }
 
 #[test]
@@ -114,20 +84,14 @@ fn links_in_documents_lead_somewhere() {
 
 #[test]
 fn the_changelog_has_a_place_for_what_comes_next() {
-    let changelog = tree::files(|path| path == "CHANGELOG.md")
-        .pop()
-        .map(|file| file.text)
-        .unwrap_or_default();
+    let changelog =
+        tree::files(|path| path == "CHANGELOG.md").pop().map(|file| file.text).unwrap_or_default();
     check(documents::changelog_is_open(&changelog));
 }
 
 /// All Rust sources of the tree, tests and examples included.
 fn rust_files() -> Vec<tree::File> {
     let files = tree::files(|path| path.ends_with(".rs"));
-    assert!(
-        files.len() > 10,
-        "the walk found only {} sources",
-        files.len()
-    );
+    assert!(files.len() > 10, "the walk found only {} sources", files.len());
     files
 }

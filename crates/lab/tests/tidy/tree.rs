@@ -20,21 +20,9 @@ pub fn files(wanted: impl Fn(&str) -> bool) -> Vec<File> {
     let mut paths = Vec::new();
     walk(&root(), &mut paths);
     paths.sort();
-    let below = |path: &Path| {
-        path.strip_prefix(root())
-            .expect("walked from the root")
-            .display()
-            .to_string()
-    };
-    let kept = paths
-        .into_iter()
-        .map(|path| (below(&path), path))
-        .filter(|(name, _)| wanted(name));
-    kept.map(|(name, path)| File {
-        path: name,
-        text: read(&path),
-    })
-    .collect()
+    let below = |path: &Path| path.strip_prefix(root()).expect("walked from the root").display().to_string();
+    let kept = paths.into_iter().map(|path| (below(&path), path)).filter(|(name, _)| wanted(name));
+    kept.map(|(name, path)| File { path: name, text: read(&path) }).collect()
 }
 
 /// Whether a path below the root is there.
@@ -51,33 +39,19 @@ pub fn metadata() -> Metadata {
 
 /// Who names whom among the crates of the workspace, in any kind of dependency.
 pub fn edges(metadata: &Metadata) -> Vec<Edge> {
-    let ours: Vec<&str> = metadata
-        .packages
-        .iter()
-        .map(|package| package.name.as_str())
-        .collect();
+    let ours: Vec<&str> = metadata.packages.iter().map(|package| package.name.as_str()).collect();
     let mut edges = Vec::new();
     for package in &metadata.packages {
-        let known = package
-            .dependencies
-            .iter()
-            .filter(|dependency| ours.contains(&dependency.name.as_str()));
+        let known = package.dependencies.iter().filter(|dependency| ours.contains(&dependency.name.as_str()));
         edges.extend(known.map(|dependency| Edge::new(&package.name, &dependency.name)));
     }
-    assert!(
-        edges.len() > 5,
-        "cargo metadata shows only {} edges",
-        edges.len()
-    );
+    assert!(edges.len() > 5, "cargo metadata shows only {} edges", edges.len());
     edges
 }
 
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors()
-        .nth(2)
-        .expect("crates/lab stands two levels below the root")
-        .to_path_buf()
+    here.ancestors().nth(2).expect("crates/lab stands two levels below the root").to_path_buf()
 }
 
 fn walk(directory: &Path, paths: &mut Vec<PathBuf>) {
@@ -97,6 +71,5 @@ fn is_residue(directory: &str) -> bool {
 }
 
 fn read(path: &Path) -> String {
-    fs::read_to_string(path)
-        .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
 }

@@ -13,11 +13,7 @@ pub fn code_only(text: &str) -> String {
             code.push(first);
             rest = &rest[first.len_utf8()..];
         } else {
-            code.extend(
-                rest[..skipped]
-                    .chars()
-                    .map(|c| if c == '\n' { '\n' } else { ' ' }),
-            );
+            code.extend(rest[..skipped].chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
             rest = &rest[skipped..];
         }
     }
@@ -97,9 +93,7 @@ fn raw_string(rest: &str) -> usize {
     }
     let opened = rest.len() - body.len() + hashes + 1;
     let closing = format!("\"{}", "#".repeat(hashes));
-    rest[opened..]
-        .find(&closing)
-        .map_or(rest.len(), |at| opened + at + closing.len())
+    rest[opened..].find(&closing).map_or(rest.len(), |at| opened + at + closing.len())
 }
 
 #[cfg(test)]
@@ -110,34 +104,22 @@ mod tests {
     #[track_caller]
     fn check(text: &str, kept: &str) {
         let code = code_only(text);
-        let words: Vec<&str> = code
-            .split(|c: char| !c.is_alphanumeric())
-            .filter(|word| !word.is_empty())
-            .collect();
+        let words: Vec<&str> =
+            code.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
         assert_eq!(words.join(" "), kept, "{text}");
-        assert_eq!(
-            code.lines().count(),
-            text.lines().count(),
-            "lines keep their numbers"
-        );
+        assert_eq!(code.lines().count(), text.lines().count(), "lines keep their numbers");
     }
 
     #[test]
     fn comments_go_and_code_stays() {
-        check(
-            "one // two\nthree /* four\n /* five */ six */ seven",
-            "one three seven",
-        );
+        check("one // two\nthree /* four\n /* five */ six */ seven", "one three seven");
         check("one /// \"\ntwo", "one two");
     }
 
     #[test]
     fn strings_go_with_their_escapes() {
         check(r#"one "two \" three" four"#, "one four");
-        check(
-            "one r#\"two \" three\"# four br\"five\" six",
-            "one four six",
-        );
+        check("one r#\"two \" three\"# four br\"five\" six", "one four six");
         check("one \"// two\" three", "one three");
     }
 

@@ -9,10 +9,7 @@ pub struct Path(String);
 impl Path {
     /// Whether this is `module`, something in it, or a glob that takes it in.
     pub fn is_within(&self, module: &str) -> bool {
-        let glob = self
-            .0
-            .strip_suffix("::*")
-            .is_some_and(|parent| is_below(module, parent));
+        let glob = self.0.strip_suffix("::*").is_some_and(|parent| is_below(module, parent));
         glob || is_below(&self.0, module)
     }
 }
@@ -44,18 +41,12 @@ pub fn mentioned(code: &str) -> Vec<Mention> {
             let tree = rest[len..].split(';').next().unwrap_or_default();
             let mut found = Vec::new();
             unfold("", tree, &mut found);
-            mentions.extend(found.iter().map(|path| Mention {
-                path: Path(path.clone()),
-                line,
-            }));
+            mentions.extend(found.iter().map(|path| Mention { path: Path(path.clone()), line }));
             imported.extend(found);
             at += len + tree.len();
         } else {
             if rest[..len].contains("::") {
-                mentions.push(Mention {
-                    path: Path(resolve(&rest[..len], &imported)),
-                    line,
-                });
+                mentions.push(Mention { path: Path(resolve(&rest[..len], &imported)), line });
             }
             at += len;
         }
@@ -67,11 +58,7 @@ pub fn mentioned(code: &str) -> Vec<Mention> {
 fn token_len(rest: &str) -> usize {
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     let len = rest.find(|c| !is_path(c)).unwrap_or(rest.len());
-    if len == 0 {
-        rest.chars().next().map_or(1, char::len_utf8)
-    } else {
-        len
-    }
+    if len == 0 { rest.chars().next().map_or(1, char::len_utf8) } else { len }
 }
 
 /// Appends all paths of a `use` tree below `prefix`.
@@ -80,16 +67,11 @@ fn unfold(prefix: &str, tree: &str, found: &mut Vec<String>) {
     if let Some((head, inner)) = tree.split_once('{') {
         let inner = inner.trim_end().strip_suffix('}').unwrap_or(inner);
         let prefix = format!("{prefix}{}", head.trim());
-        split_outside_braces(inner)
-            .into_iter()
-            .for_each(|branch| unfold(&prefix, branch, found));
+        split_outside_braces(inner).into_iter().for_each(|branch| unfold(&prefix, branch, found));
     } else if !tree.is_empty() {
         let name = tree.split(" as ").next().unwrap_or(tree).trim();
-        let path = if name == "self" {
-            prefix.trim_end_matches("::").to_owned()
-        } else {
-            format!("{prefix}{name}")
-        };
+        let path =
+            if name == "self" { prefix.trim_end_matches("::").to_owned() } else { format!("{prefix}{name}") };
         found.push(path.trim_start_matches("::").to_owned());
     }
 }
@@ -115,15 +97,13 @@ fn split_outside_braces(list: &str) -> Vec<&str> {
 fn resolve(path: &str, imported: &[String]) -> String {
     let path = path.trim_start_matches("::");
     let (first, rest) = path.split_once("::").unwrap_or((path, ""));
-    let module = imported
-        .iter()
-        .find(|module| module.rsplit("::").next() == Some(first) && module.contains("::"));
+    let module =
+        imported.iter().find(|module| module.rsplit("::").next() == Some(first) && module.contains("::"));
     module.map_or_else(|| path.to_owned(), |module| format!("{module}::{rest}"))
 }
 
 fn is_below(path: &str, module: &str) -> bool {
-    path.strip_prefix(module)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 #[cfg(test)]
@@ -132,29 +112,20 @@ mod tests {
 
     #[track_caller]
     fn check(code: &str, expected: &[&str]) {
-        let found: Vec<String> = mentioned(code)
-            .iter()
-            .map(|mention| mention.path.to_string())
-            .collect();
+        let found: Vec<String> = mentioned(code).iter().map(|mention| mention.path.to_string()).collect();
         assert_eq!(found, expected, "{code}");
     }
 
     #[test]
     fn trees_unfold_to_whole_paths() {
         check("use a::b;", &["a::b"]);
-        check(
-            "use a::{b, c::{self, d as e}, f::*};",
-            &["a::b", "a::c", "a::c::d", "a::f::*"],
-        );
+        check("use a::{b, c::{self, d as e}, f::*};", &["a::b", "a::c", "a::c::d", "a::f::*"]);
         check("pub use ::a::{\n    b,\n};", &["a::b"]);
     }
 
     #[test]
     fn imported_modules_are_followed() {
         check("use a::b; fn f() { b::c() }", &["a::b", "a::b::c"]);
-        check(
-            "fn f() { a::b::<u8>::c() }",
-            &["a::b::", "::c"].map(|path| path.trim_start_matches("::")),
-        );
+        check("fn f() { a::b::<u8>::c() }", &["a::b::", "::c"].map(|path| path.trim_start_matches("::")));
     }
 }
