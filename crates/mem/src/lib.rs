@@ -1,6 +1,17 @@
 //! Memory that other processes may write.
-/// A memfd mapped by this process.
-pub struct Segment;
-/// A bounds-checked view of part of a segment.
-#[derive(Clone)]
-pub struct Window;
+//!
+//! A [`Segment`] is mapped by several processes at once; a [`Window`] is a bounds-checked view of a part of
+//! one.  Whoever else maps the segment may write to it at any time, so this memory is never lent as `&[u8]`:
+//! it is copied, or touched through atomics.  This crate knows no network, no names and no permissions.
+
+mod copy;
+pub mod pins;
+pub mod segment;
+pub mod slots;
+mod sync;
+pub mod window;
+
+pub use pins::{Elapsed, Grace, Pin, Pins};
+pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
+pub use slots::{Lookup, SlotError, Slots};
+pub use window::{AccessError, OutOfBounds, Window};

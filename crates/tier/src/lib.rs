@@ -1,1 +1,12 @@
-//! Placeholder.
+//! The tier itself, without input or output.
+//!
+//! Names, permissions, handles, homes, membership: state machines that are handed messages, time and seeds, and
+//! hand back effects.  This crate knows no socket, thread, clock, environment variable or global, and no provider
+//! by name.  `docs/protocol.md` describes what the nodes say to each other.
+
+pub mod access;
+pub mod effect;
+pub mod ids;
+pub mod layout;
+pub mod message;
+pub mod permissions;

@@ -1,0 +1,181 @@
+//! Copies between memory that others may be writing at the same time.
+//!
+//! Plain Rust copies of such memory would be data races.  On x86_64 these go through assembly, which the
+//! compiler takes for a foreign actor; elsewhere through volatile accesses.  No bounds are checked here, and
+//! nothing is ordered: callers check, and publish through atomics.
+//!
+//! What holds for every copy and fill:
+//! - 1, 2, 4 or 8 bytes whose two addresses are multiples of their length are one load and one store;
+//! - each byte of the target is stored exactly once.  (The usual trick of finishing with a vector that overlaps
+//!   the one before stores some twice: a peer who saw the first store and answered would be overwritten.)
+
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+mod portable;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86_64;
+
+#[cfg(any(miri, not(target_arch = "x86_64")))]
+use portable as machine;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use x86_64 as machine;
+
+/// Copies `len` bytes; the ranges may overlap.
+///
+/// # Safety
+/// `source` is readable and `target` writable for `len` bytes, and both stay so during the call.
+#[inline]
+pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, len: usize) {
+    match len {
+        0 => {}
+        // SAFETY: per the caller.
+        8 => unsafe { machine::copy_8(target, source) },
+        // SAFETY: per the caller.
+        4 => unsafe { machine::copy_4(target, source) },
+        // SAFETY: per the caller.
+        2 => unsafe { machine::copy_2(target, source) },
+        // SAFETY: per the caller.
+        1 => unsafe { machine::copy_1(target, source) },
+        // SAFETY: per the caller; upwards, a source byte is overwritten before it is read only if the target
+        // begins inside of the source.
+        _ if target.addr().wrapping_sub(source.addr()) >= len => unsafe {
+            machine::copy_upwards(target, source, len)
+        },
+        // SAFETY: per the caller; the target begins inside of the source, so downwards is the safe way.
+        _ => unsafe { machine::copy_downwards(target, source, len) },
+    }
+}
+
+/// Sets `len` bytes to `byte`.
+///
+/// # Safety
+/// `target` is writable for `len` bytes and stays so during the call.
+pub(crate) unsafe fn fill(target: *mut u8, byte: u8, len: usize) {
+    // SAFETY: per the caller.
+    unsafe { machine::fill(target, byte, len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type CopyFn = unsafe fn(*mut u8, *const u8, usize);
+
+    /// Copies inside one buffer and compares with what the standard library does.
+    fn check(copy: CopyFn, buffer_bytes: usize, source: usize, target: usize, len: usize) {
+        assert!(source + len <= buffer_bytes && target + len <= buffer_bytes);
+        let mut actual: Vec<u8> = (0..buffer_bytes).map(|at| (at.wrapping_mul(31) >> 3) as u8).collect();
+        let mut expected = actual.clone();
+        expected.copy_within(source..source + len, target);
+        let base = actual.as_mut_ptr();
+        // SAFETY: both ranges are inside the buffer, see above.
+        unsafe { copy(base.wrapping_add(target), base.wrapping_add(source), len) };
+        assert!(actual == expected, "{len} bytes from {source} to {target}");
+    }
+
+    fn check_all_alignments(copy: CopyFn, lens: impl Iterator<Item = usize> + Clone) {
+        for len in lens {
+            for shift in 0..33 {
+                check(copy, 2 * len + 100, shift, len + 40, len);
+                check(copy, 2 * len + 100, len + 40, shift, len);
+                // Overlapping, by every distance near a vector's size.
+                check(copy, 2 * len + 100, 3, 3 + shift, len);
+                check(copy, 2 * len + 100, 3 + shift, 3, len);
+            }
+        }
+    }
+
+    /// As `copy`, on the code for machines other than this one.
+    unsafe fn portable_copy(target: *mut u8, source: *const u8, len: usize) {
+        match len {
+            // SAFETY: per the caller.
+            8 => unsafe { portable::copy_8(target, source) },
+            // SAFETY: per the caller.
+            4 => unsafe { portable::copy_4(target, source) },
+            // SAFETY: per the caller.
+            2 => unsafe { portable::copy_2(target, source) },
+            _ if target.addr() <= source.addr() => {
+                // SAFETY: per the caller; the direction suits the overlap.
+                unsafe { portable::copy_upwards(target, source, len) }
+            }
+            // SAFETY: per the caller; the direction suits the overlap.
+            _ => unsafe { portable::copy_downwards(target, source, len) },
+        }
+    }
+
+    #[test]
+    fn every_short_length_copies_at_every_alignment() {
+        check_all_alignments(copy, 0..300);
+        check_all_alignments(portable_copy, 0..300);
+    }
+
+    #[test]
+    fn long_copies_are_exact() {
+        let lens = [1023, 1024, 4096, 65_537];
+        check_all_alignments(copy, lens.into_iter());
+        check_all_alignments(portable_copy, [1025].into_iter());
+        check(copy, 3 << 20, 1, (1 << 20) + 13, (1 << 20) + 7);
+        check(copy, 3 << 20, 1 << 20, 5, 2 << 20);
+        check(copy, 3 << 20, 5, 1 << 20, 2 << 20);
+    }
+
+    #[test]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn machines_without_avx_copy_the_same_bytes() {
+        for len in (9..300).chain([4097]) {
+            for shift in 0..17 {
+                check(x86_64::copy_upwards_sse, 9000, shift, 4500, len);
+                check(x86_64::copy_upwards_sse, 9000, 3 + shift, 3, len);
+            }
+        }
+    }
+
+    #[test]
+    fn fills_touch_nothing_else() {
+        let fills: [unsafe fn(*mut u8, u8, usize); 2] = [fill, portable::fill];
+        for (fill, len, at) in fills
+            .into_iter()
+            .flat_map(|fill| (0..300).flat_map(move |len| (0..17).map(move |at| (fill, len, at))))
+        {
+            let mut buffer = vec![7; 400];
+            // SAFETY: at + len < 400.
+            unsafe { fill(buffer.as_mut_ptr().wrapping_add(at), 9, len) };
+            let mut expected = vec![7; 400];
+            expected[at..at + len].fill(9);
+            assert!(buffer == expected, "{len} bytes at {at}");
+        }
+    }
+
+    #[test]
+    fn aligned_words_never_tear() {
+        // A writer alternates between two patterns; whoever copies must see one or the other.
+        for size in [2, 4, 8] {
+            let word = Box::leak(Box::new([0u64; 1])).as_mut_ptr() as usize;
+            let writer = std::thread::spawn(move || {
+                for round in 0..200_000u32 {
+                    let source = [u64::MAX * u64::from(round & 1)];
+                    // SAFETY: the word is leaked, so it stays writable.
+                    unsafe { copy(word as *mut u8, source.as_ptr().cast(), size) };
+                }
+            });
+            while !writer.is_finished() {
+                let mut seen = [0u8; 8];
+                // SAFETY: as above; the other side writes to it by copy() too.
+                unsafe { copy(seen.as_mut_ptr(), word as *const u8, size) };
+                assert!(seen[..size].iter().all(|byte| *byte == seen[0]), "torn: {seen:?}");
+            }
+            writer.join().unwrap();
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+        #[test]
+        fn copies_agree_with_plain_slices(
+            source in 0usize..5000, target in 0usize..5000, len in 0usize..5000, portable: bool
+        ) {
+            check(if portable { portable_copy } else { copy }, 10_000, source, target, len);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Copies by volatile accesses, for machines without assembly of their own here.
+//!
+//! Volatile accesses, like assembly, are no concern of the compiler's; aligned ones of up to 8 bytes are one
+//! instruction on the 64-bit machines that we care about.
+
+use std::ptr::{read_volatile, write_volatile};
+
+macro_rules! copy_word {
+    ($name:ident, $word:ty) => {
+        /// Copies one word: by one load and one store if both addresses are aligned, else by bytes.
+        ///
+        /// # Safety
+        /// As [`super::copy`].
+        #[inline]
+        pub(super) unsafe fn $name(target: *mut u8, source: *const u8) {
+            let len = size_of::<$word>();
+            if (target.addr() | source.addr()) % len != 0 {
+                // Overlapping words must still look as if copied at once.
+                let mut bytes = [0u8; size_of::<$word>()];
+                // SAFETY: per the caller; `bytes` is ours.
+                unsafe { copy_upwards(bytes.as_mut_ptr(), source, len) };
+                // SAFETY: per the caller; `bytes` is ours.
+                return unsafe { copy_upwards(target, bytes.as_ptr(), len) };
+            }
+            // SAFETY: per the caller, and aligned.
+            let word = unsafe { read_volatile(source.cast::<$word>()) };
+            // SAFETY: per the caller, and aligned.
+            unsafe { write_volatile(target.cast::<$word>(), word) };
+        }
+    };
+}
+
+copy_word!(copy_2, u16);
+copy_word!(copy_4, u32);
+copy_word!(copy_8, u64);
+
+/// Copies one byte.
+///
+/// # Safety
+/// As [`super::copy`].
+#[inline]
+pub(super) unsafe fn copy_1(target: *mut u8, source: *const u8) {
+    // SAFETY: per the caller.
+    let byte = unsafe { read_volatile(source) };
+    // SAFETY: per the caller.
+    unsafe { write_volatile(target, byte) };
+}
+
+/// Copies from the first byte to the last.
+///
+/// # Safety
+/// As [`super::copy`]; the target does not begin inside of the source.
+pub(super) unsafe fn copy_upwards(target: *mut u8, source: *const u8, len: usize) {
+    let mut at = 0;
+    while at < len {
+        let (target, source) = (target.wrapping_add(at), source.wrapping_add(at));
+        if len - at >= 8 && are_aligned(target, source) {
+            // SAFETY: at + 8 <= len.
+            unsafe { copy_8(target, source) };
+            at += 8;
+        } else {
+            // SAFETY: at < len.
+            unsafe { copy_1(target, source) };
+            at += 1;
+        }
+    }
+}
+
+/// Copies from the last byte to the first.
+///
+/// # Safety
+/// As [`super::copy`]; the target does not end inside of the source.
+pub(super) unsafe fn copy_downwards(target: *mut u8, source: *const u8, len: usize) {
+    let mut left = len;
+    while left > 0 {
+        let (target, source) = (target.wrapping_add(left), source.wrapping_add(left));
+        if left >= 8 && are_aligned(target, source) {
+            // SAFETY: the eight bytes before `left`.
+            unsafe { copy_8(target.wrapping_sub(8), source.wrapping_sub(8)) };
+            left -= 8;
+        } else {
+            // SAFETY: the byte before `left`.
+            unsafe { copy_1(target.wrapping_sub(1), source.wrapping_sub(1)) };
+            left -= 1;
+        }
+    }
+}
+
+/// Sets every byte.
+///
+/// # Safety
+/// As [`super::fill`].
+pub(super) unsafe fn fill(target: *mut u8, byte: u8, len: usize) {
+    let word = u64::from_ne_bytes([byte; 8]);
+    let mut at = 0;
+    while at < len {
+        let target = target.wrapping_add(at);
+        if len - at >= 8 && are_aligned(target, target) {
+            // SAFETY: at + 8 <= len, and aligned.
+            unsafe { write_volatile(target.cast(), word) };
+            at += 8;
+        } else {
+            // SAFETY: at < len.
+            unsafe { write_volatile(target, byte) };
+            at += 1;
+        }
+    }
+}
+
+fn are_aligned(target: *const u8, source: *const u8) -> bool {
+    (target.addr() | source.addr()).is_multiple_of(8)
+}

@@ -1,0 +1,219 @@
+//! Copies in x86_64 assembly.
+//!
+//! Which loop for long copies?  Measured on a Zen 4 server, GB/s at 64 KiB and at 1 MiB, and with source and
+//! target 5 and 11 bytes off a cache line (libc's memcpy falls to `rep movsb` there, and with it):
+//!
+//! ```text
+//!               64 KiB   64 KiB off   1 MiB   1 MiB off
+//! libc memcpy     58.3          3.5    47.3        46.8
+//! rep movsb       58.4          3.5    48.1         3.5
+//! SSE, 64 B       58.7         42.0    49.0        36.6
+//! AVX, 128 B      58.4         55.0    48.5        44.5
+//! AVX-512, 128 B  58.5         53.5    48.3        44.4
+//! ```
+//!
+//! So AVX, with the target aligned first; AVX-512 wins nothing, and microcode has its cliffs.
+
+use std::arch::asm;
+use std::arch::x86_64::{__m128i, _mm_set1_epi8};
+
+/// Below this, going to the AVX loop costs more than it saves.
+const AVX_BYTES_MIN: usize = 128;
+
+/// From here on a store that crosses cache lines, once per vector, costs more than aligning the target.
+const ALIGN_BYTES_MIN: usize = 1024;
+
+macro_rules! copy_word {
+    ($name:ident, $class:ident, $load:literal, $store:literal) => {
+        /// Copies one word of this size by one load and one store, at any alignment.
+        ///
+        /// # Safety
+        /// As [`super::copy`].
+        #[inline]
+        pub(super) unsafe fn $name(target: *mut u8, source: *const u8) {
+            // SAFETY: per the caller; the assembly touches these bytes and nothing else.
+            unsafe {
+                asm!(
+                    $load,
+                    $store,
+                    source = in(reg) source,
+                    target = in(reg) target,
+                    value = out($class) _,
+                    options(nostack, preserves_flags)
+                );
+            }
+        }
+    };
+}
+
+copy_word!(copy_1, reg, "movzx {value:e}, byte ptr [{source}]", "mov byte ptr [{target}], {value:l}");
+copy_word!(copy_2, reg, "movzx {value:e}, word ptr [{source}]", "mov word ptr [{target}], {value:x}");
+copy_word!(copy_4, reg, "mov {value:e}, dword ptr [{source}]", "mov dword ptr [{target}], {value:e}");
+copy_word!(copy_8, reg, "mov {value}, qword ptr [{source}]", "mov qword ptr [{target}], {value}");
+copy_word!(copy_16, xmm_reg, "movups {value}, [{source}]", "movups [{target}], {value}");
+
+/// Copies from the first byte to the last.
+///
+/// # Safety
+/// As [`super::copy`]; the target does not begin inside of the source.
+#[inline]
+pub(super) unsafe fn copy_upwards(target: *mut u8, source: *const u8, len: usize) {
+    if len >= AVX_BYTES_MIN && is_x86_feature_detected!("avx") {
+        // SAFETY: per the caller, and the machine has AVX.
+        unsafe { copy_upwards_avx(target, source, len) }
+    } else {
+        // SAFETY: per the caller.
+        unsafe { copy_upwards_sse(target, source, len) }
+    }
+}
+
+/// # Safety
+/// As [`copy_upwards`], on a machine with AVX.
+unsafe fn copy_upwards_avx(mut target: *mut u8, mut source: *const u8, mut len: usize) {
+    if len >= ALIGN_BYTES_MIN {
+        let head = target.addr().wrapping_neg() % 32;
+        // SAFETY: per the caller, and head < len.
+        unsafe { copy_aligning(target, source, head) };
+        target = target.wrapping_add(head);
+        source = source.wrapping_add(head);
+        len -= head;
+    }
+    let body = len & !127;
+    if body > 0 {
+        // SAFETY: per the caller; the loop covers exactly `body` bytes, a positive multiple of 128, and each
+        // round loads all that its stores could overwrite.
+        unsafe {
+            asm!(
+                ".p2align 5",
+                "2:",
+                "vmovdqu ymm0, [{source}]",
+                "vmovdqu ymm1, [{source} + 32]",
+                "vmovdqu ymm2, [{source} + 64]",
+                "vmovdqu ymm3, [{source} + 96]",
+                "vmovdqu [{target}], ymm0",
+                "vmovdqu [{target} + 32], ymm1",
+                "vmovdqu [{target} + 64], ymm2",
+                "vmovdqu [{target} + 96], ymm3",
+                "add {source}, 128",
+                "add {target}, 128",
+                "sub {left}, 128",
+                "jnz 2b",
+                "vzeroupper",
+                source = inout(reg) source => source,
+                target = inout(reg) target => target,
+                left = inout(reg) body => _,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                options(nostack)
+            );
+        }
+    }
+    // SAFETY: per the caller: what is left of the same ranges.
+    unsafe { copy_upwards_sse(target, source, len - body) };
+}
+
+/// # Safety
+/// As [`copy_upwards`].
+#[inline]
+pub(super) unsafe fn copy_upwards_sse(target: *mut u8, source: *const u8, len: usize) {
+    let mut at = 0;
+    while len - at >= 16 {
+        // SAFETY: at + 16 <= len.
+        unsafe { copy_16(target.wrapping_add(at), source.wrapping_add(at)) };
+        at += 16;
+    }
+    // What is left is below 16, hence the sum of a subset of 8, 4, 2 and 1.
+    if len & 8 != 0 {
+        // SAFETY: at + 8 <= len.
+        unsafe { copy_8(target.wrapping_add(at), source.wrapping_add(at)) };
+        at += 8;
+    }
+    if len & 4 != 0 {
+        // SAFETY: at + 4 <= len.
+        unsafe { copy_4(target.wrapping_add(at), source.wrapping_add(at)) };
+        at += 4;
+    }
+    if len & 2 != 0 {
+        // SAFETY: at + 2 <= len.
+        unsafe { copy_2(target.wrapping_add(at), source.wrapping_add(at)) };
+        at += 2;
+    }
+    if len & 1 != 0 {
+        // SAFETY: at + 1 <= len.
+        unsafe { copy_1(target.wrapping_add(at), source.wrapping_add(at)) };
+    }
+}
+
+/// Copies the `len < 32` bytes before an aligned address, small pieces first, so that each store is aligned.
+///
+/// # Safety
+/// As [`copy_upwards`].
+unsafe fn copy_aligning(target: *mut u8, source: *const u8, len: usize) {
+    let mut at = 0;
+    if len & 1 != 0 {
+        // SAFETY: at + 1 <= len.
+        unsafe { copy_1(target, source) };
+        at += 1;
+    }
+    if len & 2 != 0 {
+        // SAFETY: at + 2 <= len.
+        unsafe { copy_2(target.wrapping_add(at), source.wrapping_add(at)) };
+        at += 2;
+    }
+    if len & 4 != 0 {
+        // SAFETY: at + 4 <= len.
+        unsafe { copy_4(target.wrapping_add(at), source.wrapping_add(at)) };
+        at += 4;
+    }
+    if len & 8 != 0 {
+        // SAFETY: at + 8 <= len.
+        unsafe { copy_8(target.wrapping_add(at), source.wrapping_add(at)) };
+        at += 8;
+    }
+    if len & 16 != 0 {
+        // SAFETY: at + 16 <= len.
+        unsafe { copy_16(target.wrapping_add(at), source.wrapping_add(at)) };
+    }
+}
+
+/// Copies from the last byte to the first.
+///
+/// # Safety
+/// As [`super::copy`]; the target does not end inside of the source.
+pub(super) unsafe fn copy_downwards(target: *mut u8, source: *const u8, len: usize) {
+    let mut left = len;
+    while left >= 16 {
+        left -= 16;
+        // SAFETY: left + 16 <= len.
+        unsafe { copy_16(target.wrapping_add(left), source.wrapping_add(left)) };
+    }
+    for at in (0..left).rev() {
+        // SAFETY: at < len.
+        unsafe { copy_1(target.wrapping_add(at), source.wrapping_add(at)) };
+    }
+}
+
+/// Sets every byte.
+///
+/// # Safety
+/// As [`super::fill`].
+pub(super) unsafe fn fill(target: *mut u8, byte: u8, len: usize) {
+    // SAFETY: every x86_64 machine has SSE2.
+    let vector: __m128i = unsafe { _mm_set1_epi8(byte as i8) };
+    let mut at = 0;
+    while len - at >= 16 {
+        // SAFETY: at + 16 <= len.
+        unsafe {
+            asm!("movups [{target}], {vector}", target = in(reg) target.wrapping_add(at),
+                vector = in(xmm_reg) vector, options(nostack, preserves_flags));
+        }
+        at += 16;
+    }
+    while at < len {
+        // SAFETY: at < len.
+        unsafe {
+            asm!("mov byte ptr [{target}], {byte}", target = in(reg) target.wrapping_add(at),
+                byte = in(reg_byte) byte, options(nostack, preserves_flags));
+        }
+        at += 1;
+    }
+}

@@ -1,0 +1,522 @@
+//! Pins: local threads publish that they are using shared objects, and reclaim waits for them.
+//!
+//! A reader holds a [`Pin`] while it uses what it looked up.  A writer first makes an object unreachable, then
+//! starts a [`Grace`], and frees the object once the grace is over: by then every thread that was pinned when
+//! it began has unpinned, and later ones cannot find the object any more.
+//!
+//! ```text
+//! reader                      writer
+//! slot := epoch               unlink the object
+//! light fence                 epoch += 1, heavy fence
+//! look up, use                 ...
+//! slot := 0                   over when no slot holds an older epoch
+//! ```
+//!
+//! A pin costs about 2 ns because its fence is for the compiler only: the writer's side makes every running
+//! thread of the process execute a real one (membarrier).  Pins say nothing about other processes.
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::ptr::null;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, compiler_fence};
+use std::sync::{Arc, OnceLock, Weak};
+
+use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+
+use crate::sync::{AtomicU64, Mutex, fence, lock, thread_locals};
+
+/// The pins of one family of objects, one value per node.
+///
+/// ```
+/// # use halite_mem::Pins;
+/// let pins = Pins::new();
+/// let pin = pins.pin();
+/// let grace = pins.start_grace();
+/// assert!(!grace.is_over(&pins));
+/// drop(pin);
+/// assert!(grace.is_over(&pins));
+/// ```
+#[derive(Debug)]
+pub struct Pins {
+    /// Never given to another `Pins` of this process.
+    id: u64,
+    /// How many graces have been started, plus one.
+    epoch: AtomicU64,
+    /// Whether the heavy fence makes light ones do.
+    asymmetric: bool,
+    registry: Arc<Registry>,
+}
+
+/// Shows that its thread may be using objects.  It stays on its thread.
+#[derive(Debug)]
+pub struct Pin<'a> {
+    pins: &'a Pins,
+    slot: &'a ThreadSlot,
+    /// Neither Send nor Sync: the slot belongs to the thread.
+    not_send: PhantomData<*const ()>,
+}
+
+/// The time until all threads that were pinned at its start have unpinned at least once.
+#[derive(Debug)]
+pub struct Grace {
+    pins_id: u64,
+    epoch: u64,
+    /// Whether the heavy fence has been executed since the start.
+    fenced: AtomicBool,
+}
+
+/// Proof that a grace is over.  Stays true for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Elapsed {
+    pins_id: u64,
+    epoch: u64,
+}
+
+impl Pins {
+    /// Pins that nobody holds.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Pins {
+        Pins::with_asymmetry(has_membarrier())
+    }
+
+    fn with_asymmetry(asymmetric: bool) -> Pins {
+        // The counter orders nothing, so it need not be a modelled atomic.
+        static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+        let id = NEXT_ID.fetch_add(1, Relaxed);
+        Pins { id, epoch: AtomicU64::new(1), asymmetric, registry: Arc::default() }
+    }
+
+    /// Pins the calling thread until the result is dropped.  A thread may hold several pins; it counts as
+    /// unpinned when it has dropped all of them.
+    #[inline]
+    pub fn pin(&self) -> Pin<'_> {
+        let (id, slot) = LAST.with(Cell::get);
+        if id != self.id {
+            return self.pin_slow();
+        }
+        // SAFETY: the id says that the slot is one of our registry, which keeps its slots as long as we live;
+        // it is this thread's until the thread's destructors clear LAST.
+        self.pin_with(unsafe { &*slot })
+    }
+
+    /// Begins to wait for all threads that are pinned now.  Never blocks; costs a few microseconds.
+    pub fn start_grace(&self) -> Grace {
+        // Release: what the caller unlinked before is visible to those who pin with the new epoch (pairs with
+        // the Acquire in publish()).  SeqCst only to be no weaker than epoch_now().
+        let epoch = self.epoch.fetch_add(1, SeqCst) + 1;
+        let fenced = AtomicBool::new(self.fence_heavy());
+        Grace { pins_id: self.id, epoch, fenced }
+    }
+
+    /// The current epoch: a grace whose epoch is higher was started after this call, by whatever thread.
+    pub(crate) fn epoch_now(&self) -> u64 {
+        // A read-modify-write, since a plain load might miss a grace that another thread has just started.
+        self.epoch.fetch_add(0, SeqCst)
+    }
+
+    #[inline]
+    fn pin_with<'a>(&'a self, slot: &'a ThreadSlot) -> Pin<'a> {
+        // Depth is touched by the owning thread only.
+        let depth = slot.depth.load(Relaxed);
+        slot.depth.store(depth + 1, Relaxed);
+        if depth == 0 {
+            self.publish(slot);
+        }
+        Pin { pins: self, slot, not_send: PhantomData }
+    }
+
+    #[inline]
+    fn publish(&self, slot: &ThreadSlot) {
+        // Acquire pairs with the Release in start_grace(): with a new epoch comes the sight of what was
+        // unlinked.  Release pairs with the Acquire in elapsed(): whoever sees that we have pinned anew has also
+        // seen the end of what we did under the pin before.
+        slot.epoch.store(self.epoch.load(Acquire), Release);
+        // Pairs with fence_heavy(): either the scan in elapsed() sees the store above, or what follows here
+        // sees what was unlinked before the grace.
+        if self.asymmetric {
+            compiler_fence(SeqCst);
+        } else {
+            fence(SeqCst);
+        }
+    }
+
+    /// Pairs with the light fence in publish().  Returns whether it was executed.
+    fn fence_heavy(&self) -> bool {
+        fence(SeqCst);
+        // The kernel may run out of memory here; the grace then tries again before it ends.
+        !self.asymmetric || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+    }
+
+    /// Finds or makes this thread's slot.
+    #[cold]
+    fn pin_slow(&self) -> Pin<'_> {
+        let found = THREAD.try_with(|thread| thread.borrow_mut().slot_of(self));
+        let Ok(slot) = found else {
+            return self.pin_while_exiting();
+        };
+        LAST.with(|last| last.set((self.id, slot)));
+        // SAFETY: the slot is one of our registry, which keeps it as long as we live.
+        self.pin_with(unsafe { &*slot })
+    }
+
+    /// Pins with a slot of its own, because the destructors of this thread's locals have run already.
+    fn pin_while_exiting(&self) -> Pin<'_> {
+        let slot = Arc::as_ptr(&self.registry.acquire());
+        // SAFETY: the slot is one of our registry, which keeps it as long as we live.
+        let slot = unsafe { &*slot };
+        slot.depth.store(ONE_PIN_ONLY + 1, Relaxed);
+        self.publish(slot);
+        Pin { pins: self, slot, not_send: PhantomData }
+    }
+}
+
+impl Pin<'_> {
+    /// Whether it was made by `pins`.
+    #[inline]
+    pub fn is_of(&self, pins: &Pins) -> bool {
+        std::ptr::eq(self.pins, pins)
+    }
+}
+
+impl Drop for Pin<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let depth = self.slot.depth.load(Relaxed) - 1;
+        self.slot.depth.store(depth, Relaxed);
+        if depth & !ONE_PIN_ONLY != 0 {
+            return;
+        }
+        // Pairs with the Acquire in elapsed(): our uses happened before the reclaim.
+        self.slot.epoch.store(0, Release);
+        if depth == ONE_PIN_ONLY {
+            self.slot.depth.store(0, Relaxed);
+            self.pins.registry.release(self.slot);
+        }
+    }
+}
+
+impl Grace {
+    /// Whether all threads that were pinned at the start have unpinned at least once.  Never blocks.
+    ///
+    /// `pins` must be those that started it.  A thread that was about to pin at the start may be waited for too.
+    pub fn is_over(&self, pins: &Pins) -> bool {
+        self.elapsed(pins).is_some()
+    }
+
+    /// As [`Grace::is_over`], with a proof to show to [`crate::Slots`].
+    pub fn elapsed(&self, pins: &Pins) -> Option<Elapsed> {
+        assert_eq!(self.pins_id, pins.id, "a grace was shown to other pins than its own");
+        if !self.fenced.load(Acquire) {
+            if !pins.fence_heavy() {
+                return None;
+            }
+            // Pairs with the Acquire above, on another thread that asks.
+            self.fenced.store(true, Release);
+        }
+        let slots = lock(&pins.registry.slots);
+        let is_waited_for = |slot: &Arc<ThreadSlot>| {
+            // Pairs with the Release of the unpinning thread, or of its next publish().
+            let pinned_at = slot.epoch.load(Acquire);
+            pinned_at != 0 && pinned_at < self.epoch
+        };
+        if slots.all.iter().any(is_waited_for) {
+            return None;
+        }
+        Some(Elapsed { pins_id: self.pins_id, epoch: self.epoch })
+    }
+}
+
+impl Elapsed {
+    /// Whether the grace was one of `pins`, started after [`Pins::epoch_now`] had returned `epoch`.
+    pub(crate) fn began_after(&self, pins: &Pins, epoch: u64) -> bool {
+        self.pins_id == pins.id && self.epoch > epoch
+    }
+}
+
+/// Where one thread shows that it is pinned.  Two cache lines, as processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct ThreadSlot {
+    /// The epoch read by the outermost pin; 0 while there is none.
+    epoch: AtomicU64,
+    /// How many pins the owning thread holds, or [`ONE_PIN_ONLY`] plus that.
+    depth: AtomicU64,
+}
+
+/// Marks a slot that goes back to the registry with its pin and not with its thread.
+const ONE_PIN_ONLY: u64 = 1 << 63;
+
+/// All slots of one `Pins`, and those without a thread.
+#[derive(Debug, Default)]
+struct Registry {
+    slots: Mutex<RegistrySlots>,
+}
+
+#[derive(Debug, Default)]
+struct RegistrySlots {
+    all: Vec<Arc<ThreadSlot>>,
+    free: Vec<Arc<ThreadSlot>>,
+}
+
+impl Registry {
+    fn acquire(&self) -> Arc<ThreadSlot> {
+        let mut slots = lock(&self.slots);
+        if let Some(slot) = slots.free.pop() {
+            return slot;
+        }
+        let slot = Arc::new(ThreadSlot::default());
+        slots.all.push(slot.clone());
+        slot
+    }
+
+    fn release(&self, slot: &ThreadSlot) {
+        let mut slots = lock(&self.slots);
+        let slot = slots.all.iter().find(|known| std::ptr::eq(&***known, slot));
+        let slot = slot.expect("slots are never forgotten").clone();
+        slots.free.push(slot);
+    }
+}
+
+/// The slots of one thread.
+struct Thread {
+    slots: Vec<(u64, Weak<Registry>, Arc<ThreadSlot>)>,
+}
+
+impl Thread {
+    fn slot_of(&mut self, pins: &Pins) -> *const ThreadSlot {
+        if let Some((.., slot)) = self.slots.iter().find(|(id, ..)| *id == pins.id) {
+            return Arc::as_ptr(slot);
+        }
+        self.slots.retain(|(_, registry, _)| registry.strong_count() > 0);
+        let slot = pins.registry.acquire();
+        self.slots.push((pins.id, Arc::downgrade(&pins.registry), slot.clone()));
+        Arc::as_ptr(&slot)
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // Later destructors of this thread must not take their slot for theirs.
+        // (LAST has no destructor and is always there; loom alone may have destroyed it already.)
+        let _ = LAST.try_with(|last| last.set((0, null())));
+        for (_, registry, slot) in self.slots.drain(..) {
+            // A pin that was leaked may still protect something: its slot is never used again.
+            if slot.depth.load(Relaxed) == 0
+                && let Some(registry) = registry.upgrade()
+            {
+                registry.release(&slot);
+            }
+        }
+    }
+}
+
+thread_locals! {
+    /// The id of the `Pins` that this thread used last, and the thread's slot there.
+    static LAST: Cell<(u64, *const ThreadSlot)> = const { Cell::new((0, null())) };
+    static THREAD: RefCell<Thread> = const { RefCell::new(Thread { slots: Vec::new() }) };
+}
+
+/// Registers this process for private expedited membarriers, once.
+fn has_membarrier() -> bool {
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    // Models and interpreters know no membarrier.
+    if cfg!(any(loom, miri)) {
+        return false;
+    }
+    *REGISTERED.get_or_init(|| {
+        membarrier_query().contains_command(MembarrierCommand::PrivateExpedited)
+            && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+    })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_grace_waits_for_those_pinned_at_its_start_only() {
+        let pins = Pins::new();
+        let before = pins.pin();
+        let grace = pins.start_grace();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _later = pins.pin();
+                assert!(!grace.is_over(&pins));
+            });
+        });
+        assert!(!grace.is_over(&pins));
+        drop(before);
+        let _later = pins.pin();
+        assert!(grace.is_over(&pins));
+    }
+
+    #[test]
+    fn nested_pins_count_as_one() {
+        let pins = Pins::new();
+        let outer = pins.pin();
+        let grace = pins.start_grace();
+        let inner = pins.pin();
+        drop(outer);
+        assert!(!grace.is_over(&pins));
+        drop(inner);
+        assert!(grace.is_over(&pins));
+        assert!(pins.start_grace().is_over(&pins));
+    }
+
+    #[test]
+    fn other_threads_are_waited_for_with_either_kind_of_fence() {
+        for pins in [Pins::with_asymmetry(false), Pins::new()] {
+            let (pinned, wait_pinned) = channel();
+            let (release, wait_release) = channel::<()>();
+            thread::scope(|scope| {
+                let pins = &pins;
+                let reader = scope.spawn(move || {
+                    let pin = pins.pin();
+                    pinned.send(()).unwrap();
+                    wait_release.recv().unwrap();
+                    drop(pin);
+                });
+                wait_pinned.recv().unwrap();
+                let grace = pins.start_grace();
+                assert!(!grace.is_over(pins));
+                release.send(()).unwrap();
+                reader.join().unwrap();
+                assert!(grace.is_over(pins));
+            });
+        }
+    }
+
+    #[test]
+    fn slots_are_reused_by_later_threads() {
+        let pins = Pins::new();
+        for _ in 0..50 {
+            // A scope ends before the destructors of its threads' locals; join() does not.
+            thread::scope(|scope| scope.spawn(|| drop(pins.pin())).join().unwrap());
+        }
+        assert!(lock(&pins.registry.slots).all.len() <= 2);
+    }
+
+    #[test]
+    fn one_thread_uses_many_pins_and_forgets_dead_ones() {
+        let kept = Pins::new();
+        let pin = kept.pin();
+        for _ in 0..100 {
+            let short_lived = Pins::new();
+            let _pin = short_lived.pin();
+            let again = kept.pin();
+            assert!(again.is_of(&kept) && !again.is_of(&short_lived));
+        }
+        assert!(THREAD.with(|thread| thread.borrow().slots.len()) <= 2);
+        let grace = kept.start_grace();
+        assert!(!grace.is_over(&kept));
+        drop(pin);
+        assert!(grace.is_over(&kept));
+    }
+
+    #[test]
+    fn a_leaked_pin_protects_for_ever_even_after_its_thread() {
+        let pins = Pins::new();
+        thread::scope(|scope| scope.spawn(|| std::mem::forget(pins.pin())).join().unwrap());
+        assert!(!pins.start_grace().is_over(&pins));
+        thread::scope(|scope| scope.spawn(|| drop(pins.pin())).join().unwrap());
+        assert!(!pins.start_grace().is_over(&pins));
+    }
+
+    #[test]
+    fn destructors_of_an_exiting_thread_can_still_pin() {
+        struct PinsInDrop(&'static Pins);
+        impl Drop for PinsInDrop {
+            fn drop(&mut self) {
+                let pin = self.0.pin();
+                let _nested = self.0.pin();
+                let grace = self.0.start_grace();
+                assert!(!grace.is_over(self.0));
+                drop(pin);
+            }
+        }
+        thread_local!(static LATE: RefCell<Option<PinsInDrop>> = const { RefCell::new(None) });
+        let pins: &'static Pins = Box::leak(Box::new(Pins::new()));
+        let exiting = thread::spawn(move || {
+            // Registered first, hence destroyed after or before the pins' own locals: both must do.
+            LATE.with(|late| *late.borrow_mut() = Some(PinsInDrop(pins)));
+            drop(pins.pin());
+        });
+        exiting.join().unwrap();
+        assert!(pins.start_grace().is_over(pins));
+        let slots = lock(&pins.registry.slots);
+        assert_eq!(slots.all.len(), slots.free.len());
+    }
+
+    #[test]
+    #[should_panic(expected = "other pins")]
+    fn a_grace_of_other_pins_proves_nothing() {
+        Pins::new().start_grace().is_over(&Pins::new());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::cell::UnsafeCell;
+    use loom::thread;
+
+    use super::*;
+
+    /// An object that can be unlinked and then destroyed; loom reports a use that races with destruction.
+    struct World {
+        pins: Pins,
+        is_linked: AtomicU64,
+        object: UnsafeCell<u64>,
+    }
+
+    // SAFETY: the very claim that the model checks.
+    unsafe impl Sync for World {}
+
+    fn read(world: &World) {
+        let _pin = world.pins.pin();
+        if world.is_linked.load(Relaxed) == 1 {
+            // SAFETY: as claimed.
+            world.object.with(|object| assert_eq!(unsafe { *object }, 7));
+        }
+    }
+
+    fn unlink_and_destroy(world: &World) {
+        world.is_linked.store(0, Relaxed);
+        let grace = world.pins.start_grace();
+        if grace.is_over(&world.pins) {
+            // SAFETY: as claimed.
+            world.object.with_mut(|object| unsafe { *object = 0 });
+        }
+    }
+
+    fn check(reads: usize) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let world = Arc::new(World {
+                pins: Pins::new(),
+                is_linked: AtomicU64::new(1),
+                object: UnsafeCell::new(7),
+            });
+            let reader = {
+                let world = world.clone();
+                thread::spawn(move || (0..reads).for_each(|_| read(&world)))
+            };
+            unlink_and_destroy(&world);
+            reader.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn no_reader_meets_a_destroyed_object() {
+        check(1);
+    }
+
+    #[test]
+    fn a_reader_that_pins_again_is_not_mistaken_for_a_new_one() {
+        check(2);
+    }
+}

@@ -1,0 +1,338 @@
+//! Segments: memory that several processes map at once.
+//!
+//! A segment is a memfd, mapped whole and writable by this process.  It is not an allocator (see
+//! [`crate::allocator`]) and cannot be read or written by itself: ask it for a [`Window`].
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::window::{OutOfBounds, Window};
+
+/// Memory shared between processes, mapped by this one for as long as the value lives.
+///
+/// ```
+/// # use halite_mem::{PagePolicy, Segment};
+/// let segment = Segment::create("example", 1 << 20, PagePolicy::Normal)?;
+/// let window = segment.window(4096, 16).expect("in bounds");
+/// window.write(0, b"salt").expect("in bounds");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Segment {
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: `base` is the only field that is not Send.  It names a mapping of the whole process, which any
+// thread may use and, in drop(), unmap.
+unsafe impl Send for Segment {}
+// SAFETY: no method of &Segment touches the mapped bytes except through `Window`, which argues for itself.
+unsafe impl Sync for Segment {}
+
+/// Which pages a segment should be made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PagePolicy {
+    /// Huge pages where the kernel has some to give, else normal ones.
+    ///
+    /// This asks for transparent huge pages and not for `MFD_HUGETLB`: when the reserve of hugetlb pages runs
+    /// out, the first touch of a sparse segment kills the process with SIGBUS.
+    Huge,
+    /// Pages of the usual size.
+    Normal,
+}
+
+/// Why a peer's file descriptor was refused as a segment.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Not a memfd, so that nothing is known about its future size.
+    #[error("cannot open a segment: the descriptor is not a memfd")]
+    NotMemfd,
+    /// Its owner could truncate it, and we would be killed by the next access.
+    #[error("cannot open a segment: the memfd is not sealed against shrinking")]
+    CanShrink,
+    /// Made of hugetlb pages, whose first touch can kill us when the reserve is empty.
+    #[error("cannot open a segment: the memfd uses hugetlb pages")]
+    HugeTlb,
+    /// Shorter than was promised (or a length of zero was promised).
+    #[error("cannot open a segment: the memfd has {actual} bytes, {wanted} were promised")]
+    TooShort {
+        /// Its length in bytes.
+        actual: u64,
+        /// The length in bytes that the caller asked for.
+        wanted: u64,
+    },
+    /// The operating system refused.
+    #[error("cannot open a segment: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<rustix::io::Errno> for OpenError {
+    fn from(errno: rustix::io::Errno) -> OpenError {
+        OpenError::Io(errno.into())
+    }
+}
+
+impl Segment {
+    /// Creates a segment of `len` bytes, all zero; `name` shows up in `/proc/PID/maps`.
+    ///
+    /// Memory is taken from the system only as it is touched.  The size is sealed, so that no peer who is
+    /// given [`Segment::fd`] can truncate it.  Fails if `len` is zero or the system refuses.
+    pub fn create(name: &str, len: u64, pages: PagePolicy) -> io::Result<Arc<Segment>> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(name, flags)?;
+        rustix::fs::ftruncate(&fd, len)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let segment = Segment::map(fd, len)?;
+        if pages == PagePolicy::Huge {
+            // Only a wish: a kernel without transparent huge pages refuses, and normal pages serve too.
+            let _ = segment.advise(Advice::LinuxHugepage);
+        }
+        Ok(Arc::new(segment))
+    }
+
+    /// Maps the first `len` bytes of a peer's segment, after checking that the peer cannot shrink it.
+    ///
+    /// The descriptor is untrusted: nothing that its owner does later with the memory, short of writing to
+    /// it, can be noticed here.
+    pub fn open(fd: OwnedFd, len: u64) -> Result<Arc<Segment>, OpenError> {
+        // Only memfds answer this question with more than F_SEAL_SEAL.
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| OpenError::NotMemfd)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(OpenError::CanShrink);
+        }
+        if rustix::fs::fstatfs(&fd)?.f_type as u64 == HUGETLBFS_MAGIC {
+            return Err(OpenError::HugeTlb);
+        }
+        // Read after the seals: from then on the size can only grow.
+        let actual = rustix::fs::fstat(&fd)?.st_size as u64;
+        if actual < len || len == 0 {
+            return Err(OpenError::TooShort { actual, wanted: len });
+        }
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+        Ok(Arc::new(Segment::map(fd, len)?))
+    }
+
+    /// The descriptor, to be passed to peers.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Length in bytes; never zero.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// A view of `len` bytes from `offset`, or `None` if they are not all inside.
+    pub fn window(self: &Arc<Segment>, offset: u64, len: u64) -> Option<Window> {
+        let end = offset.checked_add(len)?;
+        if end > self.len() {
+            return None;
+        }
+        // SAFETY: offset <= end <= self.len, so the result stays within the mapping or one past its end.
+        let base = unsafe { self.base.add(offset as usize) };
+        // SAFETY: `base` and the `len` bytes after it lie within the mapping of this very segment.
+        Some(unsafe { Window::new(self.clone(), base, len) })
+    }
+
+    /// Makes `len` bytes from `offset` read as zero, and gives whole pages among them back to the system.
+    ///
+    /// Races with concurrent writers of the same bytes: afterwards each page holds zeros or what they wrote
+    /// later.  Zeros are seen by every process that maps the segment.
+    pub fn discard(self: &Arc<Segment>, offset: u64, len: u64) -> Result<(), DiscardError> {
+        let window = self.window(offset, len);
+        let window = window.ok_or(OutOfBounds { offset, len, window_len: self.len() })?;
+        let page_bytes = rustix::param::page_size() as u64;
+        let whole_pages_end = (offset + len) / page_bytes;
+        if offset.div_ceil(page_bytes) >= whole_pages_end {
+            // No whole page inside: plain stores are cheaper than a system call.
+            window.fill(0, len, 0)?;
+            return Ok(());
+        }
+        // Punching also zeroes the parts of pages at both ends, without making them resident first.
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.fd, mode, offset, len).map_err(io::Error::from)?;
+        Ok(())
+    }
+
+    /// How many bytes of memory the segment takes from the system now.
+    pub fn resident_bytes(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)
+    }
+
+    fn map(fd: OwnedFd, len: u64) -> io::Result<Segment> {
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
+        let base = unsafe { rustix::mm::mmap(null_mut(), len, access, flags, &fd, 0) }?;
+        let base = NonNull::new(base.cast()).expect("mmap never chooses address zero");
+        let segment = Segment { fd, base, len };
+        // A forked child must not keep writing into an arena that its parent has given up.
+        segment.advise(Advice::LinuxDontFork)?;
+        // Core files would otherwise carry other users' data, and gigabytes of it.
+        segment.advise(Advice::LinuxDontDump)?;
+        Ok(segment)
+    }
+
+    fn advise(&self, advice: Advice) -> io::Result<()> {
+        // SAFETY: the range is our own mapping, and the callers' advices never change what it contains.
+        Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) }?)
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: we mapped exactly this range; every Window holds an Arc of self, so none is left.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "a mapping of ours could not be unmapped: {unmapped:?}");
+    }
+}
+
+/// Why memory could not be discarded.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscardError {
+    /// Not all of the range is inside the segment; nothing was changed.
+    #[error("cannot discard: {0}")]
+    OutOfBounds(#[from] OutOfBounds),
+    /// The operating system refused.
+    #[error("cannot discard: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// `f_type` of hugetlbfs, from `linux/magic.h`.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn create(len: u64) -> Arc<Segment> {
+        Segment::create("test", len, PagePolicy::Normal).unwrap()
+    }
+
+    fn reopened(segment: &Segment, len: u64) -> Result<Arc<Segment>, OpenError> {
+        Segment::open(segment.fd().try_clone_to_owned().unwrap(), len)
+    }
+
+    #[test]
+    fn a_peer_sees_what_the_owner_writes_and_the_other_way_round() {
+        let ours = create(MIB);
+        let theirs = reopened(&ours, MIB).unwrap();
+        ours.window(100, 4).unwrap().write(0, b"ping").unwrap();
+        let window = theirs.window(100, 4).unwrap();
+        let mut seen = [0; 4];
+        window.read(0, &mut seen).unwrap();
+        assert_eq!(&seen, b"ping");
+        window.write(0, b"pong").unwrap();
+        ours.window(0, MIB).unwrap().read(100, &mut seen).unwrap();
+        assert_eq!(&seen, b"pong");
+    }
+
+    #[test]
+    fn a_window_outlives_the_owners_interest_in_the_segment() {
+        let segment = create(4096);
+        let window = segment.window(0, 4096).unwrap();
+        drop(segment);
+        window.fill(0, 4096, 7).unwrap();
+        assert_eq!(window.load_u64(4088), Ok(u64::from_ne_bytes([7; 8])));
+    }
+
+    #[test]
+    fn windows_never_reach_outside() {
+        let segment = create(5000);
+        assert!(segment.window(0, 5000).is_some());
+        assert!(segment.window(5000, 0).is_some());
+        assert!(segment.window(0, 5001).is_none());
+        assert!(segment.window(5001, 0).is_none());
+        assert!(segment.window(u64::MAX, 2).is_none());
+        assert!(segment.window(2, u64::MAX).is_none());
+    }
+
+    #[test]
+    fn no_peer_can_change_the_size() {
+        let segment = create(MIB);
+        assert!(rustix::fs::ftruncate(segment.fd(), 0).is_err());
+        assert!(rustix::fs::ftruncate(segment.fd(), 2 * MIB).is_err());
+        assert!(rustix::fs::fcntl_add_seals(segment.fd(), SealFlags::WRITE).is_err());
+    }
+
+    #[test]
+    fn descriptors_that_could_kill_us_are_refused() {
+        let file = rustix::fs::open("/proc/self/exe", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+        assert!(matches!(Segment::open(file.unwrap(), 1), Err(OpenError::NotMemfd)));
+
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let unsealed = rustix::fs::memfd_create("unsealed", flags).unwrap();
+        rustix::fs::ftruncate(&unsealed, MIB).unwrap();
+        assert!(matches!(Segment::open(unsealed, MIB), Err(OpenError::CanShrink)));
+
+        let short = create(MIB);
+        let refused = reopened(&short, MIB + 1);
+        assert!(matches!(refused, Err(OpenError::TooShort { actual: MIB, .. })));
+        assert!(matches!(reopened(&short, 0), Err(OpenError::TooShort { .. })));
+        assert!(matches!(reopened(&short, u64::MAX), Err(OpenError::TooShort { .. })));
+    }
+
+    #[test]
+    fn a_write_sealed_descriptor_is_an_error_and_not_a_crash() {
+        let fd = rustix::fs::memfd_create("frozen", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, MIB).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::WRITE).unwrap();
+        assert!(matches!(Segment::open(fd, MIB), Err(OpenError::Io(_))));
+    }
+
+    #[test]
+    fn untouched_memory_is_free_and_discarded_memory_is_given_back() {
+        let segment = create(64 * MIB);
+        assert_eq!(segment.resident_bytes().unwrap(), 0);
+        let window = segment.window(0, 64 * MIB).unwrap();
+        window.fill(0, MIB, 0xAA).unwrap();
+        let used = segment.resident_bytes().unwrap();
+        assert!(used >= MIB);
+
+        // Ragged at both ends: 100 bytes stay at either side.
+        segment.discard(100, MIB - 200).unwrap();
+        assert!(segment.resident_bytes().unwrap() < used);
+        let mut all = vec![0; MIB as usize];
+        window.read(0, &mut all).unwrap();
+        assert!(all[..100].iter().all(|byte| *byte == 0xAA));
+        assert!(all[100..all.len() - 100].iter().all(|byte| *byte == 0));
+        assert!(all[all.len() - 100..].iter().all(|byte| *byte == 0xAA));
+    }
+
+    #[test]
+    fn a_discard_within_one_page_only_zeroes() {
+        let segment = create(8192);
+        let window = segment.window(0, 8192).unwrap();
+        window.fill(0, 8192, 1).unwrap();
+        segment.discard(4000, 200).unwrap();
+        segment.discard(8192, 0).unwrap();
+        assert!(matches!(segment.discard(8192, 1), Err(DiscardError::OutOfBounds(_))));
+        let mut all = vec![0; 8192];
+        window.read(0, &mut all).unwrap();
+        let zeros: Vec<usize> = (0..8192).filter(|at| all[*at] == 0).collect();
+        assert_eq!(zeros, (4000..4200).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn huge_pages_are_a_wish_that_may_be_refused() {
+        let segment = Segment::create("huge", 4 * MIB, PagePolicy::Huge).unwrap();
+        let window = segment.window(0, 4 * MIB).unwrap();
+        window.store_u64(4 * MIB - 8, 9).unwrap();
+        assert_eq!(window.load_u64(4 * MIB - 8), Ok(9));
+    }
+
+    #[test]
+    fn an_empty_segment_is_refused() {
+        assert!(Segment::create("empty", 0, PagePolicy::Normal).is_err());
+    }
+}

@@ -1,0 +1,479 @@
+//! Slots: a table of objects under index and generation, read without locks.
+//!
+//! Readers look up under a [`Pin`]; writers are serialised by a mutex inside.  An object is replaced or removed in
+//! two steps, so that no reader ever holds a reference to what is gone:
+//!
+//! ```text
+//!          insert            freeze             retire
+//! free ------------> live <----------> frozen ---------> retired
+//!   ^                  |      thaw,                         ^ |
+//!   |                  |      update*                       | |
+//!   |                  +------------------------------------+ |
+//!   +---------------------------------------------------------+
+//!                             reclaim*
+//!         * takes a proof that a grace begun after freeze or retire is over
+//! ```
+//!
+//! Slots know nothing of what they hold, and start no grace themselves.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::pins::{Elapsed, Pin, Pins};
+use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, lock};
+
+/// A table of `T`, which never moves what it holds.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use halite_mem::{Lookup, Pins, Slots};
+/// let pins = Arc::new(Pins::new());
+/// let slots = Slots::new(pins.clone());
+/// let (index, generation) = slots.insert("salt");
+/// let pin = pins.pin();
+/// assert_eq!(slots.get(&pin, index, generation), Lookup::Found(&"salt"));
+/// slots.retire(index)?;
+/// assert_eq!(slots.get(&pin, index, generation), Lookup::Stale);
+/// drop(pin);
+/// let grace = pins.start_grace();
+/// let elapsed = grace.elapsed(&pins).expect("nobody is pinned");
+/// assert_eq!(slots.reclaim(index, elapsed)?, "salt");
+/// # Ok::<(), halite_mem::SlotError>(())
+/// ```
+#[derive(Debug)]
+pub struct Slots<T> {
+    pins: Arc<Pins>,
+    /// Block `b` holds `FIRST_BLOCK_SLOTS << b` slots; null until its first slot is needed.
+    blocks: [AtomicPtr<Slot<T>>; BLOCKS],
+    writer: Mutex<Writer>,
+}
+
+/// What a reader finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lookup<'p, T> {
+    /// The object.
+    Found(&'p T),
+    /// The object is being replaced: ask again later, or take the slow path.
+    Busy,
+    /// There is none under this index and generation, and there never will be (again).
+    Stale,
+}
+
+/// Why a slot could not be changed; nothing was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SlotError {
+    /// The slot is not in a state that allows it (or does not exist).
+    #[error("cannot {attempted} slot {index}: its state does not allow it")]
+    WrongState {
+        /// What was tried.
+        attempted: &'static str,
+        /// On which slot.
+        index: u32,
+    },
+    /// The grace began before the slot was frozen or retired, or is one of other pins.
+    #[error("cannot {attempted} slot {index}: the grace does not cover it")]
+    WrongGrace {
+        /// What was tried.
+        attempted: &'static str,
+        /// On which slot.
+        index: u32,
+    },
+}
+
+impl<T> Slots<T> {
+    /// An empty table, whose readers pin `pins`.
+    pub fn new(pins: Arc<Pins>) -> Slots<T> {
+        let blocks = std::array::from_fn(|_| AtomicPtr::new(null_mut()));
+        let writer = Writer { slots_used: 0, free_head: NO_SLOT, len: 0 };
+        Slots { pins, blocks, writer: Mutex::new(writer) }
+    }
+
+    /// Looks up without locks, in two dependent loads.  Panics if `pin` is one of other pins than the table's.
+    #[inline]
+    pub fn get<'p>(&'p self, pin: &'p Pin<'_>, index: u32, generation: u32) -> Lookup<'p, T> {
+        assert!(pin.is_of(&self.pins), "looked up under a pin of other pins");
+        let Some(slot) = self.slot(index) else {
+            return Lookup::Stale;
+        };
+        // Pairs with the Release in Slot::set_state(): with the state comes the sight of the value.
+        let state = slot.state.load(Acquire);
+        if state == pack(generation, LIVE) {
+            // SAFETY: a live slot holds a value, written before its state.  It stays until a grace has passed
+            // since the slot left this state, and that grace waits for `pin`, which outlives the reference.
+            return Lookup::Found(unsafe { slot.value() });
+        }
+        if state == pack(generation, FROZEN) { Lookup::Busy } else { Lookup::Stale }
+    }
+
+    /// Puts `value` into a free slot and returns its index and generation, which is never zero.
+    ///
+    /// Panics when all of about 2^32 slots are taken.
+    pub fn insert(&self, value: T) -> (u32, u32) {
+        let mut writer = lock(&self.writer);
+        let (index, slot) = self.take_free(&mut writer);
+        // SAFETY: a free slot is reached by no reader, and by no writer but the holder of the lock.
+        unsafe { slot.value.get().cast::<T>().write(value) };
+        let generation = slot.generation() + 1;
+        slot.set_state(generation, LIVE);
+        writer.len += 1;
+        (index, generation)
+    }
+
+    /// Makes lookups answer [`Lookup::Busy`] from now on; those that have found the value may still use it.
+    pub fn freeze(&self, index: u32) -> Result<(), SlotError> {
+        let _writer = lock(&self.writer);
+        let slot = self.slot_in(index, &[LIVE], "freeze")?;
+        slot.set_state(slot.generation(), FROZEN);
+        slot.book.store(self.pins.epoch_now(), Relaxed);
+        Ok(())
+    }
+
+    /// Undoes [`Slots::freeze`].
+    pub fn thaw(&self, index: u32) -> Result<(), SlotError> {
+        let _writer = lock(&self.writer);
+        let slot = self.slot_in(index, &[FROZEN], "thaw")?;
+        slot.set_state(slot.generation(), LIVE);
+        Ok(())
+    }
+
+    /// Replaces the value of a frozen slot and thaws it.  Returns the value that was there before.
+    ///
+    /// `elapsed` proves that a grace which began after [`Slots::freeze`] is over.
+    pub fn update(&self, index: u32, elapsed: Elapsed, value: T) -> Result<T, SlotError> {
+        let _writer = lock(&self.writer);
+        let slot = self.slot_in(index, &[FROZEN], "update")?;
+        self.check_grace(slot, index, elapsed, "update")?;
+        // SAFETY: the grace shows that no reader has a reference any more, none can get one while the slot is
+        // frozen, and we hold the writers' lock; a frozen slot holds a value.
+        let old = unsafe { std::ptr::replace(slot.value.get().cast::<T>(), value) };
+        slot.set_state(slot.generation(), LIVE);
+        Ok(old)
+    }
+
+    /// Makes lookups answer [`Lookup::Stale`] from now on; those that have found the value may still use it.
+    pub fn retire(&self, index: u32) -> Result<(), SlotError> {
+        let mut writer = lock(&self.writer);
+        let slot = self.slot_in(index, &[LIVE, FROZEN], "retire")?;
+        slot.set_state(slot.generation(), RETIRED);
+        slot.book.store(self.pins.epoch_now(), Relaxed);
+        writer.len -= 1;
+        Ok(())
+    }
+
+    /// Takes the value out of a retired slot, which can then be used again under its next generation.
+    ///
+    /// `elapsed` proves that a grace which began after [`Slots::retire`] is over.
+    pub fn reclaim(&self, index: u32, elapsed: Elapsed) -> Result<T, SlotError> {
+        let mut writer = lock(&self.writer);
+        let slot = self.slot_in(index, &[RETIRED], "reclaim")?;
+        self.check_grace(slot, index, elapsed, "reclaim")?;
+        let generation = slot.generation();
+        slot.set_state(generation, FREE);
+        // SAFETY: as in update(); a retired slot holds a value, and a free one is never read.
+        let old = unsafe { slot.value.get().cast::<T>().read() };
+        // A slot whose generations are used up is never used again, so that stale handles stay stale.
+        if generation < u32::MAX {
+            slot.book.store(writer.free_head, Relaxed);
+            writer.free_head = u64::from(index);
+        }
+        Ok(old)
+    }
+
+    /// How many values can be found (frozen ones included).
+    pub fn len(&self) -> usize {
+        lock(&self.writer).len
+    }
+
+    /// Whether no value can be found.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Calls `visit` with index, generation and value of each live or frozen slot, in order of their indices.
+    /// Writers wait meanwhile, hence `visit` must not change the table.
+    pub fn iter_with(&self, mut visit: impl FnMut(u32, u32, &T)) {
+        let writer = lock(&self.writer);
+        for index in 0..writer.slots_used {
+            let slot = self.slot(index).expect("the blocks of used slots exist");
+            if matches!(slot.status(), LIVE | FROZEN) {
+                // SAFETY: such slots hold a value, which only a writer could remove; we hold the writers' lock.
+                visit(index, slot.generation(), unsafe { slot.value() });
+            }
+        }
+    }
+
+    #[inline]
+    fn slot(&self, index: u32) -> Option<&Slot<T>> {
+        let (block, offset) = place(index);
+        // Pairs with the Release in take_free().  There are fewer blocks than a u32 could ask for.
+        let slots = self.blocks.get(block)?.load(Acquire);
+        if slots.is_null() {
+            return None;
+        }
+        // SAFETY: place() keeps the offset below the number of the block's slots.
+        let slot = unsafe { slots.add(offset) };
+        // SAFETY: slots are initialised with their block, which lives as long as self.
+        Some(unsafe { &*slot })
+    }
+
+    fn slot_in(&self, index: u32, allowed: &[u32], attempted: &'static str) -> Result<&Slot<T>, SlotError> {
+        let slot = self.slot(index).filter(|slot| allowed.contains(&slot.status()));
+        slot.ok_or(SlotError::WrongState { attempted, index })
+    }
+
+    fn check_grace(
+        &self,
+        slot: &Slot<T>,
+        index: u32,
+        elapsed: Elapsed,
+        attempted: &'static str,
+    ) -> Result<(), SlotError> {
+        if elapsed.began_after(&self.pins, slot.book.load(Relaxed)) {
+            return Ok(());
+        }
+        Err(SlotError::WrongGrace { attempted, index })
+    }
+
+    fn take_free(&self, writer: &mut MutexGuard<'_, Writer>) -> (u32, &Slot<T>) {
+        let index = if writer.free_head != NO_SLOT { writer.free_head as u32 } else { writer.slots_used };
+        let (block, offset) = place(index);
+        assert!(block < BLOCKS, "all slots of the table are taken");
+        if self.blocks[block].load(Relaxed).is_null() {
+            debug_assert_eq!(offset, 0, "slots are first used in order");
+            let slots = Box::into_raw(new_block::<T>(block));
+            // Pairs with the Acquire in slot().
+            self.blocks[block].store(slots.cast(), Release);
+        }
+        let slot = self.slot(index).expect("the block was just made");
+        if writer.free_head != NO_SLOT {
+            writer.free_head = slot.book.load(Relaxed);
+        } else {
+            writer.slots_used += 1;
+        }
+        (index, slot)
+    }
+
+    /// Bytes taken from the system for slots, used or not.
+    #[cfg(all(test, not(loom)))]
+    fn bytes_reserved(&self) -> usize {
+        let made = self.blocks.iter().take_while(|block| !block.load(Relaxed).is_null()).count();
+        (0..made).map(|block| block_slots(block) * size_of::<Slot<T>>()).sum()
+    }
+}
+
+// SAFETY: the table owns its values and moves them between threads, hence T: Send.
+unsafe impl<T: Send> Send for Slots<T> {}
+// SAFETY: threads that share the table share references to its values (T: Sync) and take them out (T: Send); who may
+// do what with a slot is argued at each access.
+unsafe impl<T: Send + Sync> Sync for Slots<T> {}
+
+impl<T> Drop for Slots<T> {
+    fn drop(&mut self) {
+        for (block, slots) in self.blocks.iter().enumerate() {
+            let slots = slots.load(Relaxed);
+            if slots.is_null() {
+                return;
+            }
+            let slots = std::ptr::slice_from_raw_parts_mut(slots, block_slots(block));
+            // SAFETY: take_free() made it from a box of this very length, and nobody else refers to it any more.
+            let mut slots = unsafe { Box::from_raw(slots) };
+            for slot in slots.iter_mut().filter(|slot| slot.status() != FREE) {
+                // SAFETY: slots that are not free hold a value, and it is dropped only here.
+                unsafe { slot.value.get_mut().assume_init_drop() };
+            }
+        }
+    }
+}
+
+/// What only the holder of the writers' lock may touch, besides the slots' `book`.
+#[derive(Debug)]
+struct Writer {
+    /// Slots that have been used at least once; all below this index exist.
+    slots_used: u32,
+    /// The free slot to use next, or `NO_SLOT`; the others follow in their `book`.
+    free_head: u64,
+    /// Live and frozen slots.
+    len: usize,
+}
+
+/// One cache line for a value of 48 bytes.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Slot<T> {
+    /// Generation in the upper half, status in the lower.  All zero: free, never used.
+    state: AtomicU64,
+    /// Writers only.  Free: the next free slot.  Frozen, retired: the epoch of the pins at that moment.
+    book: AtomicU64,
+    /// Holds a value unless free.
+    value: UnsafeCell<MaybeUninit<T>>,
+}
+
+impl<T> Slot<T> {
+    fn generation(&self) -> u32 {
+        (self.state.load(Relaxed) >> 32) as u32
+    }
+
+    fn status(&self) -> u32 {
+        self.state.load(Relaxed) as u32
+    }
+
+    /// # Safety
+    /// The slot holds a value, which nobody replaces or removes while the reference lives.
+    #[inline]
+    unsafe fn value(&self) -> &T {
+        // SAFETY: per the caller; MaybeUninit<T> is laid out as T.
+        unsafe { &*self.value.get().cast::<T>() }
+    }
+
+    fn set_state(&self, generation: u32, status: u32) {
+        // Pairs with the Acquire in get().
+        self.state.store(pack(generation, status), Release);
+    }
+}
+
+const FREE: u32 = 0;
+const LIVE: u32 = 1;
+const FROZEN: u32 = 2;
+const RETIRED: u32 = 3;
+
+const fn pack(generation: u32, status: u32) -> u64 {
+    (generation as u64) << 32 | status as u64
+}
+
+const NO_SLOT: u64 = u64::MAX;
+
+/// 4 KiB of slots that fit a cache line; models get by with two slots.
+const FIRST_BLOCK_SLOTS_LOG2: u32 = if cfg!(loom) { 1 } else { 6 };
+
+/// As many as leave all indices below 2^32.
+const BLOCKS: usize = if cfg!(loom) { 3 } else { (32 - FIRST_BLOCK_SLOTS_LOG2) as usize };
+
+const fn block_slots(block: usize) -> usize {
+    1 << (block + FIRST_BLOCK_SLOTS_LOG2 as usize)
+}
+
+/// The block of a slot and its offset there: with the first block's size added, an index's highest bit tells the
+/// block and the other bits the offset.
+#[inline]
+fn place(index: u32) -> (usize, usize) {
+    let shifted = u64::from(index) + (1 << FIRST_BLOCK_SLOTS_LOG2);
+    let highest = shifted.ilog2();
+    ((highest - FIRST_BLOCK_SLOTS_LOG2) as usize, (shifted - (1 << highest)) as usize)
+}
+
+#[cfg(not(loom))]
+fn new_block<T>(block: usize) -> Box<[Slot<T>]> {
+    // Zeroed memory of this size costs nothing until it is touched.
+    let slots = Box::<[Slot<T>]>::new_zeroed_slice(block_slots(block));
+    // SAFETY: all zero is a free slot without a value.
+    unsafe { slots.assume_init() }
+}
+
+#[cfg(loom)]
+fn new_block<T>(block: usize) -> Box<[Slot<T>]> {
+    let slot = || Slot {
+        state: AtomicU64::new(0),
+        book: AtomicU64::new(0),
+        value: UnsafeCell::new(MaybeUninit::uninit()),
+    };
+    std::iter::repeat_with(slot).take(block_slots(block)).collect()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::cell::UnsafeCell;
+    use loom::thread;
+
+    use super::*;
+
+    /// A value whose destruction loom takes for a write, so that it reports readers who may come later.
+    struct Tracked(UnsafeCell<u64>);
+
+    // SAFETY: the very claim that the models check.
+    unsafe impl Sync for Tracked {}
+
+    impl Tracked {
+        fn new(value: u64) -> Tracked {
+            Tracked(UnsafeCell::new(value))
+        }
+
+        fn value(&self) -> u64 {
+            // SAFETY: as claimed.
+            self.0.with(|value| unsafe { *value })
+        }
+    }
+
+    impl Drop for Tracked {
+        fn drop(&mut self) {
+            // SAFETY: as claimed.
+            self.0.with_mut(|value| unsafe { *value = 0 });
+        }
+    }
+
+    fn check(
+        reader: impl Fn(&Pins, &Slots<Tracked>) + Send + Sync + Copy + 'static,
+        writer: impl Fn(&Pins, &Slots<Tracked>) + Send + Sync + Copy + 'static,
+    ) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let pins = Arc::new(Pins::new());
+            let slots = Arc::new(Slots::new(pins.clone()));
+            assert_eq!(slots.insert(Tracked::new(7)), (0, 1));
+            let reading = {
+                let (pins, slots) = (pins.clone(), slots.clone());
+                thread::spawn(move || reader(&pins, &slots))
+            };
+            writer(&pins, &slots);
+            reading.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_reader_never_meets_a_reclaimed_value_nor_its_successor() {
+        check(
+            |pins, slots| {
+                let pin = pins.pin();
+                match slots.get(&pin, 0, 1) {
+                    Lookup::Found(value) => assert_eq!(value.value(), 7),
+                    Lookup::Stale => {}
+                    Lookup::Busy => panic!("nobody froze it"),
+                }
+            },
+            |pins, slots| {
+                slots.retire(0).unwrap();
+                if let Some(elapsed) = pins.start_grace().elapsed(pins) {
+                    drop(slots.reclaim(0, elapsed).unwrap());
+                    assert_eq!(slots.insert(Tracked::new(8)), (0, 2));
+                }
+            },
+        );
+    }
+
+    #[test]
+    fn a_reader_sees_the_old_value_or_the_new_one() {
+        check(
+            |pins, slots| {
+                let pin = pins.pin();
+                match slots.get(&pin, 0, 1) {
+                    Lookup::Found(value) => assert!([7, 8].contains(&value.value())),
+                    Lookup::Busy => {}
+                    Lookup::Stale => panic!("nobody retired it"),
+                }
+            },
+            |pins, slots| {
+                slots.freeze(0).unwrap();
+                match pins.start_grace().elapsed(pins) {
+                    Some(elapsed) => drop(slots.update(0, elapsed, Tracked::new(8)).unwrap()),
+                    None => slots.thaw(0).unwrap(),
+                }
+            },
+        );
+    }
+}

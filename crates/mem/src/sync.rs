@@ -1,0 +1,31 @@
+//! The building blocks of the lock-free parts: the standard library's, or loom's when a model is checked.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p halite-mem --release --lib loom` explores the models.
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    sync::atomic::{AtomicPtr, AtomicU64, fence},
+    sync::{Mutex, MutexGuard},
+};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicPtr, AtomicU64, fence},
+};
+
+/// Locks `mutex`, also after a panic under it: our critical sections leave nothing half done where they could
+/// panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// `std::thread_local!`, or loom's, which knows no `const` initialisers.
+macro_rules! thread_locals {
+    ($($(#[$attribute:meta])* static $name:ident: $type:ty = const $initial:block;)*) => {
+        #[cfg(not(loom))]
+        std::thread_local! { $($(#[$attribute])* static $name: $type = const $initial;)* }
+        #[cfg(loom)]
+        loom::thread_local! { $($(#[$attribute])* static $name: $type = $initial;)* }
+    };
+}
+pub(crate) use thread_locals;

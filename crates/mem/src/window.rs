@@ -1,0 +1,342 @@
+//! Windows: bounds-checked access to memory that other processes may write at the same time.
+//!
+//! A window copies bytes in and out and offers atomics.  It neither orders copies nor makes long ones atomic:
+//! aligned copies of 1, 2, 4 and 8 bytes are single-copy atomic, longer ones may tear, and to publish what
+//! was copied the caller uses one of the atomics.  A window holds no permissions.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::copy;
+use crate::segment::Segment;
+
+/// A view of part of a [`Segment`], which it keeps mapped.  All offsets count bytes from its own start.
+///
+/// ```
+/// # use halite_mem::{PagePolicy, Segment};
+/// let segment = Segment::create("example", 4096, PagePolicy::Normal)?;
+/// let window = segment.window(0, 64).expect("in bounds");
+/// assert_eq!(window.fetch_add_u64(8, 5), Ok(0));
+/// assert_eq!(window.load_u64(8), Ok(5));
+/// assert!(window.write(60, b"too long").is_err());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Window {
+    base: NonNull<u8>,
+    len: u64,
+    segment: Arc<Segment>,
+}
+
+// SAFETY: `base` points into the mapping that `segment` keeps alive, whichever thread uses or drops it.
+unsafe impl Send for Window {}
+// SAFETY: all access through &Window is by primitives made for memory that others write concurrently (the
+// copies of `crate::copy`, and atomics); no reference to plain bytes is ever lent by a safe method.
+unsafe impl Sync for Window {}
+
+/// An access that is not wholly inside its window; nothing was touched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{len} bytes at offset {offset} are not inside a window of {window_len} bytes")]
+pub struct OutOfBounds {
+    /// First byte of the access.
+    pub offset: u64,
+    /// Bytes of the access.
+    pub len: u64,
+    /// Bytes of the window.
+    pub window_len: u64,
+}
+
+/// Why a word could not be accessed; nothing was touched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AccessError {
+    /// Not inside the window.
+    #[error(transparent)]
+    OutOfBounds(#[from] OutOfBounds),
+    /// Its address is not a multiple of its size.
+    #[error("the word at offset {offset} is not aligned to {alignment} bytes")]
+    Misaligned {
+        /// Where the word was looked for.
+        offset: u64,
+        /// What its address must be a multiple of.
+        alignment: u64,
+    },
+}
+
+impl Window {
+    /// A view of `len` bytes at `base`.
+    ///
+    /// # Safety
+    /// The bytes lie within the mapping of `segment`.
+    pub(crate) unsafe fn new(segment: Arc<Segment>, base: NonNull<u8>, len: u64) -> Window {
+        Window { base, len, segment }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is not a single byte inside.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The segment that it is a part of.
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// A smaller view, or `None` if it is not wholly inside.
+    pub fn slice(&self, offset: u64, len: u64) -> Option<Window> {
+        let base = self.range(offset, len).ok()?;
+        // SAFETY: range() found the bytes inside this window, hence inside the segment.
+        Some(unsafe { Window::new(self.segment.clone(), base, len) })
+    }
+
+    /// Copies bytes from `offset` out, as many as `target` takes.
+    #[inline]
+    pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfBounds> {
+        let source = self.range(offset, target.len() as u64)?;
+        // SAFETY: range() checked the source; the target is a slice of ours of the same length.
+        unsafe { copy::copy(target.as_mut_ptr(), source.as_ptr(), target.len()) };
+        Ok(())
+    }
+
+    /// Copies `source` in at `offset`.
+    #[inline]
+    pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), OutOfBounds> {
+        let target = self.range(offset, source.len() as u64)?;
+        // SAFETY: range() checked the target; the source is a slice of the same length.
+        unsafe { copy::copy(target.as_ptr(), source.as_ptr(), source.len()) };
+        Ok(())
+    }
+
+    /// Sets `len` bytes from `offset` to `byte`.
+    pub fn fill(&self, offset: u64, len: u64, byte: u8) -> Result<(), OutOfBounds> {
+        let target = self.range(offset, len)?;
+        // SAFETY: range() checked the target.
+        unsafe { copy::fill(target.as_ptr(), byte, len as usize) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes of `source` to `offset` of this window.  The two may overlap: the result is as if the
+    /// bytes had gone through a private buffer, provided that both windows are of one and the same [`Segment`]
+    /// value (two mappings of one memfd do not look alike).
+    #[inline]
+    pub fn copy_from(
+        &self,
+        offset: u64,
+        source: &Window,
+        source_offset: u64,
+        len: u64,
+    ) -> Result<(), OutOfBounds> {
+        let target = self.range(offset, len)?;
+        let source = source.range(source_offset, len)?;
+        // SAFETY: range() checked both sides.
+        unsafe { copy::copy(target.as_ptr(), source.as_ptr(), len as usize) };
+        Ok(())
+    }
+
+    /// The 8-byte word at `offset`, as an atomic that other processes may change too.
+    #[inline]
+    pub fn atomic_u64(&self, offset: u64) -> Result<&AtomicU64, AccessError> {
+        let word = self.word(offset, 8)?;
+        // SAFETY: word() checked bounds and alignment; the bytes stay mapped while &self, which holds the
+        // segment, is borrowed; other code of this process reaches them only in ways made for races.
+        Ok(unsafe { AtomicU64::from_ptr(word.cast().as_ptr()) })
+    }
+
+    /// The 4-byte word at `offset`, as an atomic that other processes may change too.
+    #[inline]
+    pub fn atomic_u32(&self, offset: u64) -> Result<&AtomicU32, AccessError> {
+        let word = self.word(offset, 4)?;
+        // SAFETY: as in atomic_u64().
+        Ok(unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) })
+    }
+
+    /// Lends the bytes of a sealed region as a plain slice.
+    ///
+    /// # Safety
+    /// Nobody, in this process or another, writes to these bytes while the slice lives.
+    pub unsafe fn as_sealed_slice(&self) -> &[u8] {
+        // SAFETY: the bytes are mapped while &self is borrowed; the caller promises that they do not change.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len as usize) }
+    }
+
+    /// The address of `len` bytes at `offset`, if all of them are inside.
+    #[inline]
+    fn range(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfBounds> {
+        // Subtraction cannot overflow where an addition of untrusted numbers could.
+        if offset > self.len || len > self.len - offset {
+            return Err(OutOfBounds { offset, len, window_len: self.len });
+        }
+        // SAFETY: offset <= self.len, so the result is inside the mapping or one past its end.
+        Ok(unsafe { self.base.add(offset as usize) })
+    }
+
+    #[inline]
+    fn word(&self, offset: u64, size: u64) -> Result<NonNull<u8>, AccessError> {
+        let word = self.range(offset, size)?;
+        if !(word.as_ptr() as u64).is_multiple_of(size) {
+            return Err(AccessError::Misaligned { offset, alignment: size });
+        }
+        Ok(word)
+    }
+}
+
+/// Words.  Loads acquire, stores release, and pair with each other across processes; read-modify-writes are
+/// sequentially consistent.  Additions wrap.
+impl Window {
+    /// Reads the word at `offset`.
+    #[inline]
+    pub fn load_u64(&self, offset: u64) -> Result<u64, AccessError> {
+        // Pairs with the Release in store_u64().
+        Ok(self.atomic_u64(offset)?.load(Acquire))
+    }
+
+    /// Replaces the word at `offset`.
+    #[inline]
+    pub fn store_u64(&self, offset: u64, value: u64) -> Result<(), AccessError> {
+        // Pairs with the Acquire in load_u64().
+        self.atomic_u64(offset)?.store(value, Release);
+        Ok(())
+    }
+
+    /// Adds to the word at `offset`; returns what it held before.
+    #[inline]
+    pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, AccessError> {
+        Ok(self.atomic_u64(offset)?.fetch_add(add, SeqCst))
+    }
+
+    /// Replaces the word at `offset` by `new` if it holds `expected`; returns what it held before, so that
+    /// the exchange happened exactly if the result equals `expected`.
+    #[inline]
+    pub fn compare_exchange_u64(&self, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError> {
+        let exchanged = self.atomic_u64(offset)?.compare_exchange(expected, new, SeqCst, SeqCst);
+        Ok(exchanged.unwrap_or_else(|old| old))
+    }
+
+    /// Reads the 4-byte word at `offset`.
+    #[inline]
+    pub fn load_u32(&self, offset: u64) -> Result<u32, AccessError> {
+        // Pairs with the Release in store_u32().
+        Ok(self.atomic_u32(offset)?.load(Acquire))
+    }
+
+    /// Replaces the 4-byte word at `offset`.
+    #[inline]
+    pub fn store_u32(&self, offset: u64, value: u32) -> Result<(), AccessError> {
+        // Pairs with the Acquire in load_u32().
+        self.atomic_u32(offset)?.store(value, Release);
+        Ok(())
+    }
+
+    /// Adds to the 4-byte word at `offset`; returns what it held before.
+    #[inline]
+    pub fn fetch_add_u32(&self, offset: u64, add: u32) -> Result<u32, AccessError> {
+        Ok(self.atomic_u32(offset)?.fetch_add(add, SeqCst))
+    }
+
+    /// Replaces the 4-byte word at `offset` by `new` if it holds `expected`; returns what it held before.
+    #[inline]
+    pub fn compare_exchange_u32(&self, offset: u64, expected: u32, new: u32) -> Result<u32, AccessError> {
+        let exchanged = self.atomic_u32(offset)?.compare_exchange(expected, new, SeqCst, SeqCst);
+        Ok(exchanged.unwrap_or_else(|old| old))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::PagePolicy;
+
+    fn window(len: u64) -> Window {
+        let segment = Segment::create("test", len.max(1), PagePolicy::Normal).unwrap();
+        segment.window(0, len).unwrap()
+    }
+
+    #[test]
+    fn a_window_is_three_words() {
+        assert_eq!(size_of::<Window>(), 24);
+        assert_eq!(size_of::<Option<Window>>(), 24);
+    }
+
+    #[test]
+    fn accesses_outside_touch_nothing() {
+        let window = window(4096).slice(100, 50).unwrap();
+        let all = window.segment().window(0, 4096).unwrap();
+        let outside = |offset, len| OutOfBounds { offset, len, window_len: 50 };
+        assert_eq!(window.write(48, b"abc"), Err(outside(48, 3)));
+        assert_eq!(window.write(u64::MAX, b"a"), Err(outside(u64::MAX, 1)));
+        assert_eq!(window.read(51, &mut []), Err(outside(51, 0)));
+        assert_eq!(window.fill(1, u64::MAX, 1), Err(outside(1, u64::MAX)));
+        assert_eq!(window.copy_from(0, &all, 4090, 7).unwrap_err().window_len, 4096);
+        assert_eq!(window.copy_from(44, &all, 0, 7), Err(outside(44, 7)));
+        assert!(window.slice(0, 51).is_none());
+        assert_eq!(window.load_u64(48), Err(AccessError::OutOfBounds(outside(48, 8))));
+        let mut bytes = vec![1; 4096];
+        all.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn nothing_can_be_copied_to_the_very_end() {
+        let window = window(64);
+        window.write(64, b"").unwrap();
+        window.read(64, &mut []).unwrap();
+        window.fill(64, 0, 1).unwrap();
+        let empty = window.slice(64, 0).unwrap();
+        assert!(empty.is_empty());
+        empty.copy_from(0, &window, 64, 0).unwrap();
+    }
+
+    #[test]
+    fn alignment_is_that_of_the_address_and_not_of_the_offset() {
+        let window = window(64).slice(4, 60).unwrap();
+        assert_eq!(window.load_u64(0), Err(AccessError::Misaligned { offset: 0, alignment: 8 }));
+        assert_eq!(window.load_u64(4), Ok(0));
+        assert_eq!(window.load_u32(0), Ok(0));
+        assert_eq!(window.store_u32(2, 1), Err(AccessError::Misaligned { offset: 2, alignment: 4 }));
+    }
+
+    #[test]
+    fn words_behave_as_verbs_atomics() {
+        let window = window(64);
+        assert_eq!(window.fetch_add_u64(8, 3), Ok(0));
+        assert_eq!(window.fetch_add_u64(8, u64::MAX), Ok(3));
+        assert_eq!(window.compare_exchange_u64(8, 1, 9), Ok(2));
+        assert_eq!(window.compare_exchange_u64(8, 2, 9), Ok(2));
+        assert_eq!(window.load_u64(8), Ok(9));
+        window.store_u32(4, 7).unwrap();
+        assert_eq!(window.fetch_add_u32(4, 1), Ok(7));
+        assert_eq!(window.compare_exchange_u32(4, 8, 1), Ok(8));
+        assert_eq!(window.compare_exchange_u32(4, 8, 2), Ok(1));
+        assert_eq!((window.load_u64(0), window.load_u32(4)), (Ok(1 << 32), Ok(1)));
+    }
+
+    #[test]
+    fn overlapping_copies_move() {
+        let window = window(1000);
+        let original: Vec<u8> = (0..1000).map(|at| (at % 251) as u8).collect();
+        for (source, target) in [(0, 1), (1, 0), (0, 300), (300, 0), (17, 49), (5, 5)] {
+            window.write(0, &original).unwrap();
+            window.copy_from(target, &window, source, 600).unwrap();
+            let mut expected = original.clone();
+            expected.copy_within(source as usize..source as usize + 600, target as usize);
+            let mut actual = vec![0; 1000];
+            window.read(0, &mut actual).unwrap();
+            assert_eq!(actual, expected, "from {source} to {target}");
+        }
+    }
+
+    #[test]
+    fn a_sealed_window_can_be_lent() {
+        let window = window(100);
+        window.write(3, b"abc").unwrap();
+        // SAFETY: the segment is private to this test, which no longer writes.
+        let bytes = unsafe { window.as_sealed_slice() };
+        assert_eq!(&bytes[3..6], b"abc");
+    }
+}

@@ -1,0 +1,293 @@
+//! The one-sided path: from a handle to bytes, on the caller's own thread.
+//!
+//! ```text
+//!  handle ── slot (64 B, one cache line) ── window ── bytes       one extent, reachable by loads and stores
+//!                                       └─ pieces ── window, frozen, down, or a remote address
+//! ```
+//!
+//! Nothing here waits, allocates, takes a lock or sends a message.  What cannot be done at once is handed back
+//! as a [`Blocked`]; the session waits and tries again from where it stopped.
+
+use std::sync::Arc;
+
+use halite_fabric::{PeerId, RemoteAddress};
+use halite_mem::{Lookup, Pin, Pins, Slots, Window};
+
+use crate::ids::{NodeLife, RegionId, SessionId};
+use crate::permissions::Permissions;
+
+/// Most bytes copied under one pin, so that a change of the region waits for tens of microseconds, not for the
+/// whole of a long copy: 256 KiB at 10 GB/s is 26 us.
+pub const COPY_BYTES_MAX: u64 = 256 << 10;
+
+/// A slot of the handle table.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SlotRef {
+    /// Where in the table.
+    pub index: u32,
+    /// Which use of that place.
+    pub generation: u32,
+}
+
+/// What a handle leads to.  48 bytes, so that a slot is one cache line.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    /// Where the bytes are.
+    pub view: View,
+    /// Of which region.
+    pub region: RegionId,
+    /// The next handle of the same region on this node; the mapper's business.
+    pub next: u32,
+    /// Whose handle it is.
+    pub session: SessionId,
+    /// What its principal may do.
+    pub permissions: Permissions,
+    /// Whether the region is immutable.
+    pub sealed: bool,
+}
+
+const _: () = assert!(size_of::<Mapping>() <= 48);
+
+/// Where the bytes of a region are, as this node reaches them.
+#[derive(Clone, Debug)]
+pub enum View {
+    /// All in one window.
+    Whole(Window),
+    /// In several pieces.
+    Pieces(Arc<Pieces>),
+}
+
+/// The pieces of a region, in order.
+#[derive(Debug)]
+pub struct Pieces {
+    /// Length of the region in bytes.
+    pub len: u64,
+    /// Sorted by start; the first starts at 0, and each ends where the next starts.
+    pub pieces: Vec<Piece>,
+}
+
+/// A part of a region that is in one place.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// Its first byte in the region.
+    pub start: u64,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// Where a piece is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Reached by loads and stores.
+    Direct(Window),
+    /// Reached by posting to a peer.
+    Posted {
+        /// Whose memory.
+        peer: PeerId,
+        /// Where in it.
+        address: RemoteAddress,
+    },
+    /// Under way to another node.
+    Frozen,
+    /// On a node that is down, or in a life that is over.
+    Down(NodeLife),
+}
+
+/// Why an access stopped.
+#[derive(Clone, Debug)]
+pub enum Blocked {
+    /// The handle or the place is changing; try again after the next change.
+    Changing,
+    /// These bytes must be posted.
+    Post {
+        /// To whom.
+        peer: PeerId,
+        /// Where.
+        address: RemoteAddress,
+        /// How many bytes, from where the access stopped.
+        len: u64,
+    },
+    /// The handle is not one of this session's.
+    Unknown,
+    /// The handle was valid once.
+    Stale,
+    /// The principal lacks this permission.
+    Denied(Permissions),
+    /// The region is immutable.
+    Sealed,
+    /// Beyond the end of the region.
+    OutOfRange {
+        /// The region's length in bytes.
+        region_len: u64,
+    },
+    /// The owner of the bytes is down or was restarted.
+    Down(NodeLife),
+}
+
+/// The handle table of one node, and the pins of its threads.
+#[derive(Debug)]
+pub struct DataPath {
+    pins: Arc<Pins>,
+    slots: Slots<Mapping>,
+}
+
+impl Default for DataPath {
+    fn default() -> Self {
+        let pins = Arc::new(Pins::new());
+        DataPath { slots: Slots::new(pins.clone()), pins }
+    }
+}
+
+impl DataPath {
+    /// The handle table.
+    pub fn slots(&self) -> &Slots<Mapping> {
+        &self.slots
+    }
+
+    /// Who waits for local accesses asks here.
+    pub fn pins(&self) -> &Arc<Pins> {
+        &self.pins
+    }
+
+    /// Length in bytes of the region behind a handle.
+    pub fn len(&self, session: SessionId, slot: SlotRef) -> Result<u64, Blocked> {
+        let pin = self.pins.pin();
+        Ok(self.find(&pin, session, slot)?.view.len())
+    }
+
+    /// Reads from `offset`, at most to the next piece or [`COPY_BYTES_MAX`]; returns how many bytes were read.
+    #[inline]
+    pub fn read(
+        &self,
+        session: SessionId,
+        slot: SlotRef,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, Blocked> {
+        let pin = self.pins.pin();
+        let mapping = self.allowed(&pin, session, slot, Permissions::READ)?;
+        mapping.view.step(offset, into.len() as u64, |window, start, len| {
+            let target = &mut into[..len as usize];
+            window.read(start, target).expect("the view keeps inside its windows");
+        })
+    }
+
+    /// Writes at `offset`, at most to the next piece or [`COPY_BYTES_MAX`]; returns how many bytes were written.
+    #[inline]
+    pub fn write(
+        &self,
+        session: SessionId,
+        slot: SlotRef,
+        offset: u64,
+        from: &[u8],
+    ) -> Result<usize, Blocked> {
+        let pin = self.pins.pin();
+        let mapping = self.allowed(&pin, session, slot, Permissions::WRITE)?;
+        mapping.view.step(offset, from.len() as u64, |window, start, len| {
+            window.write(start, &from[..len as usize]).expect("the view keeps inside its windows");
+        })
+    }
+
+    /// Checks the right to `wanted` on `len` bytes from `offset` without touching them.
+    pub fn check(
+        &self,
+        session: SessionId,
+        slot: SlotRef,
+        wanted: Permissions,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Blocked> {
+        let pin = self.pins.pin();
+        let mapping = self.allowed(&pin, session, slot, wanted)?;
+        mapping.view.check(offset, len)
+    }
+
+    #[inline]
+    fn allowed<'p>(
+        &'p self,
+        pin: &'p Pin<'_>,
+        session: SessionId,
+        slot: SlotRef,
+        wanted: Permissions,
+    ) -> Result<&'p Mapping, Blocked> {
+        let mapping = self.find(pin, session, slot)?;
+        if mapping.sealed && wanted != Permissions::READ {
+            return Err(Blocked::Sealed);
+        }
+        let missing = wanted - mapping.permissions;
+        if missing.is_empty() { Ok(mapping) } else { Err(Blocked::Denied(missing)) }
+    }
+
+    #[inline]
+    fn find<'p>(
+        &'p self,
+        pin: &'p Pin<'_>,
+        session: SessionId,
+        slot: SlotRef,
+    ) -> Result<&'p Mapping, Blocked> {
+        match self.slots.get(pin, slot.index, slot.generation) {
+            Lookup::Found(mapping) if mapping.session == session => Ok(mapping),
+            Lookup::Found(_) => Err(Blocked::Unknown),
+            Lookup::Busy => Err(Blocked::Changing),
+            Lookup::Stale => Err(Blocked::Stale),
+        }
+    }
+}
+
+impl View {
+    /// Length of the region in bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            View::Whole(window) => window.len(),
+            View::Pieces(pieces) => pieces.len,
+        }
+    }
+
+    /// Never: a region has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<(), Blocked> {
+        let region_len = self.len();
+        match offset.checked_add(len) {
+            Some(end) if end <= region_len => Ok(()),
+            _ => Err(Blocked::OutOfRange { region_len }),
+        }
+    }
+
+    #[inline]
+    fn step(&self, offset: u64, len: u64, copy: impl FnOnce(&Window, u64, u64)) -> Result<usize, Blocked> {
+        self.check(offset, len)?;
+        let len = len.min(COPY_BYTES_MAX);
+        match self {
+            View::Whole(window) => {
+                copy(window, offset, len);
+                Ok(len as usize)
+            }
+            View::Pieces(pieces) => pieces.step(offset, len, copy),
+        }
+    }
+}
+
+impl Pieces {
+    fn step(&self, offset: u64, len: u64, copy: impl FnOnce(&Window, u64, u64)) -> Result<usize, Blocked> {
+        if len == 0 {
+            return Ok(0);
+        }
+        let index = self.pieces.partition_point(|piece| piece.start <= offset) - 1;
+        let piece = &self.pieces[index];
+        let end = self.pieces.get(index + 1).map_or(self.len, |next| next.start);
+        let (start, len) = (offset - piece.start, len.min(end - offset));
+        match &piece.place {
+            Place::Direct(window) => copy(window, start, len),
+            Place::Frozen => return Err(Blocked::Changing),
+            Place::Down(life) => return Err(Blocked::Down(*life)),
+            Place::Posted { peer, address } => {
+                let address = RemoteAddress { offset: address.offset + start, ..*address };
+                return Err(Blocked::Post { peer: *peer, address, len });
+            }
+        }
+        Ok(len as usize)
+    }
+}

@@ -1,0 +1,165 @@
+//! What goes into the engine from sessions, and what comes out of it for its driver to do.
+
+use halite_fabric::{Key, PeerId};
+use halite_mem::{SlotError, Window};
+
+use crate::access::SlotRef;
+use crate::ids::{NodeId, RegionId};
+use crate::message::{NodeStatus, Order, Refusal, RegionInfo};
+use crate::permissions::Permissions;
+
+/// Numbers a command of a session until its [`Effect::Finish`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OpId(pub u64);
+
+/// Numbers something that the engine asked its driver to do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Token(pub u64);
+
+/// What a session asks for.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Command {
+    /// Make a region and map it.
+    Alloc {
+        /// Its name, at most [`crate::message::NAME_BYTES_MAX`] bytes.
+        name: Option<String>,
+        /// Its length in bytes, not 0.
+        len: u64,
+        /// Bytes per chunk: a power of two.
+        chunk_bytes: u64,
+        /// Where.
+        placement: Placement,
+        /// What others may do.
+        everyone: Permissions,
+    },
+    /// Map a region by name.
+    Map {
+        /// Its name.
+        name: String,
+        /// For what.
+        wanted: Permissions,
+    },
+    /// Give up a handle.
+    Unmap(SlotRef),
+    /// Change a region as one of its masters.
+    Order(SlotRef, Order),
+    /// Describe a region.
+    Stat(String),
+    /// Describe the region of a handle.
+    StatHandle(SlotRef),
+    /// Describe all named regions.
+    List,
+    /// Describe all nodes.
+    Status,
+}
+
+/// Where a region's chunks shall be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Placement {
+    /// On the asking session's own node.
+    Local,
+    /// On one node.
+    On(NodeId),
+    /// On these nodes in turn, chunk by chunk.
+    Spread(Vec<NodeId>),
+    /// Here if this node contributes memory, else where most memory is contributed.
+    Anywhere,
+}
+
+/// What came of a command.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Outcome {
+    /// It is done.
+    Done,
+    /// A new handle.
+    Mapped {
+        /// Its slot.
+        slot: SlotRef,
+        /// Its region.
+        region: RegionId,
+    },
+    /// One region.
+    Info(Box<RegionInfo>),
+    /// Regions, ordered by name.
+    List(Vec<RegionInfo>),
+    /// Nodes, in order.
+    Status(Vec<NodeStatus>),
+}
+
+/// Why a command failed.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum CommandError {
+    /// A node refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// No node of the cluster contributes memory.
+    #[error("no node contributes memory")]
+    NoMemoryNode,
+    /// The handle is not one of this session's.
+    #[error("the handle is unknown")]
+    UnknownHandle,
+    /// The handle was valid once.
+    #[error("the handle is stale")]
+    Stale,
+    /// A table is full.
+    #[error("{0}")]
+    TableFull(&'static str),
+}
+
+impl From<SlotError> for CommandError {
+    fn from(_: SlotError) -> Self {
+        CommandError::Stale
+    }
+}
+
+/// What the driver is to do.
+#[derive(Debug)]
+pub enum Effect {
+    /// Send these bytes, at most the fabric's limit, in order.
+    Send {
+        /// To whom.
+        peer: PeerId,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// Cut the peer off; `handle_cut_off` when it is so.
+    CutOff(PeerId),
+    /// Drop the connection.
+    Disconnect(PeerId),
+    /// Register a new segment of this length; `handle_grown` with the result.
+    Grow {
+        /// In bytes.
+        len: u64,
+    },
+    /// Start a grace and tell `handle_quiescent` when it is over.
+    Quiesce(Token),
+    /// Copy all of `from` to `to` (of the same length); `handle_copied` when done.
+    Copy {
+        /// What to call back with.
+        token: Token,
+        /// Source.
+        from: Window,
+        /// Destination.
+        to: Window,
+    },
+    /// Make this part of our own memory read as zero and give it back to the system; `handle_discarded`.
+    Discard {
+        /// What to call back with.
+        token: Token,
+        /// Our segment.
+        key: Key,
+        /// From where, in bytes.
+        offset: u64,
+        /// How much, in bytes.
+        len: u64,
+    },
+    /// A command has ended.
+    Finish {
+        /// Which.
+        op: OpId,
+        /// How.
+        outcome: Result<Outcome, CommandError>,
+    },
+    /// Some mapping or member changed: whoever waits for [`crate::access::Blocked::Changing`] tries again.
+    Changed,
+}

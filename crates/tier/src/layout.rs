@@ -1,0 +1,221 @@
+//! Where the bytes of a region are: chunk arithmetic, and extents of consecutive chunks.
+//!
+//! A region of `len` bytes is cut into chunks of `chunk_bytes` (a power of two), the last one shorter.
+//! Consecutive chunks that lie one behind the other in one segment of one node form one [`Extent`], so that a
+//! large region on one node is a single extent however many chunks it has:
+//!
+//! ```text
+//!  region  |  chunk 0  |  chunk 1  |  chunk 2  | chunk 3 |      len = 3.6 chunks
+//!  extents |  node 1, key 0, offset a, 2 chunks |  node 2, ... |  node 1, ...    |
+//! ```
+
+use halite_fabric::Key;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::ids::{NodeId, NodeLife};
+
+/// Smallest chunk that may be configured.
+pub const CHUNK_BYTES_MIN: u64 = 4096;
+
+/// Chunks of one region that lie one behind the other in one node's segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Extent {
+    /// Whose arena.
+    pub owner: NodeLife,
+    /// Which of its segments.
+    #[serde(with = "key_as_u32")]
+    pub key: Key,
+    /// Where in the segment, in bytes.
+    pub offset: u64,
+    /// How many bytes of the region it holds.
+    pub len: u64,
+}
+
+mod key_as_u32 {
+    use halite_fabric::Key;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(key: &Key, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(key.0)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
+        u32::deserialize(deserializer).map(Key)
+    }
+}
+
+/// The extents of a region, in the order of its bytes.
+pub type Extents = SmallVec<[Extent; 1]>;
+
+/// How many chunks a region of `len` bytes has.
+pub fn chunk_count(len: u64, chunk_bytes: u64) -> u64 {
+    len.div_ceil(chunk_bytes)
+}
+
+/// How many bytes chunk `index` of a region of `len` bytes has; zero behind its end.
+pub fn chunk_len(len: u64, chunk_bytes: u64, index: u64) -> u64 {
+    let start = index.saturating_mul(chunk_bytes);
+    len.saturating_sub(start).min(chunk_bytes)
+}
+
+/// Whether `extents` hold exactly `len` bytes, cut at chunk borders, without overflow.
+pub fn is_sound(extents: &[Extent], len: u64, chunk_bytes: u64) -> bool {
+    let mut total: u64 = 0;
+    for (index, extent) in extents.iter().enumerate() {
+        let last = index + 1 == extents.len();
+        let whole_chunks = extent.len.is_multiple_of(chunk_bytes);
+        if extent.len == 0 || extent.offset.checked_add(extent.len).is_none() || !(last || whole_chunks) {
+            return false;
+        }
+        match total.checked_add(extent.len) {
+            Some(sum) => total = sum,
+            None => return false,
+        }
+    }
+    total == len
+}
+
+/// Appends `extent`, joining it to the one before where they touch.
+pub fn append(extents: &mut Extents, extent: Extent) {
+    if let Some(last) = extents.last_mut() {
+        let touches =
+            last.owner == extent.owner && last.key == extent.key && last.offset + last.len == extent.offset;
+        if touches {
+            last.len += extent.len;
+            return;
+        }
+    }
+    extents.push(extent);
+}
+
+/// Where chunk `index` lies.  The index must be one of the region's.
+pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent {
+    let mut start = index * chunk_bytes;
+    for extent in extents {
+        if start < extent.len {
+            let len = (extent.len - start).min(chunk_bytes);
+            return Extent { offset: extent.offset + start, len, ..*extent };
+        }
+        start -= extent.len;
+    }
+    unreachable!("chunk {index} is behind the end of its region");
+}
+
+/// The same region with chunk `index` at `place` instead.
+pub fn with_chunk_at(extents: &[Extent], chunk_bytes: u64, index: u64, place: Extent) -> Extents {
+    let total: u64 = extents.iter().map(|extent| extent.len).sum();
+    let (from, to) = (index * chunk_bytes, (index * chunk_bytes + place.len).min(total));
+    let mut result = Extents::new();
+    for extent in slice(extents, 0, from) {
+        append(&mut result, extent);
+    }
+    append(&mut result, place);
+    for extent in slice(extents, to, total) {
+        append(&mut result, extent);
+    }
+    result
+}
+
+/// The part of the region from byte `from` up to byte `to`.
+pub fn slice(extents: &[Extent], from: u64, to: u64) -> Extents {
+    let mut result = Extents::new();
+    let mut start = 0;
+    for extent in extents {
+        let (low, high) = (from.max(start), to.min(start + extent.len));
+        if low < high {
+            let offset = extent.offset + (low - start);
+            result.push(Extent { offset, len: high - low, ..*extent });
+        }
+        start += extent.len;
+    }
+    result
+}
+
+/// Bytes per node, ordered by node.
+pub fn bytes_by_node(extents: &[Extent]) -> Vec<(NodeId, u64)> {
+    let mut sums = std::collections::BTreeMap::new();
+    for extent in extents {
+        *sums.entry(extent.owner.node).or_insert(0) += extent.len;
+    }
+    sums.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Incarnation;
+    use proptest::prelude::*;
+
+    const CHUNK: u64 = 4096;
+
+    fn extent(node: u32, offset: u64, len: u64) -> Extent {
+        let owner = NodeLife { node: NodeId(node), incarnation: Incarnation(1) };
+        Extent { owner, key: Key(0), offset, len }
+    }
+
+    /// The simple model: one entry per chunk.
+    fn chunks_of(extents: &[Extent]) -> Vec<Extent> {
+        let mut chunks = Vec::new();
+        for extent in extents {
+            let mut done = 0;
+            while done < extent.len {
+                let len = (extent.len - done).min(CHUNK);
+                chunks.push(Extent { offset: extent.offset + done, len, ..*extent });
+                done += len;
+            }
+        }
+        chunks
+    }
+
+    #[test]
+    fn a_region_of_one_byte_has_one_chunk_of_one_byte() {
+        assert_eq!(chunk_count(1, CHUNK), 1);
+        assert_eq!(chunk_len(1, CHUNK, 0), 1);
+        assert_eq!(chunk_len(1, CHUNK, 1), 0);
+    }
+
+    #[test]
+    fn extents_that_do_not_add_up_are_refused() {
+        assert!(is_sound(&[extent(0, 0, CHUNK), extent(1, 0, 5)], CHUNK + 5, CHUNK));
+        assert!(!is_sound(&[extent(0, 0, 5), extent(1, 0, CHUNK)], CHUNK + 5, CHUNK));
+        assert!(!is_sound(&[extent(0, u64::MAX, CHUNK)], CHUNK, CHUNK));
+        assert!(!is_sound(&[extent(0, 0, 0)], 0, CHUNK));
+        assert!(!is_sound(&[extent(0, 0, u64::MAX - CHUNK + 1); 2], 1, CHUNK));
+    }
+
+    proptest! {
+        #[test]
+        fn moving_one_chunk_changes_that_chunk_only(
+            runs in prop::collection::vec((0u32..3, 1u64..5), 1..6), tail in 1u64..CHUNK, pick in any::<prop::sample::Index>(),
+        ) {
+            let mut extents = Extents::new();
+            for (index, (node, chunks)) in runs.iter().enumerate() {
+                append(&mut extents, extent(*node, index as u64 * (1 << 20), chunks * CHUNK));
+            }
+            append(&mut extents, extent(7, 0, tail));
+            let len: u64 = extents.iter().map(|extent| extent.len).sum();
+            let mut model = chunks_of(&extents);
+            prop_assert_eq!(model.len() as u64, chunk_count(len, CHUNK));
+            let index = pick.index(model.len());
+            prop_assert_eq!(chunk_extent(&extents, CHUNK, index as u64), model[index]);
+            let place = extent(9, 1 << 30, chunk_len(len, CHUNK, index as u64));
+            model[index] = place;
+            let moved = with_chunk_at(&extents, CHUNK, index as u64, place);
+            prop_assert!(is_sound(&moved, len, CHUNK));
+            prop_assert_eq!(chunks_of(&moved), model);
+        }
+
+        #[test]
+        fn a_slice_has_the_bytes_asked_for(cuts in prop::collection::vec(1u64..9, 1..5), a in 0u64..40, b in 0u64..40) {
+            let extents: Vec<Extent> = cuts.iter().enumerate().map(|(i, len)| extent(i as u32, i as u64 * 100, *len)).collect();
+            let bytes = |extents: &[Extent]| -> Vec<(u32, u64)> {
+                extents.iter().flat_map(|e| (0..e.len).map(move |i| (e.owner.node.0, e.offset + i))).collect()
+            };
+            let all = bytes(&extents);
+            let (from, to) = (a.min(b) as usize, (a.max(b) as usize).min(all.len()));
+            let expected = if from < to { all[from..to].to_vec() } else { Vec::new() };
+            prop_assert_eq!(bytes(&slice(&extents, from as u64, to as u64)), expected);
+        }
+    }
+}

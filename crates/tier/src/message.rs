@@ -1,0 +1,377 @@
+//! What nodes say to each other about regions, names and themselves.
+//!
+//! This is the control protocol (`docs/protocol.md`): small postcard-encoded messages that travel as sends of
+//! the fabric, in order between any two nodes.  The bytes of regions never travel in them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Epoch, Incarnation, NodeId, NodeLife, Principal, RegionId, RequestId};
+use crate::layout::{Extent, Extents};
+use crate::permissions::{AccessList, Permissions, Who};
+
+/// Version of the protocol; both ends of a connection must speak the same.
+pub const PROTOCOL_VERSION: u16 = 1;
+
+/// Longest name of a region, in bytes of UTF-8.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// Longest encoded message, in bytes: an answer with the extents of a region of a million chunks fits.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// What a node says of itself when it connects.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`PROTOCOL_VERSION`] of the sender.
+    pub version: u16,
+    /// Who it is.
+    pub life: NodeLife,
+    /// Its process.
+    pub pid: u32,
+    /// Bytes of memory that it contributes at most.
+    pub bytes_total: u64,
+}
+
+/// Everything that can arrive from a peer.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Message {
+    /// A question; exactly one [`Message::Reply`] with its number comes back, unless a node dies.
+    Request {
+        /// Chosen by the asker.
+        id: RequestId,
+        /// What is asked.
+        body: Request,
+    },
+    /// An answer.
+    Reply {
+        /// Which request is answered.
+        id: RequestId,
+        /// What came of it.
+        body: Result<Reply, Refusal>,
+    },
+    /// Something said without an answer.
+    Notice(Notice),
+}
+
+/// Questions.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// To the directory: is this name free, and if so it is this region's from now on.
+    ClaimName { name: String, region: RegionId },
+    /// To the directory: which region has this name, and where is its home?
+    FindName { name: String },
+    /// To the directory: all names behind `after`, in order, as many as fit.
+    ListNames { after: Option<String> },
+    /// To the directory: every node it has seen.
+    ListMembers,
+    /// To the home of a region to be.
+    Alloc {
+        name: Option<String>,
+        len: u64,
+        chunk_bytes: u64,
+        /// One node: all chunks there.  Several: chunks in turn.
+        nodes: Vec<NodeId>,
+        maker: Principal,
+        everyone: Permissions,
+    },
+    /// To a region's home: let the asking node map it for `principal`.
+    Map { region: RegionId, principal: Principal, wanted: Permissions },
+    /// To a region's home: describe it.
+    Stat { region: RegionId },
+    /// To a region's home: change it, on behalf of a master.
+    Order { region: RegionId, principal: Principal, order: Order },
+    /// To a node with memory: keep chunks of these lengths for a region of mine.
+    Reserve { region: RegionId, chunk_bytes: u64, len: u64 },
+    /// To the node that will hold a chunk: copy it from where it is now.
+    CopyChunk { from: Extent, to: Extent },
+    /// To a node that maps a region: this changes; answer when no access under the old state is under way.
+    Change { region: RegionId, epoch: Epoch, change: Change },
+    /// To all nodes: that home is dead, drop what you map of it; answer when no access is under way.
+    DropHome { home: NodeLife },
+    /// To the future home of a region: take over its record.
+    Adopt { record: Box<Record> },
+    /// How are you?
+    Status,
+}
+
+/// What a master may ask for.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Give up the region and its memory.
+    Free,
+    /// Add permissions.
+    Grant { who: Who, permissions: Permissions },
+    /// Take permissions away.
+    Revoke { who: Who, permissions: Permissions },
+    /// Make it immutable for ever.
+    Seal,
+    /// Bring all its chunks, and its home, to another node.
+    Move { to: NodeId },
+}
+
+impl Order {
+    /// What the operation is called in errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Order::Free => "free",
+            Order::Grant { .. } => "grant",
+            Order::Revoke { .. } => "revoke",
+            Order::Seal => "seal",
+            Order::Move { .. } => "move",
+        }
+    }
+}
+
+/// How a mapped region changes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Change {
+    /// Chunk `chunk` may not be touched until told where it is.
+    Freeze { chunk: u64 },
+    /// Chunk `chunk` is at `place` from now on.
+    Place { chunk: u64, place: Extent },
+    /// These are the permissions now.
+    Access { access: AccessList, sealed: bool },
+    /// This is the home now.
+    Home { home: NodeLife },
+    /// The region is gone.
+    Drop,
+}
+
+/// Answers to requests that were granted.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Nothing more to say.
+    Done,
+    /// To `FindName`.
+    Found { region: RegionId, home: NodeId },
+    /// To `ListNames`; `more` if the list was cut.
+    Names { names: Vec<(String, RegionId, NodeId)>, more: bool },
+    /// To `ListMembers`.
+    Members { members: Vec<Member> },
+    /// To `Alloc` and `Map`.
+    Mapped(Box<MappedReply>),
+    /// To `Stat`.
+    Info(Box<RegionInfo>),
+    /// To `Reserve`.
+    Reserved { extents: Extents },
+    /// To `Status`.
+    Status(Box<NodeStatus>),
+    /// The region has moved its home; ask there.
+    MovedTo { home: NodeId },
+}
+
+/// What a node needs to know to reach a region.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MappedReply {
+    /// Which region.
+    pub region: RegionId,
+    /// Its home, which tells about changes.
+    pub home: NodeLife,
+    /// As of which change.
+    pub epoch: Epoch,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Bytes per chunk.
+    pub chunk_bytes: u64,
+    /// Who may do what.
+    pub access: AccessList,
+    /// Whether it is immutable.
+    pub sealed: bool,
+    /// Where its chunks are.
+    pub extents: Extents,
+    /// The chunk that is under way to another node, if any.
+    pub frozen: Option<u64>,
+}
+
+/// All that a home knows of a region, as it travels to the next home.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Record {
+    pub region: RegionId,
+    pub name: Option<String>,
+    pub len: u64,
+    pub chunk_bytes: u64,
+    pub epoch: Epoch,
+    pub access: AccessList,
+    pub owner: Principal,
+    pub sealed: bool,
+    pub extents: Extents,
+    pub mappers: Vec<NodeLife>,
+    pub tainted: Vec<NodeLife>,
+}
+
+/// A region as users see it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RegionInfo {
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Its identity.
+    pub region: RegionId,
+    /// Length in bytes.
+    pub len: u64,
+    /// Bytes per chunk.
+    pub chunk_bytes: u64,
+    /// The node that orders its changes.
+    pub home: NodeId,
+    /// Bytes on each node.
+    pub nodes: Vec<(NodeId, u64)>,
+    /// Who made it.
+    pub owner: String,
+    /// The permissions of principals that are not named.
+    pub everyone: Permissions,
+    /// The permissions of those that are.
+    pub grants: Vec<(String, Permissions)>,
+    /// Nodes that map it.
+    pub mappers: Vec<NodeId>,
+    /// How often it changed.
+    pub epoch: u64,
+    /// Whether it is immutable.
+    pub sealed: bool,
+}
+
+/// A node as users see it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Which node.
+    pub node: NodeId,
+    /// Its process.
+    pub pid: u32,
+    /// Whether it lives.
+    pub state: NodeState,
+    /// Its life.
+    pub incarnation: u64,
+    /// The fabric by which it is reached.
+    pub provider: String,
+    /// Bytes of its memory that belong to regions.
+    pub bytes_used: u64,
+    /// Bytes that it contributes at most.
+    pub bytes_total: u64,
+    /// Bytes that are kept back because a node that could reach them is not cut off yet.
+    pub bytes_quarantined: u64,
+    /// Regions of which it is the home.
+    pub regions: u64,
+    /// Handles of its sessions.
+    pub mappings: u64,
+}
+
+/// Whether a node lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum NodeState {
+    /// It answers.
+    Alive,
+    /// It was killed, crashed, or was silent for longer than its lease.
+    Dead,
+    /// It said goodbye.
+    Left,
+}
+
+/// A node as the directory remembers it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Member {
+    pub life: NodeLife,
+    pub pid: u32,
+    pub bytes_total: u64,
+    pub state: NodeState,
+}
+
+/// Things said without an answer.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Notice {
+    /// I live.
+    Heartbeat,
+    /// I leave, and can reach nothing of yours any more.
+    Leave,
+    /// To a home: no session of mine maps this region any more.
+    Unmapped { region: RegionId },
+    /// To the directory: the name is free again.
+    ReleaseName { name: String, region: RegionId },
+    /// To a restarted directory: names of regions whose home I am; `done` with the last of them.
+    Names { names: Vec<(String, RegionId)>, done: bool },
+    /// To the owner of chunks: they are no longer used, except by who is named here until it is cut off.
+    Return { extents: Extents, tainted: Vec<NodeLife> },
+    /// To the owner of chunks: this node answers for the region's chunks from now on.
+    ChunksOf { region: RegionId, home: NodeLife },
+}
+
+/// Why a request was not granted.  Nothing was changed, unless it says so.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// Another region has the name.
+    #[error("the name is taken")]
+    NameTaken,
+    /// No region has the name, or it was freed.
+    #[error("there is no such region")]
+    NotFound,
+    /// The principal lacks these permissions.
+    #[error("permission denied (missing: {missing})")]
+    PermissionDenied {
+        /// What it lacks.
+        missing: Permissions,
+    },
+    /// Not enough free memory.
+    #[error("no space for {wanted} bytes ({available} available)")]
+    NoSpace {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes free on that node, perhaps in pieces.
+        available: u64,
+    },
+    /// No node of that number is in the cluster.
+    #[error("node {0} is unknown")]
+    UnknownNode(NodeId),
+    /// The node died before it answered: the request is done or not.
+    #[error("node {0} is down")]
+    PeerDown(NodeId),
+    /// The directory restarted and is collecting names.
+    #[error("the directory of names is being rebuilt")]
+    Rebuilding,
+    /// A malformed request.
+    #[error("the request is malformed")]
+    Malformed,
+    /// The region is immutable.
+    #[error("the region is sealed")]
+    Sealed,
+    /// This node leaves or has left.
+    #[error("the node is closed")]
+    NodeClosed,
+}
+
+/// Why bytes are not a message.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// Longer than [`MESSAGE_BYTES_MAX`].
+    #[error("a message of {0} bytes is too long")]
+    TooLong(usize),
+    /// Not the encoding of any message.
+    #[error("not a message: {0}")]
+    Malformed(postcard::Error),
+    /// Bytes are left over behind the message.
+    #[error("{0} bytes behind the end of a message")]
+    Trailing(usize),
+}
+
+/// Encodes a message.
+pub fn encode(message: &Message) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("control messages have no unencodable parts")
+}
+
+/// Decodes what a peer sent.
+pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        return Err(DecodeError::TooLong(bytes.len()));
+    }
+    let (message, rest) = postcard::take_from_bytes(bytes).map_err(DecodeError::Malformed)?;
+    if rest.is_empty() { Ok(message) } else { Err(DecodeError::Trailing(rest.len())) }
+}
+
+/// Encodes a hello.
+pub fn encode_hello(hello: &Hello) -> Vec<u8> {
+    postcard::to_stdvec(hello).expect("a hello has no unencodable parts")
+}
+
+/// Decodes a hello; `None` if it is not one of this protocol version.
+pub fn decode_hello(bytes: &[u8]) -> Option<Hello> {
+    let hello: Hello = postcard::from_bytes(bytes).ok()?;
+    (hello.version == PROTOCOL_VERSION).then_some(hello)
+}
+
+/// An incarnation that no life has, for the first comparison.
+pub const NEVER: Incarnation = Incarnation(0);

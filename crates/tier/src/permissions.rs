@@ -1,0 +1,147 @@
+//! What a principal may do with a region.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Principal;
+
+bitflags::bitflags! {
+    /// Rights on one region.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct Permissions: u8 {
+        /// Read bytes.
+        const READ = 1;
+        /// Write and fill bytes.
+        const WRITE = 2;
+        /// Fetch-add and compare-swap on words.
+        const ATOMIC = 4;
+        /// Grant, revoke, move, seal and free.
+        const MASTER = 8;
+    }
+}
+
+impl Serialize for Permissions {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(self.bits())
+    }
+}
+
+impl<'de> Deserialize<'de> for Permissions {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bits = u8::deserialize(deserializer)?;
+        Permissions::from_bits(bits).ok_or_else(|| serde::de::Error::custom("unknown permission bits"))
+    }
+}
+
+impl fmt::Display for Permissions {
+    /// The letters of those present, `-` for each absent: `rw--`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (bit, letter) in [
+            (Permissions::READ, 'r'),
+            (Permissions::WRITE, 'w'),
+            (Permissions::ATOMIC, 'a'),
+            (Permissions::MASTER, 'm'),
+        ] {
+            write!(f, "{}", if self.contains(bit) { letter } else { '-' })?;
+        }
+        Ok(())
+    }
+}
+
+/// For whom a permission is granted or revoked.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Who {
+    /// One principal.
+    Principal(Principal),
+    /// The default for every principal that is not named.
+    Everyone,
+}
+
+/// Who may do what with one region.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct AccessList {
+    /// For principals that are not named below.
+    pub everyone: Permissions,
+    /// Sorted by principal; an entry replaces the default, it does not add to it.
+    named: Vec<(Principal, Permissions)>,
+}
+
+impl AccessList {
+    /// The list of a new region: everything for its maker, `everyone` for the others.
+    pub fn new(maker: Principal, everyone: Permissions) -> AccessList {
+        AccessList { everyone, named: vec![(maker, Permissions::all())] }
+    }
+
+    /// What `principal` may do.
+    pub fn of(&self, principal: &Principal) -> Permissions {
+        match self.find(principal) {
+            Ok(index) => self.named[index].1,
+            Err(_) => self.everyone,
+        }
+    }
+
+    /// Named principals and their permissions, in order.
+    pub fn named(&self) -> &[(Principal, Permissions)] {
+        &self.named
+    }
+
+    /// Adds to what `who` may do.
+    pub fn grant(&mut self, who: &Who, permissions: Permissions) {
+        self.set(who, |held| held | permissions);
+    }
+
+    /// Takes away from what `who` may do.
+    pub fn revoke(&mut self, who: &Who, permissions: Permissions) {
+        self.set(who, |held| held - permissions);
+    }
+
+    fn set(&mut self, who: &Who, change: impl FnOnce(Permissions) -> Permissions) {
+        match who {
+            Who::Everyone => self.everyone = change(self.everyone),
+            Who::Principal(principal) => match self.find(principal) {
+                Ok(index) => self.named[index].1 = change(self.named[index].1),
+                Err(index) => {
+                    let held = change(self.everyone);
+                    self.named.insert(index, (principal.clone(), held));
+                }
+            },
+        }
+    }
+
+    fn find(&self, principal: &Principal) -> Result<usize, usize> {
+        self.named.binary_search_by(|(named, _)| named.cmp(principal))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn principal(name: &str) -> Principal {
+        Principal(name.into())
+    }
+
+    #[test]
+    fn a_named_principal_keeps_the_default_it_had_when_more_is_granted() {
+        let mut list = AccessList::new(principal("ada"), Permissions::READ);
+        list.grant(&Who::Principal(principal("bob")), Permissions::WRITE);
+        assert_eq!(list.of(&principal("bob")), Permissions::READ | Permissions::WRITE);
+        assert_eq!(list.of(&principal("eve")), Permissions::READ);
+        assert_eq!(list.of(&principal("ada")), Permissions::all());
+    }
+
+    #[test]
+    fn what_is_revoked_from_everyone_stays_with_those_named() {
+        let mut list = AccessList::new(principal("ada"), Permissions::READ);
+        list.grant(&Who::Principal(principal("bob")), Permissions::WRITE);
+        list.revoke(&Who::Everyone, Permissions::READ);
+        assert_eq!(list.of(&principal("eve")), Permissions::empty());
+        assert!(list.of(&principal("bob")).contains(Permissions::READ));
+    }
+
+    #[test]
+    fn permissions_print_as_letters() {
+        assert_eq!((Permissions::READ | Permissions::ATOMIC).to_string(), "r-a-");
+    }
+}
