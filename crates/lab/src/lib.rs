@@ -1,1 +1,6 @@
-//! Placeholder.
+//! The laboratory: the conformance suite of the public API, and peers measured side by side.
+//!
+//! Nothing here is part of what applications link.  The suite is a library so that each provider, present or future,
+//! can be put through the same functions.
+
+pub mod peers;

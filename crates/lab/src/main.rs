@@ -1,0 +1,50 @@
+//! The `lab` program: measures Halite beside what its users would pick instead.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use lab::peers::{self, Options};
+
+/// Measures Halite beside what its users would pick instead.
+#[derive(Parser)]
+#[command(name = "lab", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs Halite, UCX and the bare machine in alternating rounds and prints the ratios
+    Peers(Options),
+    /// Runs a program that dies together with its parent
+    #[command(hide = true)]
+    Tethered {
+        /// The process that must still be the parent
+        #[arg(long)]
+        parent: u32,
+        /// The core to run on
+        #[arg(long)]
+        core: Option<usize>,
+        /// The program and its arguments
+        #[arg(last = true, required = true)]
+        program: Vec<OsString>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Peers(options) => peers::run(&options),
+        Command::Tethered { parent, core, program } => {
+            Err(peers::child::become_tethered(parent, core, &program).into())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lab: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Programs that we run: pinned, bounded in time, and never outliving us.
+//!
+//! A child must die with us even if we are killed.  The kernel sends that signal if the child asks for it, so a
+//! program is started through our own `tethered` subcommand, which asks and then becomes the program.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// What went wrong with a program.
+#[derive(Debug, thiserror::Error)]
+pub enum ChildError {
+    /// It could not be started or watched.
+    #[error("cannot run {program}: {source}")]
+    Run {
+        /// Its name.
+        program: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// It ended with a failure.
+    #[error("{command} failed with {status}:\n{stderr}")]
+    Failed {
+        /// Name and arguments.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said.
+        stderr: String,
+    },
+    /// It was stopped after its time.
+    #[error("{command} did not end within {limit_s} s")]
+    TooLong {
+        /// Name and arguments.
+        command: String,
+        /// The limit in seconds.
+        limit_s: u64,
+    },
+    /// Its parent died before it began.
+    #[error("the process that asked for this one is gone")]
+    Orphaned,
+}
+
+/// A program that is running.  Dropping it ends it.
+pub struct Tethered {
+    child: Child,
+    command: String,
+}
+
+impl Tethered {
+    /// Starts `program`, on `core` if one is named; its output is kept for [`Tethered::output`].
+    pub fn start(
+        program: &Path,
+        arguments: &[String],
+        core: Option<usize>,
+        environment: &[(&str, &str)],
+    ) -> Result<Tethered, ChildError> {
+        let name = program.display().to_string();
+        let refused = |source| ChildError::Run { program: name.clone(), source };
+        let mut command = Command::new(std::env::current_exe().map_err(refused)?);
+        command.args(["tethered", "--parent", &std::process::id().to_string()]);
+        command.args(core.iter().flat_map(|core| ["--core".to_owned(), core.to_string()]));
+        command.arg("--").arg(program).args(arguments).envs(environment.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(refused)?;
+        Ok(Tethered { child, command: format!("{name} {}", arguments.join(" ")) })
+    }
+
+    /// Waits for the end, at most `limit`, and returns what it wrote to its standard output.
+    pub fn output(mut self, limit: Duration) -> Result<String, ChildError> {
+        // Read by threads of their own: a child whose pipe is full would never end.
+        let stdout = collect(self.child.stdout.take());
+        let stderr = collect(self.child.stderr.take());
+        let Some(status) = self.wait(limit)? else {
+            return Err(ChildError::TooLong { command: self.command.clone(), limit_s: limit.as_secs() });
+        };
+        let stderr = stderr.join().unwrap_or_default();
+        if !status.success() {
+            return Err(ChildError::Failed { command: self.command.clone(), status, stderr });
+        }
+        Ok(stdout.join().unwrap_or_default())
+    }
+
+    /// Whether it has ended already.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_some())
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, ChildError> {
+        let refused = |source| ChildError::Run { program: self.command.clone(), source };
+        let pid = Pid::from_child(&self.child);
+        let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| refused(error.into()))?;
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&timeout)) {
+                Ok(0) => return Ok(None),
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(refused(error.into())),
+            }
+        }
+        self.child
+            .wait()
+            .map(Some)
+            .map_err(|source| ChildError::Run { program: self.command.clone(), source })
+    }
+}
+
+impl Drop for Tethered {
+    fn drop(&mut self) {
+        // Both fail only if it has ended and been waited for, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks to be killed with the parent, moves to `core`, and becomes `program`.  Returns only if that fails.
+pub fn become_tethered(parent: u32, core: Option<usize>, program: &[OsString]) -> ChildError {
+    let name = program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let refused = |source| ChildError::Run { program: name.clone(), source };
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return refused(error.into());
+    }
+    // The signal is sent only for deaths after the request, so look whether it came too late.
+    if getppid().is_none_or(|pid| pid.as_raw_nonzero().get() as u32 != parent) {
+        return ChildError::Orphaned;
+    }
+    if let Err(source) = core.map_or(Ok(()), pin) {
+        return refused(source);
+    }
+    refused(Command::new(&name).args(&program[1..]).exec())
+}
+
+/// Keeps the calling thread on `core`.
+pub fn pin(core: usize) -> io::Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    let refused = |error: rustix::io::Errno| io::Error::other(format!("cannot move to core {core}: {error}"));
+    sched_setaffinity(None, &cores).map_err(refused)
+}
+
+fn collect(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What came before an error is still worth showing.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}

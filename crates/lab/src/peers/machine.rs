@@ -1,0 +1,42 @@
+//! On what was measured: processor, memory, kernel, versions.
+
+use std::fs;
+
+use super::probe::Tools;
+use super::{halite, ucx};
+
+/// One fact a line, each `name: value`; what cannot be found out is left out.
+pub fn describe(tools: &Tools) -> Vec<String> {
+    let facts = [
+        ("processor", processor()),
+        ("memory", memory()),
+        ("kernel", kernel()),
+        ("Halite", halite::version(&tools.halite)),
+        ("UCX", if tools.has_ucx { ucx::version() } else { Some("not installed".to_owned()) }),
+    ];
+    facts.into_iter().filter_map(|(name, value)| value.map(|value| format!("{name}: {value}"))).collect()
+}
+
+fn processor() -> Option<String> {
+    let table = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let cores = table.lines().filter(|line| line.starts_with("processor")).count();
+    let model = field(&table, "model name").unwrap_or("unknown model");
+    Some(format!("{model}, {cores} cores"))
+}
+
+fn memory() -> Option<String> {
+    let table = fs::read_to_string("/proc/meminfo").ok()?;
+    let kib: f64 = field(&table, "MemTotal")?.split_whitespace().next()?.parse().ok()?;
+    Some(format!("{:.0} GiB", kib / f64::from(1 << 20)))
+}
+
+fn kernel() -> Option<String> {
+    let name = rustix::system::uname();
+    Some(format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy()))
+}
+
+/// The value of the first `name : value` line.
+fn field<'a>(table: &'a str, name: &str) -> Option<&'a str> {
+    let mut pairs = table.lines().filter_map(|line| line.split_once(':'));
+    pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
+}

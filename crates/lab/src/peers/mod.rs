@@ -1,0 +1,118 @@
+//! Halite, UCX and the bare machine, measured in alternating rounds on the same two cores.
+//!
+//! Every figure is a ratio of two things measured within the same round; the table shows the median of those ratios
+//! over all rounds with their spread.  This module only runs programs and small loops and compares: what Halite is
+//! asked to do, and how that is timed, is `halite perf`'s affair.
+
+pub mod bare;
+pub mod child;
+pub mod halite;
+pub mod machine;
+pub mod probe;
+pub mod report;
+pub mod rows;
+pub mod spread;
+pub mod ucx;
+
+use std::path::PathBuf;
+
+use probe::{Probe, ProbeError, Sample, Tools};
+use report::Report;
+use rows::{Row, Sizes};
+
+/// The core that servers run on.
+pub const SERVER_CORE: usize = 0;
+/// The core that whoever measures runs on.
+pub const CLIENT_CORE: usize = 1;
+
+/// What `lab peers` is told.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// How many rounds; each runs everything once
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Two tiny rounds: shows that everything runs, not how fast it is
+    #[arg(long)]
+    pub smoke: bool,
+    /// Fails when a peer is not installed, instead of leaving out its rows
+    #[arg(long)]
+    pub require_peers: bool,
+    /// Regions of the random-access row [default: 1000000; smoke: 1000]
+    #[arg(long)]
+    pub regions: Option<u64>,
+    /// Largest span in bytes of the random-access rows [default: 8589934592; smoke: 16777216]
+    #[arg(long)]
+    pub span: Option<u64>,
+    /// Replaces what stands between the markers `<!-- peers:begin -->` and `<!-- peers:end -->` of this file
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// The `halite` program [default: beside this one; built if it is not there]
+    #[arg(long, value_name = "FILE")]
+    pub halite: Option<PathBuf>,
+}
+
+/// Why no table came about.
+#[derive(Debug, thiserror::Error)]
+pub enum PeersError {
+    /// A program or loop that was to be measured failed.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    /// A program could not be replaced by another.
+    #[error(transparent)]
+    Child(#[from] child::ChildError),
+    /// The `halite` program is not there and could not be built.
+    #[error(transparent)]
+    Halite(#[from] halite::HalitePathError),
+    /// `--require-peers` was given and UCX is not installed.
+    #[error(
+        "ucx_perftest is not installed (Debian: apt-get install ucx-utils), and --require-peers asks for it"
+    )]
+    NoUcx,
+    /// The table could not be written.
+    #[error(transparent)]
+    Report(#[from] report::ReportError),
+}
+
+/// Measures, prints the table, and writes it to `options.markdown` if asked.
+pub fn run(options: &Options) -> Result<(), PeersError> {
+    let sizes = if options.smoke { Sizes::smoke(options) } else { Sizes::real(options) };
+    let rounds = if options.smoke { 2 } else { options.rounds };
+    let tools = Tools { halite: halite::locate(options.halite.as_deref())?, has_ucx: ucx::is_installed() };
+    if options.require_peers && !tools.has_ucx {
+        return Err(PeersError::NoUcx);
+    }
+    if !tools.has_ucx {
+        eprintln!("ucx_perftest is not installed (Debian: apt-get install ucx-utils): its rows are left out");
+    }
+    // Fails early, and not after minutes, if the file cannot take the table.
+    options.markdown.as_deref().map(report::check_markers).transpose()?;
+
+    let rows: Vec<Row> = rows::rows(&sizes).into_iter().filter(|row| row.can_run(&tools)).collect();
+    let samples = measure(&rows, &tools, rounds)?;
+    let report = Report::new(&rows, &samples, rounds, options.smoke, machine::describe(&tools))?;
+    print!("{}", report.text());
+    if let Some(path) = &options.markdown {
+        report::splice(path, &report.markdown())?;
+    }
+    Ok(())
+}
+
+/// What each probe gave in each round: `samples[round][probe]`, probes as in [`rows::probes`].
+fn measure(rows: &[Row], tools: &Tools, rounds: u32) -> Result<Vec<Vec<Sample>>, ProbeError> {
+    let probes = rows::probes(rows);
+    let mut samples = Vec::new();
+    for round in 0..rounds {
+        let mut of_round = vec![Sample::default(); probes.len()];
+        for index in order(round, probes.len()) {
+            eprintln!("round {} of {rounds}: {}", round + 1, probes[index]);
+            of_round[index] = Probe::run(&probes[index], tools)?;
+        }
+        samples.push(of_round);
+    }
+    Ok(samples)
+}
+
+/// Odd rounds go backwards, so that neither of two neighbours always profits from what the other left in the caches.
+fn order(round: u32, probes: usize) -> Vec<usize> {
+    if round.is_multiple_of(2) { (0..probes).collect() } else { (0..probes).rev().collect() }
+}

@@ -1,0 +1,274 @@
+//! The table: for people on a terminal, and as Markdown between two markers of a document.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::probe::{Probe, ProbeError, Sample};
+use super::rows::{Row, Source, Target, probes};
+use super::spread::Spread;
+
+const BEGIN: &str = "<!-- peers:begin -->";
+const END: &str = "<!-- peers:end -->";
+
+/// Why the table could not be put into its document.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The document cannot be read or written.
+    #[error("cannot put the table into {path}: {source}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// It does not say where the table goes.
+    #[error("cannot put the table into {path}: it has no line `{BEGIN}` with a line `{END}` below it")]
+    NoMarkers {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+/// A measured row.
+struct Line {
+    name: String,
+    unit: &'static str,
+    ours: Option<Spread>,
+    peer: &'static str,
+    theirs: Option<Spread>,
+    ratio: Option<Spread>,
+    target: Option<Target>,
+}
+
+/// Everything that is printed.
+pub struct Report {
+    lines: Vec<Line>,
+    commands: Vec<String>,
+    rounds: u32,
+    is_smoke: bool,
+    machine: Vec<String>,
+}
+
+impl Report {
+    /// Out of `samples[round][probe]`, with probes numbered as [`probes`] does.
+    pub fn new(
+        rows: &[Row],
+        samples: &[Vec<Sample>],
+        rounds: u32,
+        is_smoke: bool,
+        machine: Vec<String>,
+    ) -> Result<Report, ProbeError> {
+        let probes = probes(rows);
+        let lines = rows.iter().map(|row| Line::new(row, &probes, samples)).collect::<Result<_, _>>()?;
+        let commands = probes.iter().map(Probe::to_string).collect();
+        Ok(Report { lines, commands, rounds, is_smoke, machine })
+    }
+
+    /// For a terminal.
+    pub fn text(&self) -> String {
+        let mut cells = vec![HEADINGS.map(str::to_owned)];
+        cells.extend(self.lines.iter().map(Line::cells));
+        let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: [usize; COLUMNS] = std::array::from_fn(width);
+        let mut text = format!("{}\n", self.note());
+        for row in &cells {
+            let padded = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+            text.push_str(padded.collect::<Vec<_>>().join("  ").trim_end());
+            text.push('\n');
+        }
+        text
+    }
+
+    /// For a document: what it was measured on, the table, and the command behind each figure.
+    pub fn markdown(&self) -> String {
+        let mut text = format!("{}\n\n", self.note());
+        self.machine.iter().for_each(|fact| text.push_str(&format!("- {fact}\n")));
+        text.push_str(&format!("\n| {} |\n|{}\n", HEADINGS.join(" | "), "---|".repeat(COLUMNS)));
+        for line in &self.lines {
+            text.push_str(&format!("| {} |\n", line.cells().join(" | ")));
+        }
+        text.push_str("\nWhat was run in each round:\n\n```\n");
+        self.commands.iter().for_each(|command| text.push_str(&format!("{command}\n")));
+        text.push_str("```\n");
+        text
+    }
+
+    fn note(&self) -> String {
+        let smoke = if self.is_smoke { "A smoke run, too small to mean anything.  " } else { "" };
+        format!(
+            "{smoke}Medians of {} alternating rounds with their range; each ratio, Halite over peer, is taken within a round.",
+            self.rounds
+        )
+    }
+}
+
+const COLUMNS: usize = 8;
+const HEADINGS: [&str; COLUMNS] = ["what", "unit", "Halite", "peer", "peer's", "ratio", "target", "verdict"];
+
+impl Line {
+    fn new(row: &Row, probes: &[Probe], samples: &[Vec<Sample>]) -> Result<Line, ProbeError> {
+        let ours = series(row.ours.as_ref(), probes, samples)?;
+        let theirs = series(row.theirs.as_ref(), probes, samples)?;
+        let ratios = ours.as_ref().zip(theirs.as_ref()).map(|(ours, theirs)| {
+            let pairs = ours.iter().zip(theirs);
+            pairs.map(|(ours, theirs)| ours / theirs).collect::<Vec<f64>>()
+        });
+        let spread = |values: Option<Vec<f64>>| values.map(|values| Spread::of(&values));
+        Ok(Line {
+            name: row.name.clone(),
+            unit: row.unit,
+            ours: spread(ours),
+            peer: row.peer,
+            theirs: spread(theirs),
+            ratio: spread(ratios),
+            target: row.target,
+        })
+    }
+
+    fn cells(&self) -> [String; COLUMNS] {
+        let shown =
+            |spread: &Option<Spread>| spread.map_or_else(|| "-".to_owned(), |spread| spread.to_string());
+        [
+            self.name.clone(),
+            self.unit.to_owned(),
+            shown(&self.ours),
+            if self.peer.is_empty() { "-".to_owned() } else { self.peer.to_owned() },
+            shown(&self.theirs),
+            shown(&self.ratio),
+            self.target.map_or_else(|| "-".to_owned(), |target| self.target_text(target)),
+            self.verdict().to_owned(),
+        ]
+    }
+
+    fn target_text(&self, target: Target) -> String {
+        match target {
+            Target::RatioAtMost(bound) => format!("at most {bound:.2}"),
+            Target::RatioAtLeast(bound) => format!("at least {bound:.2}"),
+            Target::AtMost(bound) => format!("at most {bound} {}", self.unit),
+        }
+    }
+
+    /// Of the median.
+    fn verdict(&self) -> &'static str {
+        let is_met = match self.target {
+            Some(Target::RatioAtMost(bound)) => self.ratio.map(|ratio| ratio.median <= bound),
+            Some(Target::RatioAtLeast(bound)) => self.ratio.map(|ratio| ratio.median >= bound),
+            Some(Target::AtMost(bound)) => self.ours.map(|ours| ours.median <= bound),
+            None => None,
+        };
+        match is_met {
+            Some(true) => "met",
+            Some(false) => "missed",
+            None => "-",
+        }
+    }
+}
+
+/// The figure of `source` in each round.
+fn series(
+    source: Option<&Source>,
+    probes: &[Probe],
+    samples: &[Vec<Sample>],
+) -> Result<Option<Vec<f64>>, ProbeError> {
+    let Some(source) = source else {
+        return Ok(None);
+    };
+    let index =
+        probes.iter().position(|probe| *probe == source.probe).expect("probes come from the same rows");
+    samples.iter().map(|round| source.value(&round[index])).collect::<Result<_, _>>().map(Some)
+}
+
+/// Whether the document at `path` says where the table goes.
+pub fn check_markers(path: &Path) -> Result<(), ReportError> {
+    replaced(path, &read(path)?, "").map(|_| ())
+}
+
+/// Puts `table` between the markers of the document at `path`.
+pub fn splice(path: &Path, table: &str) -> Result<(), ReportError> {
+    let text = replaced(path, &read(path)?, table)?;
+    fs::write(path, text).map_err(|source| ReportError::Io { path: path.to_path_buf(), source })
+}
+
+fn read(path: &Path) -> Result<String, ReportError> {
+    fs::read_to_string(path).map_err(|source| ReportError::Io { path: path.to_path_buf(), source })
+}
+
+fn replaced(path: &Path, text: &str, table: &str) -> Result<String, ReportError> {
+    let missing = || ReportError::NoMarkers { path: path.to_path_buf() };
+    let (before, rest) = text.split_once(BEGIN).ok_or_else(missing)?;
+    let (_, after) = rest.split_once(END).ok_or_else(missing)?;
+    Ok(format!("{before}{BEGIN}\n{table}{END}{after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::rows::Figure;
+
+    fn probe(iterations: u64) -> Probe {
+        Probe::PingPong { iterations }
+    }
+
+    fn source(iterations: u64) -> Option<Source> {
+        Some(Source { probe: probe(iterations), figure: Figure::Latency })
+    }
+
+    fn report(target: Target) -> Report {
+        let row = Row {
+            name: "throw".to_owned(),
+            unit: "us",
+            ours: source(1),
+            peer: "other",
+            theirs: source(2),
+            target: Some(target),
+        };
+        let sample = |latency_us| Sample { latency_us: Some(latency_us), ..Sample::default() };
+        // The machine was twice as slow in the second round: ratios within a round do not notice.
+        let samples = [vec![sample(1.0), sample(2.0)], vec![sample(2.0), sample(4.0)]];
+        Report::new(&[row], &samples, 2, false, vec!["kernel: Linux".to_owned()])
+            .expect("all figures are there")
+    }
+
+    #[test]
+    fn ratios_are_taken_within_rounds() {
+        let text = report(Target::RatioAtMost(0.5)).text();
+        let line = text.lines().last().unwrap();
+        let cells: Vec<&str> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        let expected = [
+            "throw",
+            "us",
+            "1.50 [1.00..2.00]",
+            "other",
+            "3.00 [2.00..4.00]",
+            "0.500 [0.500..0.500]",
+            "at most 0.50",
+            "met",
+        ];
+        assert_eq!(cells, expected);
+    }
+
+    #[test]
+    fn a_target_that_the_median_misses_is_called_missed() {
+        assert_eq!(report(Target::RatioAtLeast(0.51)).lines[0].verdict(), "missed");
+        assert_eq!(report(Target::RatioAtMost(0.49)).lines[0].verdict(), "missed");
+        assert_eq!(report(Target::AtMost(1.4)).lines[0].verdict(), "missed");
+        assert_eq!(report(Target::AtMost(1.5)).lines[0].verdict(), "met");
+    }
+
+    #[test]
+    fn markdown_names_the_machine_and_every_command() {
+        let text = report(Target::AtMost(1.0)).markdown();
+        assert!(text.contains("- kernel: Linux\n"));
+        assert!(text.contains("| throw | us | 1.50 [1.00..2.00] | other |"));
+        assert!(text.contains(&format!("{}\n{}\n```", probe(1), probe(2))));
+    }
+
+    #[test]
+    fn only_what_stands_between_the_markers_is_replaced() {
+        let text = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
+        let new = replaced(Path::new("a.md"), &text, "new\n").unwrap();
+        assert_eq!(new, format!("above\n{BEGIN}\nnew\n{END}\nbelow\n"));
+        assert!(replaced(Path::new("a.md"), &format!("{END}\n{BEGIN}\n"), "new\n").is_err());
+    }
+}

@@ -1,0 +1,159 @@
+//! UCX, the library that most would pick: its own `ucx_perftest` over its POSIX shared-memory transport.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::child::{ChildError, Tethered};
+use super::probe::{ProbeError, Sample};
+use super::{CLIENT_CORE, SERVER_CORE};
+
+/// The environment under which it moves data by shared memory only.
+pub const ENVIRONMENT: &[(&str, &str)] = &[("UCX_TLS", "posix,self")];
+
+const PROGRAM: &str = "ucx_perftest";
+const RUN_LIMIT: Duration = Duration::from_secs(120);
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// Whether `ucx_perftest` can be found.
+pub fn is_installed() -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(PROGRAM).is_file())
+}
+
+/// The first line of `ucx_info -v`, such as `Version 1.13.1`.
+pub fn version() -> Option<String> {
+    let info = Tethered::start(Path::new("ucx_info"), &["-v".to_owned()], None, &[]).ok()?;
+    let text = info.output(START_LIMIT).ok()?;
+    text.lines().next().map(|line| line.trim_start_matches(['#', ' ']).to_owned())
+}
+
+/// The client's arguments for one test, apart from address and port.
+pub fn arguments(test: &str, size: u64, iterations: u64) -> Vec<String> {
+    ["-t", test, "-s", &size.to_string(), "-n", &iterations.to_string()].map(str::to_owned).to_vec()
+}
+
+/// Runs server and client, and reads the client's final line.
+pub fn run(test: &str, size: u64, iterations: u64) -> Result<Sample, ProbeError> {
+    let port = free_port()?;
+    let on_port = ["-p".to_owned(), port.to_string()];
+    let program = PathBuf::from(PROGRAM);
+    let mut server = Tethered::start(&program, &on_port, Some(SERVER_CORE), ENVIRONMENT)?;
+    await_listener(&mut server, port)?;
+    let mut to_server = vec![Ipv4Addr::LOCALHOST.to_string()];
+    to_server.extend(on_port);
+    to_server.extend(arguments(test, size, iterations));
+    let output = Tethered::start(&program, &to_server, Some(CLIENT_CORE), ENVIRONMENT)?.output(RUN_LIMIT)?;
+    server.output(RUN_LIMIT)?;
+    let unreadable = || ProbeError::Unreadable { program: PROGRAM, output: output.clone() };
+    parse_final(&output).ok_or_else(unreadable)
+}
+
+/// The last line that begins with `Final:`; its *overall* columns.
+///
+/// ```text
+/// Final:  iterations  50.0%ile  average  overall(us)  average  overall(MB/s)  average  overall(msg/s)
+/// ```
+///
+/// The rate serves for bandwidth too: it has more digits, and needs no thought about which megabyte is meant.
+pub fn parse_final(output: &str) -> Option<Sample> {
+    let line = output.lines().rev().find_map(|line| line.trim_start().strip_prefix("Final:"))?;
+    let columns: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+    let [_iterations, _p50, _mean, latency_us, _mb_mean, _mb, _rate_mean, rate_per_s] = columns[..] else {
+        return None;
+    };
+    (latency_us.is_finite() && rate_per_s > 0.0).then_some(Sample {
+        latency_us: Some(latency_us),
+        rate_per_s: Some(rate_per_s),
+        ..Sample::default()
+    })
+}
+
+fn free_port() -> Result<u16, ProbeError> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(ProbeError::Port)?;
+    Ok(listener.local_addr().map_err(ProbeError::Port)?.port())
+}
+
+/// The server serves a single connection, so its readiness cannot be found out by connecting: look into the kernel's
+/// table of sockets.
+fn await_listener(server: &mut Tethered, port: u16) -> Result<(), ProbeError> {
+    let deadline = Instant::now() + START_LIMIT;
+    while !is_listening(port) {
+        if server.has_ended() || Instant::now() > deadline {
+            let command = format!("{PROGRAM} -p {port} (the server)");
+            return Err(ChildError::TooLong { command, limit_s: START_LIMIT.as_secs() }.into());
+        }
+        thread::park_timeout(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+fn is_listening(port: u16) -> bool {
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let table = fs::read_to_string(table).unwrap_or_default();
+        table.lines().any(|line| is_listener(line, port))
+    })
+}
+
+/// A line such as ` 0: 00000000:1A2B 00000000:0000 0A ...`: slot, local and remote address, state (0A: listening).
+fn is_listener(line: &str, port: u16) -> bool {
+    let mut columns = line.split_whitespace().skip(1);
+    let local = columns.next().and_then(|address| address.rsplit(':').next());
+    local == Some(format!("{port:04X}").as_str()) && columns.nth(1) == Some("0A")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As printed by 1.13.1 for `-t ucp_put_lat -s 8 -n 20000`.
+    const PUT_LATENCY: &str = "\
++--------------+--------------+------------------------------+---------------------+-----------------------+
+|              |              |        latency (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+|    Stage     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+Final:                 20000      0.055     0.058     0.058      130.57     130.57    17114369    17114369
+";
+
+    /// As printed by 1.13.1 for `-t ucp_put_bw -s 1048576`, with an intermediate line in front.
+    const PUT_BANDWIDTH: &str = "\
++--------------+--------------+------------------------------+---------------------+-----------------------+
+|              |              |       overhead (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+|    Stage     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+[thread 0]               480     21.101    21.300    21.300    46948.00   46948.00       46948       46948
+Final:                   500     21.694    22.142    22.150    45163.17   45150.00       45163       45150
+";
+
+    #[track_caller]
+    fn check(output: &str, latency_us: f64, rate_per_s: f64) {
+        let sample = parse_final(output).expect("a final line");
+        assert_eq!((sample.latency_us, sample.rate_per_s), (Some(latency_us), Some(rate_per_s)));
+    }
+
+    #[test]
+    fn the_overall_columns_of_the_final_line_are_read() {
+        check(PUT_LATENCY, 0.058, 17_114_369.0);
+        check(PUT_BANDWIDTH, 22.150, 45_150.0);
+    }
+
+    #[test]
+    fn output_without_a_whole_final_line_is_not_a_sample() {
+        assert!(parse_final("").is_none());
+        assert!(parse_final("Final:  500  21.694  22.142").is_none());
+        assert!(parse_final(&PUT_LATENCY.replace("17114369", "0")).is_none());
+        assert!(parse_final(&PUT_LATENCY.replace("Final:", "Failed:")).is_none());
+    }
+
+    #[test]
+    fn a_listener_is_recognised_in_the_table_of_sockets() {
+        let listening = "   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0";
+        assert!(is_listener(listening, 8080));
+        assert!(!is_listener(listening, 8081));
+        assert!(!is_listener(&listening.replace(" 0A ", " 01 "), 8080), "connected is not listening");
+    }
+}

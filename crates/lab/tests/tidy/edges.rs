@@ -1,0 +1,83 @@
+//! The rule of edges: which crate of the workspace may depend on which.
+
+use crate::Finding;
+
+/// `from` depends on `to`, be it in its code, its build or its tests.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Edge {
+    from: String,
+    to: String,
+}
+
+impl Edge {
+    /// An edge between two packages.
+    pub fn new(from: &str, to: &str) -> Edge {
+        Edge { from: from.to_owned(), to: to.to_owned() }
+    }
+}
+
+/// What each package may name.  The laboratory stands outside: it may name all, and nobody may name it.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("halite-mem", &[]),
+    ("halite-fabric", &["halite-mem"]),
+    ("halite-rnic", &["halite-fabric", "halite-mem"]),
+    ("halite-providers", &["halite-rnic", "halite-fabric", "halite-mem"]),
+    ("halite-sim", &["halite-rnic", "halite-fabric", "halite-mem"]),
+    ("halite-tier", &["halite-fabric", "halite-mem"]),
+    ("halite", &["halite-tier", "halite-providers", "halite-fabric", "halite-mem"]),
+    (
+        "halite-node",
+        &[
+            "halite",
+            "halite-tier",
+            "halite-providers",
+            "halite-sim",
+            "halite-apps",
+            "halite-fabric",
+            "halite-mem",
+        ],
+    ),
+    ("halite-capi", &["halite"]),
+    ("halite-python", &["halite"]),
+    ("halite-apps", &["halite"]),
+];
+
+/// The edges that the list does not have.
+pub fn findings(edges: &[Edge]) -> Vec<Finding> {
+    edges.iter().filter(|edge| !is_allowed(edge)).map(explain).collect()
+}
+
+fn is_allowed(edge: &Edge) -> bool {
+    if edge.to == "lab" {
+        return false;
+    }
+    edge.from == "lab"
+        || ALLOWED.iter().any(|(from, to)| *from == edge.from && to.contains(&edge.to.as_str()))
+}
+
+fn explain(edge: &Edge) -> Finding {
+    let place = format!("crate {}", edge.from);
+    Finding::new(
+        place,
+        format!("may not depend on {}: it is not in the list of tests/tidy/edges.rs", edge.to),
+    )
+}
+
+#[test]
+fn a_planted_edge_against_the_direction_is_found() {
+    let edges = [Edge::new("halite", "halite-tier"), Edge::new("halite-tier", "halite-providers")];
+    let found = findings(&edges);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].place, "crate halite-tier");
+    assert!(found[0].what.contains("halite-providers"));
+}
+
+#[test]
+fn an_unknown_crate_must_first_be_put_on_the_list() {
+    assert_eq!(findings(&[Edge::new("halite-new", "halite-mem")]).len(), 1);
+}
+
+#[test]
+fn nobody_depends_on_the_laboratory() {
+    assert_eq!(findings(&[Edge::new("lab", "halite-tier"), Edge::new("halite-node", "lab")]).len(), 1);
+}

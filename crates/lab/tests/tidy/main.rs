@@ -1,0 +1,97 @@
+//! Checks of the tree itself: which crate may know which, what sources may mention, whether documents hold together.
+//!
+//! Each rule is a function from text to findings, so that every one of them has a test in which a planted violation
+//! is caught; the tests in this file then apply the rules to the tree.  Not a linter: style beyond these rules is
+//! left to rustfmt, clippy and reviewers.
+
+mod documents;
+mod edges;
+mod sources;
+mod tree;
+
+use std::fmt;
+
+/// One violation of one rule.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Finding {
+    /// The file, with a line where there is one, or the crate.
+    pub place: String,
+    /// What is wrong there and what to do about it.
+    pub what: String,
+}
+
+impl Finding {
+    /// A finding at `place`.
+    pub fn new(place: impl Into<String>, what: impl Into<String>) -> Finding {
+        Finding { place: place.into(), what: what.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.what)
+    }
+}
+
+/// Fails the calling test with one line per finding.
+#[track_caller]
+fn check(findings: Vec<Finding>) {
+    let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
+    assert!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    let metadata = tree::metadata();
+    check(edges::findings(&tree::edges(&metadata)));
+}
+
+#[test]
+fn every_crate_inherits_the_lints_of_the_workspace() {
+    let manifests = tree::files(|path| path.ends_with("Cargo.toml") && path.starts_with("crates/"));
+    assert!(manifests.len() > 5, "the walk found only {} manifests", manifests.len());
+    check(manifests.iter().flat_map(|file| sources::lints_are_inherited(&file.path, &file.text)).collect());
+}
+
+#[test]
+fn unsafe_stands_only_where_it_may() {
+    check(rust_files().iter().flat_map(|file| sources::unsafe_is_confined(&file.path, &file.text)).collect());
+}
+
+#[test]
+fn state_machines_know_no_socket_thread_clock_environment_or_global() {
+    check(
+        rust_files().iter().flat_map(|file| sources::pure_crates_stay_pure(&file.path, &file.text)).collect(),
+    );
+}
+
+#[test]
+fn no_file_holds_more_than_one_idea_could_need() {
+    check(rust_files().iter().flat_map(|file| sources::length_is_bounded(&file.path, &file.text)).collect());
+}
+
+#[test]
+fn links_in_documents_lead_somewhere() {
+    let documents = tree::files(|path| path.ends_with(".md"));
+    assert!(!documents.is_empty(), "the walk found no documents");
+    check(
+        documents
+            .iter()
+            .flat_map(|file| documents::broken_links(&file.path, &file.text, tree::exists))
+            .collect(),
+    );
+}
+
+#[test]
+fn the_changelog_has_a_place_for_what_comes_next() {
+    let changelog =
+        tree::files(|path| path == "CHANGELOG.md").pop().map(|file| file.text).unwrap_or_default();
+    check(documents::changelog_is_open(&changelog));
+}
+
+/// All Rust sources of the tree, tests and examples included.
+fn rust_files() -> Vec<tree::File> {
+    let files = tree::files(|path| path.ends_with(".rs"));
+    assert!(files.len() > 10, "the walk found only {} sources", files.len());
+    files
+}

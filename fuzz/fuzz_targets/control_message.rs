@@ -1,0 +1,13 @@
+//! Whatever a peer sends is either refused or a message that survives being sent on.
+
+#![no_main]
+
+use halite_tier::message::{decode, encode};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(message) = decode(bytes) {
+        let again = decode(&encode(&message)).expect("what was decoded can be encoded and decoded");
+        assert_eq!(message, again);
+    }
+});
