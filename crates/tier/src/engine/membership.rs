@@ -134,9 +134,11 @@ impl Engine {
         for token in self.mapper.handle_down(life) {
             self.effects.push_back(Effect::Quiesce(token));
         }
-        self.fail_requests_to(life);
+        // First note that it may still write, then take its silence for an answer: the other way round, memory
+        // that it can reach would be reused.
         self.taint_regions_of(life);
         self.abandon_sweeps_by(life);
+        self.fail_requests_to(life);
         self.start_sweep(life);
         self.effects.push_back(Effect::Changed);
     }

@@ -1,0 +1,293 @@
+//! Stories of several engines: what sessions see when regions are shared, moved, freed, and nodes die.
+
+mod common;
+
+use common::{CHUNK_BYTES, Cluster, LEASE_NS, slot};
+use halite_tier::access::Blocked;
+use halite_tier::effect::{Command, CommandError, Outcome, Placement};
+use halite_tier::ids::{NodeId, Principal};
+use halite_tier::message::{NodeState, Order, Refusal, RegionInfo};
+use halite_tier::permissions::{Permissions, Who};
+
+const LEN: u64 = 3 * CHUNK_BYTES + 5;
+
+fn pattern(seed: u8, len: u64) -> Vec<u8> {
+    (0..len).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+fn info(cluster: &mut Cluster, host: usize, name: &str) -> RegionInfo {
+    match cluster.command(host, Command::Stat(name.into())) {
+        Ok(Outcome::Info(info)) => *info,
+        other => panic!("stat answers {other:?}"),
+    }
+}
+
+fn order(cluster: &mut Cluster, host: usize, lh: halite_tier::access::SlotRef, order: Order) {
+    assert_eq!(cluster.command(host, Command::Order(lh, order)), Ok(Outcome::Done));
+}
+
+#[test]
+fn what_one_node_writes_another_reads_under_the_same_name() {
+    let mut cluster = Cluster::of(3);
+    let theirs = cluster.alloc(1, "salt", LEN, Placement::On(NodeId(2)));
+    let ours = cluster.map(0, "salt");
+    cluster.write(1, theirs, 7, b"crystals");
+    assert_eq!(cluster.read(0, ours, 7, 8), b"crystals");
+    let info = info(&mut cluster, 0, "salt");
+    assert_eq!((info.home, info.nodes), (NodeId(2), vec![(NodeId(2), LEN)]));
+    assert_eq!(info.mappers, vec![NodeId(1), NodeId(0)]);
+}
+
+#[test]
+fn a_spread_region_lies_on_its_nodes_in_turn_and_is_freed_on_all() {
+    let mut cluster = Cluster::of(3);
+    let nodes = vec![NodeId(2), NodeId(0), NodeId(1)];
+    let lh = cluster.alloc(0, "wide", 7 * CHUNK_BYTES + 1, Placement::Spread(nodes));
+    let bytes = pattern(1, 7 * CHUNK_BYTES + 1);
+    cluster.write(0, lh, 0, &bytes);
+    let other = cluster.map(1, "wide");
+    assert_eq!(cluster.read(1, other, 0, bytes.len()), bytes);
+    let info = info(&mut cluster, 0, "wide");
+    assert_eq!(
+        info.nodes,
+        vec![(NodeId(0), 2 * CHUNK_BYTES + 1), (NodeId(1), 2 * CHUNK_BYTES), (NodeId(2), 3 * CHUNK_BYTES)]
+    );
+    order(&mut cluster, 1, other, Order::Free);
+    for host in 0..3 {
+        assert_eq!(cluster.memory(host), (0, 0), "host {host}");
+    }
+    assert!(matches!(
+        cluster.hosts[0].path.read(cluster.hosts[0].session, lh, 0, &mut [0]),
+        Err(Blocked::Stale)
+    ));
+}
+
+#[test]
+fn a_name_that_is_taken_costs_nobody_memory() {
+    let mut cluster = Cluster::of(2);
+    cluster.alloc(0, "salt", LEN, Placement::Local);
+    let again = Command::Alloc {
+        name: Some("salt".into()),
+        len: LEN,
+        chunk_bytes: CHUNK_BYTES,
+        placement: Placement::Spread(vec![NodeId(1), NodeId(0)]),
+        everyone: Permissions::empty(),
+    };
+    let before = cluster.memory(0);
+    assert_eq!(cluster.command(1, again), Err(Refusal::NameTaken.into()));
+    assert_eq!(cluster.memory(0), before);
+    assert_eq!(cluster.memory(1), (0, 0));
+}
+
+#[test]
+fn a_region_that_moves_keeps_every_byte_and_its_home_follows() {
+    let mut cluster = Cluster::of(3);
+    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
+    let other = cluster.map(2, "salt");
+    let bytes = pattern(2, LEN);
+    cluster.write(2, other, 0, &bytes);
+    order(&mut cluster, 0, lh, Order::Move { to: NodeId(1) });
+    assert_eq!(cluster.read(0, lh, 0, LEN as usize), bytes);
+    assert_eq!(cluster.read(2, other, 0, LEN as usize), bytes);
+    let info = info(&mut cluster, 2, "salt");
+    assert_eq!((info.home, info.nodes), (NodeId(1), vec![(NodeId(1), LEN)]));
+    assert_eq!(cluster.memory(0), (0, 0));
+    // The old node may die now, and the bytes live on.
+    cluster.kill(0);
+    cluster.run();
+    assert_eq!(cluster.read(2, other, 0, LEN as usize), bytes);
+}
+
+#[test]
+fn writes_during_a_move_land_in_the_place_that_counts() {
+    let mut cluster = Cluster::of(3);
+    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
+    let other = cluster.map(2, "salt");
+    let mut model = pattern(3, LEN);
+    cluster.write(0, lh, 0, &model);
+    let op = cluster.submit(0, Command::Order(lh, Order::Move { to: NodeId(1) }));
+    let (mut written, mut blocked) = (0u64, 0u64);
+    for round in 0.. {
+        let more = cluster.step();
+        let offset = (round * 977) % (LEN - 3);
+        let (host, bytes) = (&cluster.hosts[2], [round as u8, 1, 2]);
+        match host.path.write(host.session, other, offset, &bytes) {
+            Ok(len) => {
+                model[offset as usize..offset as usize + len].copy_from_slice(&bytes[..len]);
+                written += 1;
+            }
+            Err(Blocked::Changing) => blocked += 1,
+            Err(other) => panic!("a move is no reason for {other:?}"),
+        }
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(cluster.outcome(0, op), Some(Ok(Outcome::Done)));
+    assert!(written > 0 && blocked > 0, "{written} writes, {blocked} blocked");
+    assert_eq!(cluster.read(0, lh, 0, LEN as usize), model);
+    assert_eq!(cluster.read(2, other, 0, LEN as usize), model);
+}
+
+#[test]
+fn orders_that_come_during_a_move_are_carried_out_after_it_by_the_new_home() {
+    let mut cluster = Cluster::of(2);
+    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
+    let moving = cluster.submit(0, Command::Order(lh, Order::Move { to: NodeId(1) }));
+    let freeing = cluster.submit(0, Command::Order(lh, Order::Free));
+    cluster.run();
+    assert_eq!(cluster.outcome(0, moving), Some(Ok(Outcome::Done)));
+    assert_eq!(cluster.outcome(0, freeing), Some(Ok(Outcome::Done)));
+    assert_eq!((cluster.memory(0), cluster.memory(1)), ((0, 0), (0, 0)));
+}
+
+#[test]
+fn revoked_permissions_end_before_the_revoke_returns() {
+    let mut cluster = Cluster::of(2);
+    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
+    let bob = cluster.hosts[1].engine.open_session(Principal("bob".into())).unwrap();
+    cluster.hosts[1].session = bob;
+    let his = cluster.map(1, "salt");
+    cluster.write(1, his, 0, b"x");
+    order(&mut cluster, 0, lh, Order::Revoke { who: Who::Everyone, permissions: Permissions::WRITE });
+    let host = &cluster.hosts[1];
+    let refused = host.path.write(bob, his, 0, b"y");
+    assert!(matches!(refused, Err(Blocked::Denied(Permissions::WRITE))), "{refused:?}");
+    assert_eq!(cluster.read(1, his, 0, 1), b"x");
+    let not_master = cluster.command(1, Command::Order(his, Order::Free));
+    assert_eq!(not_master, Err(Refusal::PermissionDenied { missing: Permissions::MASTER }.into()));
+    order(&mut cluster, 0, lh, Order::Seal);
+    assert!(matches!(
+        cluster.hosts[0].path.write(cluster.hosts[0].session, lh, 0, b"z"),
+        Err(Blocked::Sealed)
+    ));
+}
+
+#[test]
+fn handles_to_a_dead_owner_say_so_and_to_its_next_life_are_stale() {
+    let mut cluster = Cluster::of(3);
+    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(1)));
+    let dead = cluster.hosts[1].life;
+    cluster.kill(1);
+    cluster.run();
+    let blocked = cluster.hosts[0].path.read(cluster.hosts[0].session, lh, 0, &mut [0]);
+    assert!(matches!(blocked, Err(Blocked::Down(life)) if life == dead), "{blocked:?}");
+    let gone = cluster.command(0, Command::Map { name: "salt".into(), wanted: Permissions::READ });
+    assert_eq!(gone, Err(Refusal::NotFound.into()));
+    let order = cluster.command(0, Command::Order(lh, Order::Free));
+    assert_eq!(order, Err(Refusal::PeerDown(NodeId(1)).into()));
+    let again = cluster.add(1, common::ARENA_BYTES);
+    assert_ne!(cluster.hosts[0].engine.life_of(NodeId(1)), Some(dead));
+    cluster.alloc(again, "salt", LEN, Placement::Local);
+}
+
+#[test]
+fn chunks_of_a_dead_home_are_free_once_nobody_maps_them() {
+    let mut cluster = Cluster::of(3);
+    let nodes = vec![NodeId(1), NodeId(2)];
+    let lh = cluster.alloc(0, "wide", 4 * CHUNK_BYTES, Placement::Spread(nodes));
+    assert_eq!(cluster.memory(2), (2 * CHUNK_BYTES, 0));
+    cluster.kill(1);
+    cluster.run();
+    assert_eq!(cluster.memory(2), (0, 0));
+    let blocked = cluster.hosts[0].path.read(cluster.hosts[0].session, lh, CHUNK_BYTES, &mut [0]);
+    assert!(matches!(blocked, Err(Blocked::Down(_))), "{blocked:?}");
+}
+
+#[test]
+fn memory_that_a_stopped_node_may_still_write_is_not_reused_until_it_is_cut_off() {
+    let mut cluster = Cluster::of(3);
+    cluster.kills = false;
+    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(1)));
+    cluster.map(2, "salt");
+    cluster.stop(2);
+    let freeing = cluster.submit(0, Command::Order(lh, Order::Free));
+    cluster.run();
+    assert_eq!(cluster.outcome(0, freeing), None, "the stopped node has not let go");
+    cluster.sleep(2 * LEASE_NS);
+    assert_eq!(cluster.outcome(0, freeing), Some(Ok(Outcome::Done)));
+    let (used, quarantined) = cluster.memory(1);
+    assert_eq!((used, quarantined), (0, LEN.next_multiple_of(64)));
+    cluster.kill(2);
+    assert_eq!(cluster.memory(1), (0, 0));
+}
+
+#[test]
+fn a_node_that_is_silent_for_its_lease_is_dead_and_the_others_are_not() {
+    let mut cluster = Cluster::of(3);
+    cluster.stop(2);
+    cluster.sleep(3 * LEASE_NS);
+    let Ok(Outcome::Status(all)) = cluster.command(0, Command::Status) else { panic!("no status") };
+    let states: Vec<_> = all.iter().map(|status| (status.node.0, status.state)).collect();
+    assert_eq!(states, [(0, NodeState::Alive), (1, NodeState::Alive), (2, NodeState::Dead)]);
+}
+
+#[test]
+fn a_restarted_directory_hears_all_names_before_it_answers() {
+    let mut cluster = Cluster::of(3);
+    cluster.alloc(1, "salt", LEN, Placement::Local);
+    let lh = cluster.alloc(2, "pepper", LEN, Placement::Local);
+    cluster.kill(0);
+    cluster.run();
+    cluster.write(2, lh, 0, b"still here");
+    let down = cluster.command(2, Command::Map { name: "salt".into(), wanted: Permissions::READ });
+    assert_eq!(down, Err(Refusal::PeerDown(NodeId(0)).into()));
+    let first = cluster.add(0, common::ARENA_BYTES);
+    cluster.map(first, "salt");
+    cluster.map(1, "pepper");
+    let taken = cluster.command(
+        first,
+        Command::Alloc {
+            name: Some("pepper".into()),
+            len: 1,
+            chunk_bytes: CHUNK_BYTES,
+            placement: Placement::Local,
+            everyone: Permissions::empty(),
+        },
+    );
+    assert_eq!(taken, Err(Refusal::NameTaken.into()));
+}
+
+#[test]
+fn a_region_without_a_name_ends_with_its_last_handle() {
+    let mut cluster = Cluster::of(2);
+    let alloc = Command::Alloc {
+        name: None,
+        len: LEN,
+        chunk_bytes: CHUNK_BYTES,
+        placement: Placement::On(NodeId(1)),
+        everyone: Permissions::empty(),
+    };
+    let lh = slot(cluster.command(0, alloc.clone()));
+    assert_eq!(cluster.command(0, Command::Unmap(lh)), Ok(Outcome::Done));
+    assert_eq!(cluster.memory(1), (0, 0));
+    assert_eq!(cluster.command(0, Command::Unmap(lh)), Err(CommandError::Stale));
+    // Nor does it outlive the node that made it.
+    cluster.command(0, alloc).unwrap();
+    cluster.kill(0);
+    cluster.run();
+    let session = cluster.hosts[1].session;
+    let op = cluster.hosts[1].engine.submit(0, session, Command::Status);
+    cluster.run();
+    let Some(Ok(Outcome::Status(all))) = cluster.outcome(1, op) else { panic!("no status") };
+    assert_eq!(all.iter().find(|status| status.node == NodeId(1)).unwrap().bytes_used, 0);
+}
+
+#[test]
+fn an_arena_holds_a_region_of_all_of_it_and_says_how_much_is_missing_for_more() {
+    let mut cluster = Cluster::of(1);
+    let alloc = |len| Command::Alloc {
+        name: None,
+        len,
+        chunk_bytes: CHUNK_BYTES,
+        placement: Placement::Local,
+        everyone: Permissions::empty(),
+    };
+    let refused = cluster.command(0, alloc(common::ARENA_BYTES + 1));
+    let (wanted, available) = (common::ARENA_BYTES + 1, common::ARENA_BYTES);
+    assert_eq!(refused, Err(Refusal::NoSpace { wanted, available }.into()));
+    let lh = slot(cluster.command(0, alloc(common::ARENA_BYTES)));
+    let bytes = pattern(9, common::ARENA_BYTES);
+    cluster.write(0, lh, 0, &bytes);
+    assert_eq!(cluster.read(0, lh, 0, bytes.len()), bytes);
+}

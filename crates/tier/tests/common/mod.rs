@@ -1,0 +1,281 @@
+//! A cluster of engines in one thread, in virtual time: what they send arrives in order, when the test lets it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use halite_fabric::{Key, PeerId};
+use halite_mem::{Grace, PagePolicy, Segment, Window};
+use halite_tier::access::{DataPath, SlotRef};
+use halite_tier::effect::{Command, CommandError, Effect, OpId, Outcome, Placement, Token};
+use halite_tier::engine::{Engine, EngineConfig};
+use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
+use halite_tier::mapper::Reach;
+use halite_tier::permissions::Permissions;
+
+pub const ARENA_BYTES: u64 = 1 << 20;
+pub const CHUNK_BYTES: u64 = 4096;
+pub const LEASE_NS: u64 = 1_000_000;
+
+type Arenas = Arc<Mutex<BTreeMap<(usize, Key), Window>>>;
+
+/// Peers are numbered by the index of the host plus one, the same for everybody.
+struct Everything(Arenas);
+
+impl Reach for Everything {
+    fn window(&self, peer: PeerId, key: Key) -> Option<Window> {
+        self.0.lock().unwrap().get(&(peer.0 as usize - 1, key)).cloned()
+    }
+}
+
+pub struct Host {
+    pub engine: Engine,
+    pub path: Arc<DataPath>,
+    pub life: NodeLife,
+    pub session: SessionId,
+    pub running: bool,
+    graces: Vec<(Token, Grace)>,
+    finished: BTreeMap<OpId, Result<Outcome, CommandError>>,
+    cut_offs: Vec<PeerId>,
+    segments: u32,
+}
+
+/// Several nodes and the wires between them.
+pub struct Cluster {
+    pub hosts: Vec<Host>,
+    pub now_ns: u64,
+    wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
+    arenas: Arenas,
+    /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
+    pub kills: bool,
+}
+
+impl Cluster {
+    /// `count` nodes with memory, all connected, each with a session of principal `ada`.
+    pub fn of(count: usize) -> Cluster {
+        let mut cluster = Cluster {
+            hosts: Vec::new(),
+            now_ns: 0,
+            wires: BTreeMap::new(),
+            arenas: Arenas::default(),
+            kills: true,
+        };
+        for index in 0..count {
+            cluster.add(index as u32, ARENA_BYTES);
+        }
+        cluster
+    }
+
+    /// Adds a node and connects it to all that run.
+    pub fn add(&mut self, node: u32, bytes_total: u64) -> usize {
+        let index = self.hosts.len();
+        let life = NodeLife { node: NodeId(node), incarnation: Incarnation(100 + index as u64) };
+        let config = EngineConfig {
+            life,
+            pid: index as u32,
+            lease_ns: LEASE_NS,
+            bytes_total,
+            segment_bytes: ARENA_BYTES / 4,
+            provider: "test",
+            send_bytes_max: 256,
+        };
+        let path = Arc::new(DataPath::default());
+        let reach = Arc::new(Everything(self.arenas.clone()));
+        let mut engine = Engine::new(config, path.clone(), reach, self.now_ns);
+        let session = engine.open_session(Principal("ada".into())).unwrap();
+        let (graces, cut_offs, finished) = (Vec::new(), Vec::new(), BTreeMap::new());
+        self.hosts.push(Host {
+            engine,
+            path,
+            life,
+            session,
+            running: true,
+            graces,
+            finished,
+            cut_offs,
+            segments: 0,
+        });
+        for other in 0..index {
+            if self.hosts[other].running {
+                self.connect(index, other);
+            }
+        }
+        self.run();
+        index
+    }
+
+    fn connect(&mut self, a: usize, b: usize) {
+        let (hello_a, hello_b) = (self.hosts[a].engine.hello(), self.hosts[b].engine.hello());
+        self.hosts[a].engine.handle_connected(self.now_ns, PeerId(b as u32 + 1), &hello_b);
+        self.hosts[b].engine.handle_connected(self.now_ns, PeerId(a as u32 + 1), &hello_a);
+    }
+
+    /// Lets everything happen that is under way.
+    pub fn run(&mut self) {
+        while self.step() {}
+    }
+
+    /// Performs the effects of each node and delivers one message per wire; whether anything happened.
+    pub fn step(&mut self) -> bool {
+        let mut progress = false;
+        for index in 0..self.hosts.len() {
+            if self.hosts[index].running {
+                progress |= self.perform(index);
+                progress |= self.poll_graces(index);
+            }
+        }
+        let wires: Vec<(usize, usize)> = self.wires.keys().copied().collect();
+        for (from, to) in wires {
+            let Some(bytes) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) else { continue };
+            if self.hosts[to].running {
+                self.hosts[to].engine.handle_message(self.now_ns, PeerId(from as u32 + 1), &bytes);
+            }
+            progress = true;
+        }
+        progress
+    }
+
+    fn perform(&mut self, index: usize) -> bool {
+        let mut progress = false;
+        while let Some(effect) = self.hosts[index].engine.poll_effect() {
+            progress = true;
+            let (now_ns, host) = (self.now_ns, &mut self.hosts[index]);
+            match effect {
+                Effect::Send { peer, bytes } => {
+                    self.wires.entry((index, peer.0 as usize - 1)).or_default().push_back(bytes)
+                }
+                Effect::CutOff(peer) => host.cut_offs.push(peer),
+                Effect::Disconnect(_) | Effect::Changed => {}
+                Effect::Grow { len } => {
+                    let key = Key(host.segments);
+                    host.segments += 1;
+                    let segment = Segment::create("test", len, PagePolicy::Normal).unwrap();
+                    let window = segment.window(0, len).unwrap();
+                    self.arenas.lock().unwrap().insert((index, key), window.clone());
+                    host.engine.handle_grown(now_ns, Some((key, window)));
+                }
+                Effect::Quiesce(token) => host.graces.push((token, host.path.pins().start_grace())),
+                Effect::Copy { token, from, to } => {
+                    to.copy_from(0, &from, 0, to.len()).unwrap();
+                    host.engine.handle_copied(now_ns, token);
+                }
+                Effect::Fetch { .. } => panic!("all memory is direct here"),
+                Effect::Discard { token, key, offset, len } => {
+                    let window = self.arenas.lock().unwrap()[&(index, key)].clone();
+                    window.fill(offset, len, 0).unwrap();
+                    host.engine.handle_discarded(now_ns, token);
+                }
+                Effect::Finish { op, outcome } => {
+                    host.finished.insert(op, outcome);
+                }
+            }
+        }
+        let cut_offs = std::mem::take(&mut self.hosts[index].cut_offs);
+        if self.kills {
+            cut_offs.into_iter().for_each(|peer| self.kill(peer.0 as usize - 1));
+        }
+        progress
+    }
+
+    fn poll_graces(&mut self, index: usize) -> bool {
+        let host = &mut self.hosts[index];
+        let before = host.graces.len();
+        for (token, grace) in std::mem::take(&mut host.graces) {
+            match grace.elapsed(host.path.pins()) {
+                Some(elapsed) => host.engine.handle_quiescent(self.now_ns, token, elapsed),
+                None => host.graces.push((token, grace)),
+            }
+        }
+        host.graces.len() < before
+    }
+
+    /// The process dies, and everybody sees it.
+    pub fn kill(&mut self, index: usize) {
+        self.hosts[index].running = false;
+        self.wires.retain(|(from, to), _| *from != index && *to != index);
+        for other in 0..self.hosts.len() {
+            if other != index && self.hosts[other].running {
+                self.hosts[other].engine.handle_disconnected(self.now_ns, PeerId(index as u32 + 1));
+                self.hosts[other].engine.handle_cut_off(self.now_ns, PeerId(index as u32 + 1));
+            }
+        }
+    }
+
+    /// The process stops; nobody is told.
+    pub fn stop(&mut self, index: usize) {
+        self.hosts[index].running = false;
+    }
+
+    /// Lets time pass in quarters of the lease.
+    pub fn sleep(&mut self, duration_ns: u64) {
+        let end = self.now_ns + duration_ns;
+        while self.now_ns < end {
+            self.now_ns = end.min(self.now_ns + LEASE_NS / 4);
+            for host in self.hosts.iter_mut().filter(|host| host.running) {
+                host.engine.handle_timeout(self.now_ns);
+            }
+            self.run();
+        }
+    }
+
+    pub fn submit(&mut self, host: usize, command: Command) -> OpId {
+        let host = &mut self.hosts[host];
+        host.engine.submit(self.now_ns, host.session, command)
+    }
+
+    pub fn outcome(&mut self, host: usize, op: OpId) -> Option<Result<Outcome, CommandError>> {
+        self.hosts[host].finished.remove(&op)
+    }
+
+    pub fn command(&mut self, host: usize, command: Command) -> Result<Outcome, CommandError> {
+        let op = self.submit(host, command);
+        self.run();
+        self.outcome(host, op).expect("with everything delivered, the command has ended")
+    }
+
+    pub fn alloc(&mut self, host: usize, name: &str, len: u64, placement: Placement) -> SlotRef {
+        let everyone = Permissions::READ | Permissions::WRITE;
+        let name = Some(name.to_string());
+        slot(self.command(host, Command::Alloc { name, len, chunk_bytes: CHUNK_BYTES, placement, everyone }))
+    }
+
+    pub fn map(&mut self, host: usize, name: &str) -> SlotRef {
+        let wanted = Permissions::READ | Permissions::WRITE;
+        slot(self.command(host, Command::Map { name: name.into(), wanted }))
+    }
+
+    pub fn write(&self, host: usize, slot: SlotRef, offset: u64, bytes: &[u8]) {
+        let (host, mut done) = (&self.hosts[host], 0);
+        while done < bytes.len() {
+            let step = host.path.write(host.session, slot, offset + done as u64, &bytes[done..]);
+            done += step.expect("the region can be written");
+        }
+    }
+
+    pub fn read(&self, host: usize, slot: SlotRef, offset: u64, len: usize) -> Vec<u8> {
+        let (host, mut done, mut bytes) = (&self.hosts[host], 0, vec![0; len]);
+        while done < len {
+            let step = host.path.read(host.session, slot, offset + done as u64, &mut bytes[done..]);
+            done += step.expect("the region can be read");
+        }
+        bytes
+    }
+
+    /// Bytes used and bytes in quarantine of each running node, as it says itself.
+    pub fn memory(&mut self, host: usize) -> (u64, u64) {
+        let node = self.hosts[host].life.node;
+        match self.command(host, Command::Status) {
+            Ok(Outcome::Status(all)) => {
+                let own = all.iter().find(|status| status.node == node).expect("a node lists itself");
+                (own.bytes_used, own.bytes_quarantined)
+            }
+            other => panic!("status answers {other:?}"),
+        }
+    }
+}
+
+pub fn slot(outcome: Result<Outcome, CommandError>) -> SlotRef {
+    match outcome {
+        Ok(Outcome::Mapped { slot, .. }) => slot,
+        other => panic!("expected a handle, not {other:?}"),
+    }
+}
