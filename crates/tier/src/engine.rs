@@ -105,7 +105,7 @@ pub struct Engine {
     /// Acknowledgements owed when a token is over.
     owed: BTreeMap<Token, Vec<Asker>>,
     /// Unmappings to announce, and to finish, when a token is over.
-    unmapping: BTreeMap<Token, (Option<(RegionId, NodeLife)>, Option<OpId>)>,
+    unmapping: BTreeMap<Token, user::Unmapping>,
     copies: BTreeMap<Token, Asker>,
     sweeps: BTreeMap<NodeLife, membership::Sweep>,
     commands: user::Commands,
@@ -241,7 +241,7 @@ impl Engine {
     }
 
     fn handle_reply(&mut self, from: NodeLife, id: RequestId, body: Result<Reply, Refusal>) {
-        if !self.asked.get(&id).is_some_and(|(node, _)| *node == from.node) {
+        if self.asked.get(&id).is_none_or(|(node, _)| *node != from.node) {
             return;
         }
         let (_, purpose) = self.asked.remove(&id).expect("looked up just before");
@@ -295,8 +295,8 @@ impl Engine {
         for asker in self.owed.remove(&token).unwrap_or_default() {
             self.answer(asker, Ok(Reply::Done));
         }
-        if let Some((unmapped, op)) = self.unmapping.remove(&token) {
-            self.finish_unmap(unmapped, op);
+        if let Some(unmapping) = self.unmapping.remove(&token) {
+            self.finish_unmap(unmapping);
         }
         self.effects.push_back(Effect::Changed);
         self.settle();

@@ -102,7 +102,6 @@ impl Engine {
             len: making.len,
             epoch: Epoch::default(),
             access,
-            owner: making.maker,
             extents,
             mappers: SmallVec::new(),
             busy: None,
@@ -336,10 +335,8 @@ impl Engine {
             let found = self.homes.get_mut(&region).expect("listed just before");
             found.mappers.retain(|mapper| *mapper != life);
             found.tainted.get_or_insert_default().insert(life);
-            if let Some(busy) = &mut found.busy {
-                if busy.awaited.remove(&life) {
-                    self.go_on_if_acknowledged(region);
-                }
+            if found.busy.as_mut().is_some_and(|busy| busy.awaited.remove(&life)) {
+                self.go_on_if_acknowledged(region);
             }
             self.free_if_unreachable(region);
         }

@@ -1,5 +1,7 @@
 //! A cluster of engines in one thread, in virtual time: what they send arrives in order, when the test lets it.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +14,7 @@ use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
 use halite_tier::mapper::Reach;
 use halite_tier::permissions::Permissions;
 
-pub const ARENA_BYTES: u64 = 1 << 20;
+pub const ARENA_BYTES: u64 = 4 << 20;
 pub const CHUNK_BYTES: u64 = 4096;
 pub const LEASE_NS: u64 = 1_000_000;
 
