@@ -125,7 +125,11 @@ impl Node {
             }
         }
         self.core.block_on(self.all_dialled());
-        self.check_cluster(config, unreachable)
+        self.check_cluster(config, unreachable)?;
+        // Whoever answers this has taken us in: from now on any of them may be asked for our memory.  A node that
+        // dies meanwhile is no reason not to join.
+        let _ = self.blocking_session().status();
+        Ok(())
     }
 
     async fn all_dialled(&self) {
