@@ -25,7 +25,7 @@ use crate::effect::{Effect, OpId, Token};
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::layout::{Extent, Extents};
 use crate::link;
-use crate::mapper::{Locate, Mapper, Reach, place_at};
+use crate::mapper::{BadChange, Locate, Mapper, Reach, place_at};
 use crate::members::Members;
 use crate::message::{self, Hello, Message, Notice, PROTOCOL_VERSION, Refusal, Reply, Request};
 use crate::permissions::AccessList;
@@ -94,7 +94,6 @@ pub struct Engine {
     /// Questions to the directory that wait until it is rebuilt.
     parked: Vec<(Asker, Request)>,
     homes: BTreeMap<RegionId, Box<Region>>,
-    names_homed: u64,
     /// Where regions have moved that were homed here.
     moved: BTreeMap<RegionId, NodeId>,
     making: BTreeMap<RegionId, home::Making>,
@@ -126,7 +125,6 @@ impl Engine {
             directory: Directory::default(),
             parked: Vec::new(),
             homes: BTreeMap::new(),
-            names_homed: 0,
             moved: BTreeMap::new(),
             making: BTreeMap::new(),
             store: Store::new(config.life, config.bytes_total, config.segment_bytes),
@@ -164,7 +162,6 @@ impl Engine {
             life: self.config.life,
             pid: self.config.pid,
             bytes_total: self.config.bytes_total,
-            names: self.names_homed,
         }
     }
 
@@ -228,8 +225,9 @@ impl Engine {
             }
             Request::CopyChunk { from, to } => self.serve_copy(asker, from, to),
             Request::Change { region, change, .. } => match self.mapper.change(region, change) {
-                Some(token) => self.owe(token, asker),
-                None => self.answer(asker, Ok(Reply::Done)),
+                Ok(Some(token)) => self.owe(token, asker),
+                Ok(None) => self.answer(asker, Ok(Reply::Done)),
+                Err(BadChange) => self.answer(asker, Err(Refusal::Malformed)),
             },
             Request::DropHome { home } => self.serve_drop_home(asker, home),
             Request::Adopt { record } => self.serve_adopt(asker, *record),
@@ -414,11 +412,12 @@ impl Engine {
     }
 
     fn handle_return(&mut self, from: NodeLife, extents: Extents, tainted: Vec<NodeLife>) {
-        // Only the home for which they are held may give chunks back; anything else is a mistake of the sender.
-        let ours: Extents = extents.into_iter().filter(|extent| extent.owner == self.config.life).collect();
-        if from == self.config.life || self.store.is_held_for(from, &ours) {
-            let tainted = self.members.not_cut_off(tainted);
-            self.store.release(&ours, &tainted, &mut self.effects);
+        let tainted = self.members.not_cut_off(tainted);
+        for extent in extents {
+            // Only the home for which it is held may give a chunk back, and only once.
+            if self.store.is_held_for(from, &extent) {
+                self.store.release(&[extent], &tainted, &mut self.effects);
+            }
         }
     }
 
@@ -440,7 +439,8 @@ impl Engine {
     }
 
     fn serve_copy(&mut self, asker: Asker, from: Extent, to: Extent) {
-        let Some(target) = self.store.window(&to).filter(|_| from.len == to.len) else {
+        let allowed = asker.life == self.config.life || self.store.is_held_for(asker.life, &to);
+        let Some(target) = self.store.window(&to).filter(|_| allowed && from.len == to.len) else {
             return self.answer(asker, Err(Refusal::Malformed));
         };
         self.counter += 1;

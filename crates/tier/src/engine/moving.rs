@@ -169,7 +169,6 @@ impl Engine {
         }
         self.settle_mappers(region, to);
         let found = self.homes.remove(&region).expect("looked up just before");
-        self.names_homed -= u64::from(found.name.is_some());
         self.moved.insert(region, to.node);
         let busy = found.busy.expect("it was being moved");
         if let Some(asker) = busy.asker {
@@ -183,8 +182,13 @@ impl Engine {
     }
 
     pub(super) fn serve_adopt(&mut self, asker: Asker, record: Record) {
+        let me = self.config.life;
+        let mut ours = record.extents.iter().filter(|extent| extent.owner == me);
         let sound = super::home::is_chunk_size(record.chunk_bytes)
-            && layout::is_sound(&record.extents, record.len, record.chunk_bytes);
+            && layout::is_sound(&record.extents, record.len, record.chunk_bytes)
+            && !self.homes.contains_key(&record.region)
+            && record.name.as_deref().is_none_or(super::home::is_name)
+            && ours.all(|extent| self.store.is_held_for(asker.life, extent));
         if !sound {
             return self.answer(asker, Err(Refusal::Malformed));
         }
@@ -202,7 +206,6 @@ impl Engine {
             region.tainted.get_or_insert_default().insert(gone);
         }
         if let Some(name) = region.name.as_deref() {
-            self.names_homed += 1;
             let names = vec![(name.to_string(), id)];
             self.notify(NodeId::FIRST, Notice::Names { names, done: false });
         }

@@ -49,6 +49,9 @@ pub struct Cluster {
     arenas: Arenas,
     /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
     pub kills: bool,
+    /// Whose frames to whom are kept, and those kept.
+    recording: Option<(usize, usize)>,
+    kept: Vec<Vec<u8>>,
 }
 
 impl Cluster {
@@ -60,6 +63,8 @@ impl Cluster {
             wires: BTreeMap::new(),
             arenas: Arenas::default(),
             kills: true,
+            recording: None,
+            kept: Vec::new(),
         };
         for index in 0..count {
             cluster.add(index as u32, ARENA_BYTES);
@@ -107,8 +112,8 @@ impl Cluster {
 
     fn connect(&mut self, a: usize, b: usize) {
         let (hello_a, hello_b) = (self.hosts[a].engine.hello(), self.hosts[b].engine.hello());
-        self.hosts[a].engine.handle_connected(self.now_ns, PeerId(b as u32 + 1), &hello_b);
-        self.hosts[b].engine.handle_connected(self.now_ns, PeerId(a as u32 + 1), &hello_a);
+        self.hosts[a].engine.handle_connected(self.now_ns, PeerId(b as u32 + 1), &hello_b, true);
+        self.hosts[b].engine.handle_connected(self.now_ns, PeerId(a as u32 + 1), &hello_a, false);
     }
 
     /// Lets everything happen that is under way.
@@ -128,6 +133,9 @@ impl Cluster {
         let wires: Vec<(usize, usize)> = self.wires.keys().copied().collect();
         for (from, to) in wires {
             let Some(bytes) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) else { continue };
+            if self.recording == Some((from, to)) {
+                self.kept.push(bytes.clone());
+            }
             if self.hosts[to].running {
                 self.hosts[to].engine.handle_message(self.now_ns, PeerId(from as u32 + 1), &bytes);
             }
@@ -217,6 +225,15 @@ impl Cluster {
             }
             self.run();
         }
+    }
+
+    /// Keeps what `from` sends to `to` from now on.
+    pub fn record(&mut self, from: usize, to: usize) {
+        self.recording = Some((from, to));
+    }
+
+    pub fn recorded(self) -> Vec<Vec<u8>> {
+        self.kept
     }
 
     pub fn submit(&mut self, host: usize, command: Command) -> OpId {
