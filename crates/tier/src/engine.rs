@@ -25,7 +25,7 @@ use crate::effect::{Effect, OpId, Token};
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::layout::{Extent, Extents};
 use crate::link;
-use crate::mapper::{Locate, Mapper, Reach, place_at};
+use crate::mapper::{BadChange, Locate, Mapper, Reach, place_at};
 use crate::members::Members;
 use crate::message::{self, Hello, Message, Notice, PROTOCOL_VERSION, Refusal, Reply, Request};
 use crate::permissions::AccessList;
@@ -105,7 +105,7 @@ pub struct Engine {
     /// Acknowledgements owed when a token is over.
     owed: BTreeMap<Token, Vec<Asker>>,
     /// Unmappings to announce, and to finish, when a token is over.
-    unmapping: BTreeMap<Token, (Option<(RegionId, NodeLife)>, Option<OpId>)>,
+    unmapping: BTreeMap<Token, user::Unmapping>,
     copies: BTreeMap<Token, Asker>,
     sweeps: BTreeMap<NodeLife, membership::Sweep>,
     commands: user::Commands,
@@ -228,8 +228,9 @@ impl Engine {
             }
             Request::CopyChunk { from, to } => self.serve_copy(asker, from, to),
             Request::Change { region, change, .. } => match self.mapper.change(region, change) {
-                Some(token) => self.owe(token, asker),
-                None => self.answer(asker, Ok(Reply::Done)),
+                Ok(Some(token)) => self.owe(token, asker),
+                Ok(None) => self.answer(asker, Ok(Reply::Done)),
+                Err(BadChange) => self.answer(asker, Err(Refusal::Malformed)),
             },
             Request::DropHome { home } => self.serve_drop_home(asker, home),
             Request::Adopt { record } => self.serve_adopt(asker, *record),
@@ -241,7 +242,7 @@ impl Engine {
     }
 
     fn handle_reply(&mut self, from: NodeLife, id: RequestId, body: Result<Reply, Refusal>) {
-        if !self.asked.get(&id).is_some_and(|(node, _)| *node == from.node) {
+        if self.asked.get(&id).is_none_or(|(node, _)| *node != from.node) {
             return;
         }
         let (_, purpose) = self.asked.remove(&id).expect("looked up just before");
@@ -295,8 +296,8 @@ impl Engine {
         for asker in self.owed.remove(&token).unwrap_or_default() {
             self.answer(asker, Ok(Reply::Done));
         }
-        if let Some((unmapped, op)) = self.unmapping.remove(&token) {
-            self.finish_unmap(unmapped, op);
+        if let Some(unmapping) = self.unmapping.remove(&token) {
+            self.finish_unmap(unmapping);
         }
         self.effects.push_back(Effect::Changed);
         self.settle();
@@ -414,11 +415,12 @@ impl Engine {
     }
 
     fn handle_return(&mut self, from: NodeLife, extents: Extents, tainted: Vec<NodeLife>) {
-        // Only the home for which they are held may give chunks back; anything else is a mistake of the sender.
-        let ours: Extents = extents.into_iter().filter(|extent| extent.owner == self.config.life).collect();
-        if from == self.config.life || self.store.is_held_for(from, &ours) {
-            let tainted = self.members.not_cut_off(tainted);
-            self.store.release(&ours, &tainted, &mut self.effects);
+        let tainted = self.members.not_cut_off(tainted);
+        for extent in extents {
+            // Only the home for which it is held may give a chunk back, and only once.
+            if self.store.is_held_for(from, &extent) {
+                self.store.release(&[extent], &tainted, &mut self.effects);
+            }
         }
     }
 
@@ -440,7 +442,8 @@ impl Engine {
     }
 
     fn serve_copy(&mut self, asker: Asker, from: Extent, to: Extent) {
-        let Some(target) = self.store.window(&to).filter(|_| from.len == to.len) else {
+        let allowed = asker.life == self.config.life || self.store.is_held_for(asker.life, &to);
+        let Some(target) = self.store.window(&to).filter(|_| allowed && from.len == to.len) else {
             return self.answer(asker, Err(Refusal::Malformed));
         };
         self.counter += 1;

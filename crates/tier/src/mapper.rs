@@ -267,10 +267,13 @@ impl Mapper {
 
     /// Applies a change that the region's home announced.  `None` if the region is not mapped: then there is
     /// nothing to wait for.
-    pub fn change(&mut self, region: RegionId, change: Change) -> Option<Token> {
-        self.regions.get(&region)?;
+    pub fn change(&mut self, region: RegionId, change: Change) -> Result<Option<Token>, BadChange> {
+        let Some(len) = self.len_of(region) else { return Ok(None) };
+        if !is_possible(&change, len) {
+            return Err(BadChange);
+        }
         match change {
-            Change::Drop => return Some(self.drop_region(region)),
+            Change::Drop => return Ok(Some(self.drop_region(region))),
             Change::Freeze { from, len, layout } => self.freeze_range(region, from, len, layout),
             Change::Place { from, place } => self.place_range(region, from, place),
             Change::Settle { home } => self.settle(region, home),
@@ -278,7 +281,12 @@ impl Mapper {
                 self.changing.entry(region).or_default().access = Some((access, sealed));
             }
         }
-        Some(self.freeze_handles(region))
+        Ok(Some(self.freeze_handles(region)))
+    }
+
+    fn len_of(&self, region: RegionId) -> Option<u64> {
+        let first = self.regions.get(&region)?.first;
+        self.path.slots().inspect(first, |mapping| mapping.view.len())
     }
 
     fn drop_region(&mut self, region: RegionId) -> Token {
@@ -457,6 +465,24 @@ impl Mapper {
 
     fn allowed(&self, access: &AccessList, session: SessionId) -> Permissions {
         self.principals.get(&session).map_or(Permissions::empty(), |principal| access.of(principal))
+    }
+}
+
+/// A change that no home would announce for this region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BadChange;
+
+/// Whether a region of `len` bytes can change like this.
+fn is_possible(change: &Change, len: u64) -> bool {
+    let inside = |from: &u64, part: u64| part > 0 && from.checked_add(part).is_some_and(|end| end <= len);
+    match change {
+        Change::Freeze { from, len: part, layout } => {
+            inside(from, *part) && layout.as_ref().is_none_or(|extents| layout::is_sound(extents, len, 1))
+        }
+        Change::Place { from, place } => {
+            inside(from, place.len) && place.offset.checked_add(place.len).is_some()
+        }
+        Change::Access { .. } | Change::Settle { .. } | Change::Drop => true,
     }
 }
 

@@ -199,7 +199,6 @@ pub struct Record {
     pub chunk_bytes: u64,
     pub epoch: Epoch,
     pub access: AccessList,
-    pub owner: Principal,
     pub sealed: bool,
     pub extents: Extents,
     pub mappers: Vec<NodeLife>,

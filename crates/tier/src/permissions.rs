@@ -61,6 +61,8 @@ pub enum Who {
 /// Who may do what with one region.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AccessList {
+    /// Who made the region.
+    pub maker: Principal,
     /// For principals that are not named below.
     pub everyone: Permissions,
     /// Sorted by principal; an entry replaces the default, it does not add to it.
@@ -70,7 +72,7 @@ pub struct AccessList {
 impl AccessList {
     /// The list of a new region: everything for its maker, `everyone` for the others.
     pub fn new(maker: Principal, everyone: Permissions) -> AccessList {
-        AccessList { everyone, named: vec![(maker, Permissions::all())] }
+        AccessList { everyone, named: vec![(maker.clone(), Permissions::all())], maker }
     }
 
     /// What `principal` may do.

@@ -22,8 +22,6 @@ pub struct Region {
     pub epoch: Epoch,
     /// Shared by regions of the same maker, until a grant sets them apart.
     pub access: Arc<AccessList>,
-    /// Who made it.
-    pub owner: Principal,
     /// Where its bytes are.
     pub extents: Extents,
     /// Nodes that map it.
@@ -129,7 +127,7 @@ impl Region {
             chunk_bytes: self.chunk_bytes(),
             home: home.node,
             nodes: layout::bytes_by_node(&self.extents),
-            owner: self.owner.to_string(),
+            owner: self.access.maker.to_string(),
             everyone: self.access.everyone,
             grants: named.iter().map(|(who, permissions)| (who.to_string(), *permissions)).collect(),
             mappers: self.mappers.iter().map(|life| life.node).collect(),
@@ -147,7 +145,6 @@ impl Region {
             chunk_bytes: self.chunk_bytes(),
             epoch: self.epoch,
             access: (*self.access).clone(),
-            owner: self.owner.clone(),
             sealed: self.sealed,
             extents: self.extents.clone(),
             mappers: self.mappers.to_vec(),
@@ -164,7 +161,6 @@ impl From<Record> for Region {
             len: record.len,
             epoch: record.epoch,
             access: Arc::new(record.access),
-            owner: record.owner,
             extents: record.extents,
             mappers: SmallVec::from_vec(record.mappers),
             busy: None,

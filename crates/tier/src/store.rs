@@ -169,15 +169,13 @@ impl Store {
         self.foreign.retain(|_, foreign| foreign.region != region);
     }
 
-    /// Whether all of `extents` is held for `home`: only their home may give them back.
-    pub fn is_held_for(&self, home: NodeLife, extents: &[Extent]) -> bool {
-        extents.iter().all(|extent| {
-            let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
-            before.is_some_and(|((key, offset), foreign)| {
-                *key == extent.key
-                    && foreign.home == home
-                    && extent.offset + extent.len <= offset + foreign.len
-            })
+    /// Whether all of `extent` is ours and held for `home`.
+    pub fn is_held_for(&self, home: NodeLife, extent: &Extent) -> bool {
+        let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
+        before.is_some_and(|(&(key, start), held)| {
+            let end = extent.offset.checked_add(extent.len);
+            let inside = end.is_some_and(|end| end <= start + held.len);
+            key == extent.key && held.home == home && extent.owner == self.me && extent.len > 0 && inside
         })
     }
 

@@ -17,6 +17,11 @@ pub(super) fn is_chunk_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
 }
 
+/// Whether regions can have this name.
+pub(super) fn is_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len())
+}
+
 /// A region that is being made: its name and its chunks come from several nodes.
 #[derive(Debug)]
 pub(super) struct Making {
@@ -36,7 +41,7 @@ pub(super) struct Making {
 impl Engine {
     pub(super) fn serve_alloc(&mut self, asker: Asker, request: Request) {
         let Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone } = request else { return };
-        let name_fits = name.as_ref().is_none_or(|name| (1..=NAME_BYTES_MAX).contains(&name.len()));
+        let name_fits = name.as_deref().is_none_or(is_name);
         let distinct = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
         if len == 0 || nodes.is_empty() || !name_fits || !distinct {
             return self.answer(asker, Err(Refusal::Malformed));
@@ -102,7 +107,6 @@ impl Engine {
             len: making.len,
             epoch: Epoch::default(),
             access,
-            owner: making.maker,
             extents,
             mappers: SmallVec::new(),
             busy: None,
@@ -253,8 +257,8 @@ impl Engine {
 
     pub(super) fn handle_acknowledged(&mut self, region: RegionId, epoch: Epoch, from: NodeLife) {
         let Some(found) = self.homes.get_mut(&region).filter(|found| found.epoch == epoch) else { return };
-        if let Some(busy) = &mut found.busy {
-            busy.awaited.remove(&from);
+        // A mapper that died has been taken off the list already, and what follows has begun.
+        if found.busy.as_mut().is_some_and(|busy| busy.awaited.remove(&from)) {
             self.go_on_if_acknowledged(region);
         }
     }
@@ -336,10 +340,8 @@ impl Engine {
             let found = self.homes.get_mut(&region).expect("listed just before");
             found.mappers.retain(|mapper| *mapper != life);
             found.tainted.get_or_insert_default().insert(life);
-            if let Some(busy) = &mut found.busy {
-                if busy.awaited.remove(&life) {
-                    self.go_on_if_acknowledged(region);
-                }
+            if found.busy.as_mut().is_some_and(|busy| busy.awaited.remove(&life)) {
+                self.go_on_if_acknowledged(region);
             }
             self.free_if_unreachable(region);
         }

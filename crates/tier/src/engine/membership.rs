@@ -55,7 +55,7 @@ impl Engine {
     }
 
     pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId)>, done: bool) {
-        for (name, region) in names {
+        for (name, region) in names.into_iter().filter(|(name, _)| super::home::is_name(name)) {
             self.directory.claim(&name, region, from);
         }
         if done {
@@ -72,6 +72,7 @@ impl Engine {
             return self.parked.push((asker, request));
         }
         let reply = match request {
+            Request::ClaimName { name, .. } if !super::home::is_name(&name) => Err(Refusal::Malformed),
             Request::ClaimName { name, region } => match self.directory.claim(&name, region, asker.life) {
                 true => Ok(Reply::Done),
                 false => Err(Refusal::NameTaken),

@@ -183,8 +183,13 @@ impl Engine {
     }
 
     pub(super) fn serve_adopt(&mut self, asker: Asker, record: Record) {
+        let me = self.config.life;
+        let mut ours = record.extents.iter().filter(|extent| extent.owner == me);
         let sound = super::home::is_chunk_size(record.chunk_bytes)
-            && layout::is_sound(&record.extents, record.len, record.chunk_bytes);
+            && layout::is_sound(&record.extents, record.len, record.chunk_bytes)
+            && !self.homes.contains_key(&record.region)
+            && record.name.as_deref().is_none_or(super::home::is_name)
+            && ours.all(|extent| self.store.is_held_for(asker.life, extent));
         if !sound {
             return self.answer(asker, Err(Refusal::Malformed));
         }

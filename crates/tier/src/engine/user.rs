@@ -29,6 +29,15 @@ struct Gathering<T> {
     found: Vec<T>,
 }
 
+/// A handle that is being given up.
+#[derive(Debug)]
+pub(super) struct Unmapping {
+    /// The region and its home, if this was the last handle of it.
+    last_of: Option<(RegionId, NodeLife)>,
+    /// Who waits for the end.
+    op: Option<OpId>,
+}
+
 /// How far a command is.
 #[derive(Clone, Debug)]
 pub(super) enum UserStep {
@@ -278,7 +287,8 @@ impl Engine {
         let home = self.mapper.path_region(index).and_then(|region| self.mapper.home_of(region));
         match (self.mapper.remove(index), home) {
             (Some((region, last, token)), Some(home)) => {
-                self.unmapping.insert(token, (last.then_some((region, home)), op));
+                let last_of = last.then_some((region, home));
+                self.unmapping.insert(token, Unmapping { last_of, op });
                 self.effects.push_back(Effect::Quiesce(token));
             }
             _ => {
@@ -289,11 +299,11 @@ impl Engine {
         }
     }
 
-    pub(super) fn finish_unmap(&mut self, unmapped: Option<(RegionId, NodeLife)>, op: Option<OpId>) {
-        if let Some((region, home)) = unmapped {
+    pub(super) fn finish_unmap(&mut self, unmapping: Unmapping) {
+        if let Some((region, home)) = unmapping.last_of {
             self.announce_unmapped(region, home);
         }
-        if let Some(op) = op {
+        if let Some(op) = unmapping.op {
             self.finish(op, Ok(Outcome::Done));
         }
     }

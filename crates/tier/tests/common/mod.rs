@@ -1,5 +1,7 @@
 //! A cluster of engines in one thread, in virtual time: what they send arrives in order, when the test lets it.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +14,7 @@ use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
 use halite_tier::mapper::Reach;
 use halite_tier::permissions::Permissions;
 
-pub const ARENA_BYTES: u64 = 1 << 20;
+pub const ARENA_BYTES: u64 = 4 << 20;
 pub const CHUNK_BYTES: u64 = 4096;
 pub const LEASE_NS: u64 = 1_000_000;
 
@@ -47,6 +49,9 @@ pub struct Cluster {
     arenas: Arenas,
     /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
     pub kills: bool,
+    /// Whose frames to whom are kept, and those kept.
+    recording: Option<(usize, usize)>,
+    kept: Vec<Vec<u8>>,
 }
 
 impl Cluster {
@@ -58,6 +63,8 @@ impl Cluster {
             wires: BTreeMap::new(),
             arenas: Arenas::default(),
             kills: true,
+            recording: None,
+            kept: Vec::new(),
         };
         for index in 0..count {
             cluster.add(index as u32, ARENA_BYTES);
@@ -126,6 +133,9 @@ impl Cluster {
         let wires: Vec<(usize, usize)> = self.wires.keys().copied().collect();
         for (from, to) in wires {
             let Some(bytes) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) else { continue };
+            if self.recording == Some((from, to)) {
+                self.kept.push(bytes.clone());
+            }
             if self.hosts[to].running {
                 self.hosts[to].engine.handle_message(self.now_ns, PeerId(from as u32 + 1), &bytes);
             }
@@ -215,6 +225,15 @@ impl Cluster {
             }
             self.run();
         }
+    }
+
+    /// Keeps what `from` sends to `to` from now on.
+    pub fn record(&mut self, from: usize, to: usize) {
+        self.recording = Some((from, to));
+    }
+
+    pub fn recorded(self) -> Vec<Vec<u8>> {
+        self.kept
     }
 
     pub fn submit(&mut self, host: usize, command: Command) -> OpId {
