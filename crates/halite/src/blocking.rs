@@ -1,0 +1,184 @@
+//! The same sessions for threads.
+//!
+//! A thread that waits moves its node forward itself for a moment before it sleeps, so that an answer from an
+//! awake peer needs no switch to another thread.  What needs no waiting does not come near any of that.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use halite_tier::ids::NodeId;
+use halite_tier::message::{NodeStatus, RegionInfo};
+use halite_tier::permissions::Permissions;
+
+use crate::access::{Reading, Transfer, Writing};
+use crate::error::{AccessError, BatchError, RegionError};
+use crate::session::{self, Lh, Placement, ReadOp, Who, WriteOp};
+
+/// A session whose methods return when they are done.  See [`crate::Session`], whose every method is here under
+/// the same name.
+#[derive(Clone, Debug)]
+pub struct Session {
+    session: session::Session,
+}
+
+impl Session {
+    pub(crate) fn new(session: session::Session) -> Session {
+        Session { session }
+    }
+
+    /// The same session for tasks.
+    pub fn as_async(&self) -> &session::Session {
+        &self.session
+    }
+
+    /// Runs any future on this thread, which helps to move the node forward while it waits.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.session.inner.core.block_on(future)
+    }
+}
+
+/// Regions.
+impl Session {
+    /// See [`crate::Session::alloc`].
+    pub fn alloc(
+        &self,
+        name: Option<&str>,
+        len: u64,
+        placement: Placement,
+        everyone: Permissions,
+    ) -> Result<Lh, RegionError> {
+        self.block_on(self.session.alloc(name, len, placement, everyone))
+    }
+
+    /// See [`crate::Session::map`].
+    pub fn map(&self, name: &str, wanted: Permissions) -> Result<Lh, RegionError> {
+        self.block_on(self.session.map(name, wanted))
+    }
+
+    /// See [`crate::Session::unmap`].
+    pub fn unmap(&self, lh: Lh) -> Result<(), RegionError> {
+        self.block_on(self.session.unmap(lh))
+    }
+
+    /// See [`crate::Session::free`].
+    pub fn free(&self, lh: Lh) -> Result<(), RegionError> {
+        self.block_on(self.session.free(lh))
+    }
+
+    /// See [`crate::Session::grant`].
+    pub fn grant(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
+        self.block_on(self.session.grant(lh, who, permissions))
+    }
+
+    /// See [`crate::Session::revoke`].
+    pub fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
+        self.block_on(self.session.revoke(lh, who, permissions))
+    }
+
+    /// See [`crate::Session::add_master`].
+    pub fn add_master(&self, lh: Lh, who: &str) -> Result<(), RegionError> {
+        self.block_on(self.session.add_master(lh, who))
+    }
+
+    /// See [`crate::Session::seal`].
+    pub fn seal(&self, lh: Lh) -> Result<(), RegionError> {
+        self.block_on(self.session.seal(lh))
+    }
+
+    /// See [`crate::Session::move_to`].
+    pub fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
+        self.block_on(self.session.move_to(lh, node))
+    }
+
+    /// See [`crate::Session::stat`].
+    pub fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
+        self.block_on(self.session.stat(name))
+    }
+
+    /// See [`crate::Session::stat_handle`].
+    pub fn stat_handle(&self, lh: Lh) -> Result<RegionInfo, RegionError> {
+        self.block_on(self.session.stat_handle(lh))
+    }
+
+    /// See [`crate::Session::list`].
+    pub fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
+        self.block_on(self.session.list())
+    }
+
+    /// See [`crate::Session::status`].
+    pub fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
+        self.block_on(self.session.status())
+    }
+
+    /// See [`crate::Session::len`].
+    pub fn len(&self, lh: Lh) -> Result<u64, AccessError> {
+        self.session.len(lh)
+    }
+}
+
+/// Bytes.
+impl Session {
+    /// See [`crate::Session::read`].
+    #[inline]
+    pub fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.transfer(Reading(into), lh, offset)
+    }
+
+    /// See [`crate::Session::write`].
+    #[inline]
+    pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.transfer(Writing(from), lh, offset)
+    }
+
+    /// See [`crate::Session::read_vectored`].
+    pub fn read_vectored(&self, lh: Lh, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<(), AccessError> {
+        self.block_on(self.session.read_vectored(lh, offset, into))
+    }
+
+    /// See [`crate::Session::write_vectored`].
+    pub fn write_vectored(&self, lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError> {
+        self.block_on(self.session.write_vectored(lh, offset, from))
+    }
+
+    /// See [`crate::Session::read_batch`].
+    pub fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
+        for (index, op) in batch.iter_mut().enumerate() {
+            self.read(op.lh, op.offset, op.into).map_err(|source| BatchError { index, source })?;
+        }
+        Ok(())
+    }
+
+    /// See [`crate::Session::write_batch`].
+    pub fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
+        for (index, op) in batch.iter().enumerate() {
+            self.write(op.lh, op.offset, op.from).map_err(|source| BatchError { index, source })?;
+        }
+        Ok(())
+    }
+
+    /// See [`crate::Session::read_owned`].
+    pub fn read_owned(&self, lh: Lh, offset: u64, mut into: Vec<u8>) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.read(lh, offset, &mut into);
+        (into, done)
+    }
+
+    /// See [`crate::Session::write_owned`].
+    pub fn write_owned(&self, lh: Lh, offset: u64, from: Vec<u8>) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.write(lh, offset, &from);
+        (from, done)
+    }
+
+    #[inline]
+    fn transfer<T: Transfer>(&self, mut transfer: T, lh: Lh, offset: u64) -> Result<(), AccessError> {
+        let inner = &*self.session.inner;
+        let mut done = 0;
+        if inner.owns(lh) && inner.copy(&mut transfer, lh, offset, &mut done).is_ok() {
+            return Ok(());
+        }
+        self.finish(transfer, lh, offset, done)
+    }
+
+    #[cold]
+    fn finish<T: Transfer>(&self, transfer: T, lh: Lh, offset: u64, done: usize) -> Result<(), AccessError> {
+        self.block_on(self.session.inner.finish(transfer, lh, offset, done))
+    }
+}

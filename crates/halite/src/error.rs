@@ -1,0 +1,310 @@
+//! What can go wrong, one enum per family of operations.
+//!
+//! Each error says what was attempted, on which object, why it failed, and (in the text of its cause) what the
+//! reader may do.  "Not done" is meant unless a cause says "maybe done".
+
+use std::io;
+use std::path::PathBuf;
+
+use halite_tier::effect::CommandError;
+use halite_tier::ids::NodeId;
+use halite_tier::message::{NAME_BYTES_MAX, Refusal};
+use halite_tier::permissions::Permissions;
+
+/// An operation on a region as a whole failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot {operation} {object}: {cause}")]
+pub struct RegionError {
+    /// What was attempted: `alloc`, `map`, `free`, ...
+    pub operation: &'static str,
+    /// On what: the region's name, or its handle.
+    pub object: String,
+    /// Why it failed.
+    pub cause: RegionCause,
+}
+
+/// Why an operation on a region failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionCause {
+    /// Another region has the name.
+    #[error("the name is taken; choose another, or free the region that has it")]
+    NameTaken,
+    /// The name is too long.
+    #[error("the name has {len} bytes, and {NAME_BYTES_MAX} are the most")]
+    NameTooLong {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// The name is not text.  Only names that come from bytes can be so, such as file names.
+    #[error("the name is not UTF-8")]
+    NameNotUtf8,
+    /// The name is empty.
+    #[error("the name is empty; a region without a name is asked for by `None`")]
+    NameEmpty,
+    /// A region has at least one byte.
+    #[error("a region must have at least one byte")]
+    ZeroLength,
+    /// Not enough free memory.
+    #[error("no space: {wanted} bytes were wanted, {available} are free; free regions or enlarge the arena")]
+    NoSpace {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes free on that node, perhaps in pieces.
+        available: u64,
+    },
+    /// No region has the name, or it was freed.
+    #[error("there is no such region")]
+    NotFound,
+    /// The principal lacks these permissions.
+    #[error("permission denied (missing: {missing}); a master of the region can grant it")]
+    PermissionDenied {
+        /// What it lacks.
+        missing: Permissions,
+    },
+    /// No node of that number is in the cluster.
+    #[error("node {0} is not in the cluster")]
+    UnknownNode(NodeId),
+    /// The node died before it answered: maybe done.
+    #[error("node {0} is down; what was asked of it is done or not")]
+    PeerDown(NodeId),
+    /// The handle was valid once: its region was freed, or the node that held it was restarted.
+    #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
+    Stale,
+    /// The handle was made by another session.
+    #[error("the handle belongs to another session; map the region in this one")]
+    ForeignHandle,
+    /// The handle is not one of this session's.
+    #[error("the handle is unknown")]
+    UnknownHandle,
+    /// No node of the cluster contributes memory.
+    #[error("no node of the cluster contributes memory; start one with an arena")]
+    NoMemoryNode,
+    /// The first node, which hosts the directory of names, is down.
+    #[error("the directory of names is down; restart node 0")]
+    DirectoryDown,
+    /// The region would be larger than can be described.
+    #[error("{len} bytes are more than a region can have")]
+    TooLarge {
+        /// Bytes asked for.
+        len: u64,
+    },
+    /// The chunk size is not a power of two, or too small.
+    #[error("chunks of {chunk_bytes} bytes cannot be had: a power of two of at least 4096 is needed")]
+    BadChunkSize {
+        /// Bytes per chunk that were configured.
+        chunk_bytes: u64,
+    },
+    /// The name of a principal is empty or too long.
+    #[error("a principal's name has 1 to 255 bytes, not {len}")]
+    BadPrincipal {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// The region is immutable.
+    #[error("the region is sealed")]
+    Sealed,
+    /// The session's own node leaves or has left.
+    #[error("the node has left the cluster")]
+    NodeClosed,
+    /// A table of the node is full.
+    #[error("{0}")]
+    TableFull(&'static str),
+    /// Another node did not understand the request: it runs another version.
+    #[error("the request was not understood; are all nodes of one version?")]
+    NotUnderstood,
+}
+
+impl RegionError {
+    /// Why it failed.
+    pub fn cause(&self) -> &RegionCause {
+        &self.cause
+    }
+}
+
+impl From<CommandError> for RegionCause {
+    fn from(error: CommandError) -> RegionCause {
+        match error {
+            CommandError::Refused(refusal) => refusal.into(),
+            CommandError::NoMemoryNode => RegionCause::NoMemoryNode,
+            CommandError::UnknownHandle => RegionCause::UnknownHandle,
+            CommandError::Stale => RegionCause::Stale,
+            CommandError::TableFull(table) => RegionCause::TableFull(table),
+        }
+    }
+}
+
+impl From<Refusal> for RegionCause {
+    fn from(refusal: Refusal) -> RegionCause {
+        match refusal {
+            Refusal::NameTaken => RegionCause::NameTaken,
+            Refusal::NotFound => RegionCause::NotFound,
+            Refusal::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
+            Refusal::NoSpace { wanted, available } => RegionCause::NoSpace { wanted, available },
+            Refusal::UnknownNode(node) => RegionCause::UnknownNode(node),
+            Refusal::PeerDown(node) => RegionCause::PeerDown(node),
+            Refusal::Malformed => RegionCause::NotUnderstood,
+            Refusal::Sealed => RegionCause::Sealed,
+            Refusal::BadChunkSize(chunk_bytes) => RegionCause::BadChunkSize { chunk_bytes },
+            Refusal::NodeClosed => RegionCause::NodeClosed,
+        }
+    }
+}
+
+/// An access to the bytes of a region failed.  Bytes before the one that failed may have been copied.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot {operation} {len} bytes at offset {offset} of {region}: {cause}")]
+pub struct AccessError {
+    /// What was attempted: `read`, `write`, ...
+    pub operation: &'static str,
+    /// Of which region.
+    pub region: String,
+    /// From where, in bytes.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+    /// Why it failed.
+    pub cause: AccessCause,
+}
+
+/// Why an access failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessCause {
+    /// Beyond the end of the region; nothing was touched.
+    #[error("the region has {region_len} bytes")]
+    OutOfRange {
+        /// The region's length in bytes.
+        region_len: u64,
+    },
+    /// Offset and length together exceed 64 bits; nothing was touched.
+    #[error("offset and length overflow")]
+    Overflow,
+    /// The handle was valid once: its region was freed, or the node that held it was restarted.
+    #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
+    Stale,
+    /// The handle was made by another session; nothing was touched.
+    #[error("the handle belongs to another session; map the region in this one")]
+    ForeignHandle,
+    /// The handle is not one of this session's; nothing was touched.
+    #[error("the handle is unknown")]
+    UnknownHandle,
+    /// The principal lacks these permissions; nothing was touched, unless they were revoked half way.
+    #[error("permission denied (missing: {missing}); a master of the region can grant it")]
+    PermissionDenied {
+        /// What it lacks.
+        missing: Permissions,
+    },
+    /// The node that holds the bytes is down: maybe done.
+    #[error("node {0}, which holds the bytes, is down; its regions are lost with it")]
+    PeerDown(NodeId),
+    /// The region is immutable.
+    #[error("the region is sealed")]
+    Sealed,
+    /// The session's own node leaves or has left.
+    #[error("the node has left the cluster")]
+    NodeClosed,
+    /// This node cannot register the memory that such an access goes through.
+    #[error("no staging memory could be registered; see the limits on memory and open files")]
+    NoStaging,
+}
+
+impl AccessError {
+    /// Why it failed.
+    pub fn cause(&self) -> &AccessCause {
+        &self.cause
+    }
+}
+
+/// One access of a batch failed; those before it are done, it and those after it are not (or, where its cause
+/// says so, maybe).
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("operation {index} of the batch: {source}")]
+pub struct BatchError {
+    /// Which one, counted from 0.
+    pub index: usize,
+    /// What happened to it.
+    pub source: AccessError,
+}
+
+impl BatchError {
+    /// Why it failed.
+    pub fn cause(&self) -> &AccessCause {
+        &self.source.cause
+    }
+}
+
+/// A node could not join the cluster.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// A living process is that node already.
+    #[error("cannot join as node {node} in {}: process {pid} is that node; choose another number or stop it", dir.display())]
+    AlreadyRunning {
+        /// Which node.
+        node: NodeId,
+        /// The process that is it, as far as its lock file says; 0 if that is being written.
+        pid: u32,
+        /// The cluster directory.
+        dir: PathBuf,
+    },
+    /// Others could enter the cluster directory, and with it all memory of the cluster.
+    #[error("cannot join in {}: it must be ours (user {uid_wanted}, not {uid}) and closed to others (mode 0700, not {mode:04o})", dir.display())]
+    NotPrivate {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+        /// Its owner.
+        uid: u32,
+        /// Who its owner should be.
+        uid_wanted: u32,
+    },
+    /// The operating system refused.
+    #[error("cannot join: {}: {source}", path.display())]
+    Io {
+        /// What was touched.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// The first node does not run.
+    #[error("cannot join in {}: node 0 does not run there; start it first", dir.display())]
+    NoCluster {
+        /// The cluster directory.
+        dir: PathBuf,
+    },
+    /// Another process is joining and does not get on with it.
+    #[error("cannot join in {}: process {pid} has been joining for longer than {waited_ms} ms; is it stopped?", dir.display())]
+    JoinTimeout {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// Who holds up others, as far as its lock file says.
+        pid: u32,
+        /// How long was waited, in milliseconds.
+        waited_ms: u64,
+    },
+    /// The configuration cannot be used.
+    #[error("cannot join: {0}")]
+    BadConfig(String),
+    /// The fabric could not be opened.
+    #[error("cannot join: {0}")]
+    Fabric(Box<dyn std::error::Error + Send + Sync>),
+    /// Nodes of the cluster could not be reached.
+    #[error("cannot join in {}: no connection to {address}: {reason}", dir.display())]
+    Unreachable {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// Where.
+        address: String,
+        /// What went wrong.
+        reason: String,
+    },
+}
+
+impl JoinError {
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> JoinError {
+        let path = path.into();
+        move |source| JoinError::Io { path, source }
+    }
+}

@@ -1,0 +1,73 @@
+//! Jobs: what the engine wants done that takes long, and is therefore done while nobody holds its lock.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use halite_fabric::{Fabric, Key};
+use halite_mem::{PagePolicy, Segment, Window};
+use halite_tier::effect::Token;
+
+use crate::wait::lock;
+
+/// Something to be done.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Register a new segment of this many bytes.
+    Grow(u64),
+    /// Copy all of `from` to `to`.
+    Copy { token: Token, from: Window, to: Window },
+    /// Make a part of our memory read as zero.
+    Discard { token: Token, key: Key, offset: u64, len: u64 },
+}
+
+/// What came of a job.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// The new segment, unless the system refused.
+    Grown(Option<(Key, Window)>),
+    Copied(Token),
+    Discarded(Token),
+}
+
+/// The segments of this node, for those who do its jobs.
+#[derive(Debug, Default)]
+pub(crate) struct Arena {
+    segments: Mutex<BTreeMap<Key, Arc<Segment>>>,
+}
+
+impl Arena {
+    /// Does a job on the calling thread.
+    pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric) -> Done {
+        match job {
+            Job::Grow(len) => Done::Grown(self.grow(len, fabric)),
+            Job::Copy { token, from, to } => {
+                let len = to.len().min(from.len());
+                to.copy_from(0, &from, 0, len).expect("the length is in both windows");
+                Done::Copied(token)
+            }
+            Job::Discard { token, key, offset, len } => {
+                self.discard(key, offset, len);
+                Done::Discarded(token)
+            }
+        }
+    }
+
+    /// The engine answers "no space" where the system refuses: to the caller it is the same.
+    fn grow(&self, len: u64, fabric: &dyn Fabric) -> Option<(Key, Window)> {
+        let segment = Segment::create("halite-arena", len, PagePolicy::Huge).ok()?;
+        let window = segment.window(0, len).expect("the whole segment");
+        let key = fabric.register(segment.clone()).ok()?;
+        lock(&self.segments).insert(key, segment);
+        Some((key, window))
+    }
+
+    fn discard(&self, key: Key, offset: u64, len: u64) {
+        let segment = lock(&self.segments).get(&key).cloned();
+        let segment = segment.expect("the engine discards only what it was given");
+        if segment.discard(offset, len).is_err() {
+            // The system keeps the pages, but what they held must not be seen by their next user.
+            let window = segment.window(offset, len).expect("the engine knows the lengths of segments");
+            window.fill(0, len, 0).expect("all of the window");
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! The machine: the engine and everything that must change in step with it, under one lock.
+//!
+//! Whoever changes it lets it settle before letting go of the lock: effects are carried out, graces ended and
+//! messages posted.  It never blocks; what takes long becomes a job for whoever has no lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use halite_fabric::{
+    Completion, CompletionKind, CutOff, Event as FabricEvent, Fabric, Key, Local, Operation, PeerId,
+    PostCause, RemoteAddress, Status, WorkId, WorkRequest,
+};
+use halite_mem::Grace;
+use halite_tier::access::DataPath;
+use halite_tier::effect::{Command, Effect, OpId, Token};
+use halite_tier::engine::Engine;
+use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
+use halite_tier::message;
+
+use crate::jobs::{Done, Job};
+use crate::outbox::Outbox;
+use crate::posted::Posted;
+use crate::ticket::{Chore, Tickets, Undo};
+use crate::wait::{Event, Wakes};
+
+/// How soon a full queue is tried again at the latest.
+const BACKLOG_RETRY_NS: u64 = 1_000_000;
+/// How often it is looked whether local accesses are over: each takes 26 us at most, unless its thread is
+/// descheduled in the middle.
+const GRACE_LOOK_NS: u64 = 50_000;
+/// Most bytes of a fetch that are asked for at a time.
+const FETCH_BYTES_MAX: u64 = 1 << 20;
+
+/// What the machine and everybody else use without its lock.
+pub(crate) struct Ground {
+    pub(crate) fabric: Arc<dyn Fabric>,
+    pub(crate) path: Arc<DataPath>,
+    pub(crate) posted: Posted,
+    /// Some mapping, member or connection has changed.
+    pub(crate) changes: Event,
+}
+
+/// See the module's documentation.
+pub(crate) struct Machine {
+    ground: Arc<Ground>,
+    /// None when the node has left.
+    engine: Option<Engine>,
+    pub(crate) tickets: Tickets,
+    pub(crate) wakes: Wakes,
+    outbox: Outbox,
+    jobs: VecDeque<Job>,
+    graces: Vec<Waiting>,
+    fetches: BTreeMap<WorkId, Fetch>,
+    /// Fetches whose next part the fabric did not take yet.
+    stuck: Vec<Fetch>,
+    peers: BTreeMap<PeerId, NodeLife>,
+    /// When callers try again for whom the fabric's queue was full.
+    retry_ns: Option<u64>,
+    pub(crate) dialling: Dialling,
+}
+
+/// Local accesses and posted operations that a token waits for.
+#[derive(Debug)]
+struct Waiting {
+    token: Token,
+    grace: Grace,
+    mark: u64,
+}
+
+/// A chunk that is read from a peer's memory into ours.
+#[derive(Debug)]
+struct Fetch {
+    token: Token,
+    peer: PeerId,
+    address: RemoteAddress,
+    key: Key,
+    offset: u64,
+    len: u64,
+}
+
+/// Connections that we began and that have neither come about nor failed.
+#[derive(Debug, Default)]
+pub(crate) struct Dialling {
+    pub(crate) under_way: usize,
+    /// Address and reason.
+    pub(crate) failed: Vec<(String, String)>,
+}
+
+impl Machine {
+    pub(crate) fn new(ground: Arc<Ground>, engine: Engine) -> Machine {
+        Machine {
+            ground,
+            engine: Some(engine),
+            tickets: Tickets::default(),
+            wakes: Wakes::default(),
+            outbox: Outbox::default(),
+            jobs: VecDeque::new(),
+            graces: Vec::new(),
+            fetches: BTreeMap::new(),
+            stuck: Vec::new(),
+            peers: BTreeMap::new(),
+            retry_ns: None,
+            dialling: Dialling::default(),
+        }
+    }
+
+    // Sessions and their commands.
+
+    pub(crate) fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
+        self.engine.as_mut()?.open_session(principal)
+    }
+
+    /// `None` if the node has left.
+    pub(crate) fn submit(
+        &mut self,
+        now: u64,
+        session: SessionId,
+        command: Command,
+        undo: Undo,
+    ) -> Option<OpId> {
+        let op = self.engine.as_mut()?.submit(now, session, command);
+        self.tickets.open(op, session, undo);
+        Some(op)
+    }
+
+    pub(crate) fn abandon(&mut self, now: u64, op: OpId) {
+        if let Some(chore) = self.tickets.abandon(op) {
+            self.do_chore(now, chore);
+        }
+    }
+
+    fn do_chore(&mut self, now: u64, chore: Chore) {
+        let Some(engine) = &mut self.engine else { return };
+        let op = engine.submit(now, chore.session, chore.command);
+        self.tickets.open_abandoned(op, chore.session, chore.undo);
+    }
+
+    // What the fabric tells.
+
+    pub(crate) fn handle_event(&mut self, now: u64, event: FabricEvent) {
+        let Some(engine) = &mut self.engine else { return };
+        match event {
+            FabricEvent::Connected { peer, hello, initiator } => {
+                if let Some(hello) = message::decode_hello(&hello) {
+                    self.peers.insert(peer, hello.life);
+                }
+                engine.handle_connected(now, peer, &hello);
+                self.dialled(initiator);
+            }
+            FabricEvent::ConnectFailed { address, reason } => self.dialling_failed(address, reason),
+            FabricEvent::Disconnected { peer } => {
+                self.outbox.forget(peer);
+                engine.handle_disconnected(now, peer);
+            }
+            FabricEvent::CutOff { peer } => {
+                engine.handle_cut_off(now, peer);
+                self.peers.remove(&peer);
+            }
+        }
+    }
+
+    /// A connection that we began does not come about.
+    pub(crate) fn dialling_failed(&mut self, address: String, reason: String) {
+        self.dialling.failed.push((address, reason));
+        self.dialled(true);
+    }
+
+    fn dialled(&mut self, by_us: bool) {
+        if by_us {
+            self.dialling.under_way = self.dialling.under_way.saturating_sub(1);
+            self.ground.changes.happen(&mut self.wakes);
+        }
+    }
+
+    pub(crate) fn handle_completion(&mut self, now: u64, completion: Completion) {
+        // What completes makes room.
+        self.retry_ns = self.retry_ns.map(|_| now);
+        match completion.kind {
+            CompletionKind::Received { bytes, .. } => {
+                if let Some(engine) = &mut self.engine {
+                    engine.handle_message(now, completion.peer, &bytes);
+                }
+            }
+            CompletionKind::Done { id } => match self.fetches.remove(&id) {
+                Some(fetch) => self.continue_fetch(now, fetch, completion.status),
+                None => self.ground.posted.complete(id, completion.status, &mut self.wakes),
+            },
+            // Nodes say nothing by immediates, and post no atomics, in this version of the protocol.
+            CompletionKind::Notified { .. } | CompletionKind::Atomic { .. } => {}
+        }
+    }
+
+    pub(crate) fn handle_job_done(&mut self, now: u64, done: Done) {
+        let Some(engine) = &mut self.engine else { return };
+        match done {
+            Done::Grown(segment) => engine.handle_grown(now, segment),
+            Done::Copied(token) => engine.handle_copied(now, token),
+            Done::Discarded(token) => engine.handle_discarded(now, token),
+        }
+    }
+
+    // Settling.
+
+    /// Carries out all that follows from what was done before.
+    pub(crate) fn settle(&mut self, now: u64) {
+        if self.engine.as_ref().and_then(Engine::poll_timeout).is_some_and(|due| due <= now) {
+            self.engine.as_mut().expect("it has a timeout").handle_timeout(now);
+        }
+        if self.retry_ns.is_some_and(|due| due <= now) {
+            self.retry_ns = None;
+            self.ground.posted.retry(&mut self.wakes);
+        }
+        for fetch in std::mem::take(&mut self.stuck) {
+            self.post_fetch(now, fetch);
+        }
+        loop {
+            while let Some(effect) = self.engine.as_mut().and_then(Engine::poll_effect) {
+                self.apply(now, effect);
+            }
+            self.close_sessions(now);
+            if !self.end_graces(now) {
+                break;
+            }
+        }
+        self.outbox.flush(&*self.ground.fabric);
+    }
+
+    fn apply(&mut self, now: u64, effect: Effect) {
+        match effect {
+            Effect::Send { peer, bytes } => self.outbox.push(peer, bytes),
+            Effect::CutOff(peer) => self.cut_off(now, peer),
+            Effect::Disconnect(peer) => self.ground.fabric.disconnect(peer),
+            Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
+            Effect::Quiesce(token) => {
+                let (grace, mark) = (self.ground.path.pins().start_grace(), self.ground.posted.mark());
+                self.graces.push(Waiting { token, grace, mark });
+            }
+            Effect::Copy { token, from, to } => self.jobs.push_back(Job::Copy { token, from, to }),
+            Effect::Fetch { token, peer, address, key, offset, len } => {
+                self.post_fetch(now, Fetch { token, peer, address, key, offset, len })
+            }
+            Effect::Discard { token, key, offset, len } => {
+                self.jobs.push_back(Job::Discard { token, key, offset, len })
+            }
+            Effect::Finish { op, outcome } => {
+                if let Some(chore) = self.tickets.finish(op, outcome, &mut self.wakes) {
+                    self.do_chore(now, chore);
+                }
+            }
+            Effect::Changed => self.ground.changes.happen(&mut self.wakes),
+        }
+    }
+
+    fn cut_off(&mut self, now: u64, peer: PeerId) {
+        // Where it is not permitted, the engine keeps what the peer could reach in quarantine.
+        if self.ground.fabric.cut_off(peer) == CutOff::Done
+            && let Some(engine) = &mut self.engine
+        {
+            engine.handle_cut_off(now, peer);
+        }
+    }
+
+    fn close_sessions(&mut self, now: u64) {
+        while let Some(session) = self.tickets.poll_closable() {
+            if let Some(engine) = &mut self.engine {
+                engine.close_session(now, session);
+            }
+        }
+    }
+
+    /// Whether a grace was over.
+    fn end_graces(&mut self, now: u64) -> bool {
+        let Some(engine) = &mut self.engine else { return false };
+        let before = self.graces.len();
+        let ground = &self.ground;
+        self.graces.retain(|waiting| {
+            let elapsed = waiting.grace.elapsed(ground.path.pins());
+            let Some(elapsed) = elapsed.filter(|_| ground.posted.is_over(waiting.mark)) else { return true };
+            engine.handle_quiescent(now, waiting.token, elapsed);
+            false
+        });
+        self.graces.len() < before
+    }
+
+    // Fetches.
+
+    fn post_fetch(&mut self, now: u64, fetch: Fetch) {
+        let id = self.ground.posted.number();
+        let len = fetch.len.min(FETCH_BYTES_MAX);
+        let local = Local::Registered { key: fetch.key, offset: fetch.offset, len };
+        let operation = Operation::Read { local, remote: fetch.address };
+        let posted = self.ground.fabric.post(fetch.peer, &[WorkRequest { id, operation, signalled: true }]);
+        match posted {
+            Ok(()) => drop(self.fetches.insert(id, fetch)),
+            Err(error) if error.cause == PostCause::QueueFull => self.stuck.push(fetch),
+            Err(_) => self.fail_fetch(now, &fetch),
+        }
+    }
+
+    fn continue_fetch(&mut self, now: u64, mut fetch: Fetch, status: Status) {
+        if status != Status::Success {
+            return self.fail_fetch(now, &fetch);
+        }
+        let done = fetch.len.min(FETCH_BYTES_MAX);
+        fetch.len -= done;
+        fetch.offset += done;
+        fetch.address.offset += done;
+        if fetch.len > 0 {
+            self.post_fetch(now, fetch);
+        } else if let Some(engine) = &mut self.engine {
+            engine.handle_copied(now, fetch.token);
+        }
+    }
+
+    fn fail_fetch(&mut self, now: u64, fetch: &Fetch) {
+        if let Some(engine) = &mut self.engine {
+            engine.handle_copy_failed(now, fetch.token);
+        }
+    }
+
+    // What others want to know.
+
+    /// A job to be done by whoever holds no lock.
+    pub(crate) fn poll_job(&mut self) -> Option<Job> {
+        self.jobs.pop_front()
+    }
+
+    /// When somebody must look after the machine, if nothing happens before.
+    pub(crate) fn attention_ns(&self, now: u64) -> u64 {
+        if !self.jobs.is_empty() {
+            return 0;
+        }
+        let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
+        let grace = if self.graces.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
+        let retry = if self.is_stuck() { now + BACKLOG_RETRY_NS } else { u64::MAX };
+        timeout.min(grace).min(retry).min(self.retry_ns.unwrap_or(u64::MAX))
+    }
+
+    fn is_stuck(&self) -> bool {
+        !self.outbox.is_empty() || !self.stuck.is_empty()
+    }
+
+    /// A caller found the fabric's queue full, and waits for [`Posted::progress_after`].
+    pub(crate) fn note_full(&mut self, now: u64) {
+        self.retry_ns.get_or_insert(now + BACKLOG_RETRY_NS);
+    }
+
+    /// What a node says of itself.
+    pub(crate) fn hello(&self) -> Vec<u8> {
+        self.engine.as_ref().map(Engine::hello).unwrap_or_default()
+    }
+
+    pub(crate) fn is_connected_to(&self, node: NodeId) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.is_connected_to(node))
+    }
+
+    /// The life of a node that is up.
+    pub(crate) fn life_of(&self, node: NodeId) -> Option<NodeLife> {
+        self.engine.as_ref()?.life_of(node)
+    }
+
+    /// The node behind a connection that is not cut off yet.
+    pub(crate) fn life_of_peer(&self, peer: PeerId) -> Option<NodeLife> {
+        self.peers.get(&peer).copied()
+    }
+
+    // Leaving.
+
+    /// Says goodbye.
+    pub(crate) fn leave(&mut self, now: u64) {
+        if let Some(engine) = &mut self.engine {
+            engine.leave(now);
+        }
+    }
+
+    /// Whether nothing is left to be said, and nobody to be waited for.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.outbox.is_empty() && self.graces.is_empty()
+    }
+
+    /// Forgets everything, and tells all who wait that nothing will come.
+    pub(crate) fn close(&mut self) {
+        self.engine = None;
+        self.jobs.clear();
+        self.graces.clear();
+        self.tickets.end_all(&mut self.wakes);
+        self.ground.posted.close(&mut self.wakes);
+        self.ground.changes.happen(&mut self.wakes);
+    }
+}

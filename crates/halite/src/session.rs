@@ -1,0 +1,493 @@
+//! Sessions: one application's attachment to its node, acting as one principal.
+//!
+//! Everything here is `async` and runs on any executor; [`crate::blocking`] is the same for threads.  A future
+//! may be dropped at any time: what it began is then undone or has no effect on memory that the caller owns.
+
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use halite_mem::Lookup;
+use halite_tier::access::{DataPath, SlotRef};
+use halite_tier::effect::{Command, OpId, Outcome};
+use halite_tier::ids::{NodeId, Principal, SessionId};
+use halite_tier::layout::CHUNK_BYTES_MIN;
+use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Order, RegionInfo};
+use halite_tier::permissions::{self, Permissions};
+
+use crate::access::{Reading, Transfer, Writing};
+use crate::blocking;
+use crate::driver::Core;
+use crate::error::{AccessError, BatchError, RegionCause, RegionError};
+use crate::ticket::{Ending, Undo};
+
+pub use halite_tier::effect::Placement;
+
+/// Longest region, in bytes: as much as a process can address.
+pub const REGION_BYTES_MAX: u64 = 1 << 47;
+
+/// A handle: a capability to a region that means something only in the session that got it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Lh {
+    pub(crate) slot: SlotRef,
+    /// Random per session, so that other sessions' handles are recognised.
+    pub(crate) session: u64,
+}
+
+impl fmt::Debug for Lh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lh({}.{})", self.slot.index, self.slot.generation)
+    }
+}
+
+/// For whom a permission is granted or revoked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Who {
+    /// One principal, by name.
+    Principal(String),
+    /// The default for every principal that is not named.
+    Everyone,
+}
+
+/// One read of a batch.
+#[derive(Debug)]
+pub struct ReadOp<'a> {
+    /// From which region.
+    pub lh: Lh,
+    /// From where in it, in bytes.
+    pub offset: u64,
+    /// To where, and how much.
+    pub into: &'a mut [u8],
+}
+
+/// One write of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteOp<'a> {
+    /// To which region.
+    pub lh: Lh,
+    /// To where in it, in bytes.
+    pub offset: u64,
+    /// What, and how much.
+    pub from: &'a [u8],
+}
+
+/// An application's attachment to its node.  Clones are the same session; the last one's drop ends it, and with
+/// it all its handles.
+///
+/// ```
+/// # use halite::{Config, Node, NodeId, Permissions, Placement};
+/// # let dir = std::env::temp_dir().join(format!("halite-doc-session-{}", std::process::id()));
+/// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+/// let session = node.session();
+/// let greet = async {
+///     let lh = session.alloc(Some("greeting"), 64, Placement::Local, Permissions::READ).await?;
+///     session.write(lh, 0, b"hello").await?;
+///     let mut bytes = [0; 5];
+///     session.read(lh, 0, &mut bytes).await?;
+///     assert_eq!(&bytes, b"hello");
+///     Ok::<(), Box<dyn std::error::Error>>(())
+/// };
+/// // Any executor will do; this one needs no other crate.
+/// session.blocking().block_on(greet)?;
+/// # drop(node);
+/// # std::fs::remove_dir_all(dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Session {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+/// What the clones of a session share.
+pub(crate) struct Inner {
+    pub(crate) path: Arc<DataPath>,
+    pub(crate) id: SessionId,
+    pub(crate) tag: u64,
+    pub(crate) core: Arc<Core>,
+    chunk_bytes: u64,
+}
+
+impl Session {
+    pub(crate) fn new(core: Arc<Core>, id: SessionId, tag: u64, chunk_bytes: u64) -> Session {
+        let path = core.ground.path.clone();
+        Session { inner: Arc::new(Inner { path, id, tag, core, chunk_bytes }) }
+    }
+
+    /// The same session for threads.
+    pub fn blocking(&self) -> blocking::Session {
+        blocking::Session::new(self.clone())
+    }
+}
+
+/// Regions.
+impl Session {
+    /// Makes a region of `len` bytes, all zero, and maps it.  The session's principal gets all permissions,
+    /// `everyone` is for the others.  A region without a name is reached by its handle only.
+    pub async fn alloc(
+        &self,
+        name: Option<&str>,
+        len: u64,
+        placement: Placement,
+        everyone: Permissions,
+    ) -> Result<Lh, RegionError> {
+        let object = Object::new(name, len);
+        let chunk_bytes = self.inner.chunk_bytes;
+        check_alloc(name, len, chunk_bytes).map_err(|cause| object.failed("alloc", cause))?;
+        let name = name.map(str::to_owned);
+        let command = Command::Alloc { name, len, chunk_bytes, placement, everyone };
+        self.handle("alloc", object, command).await
+    }
+
+    /// Maps a region by name.  Fails unless its principal has all of `wanted`, and may then be used for just that.
+    pub async fn map(&self, name: &str, wanted: Permissions) -> Result<Lh, RegionError> {
+        let object = Object::Name(name);
+        check_name(name).map_err(|cause| object.failed("map", cause))?;
+        self.handle("map", object, Command::Map { name: name.to_owned(), wanted }).await
+    }
+
+    /// Gives a handle up.
+    pub async fn unmap(&self, lh: Lh) -> Result<(), RegionError> {
+        self.own("unmap", lh)?;
+        self.done("unmap", lh, Command::Unmap(lh.slot)).await
+    }
+
+    /// Gives the region and its memory up, for all who map it.  Needs [`Permissions::MASTER`].
+    pub async fn free(&self, lh: Lh) -> Result<(), RegionError> {
+        self.order("free", lh, Order::Free).await
+    }
+
+    /// Adds to what `who` may do.  Needs [`Permissions::MASTER`].
+    pub async fn grant(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
+        let who = self.who("grant", lh, who)?;
+        self.order("grant", lh, Order::Grant { who, permissions }).await
+    }
+
+    /// Takes away from what `who` may do; when this returns, no access that it permitted is under way any more.
+    /// Needs [`Permissions::MASTER`].
+    pub async fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
+        let who = self.who("revoke", lh, who)?;
+        self.order("revoke", lh, Order::Revoke { who, permissions }).await
+    }
+
+    /// Makes another principal a master too.  Needs [`Permissions::MASTER`].
+    pub async fn add_master(&self, lh: Lh, who: &str) -> Result<(), RegionError> {
+        self.grant(lh, Who::Principal(who.to_owned()), Permissions::MASTER).await
+    }
+
+    /// Makes the region immutable for ever.  Needs [`Permissions::MASTER`].
+    pub async fn seal(&self, lh: Lh) -> Result<(), RegionError> {
+        self.order("seal", lh, Order::Seal).await
+    }
+
+    /// Brings all bytes of the region, and its home, to another node.  Accesses go on meanwhile; each waits
+    /// while its own chunk is under way.  Needs [`Permissions::MASTER`].
+    pub async fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
+        self.order("move", lh, Order::Move { to: node }).await
+    }
+
+    /// Describes a region.
+    pub async fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
+        let object = Object::Name(name);
+        check_name(name).map_err(|cause| object.failed("stat", cause))?;
+        match self.command("stat", object, Command::Stat(name.to_owned())).await? {
+            Outcome::Info(info) => Ok(*info),
+            _ => unreachable!("a description was asked for"),
+        }
+    }
+
+    /// Describes the region of a handle.
+    pub async fn stat_handle(&self, lh: Lh) -> Result<RegionInfo, RegionError> {
+        self.own("stat", lh)?;
+        let object = Object::Handle(self, lh);
+        match self.command("stat", object, Command::StatHandle(lh.slot)).await? {
+            Outcome::Info(info) => Ok(*info),
+            _ => unreachable!("a description was asked for"),
+        }
+    }
+
+    /// Describes all named regions of the cluster, ordered by name.
+    pub async fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
+        match self.command("list", Object::All("regions"), Command::List).await? {
+            Outcome::List(regions) => Ok(regions),
+            _ => unreachable!("a list was asked for"),
+        }
+    }
+
+    /// Describes all nodes of the cluster, in order.
+    pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
+        match self.command("status", Object::All("nodes"), Command::Status).await? {
+            Outcome::Status(nodes) => Ok(nodes),
+            _ => unreachable!("a status was asked for"),
+        }
+    }
+
+    /// Length in bytes of the region behind a handle.
+    pub fn len(&self, lh: Lh) -> Result<u64, AccessError> {
+        self.inner.len(lh)
+    }
+}
+
+/// Bytes.  Aligned words of up to 8 bytes are read and written in one piece; longer accesses may be seen half
+/// done by others.  A future that is dropped may have written any part of its bytes.
+impl Session {
+    /// Reads from `offset`, as many bytes as `into` takes.
+    pub async fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.inner.finish(Reading(into), lh, offset, 0).await
+    }
+
+    /// Writes `from` at `offset`.
+    pub async fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.inner.finish(Writing(from), lh, offset, 0).await
+    }
+
+    /// Reads consecutive bytes from `offset` into several slices.  Nothing is read unless all of it may be.
+    pub async fn read_vectored(
+        &self,
+        lh: Lh,
+        offset: u64,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<(), AccessError> {
+        let len = into.iter().map(|slice| slice.len() as u64).sum();
+        self.inner.check(Reading::OPERATION, lh, Reading::WANTED, offset, len).await?;
+        let mut at = offset;
+        for slice in into {
+            self.read(lh, at, slice).await?;
+            at += slice.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes several slices one behind the other at `offset`.  Nothing is written unless all of it may be.
+    pub async fn write_vectored(&self, lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError> {
+        let len = from.iter().map(|slice| slice.len() as u64).sum();
+        self.inner.check(Writing::OPERATION, lh, Writing::WANTED, offset, len).await?;
+        let mut at = offset;
+        for slice in from {
+            self.write(lh, at, slice).await?;
+            at += slice.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes several reads in order, and stops at the first that fails.
+    pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
+        for (index, op) in batch.iter_mut().enumerate() {
+            let done = self.read(op.lh, op.offset, op.into).await;
+            done.map_err(|source| BatchError { index, source })?;
+        }
+        Ok(())
+    }
+
+    /// Makes several writes in order, and stops at the first that fails.
+    pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
+        for (index, op) in batch.iter().enumerate() {
+            let done = self.write(op.lh, op.offset, op.from).await;
+            done.map_err(|source| BatchError { index, source })?;
+        }
+        Ok(())
+    }
+
+    /// Reads into a buffer that goes along, as many bytes as it has; for tasks that cannot lend one.
+    pub async fn read_owned(
+        &self,
+        lh: Lh,
+        offset: u64,
+        mut into: Vec<u8>,
+    ) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.read(lh, offset, &mut into).await;
+        (into, done)
+    }
+
+    /// Writes a buffer that goes along.
+    pub async fn write_owned(
+        &self,
+        lh: Lh,
+        offset: u64,
+        from: Vec<u8>,
+    ) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.write(lh, offset, &from).await;
+        (from, done)
+    }
+}
+
+impl Session {
+    async fn order(&self, operation: &'static str, lh: Lh, order: Order) -> Result<(), RegionError> {
+        self.own(operation, lh)?;
+        self.done(operation, lh, Command::Order(lh.slot, order)).await
+    }
+
+    async fn done(&self, operation: &'static str, lh: Lh, command: Command) -> Result<(), RegionError> {
+        self.command(operation, Object::Handle(self, lh), command).await.map(|_| ())
+    }
+
+    async fn handle(
+        &self,
+        operation: &'static str,
+        object: Object<'_>,
+        command: Command,
+    ) -> Result<Lh, RegionError> {
+        match self.command(operation, object, command).await? {
+            Outcome::Mapped { slot, .. } => Ok(Lh { slot, session: self.inner.tag }),
+            _ => unreachable!("a handle was asked for"),
+        }
+    }
+
+    async fn command(
+        &self,
+        operation: &'static str,
+        object: Object<'_>,
+        command: Command,
+    ) -> Result<Outcome, RegionError> {
+        // Named regions and lists are found through the first node, whatever node they are on.
+        let by_name = matches!(
+            &command,
+            Command::Alloc { name: Some(_), .. } | Command::Map { .. } | Command::Stat(_) | Command::List
+        );
+        let ending = Commanded::new(&self.inner, command).await;
+        ending.map_err(|error| match RegionCause::from(error) {
+            RegionCause::PeerDown(NodeId::FIRST) if by_name => {
+                object.failed(operation, RegionCause::DirectoryDown)
+            }
+            cause => object.failed(operation, cause),
+        })
+    }
+
+    fn own(&self, operation: &'static str, lh: Lh) -> Result<(), RegionError> {
+        if self.inner.owns(lh) {
+            return Ok(());
+        }
+        Err(Object::Handle(self, lh).failed(operation, RegionCause::ForeignHandle))
+    }
+
+    fn who(&self, operation: &'static str, lh: Lh, who: Who) -> Result<permissions::Who, RegionError> {
+        match who {
+            Who::Everyone => Ok(permissions::Who::Everyone),
+            Who::Principal(name) if (1..=Principal::BYTES_MAX).contains(&name.len()) => {
+                Ok(permissions::Who::Principal(Principal(name.into())))
+            }
+            Who::Principal(name) => {
+                let cause = RegionCause::BadPrincipal { len: name.len() };
+                Err(Object::Handle(self, lh).failed(operation, cause))
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Whether the handle was made by this session.
+    #[inline]
+    pub(crate) fn owns(&self, lh: Lh) -> bool {
+        lh.session == self.tag
+    }
+
+    /// What errors call a handle's region.
+    pub(crate) fn describe(&self, lh: Lh) -> String {
+        let pin = self.path.pins().pin();
+        match self.path.slots().get(&pin, lh.slot.index, lh.slot.generation) {
+            Lookup::Found(mapping) if self.owns(lh) => format!("region {}", mapping.region),
+            _ => format!("handle {}.{}", lh.slot.index, lh.slot.generation),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.core.close_session(self.id);
+    }
+}
+
+/// What errors say that an operation was attempted on.
+enum Object<'a> {
+    Name(&'a str),
+    Unnamed(u64),
+    Handle(&'a Session, Lh),
+    All(&'static str),
+}
+
+impl<'a> Object<'a> {
+    fn new(name: Option<&'a str>, len: u64) -> Object<'a> {
+        name.map_or(Object::Unnamed(len), Object::Name)
+    }
+
+    #[cold]
+    fn failed(&self, operation: &'static str, cause: RegionCause) -> RegionError {
+        let object = match self {
+            Object::Name(name) => format!("region {name:?}"),
+            Object::Unnamed(len) => format!("a region of {len} bytes without a name"),
+            Object::Handle(session, lh) => session.inner.describe(*lh),
+            Object::All(what) => (*what).to_owned(),
+        };
+        RegionError { operation, object, cause }
+    }
+}
+
+fn check_name(name: &str) -> Result<(), RegionCause> {
+    match name.len() {
+        0 => Err(RegionCause::NameEmpty),
+        len if len > NAME_BYTES_MAX => Err(RegionCause::NameTooLong { len }),
+        _ => Ok(()),
+    }
+}
+
+fn check_alloc(name: Option<&str>, len: u64, chunk_bytes: u64) -> Result<(), RegionCause> {
+    if let Some(name) = name {
+        check_name(name)?;
+    }
+    if len == 0 {
+        return Err(RegionCause::ZeroLength);
+    }
+    if len > REGION_BYTES_MAX {
+        return Err(RegionCause::TooLarge { len });
+    }
+    if !chunk_bytes.is_power_of_two() || chunk_bytes < CHUNK_BYTES_MIN {
+        return Err(RegionCause::BadChunkSize { chunk_bytes });
+    }
+    Ok(())
+}
+
+/// A command: submitted when first polled, and undone when dropped before its end.
+struct Commanded<'s> {
+    inner: &'s Inner,
+    command: Option<Command>,
+    op: Option<OpId>,
+}
+
+impl<'s> Commanded<'s> {
+    fn new(inner: &'s Inner, command: Command) -> Commanded<'s> {
+        Commanded { inner, command: Some(command), op: None }
+    }
+}
+
+impl Future for Commanded<'_> {
+    type Output = Ending;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ending> {
+        let core = &self.inner.core;
+        if let Some(command) = self.command.take() {
+            let undo = Undo::of(&command);
+            self.op = core.submit(self.inner.id, command, undo);
+        }
+        let Some(op) = self.op else { return Poll::Ready(Err(crate::ticket::node_closed())) };
+        let ending = core.poll_ticket(op, context);
+        if ending.is_ready() {
+            self.op = None;
+        }
+        ending
+    }
+}
+
+impl Drop for Commanded<'_> {
+    fn drop(&mut self) {
+        if let Some(op) = self.op {
+            self.inner.core.abandon(op);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Clusters of several nodes in this process, each in a directory of its own.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use halite::{Config, JoinError, Node, NodeId};
+use halite_fabric::Fabric;
+
+/// A cluster directory that goes away with the test.
+pub struct Dir(PathBuf);
+
+impl Dir {
+    pub fn new() -> Dir {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("halite-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        Dir(std::env::temp_dir().join(name))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn config(&self, node: u32) -> Config {
+        let node = Some(NodeId(node));
+        let dir = self.0.clone();
+        Config { dir, node, arena_bytes: 256 << 20, segment_bytes: 64 << 20, ..Config::default() }
+    }
+
+    pub fn join(&self, node: u32) -> Node {
+        self.try_join(self.config(node)).expect("the node joins")
+    }
+
+    pub fn try_join(&self, config: Config) -> Result<Node, JoinError> {
+        Node::embedded(config)
+    }
+
+    /// A node that reaches others only by posting.
+    pub fn join_posted(&self, node: u32) -> Node {
+        let wrap = |fabric: Arc<dyn Fabric>| -> Arc<dyn Fabric> {
+            Arc::new(halite_fabric::trace::Tracer::new(fabric, 16))
+        };
+        Node::wrap(self.config(node), wrap).expect("the node joins")
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
