@@ -144,7 +144,7 @@ impl Machine {
                 if let Some(hello) = message::decode_hello(&hello) {
                     self.peers.insert(peer, hello.life);
                 }
-                engine.handle_connected(now, peer, &hello);
+                engine.handle_connected(now, peer, &hello, initiator);
                 self.dialled(initiator);
             }
             FabricEvent::ConnectFailed { address, reason } => self.dialling_failed(address, reason),

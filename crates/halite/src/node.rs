@@ -247,7 +247,6 @@ fn seat(config: &Config, life: NodeLife) -> Seat {
         life,
         pid: std::process::id(),
         bytes_total: config.arena_bytes,
-        names: 0,
     };
     Seat { node: life.node, name: cluster_dir::shm_name(life.node), hello: message::encode_hello(&hello) }
 }

@@ -94,7 +94,6 @@ pub struct Engine {
     /// Questions to the directory that wait until it is rebuilt.
     parked: Vec<(Asker, Request)>,
     homes: BTreeMap<RegionId, Box<Region>>,
-    names_homed: u64,
     /// Where regions have moved that were homed here.
     moved: BTreeMap<RegionId, NodeId>,
     making: BTreeMap<RegionId, home::Making>,
@@ -126,7 +125,6 @@ impl Engine {
             directory: Directory::default(),
             parked: Vec::new(),
             homes: BTreeMap::new(),
-            names_homed: 0,
             moved: BTreeMap::new(),
             making: BTreeMap::new(),
             store: Store::new(config.life, config.bytes_total, config.segment_bytes),
@@ -164,7 +162,6 @@ impl Engine {
             life: self.config.life,
             pid: self.config.pid,
             bytes_total: self.config.bytes_total,
-            names: self.names_homed,
         }
     }
 

@@ -29,8 +29,6 @@ pub struct Hello {
     pub pid: u32,
     /// Bytes of memory that it contributes at most.
     pub bytes_total: u64,
-    /// Named regions whose home it is: if there are any, a restarted directory waits to hear of them.
-    pub names: u64,
 }
 
 /// Everything that can arrive from a peer.

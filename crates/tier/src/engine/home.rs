@@ -117,7 +117,6 @@ impl Engine {
         if reachable {
             record.mappers.push(asker.life);
         }
-        self.names_homed += u64::from(record.name.is_some());
         let reply = Box::new(record.reply(region, self.config.life));
         self.homes.insert(region, Box::new(record));
         self.answer(asker, Ok(Reply::Mapped(reply)));
@@ -234,7 +233,6 @@ impl Engine {
         let found = self.homes.get_mut(&region).expect("the region is here");
         found.busy = Some(Box::new(Busy::new(asker, Stage::Freeing)));
         if let Some(name) = found.name.take() {
-            self.names_homed -= 1;
             self.notify(NodeId::FIRST, Notice::ReleaseName { name: name.into(), region });
         }
         self.tell_mappers(region, Change::Drop);

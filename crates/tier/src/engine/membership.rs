@@ -19,8 +19,9 @@ pub(super) struct Sweep {
 }
 
 impl Engine {
-    /// A peer is connected and has introduced itself.
-    pub fn handle_connected(&mut self, now_ns: u64, peer: PeerId, hello: &[u8]) {
+    /// A peer is connected and has introduced itself.  `dialled` if it was us who connected: then it was there
+    /// before us, and if we are the directory it will tell us the names of its regions.
+    pub fn handle_connected(&mut self, now_ns: u64, peer: PeerId, hello: &[u8], dialled: bool) {
         self.now_ns = now_ns;
         let decoded = message::decode_hello(hello).filter(|hello| hello.life.node != self.config.life.node);
         let Some(hello) = decoded else { return self.effects.push_back(Effect::Disconnect(peer)) };
@@ -29,7 +30,7 @@ impl Engine {
             self.handle_disconnected(now_ns, before);
         }
         self.members.insert(peer, &hello, now_ns);
-        if self.is_directory() && hello.names > 0 {
+        if self.is_directory() && dialled {
             self.directory.await_names_of(hello.life);
         }
         if hello.life.node == NodeId::FIRST {

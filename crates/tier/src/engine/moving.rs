@@ -169,7 +169,6 @@ impl Engine {
         }
         self.settle_mappers(region, to);
         let found = self.homes.remove(&region).expect("looked up just before");
-        self.names_homed -= u64::from(found.name.is_some());
         self.moved.insert(region, to.node);
         let busy = found.busy.expect("it was being moved");
         if let Some(asker) = busy.asker {
@@ -207,7 +206,6 @@ impl Engine {
             region.tainted.get_or_insert_default().insert(gone);
         }
         if let Some(name) = region.name.as_deref() {
-            self.names_homed += 1;
             let names = vec![(name.to_string(), id)];
             self.notify(NodeId::FIRST, Notice::Names { names, done: false });
         }

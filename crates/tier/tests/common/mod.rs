@@ -112,8 +112,8 @@ impl Cluster {
 
     fn connect(&mut self, a: usize, b: usize) {
         let (hello_a, hello_b) = (self.hosts[a].engine.hello(), self.hosts[b].engine.hello());
-        self.hosts[a].engine.handle_connected(self.now_ns, PeerId(b as u32 + 1), &hello_b);
-        self.hosts[b].engine.handle_connected(self.now_ns, PeerId(a as u32 + 1), &hello_a);
+        self.hosts[a].engine.handle_connected(self.now_ns, PeerId(b as u32 + 1), &hello_b, true);
+        self.hosts[b].engine.handle_connected(self.now_ns, PeerId(a as u32 + 1), &hello_a, false);
     }
 
     /// Lets everything happen that is under way.
