@@ -50,7 +50,7 @@ impl Default for Config {
             dir: default_dir(),
             node: None,
             arena_bytes: 1 << 30,
-            segment_bytes: 1 << 30,
+            segment_bytes: 16 << 30,
             chunk_bytes: 4 << 20,
             ring_bytes: 256 << 10,
             lease: Duration::from_secs(5),

@@ -12,6 +12,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, atomic::fence};
 use std::task::{Context, Poll, Waker};
@@ -29,7 +30,7 @@ use crate::wait::{Parker, lock};
 
 /// How long a caller polls for its own end before it sleeps: a round trip between two threads that are awake
 /// takes a few microseconds, and a wake-up by the kernel about as long as this.
-const CALLER_SPIN_NS: u64 = 20_000;
+const CALLER_SPIN_NS: u64 = 100_000;
 /// How often a thread that leaves the node looks whether it may go.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// How many rounds the token is kept for arrivals that came while it was being given up.
@@ -50,6 +51,8 @@ pub(crate) struct Core {
     keeper_sleeps_until_ns: AtomicU64,
     /// The keeper found the token taken.
     keeper_missed: AtomicBool,
+    /// Threads of the application that wait for an answer and have not gone to sleep yet.
+    callers_polling: AtomicUsize,
     /// The node leaves, has left, or has failed.
     closed: AtomicBool,
 }
@@ -76,6 +79,7 @@ impl Core {
             attention_ns: AtomicU64::new(0),
             keeper_sleeps_until_ns: AtomicU64::new(0),
             keeper_missed: AtomicBool::new(false),
+            callers_polling: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         })
     }
@@ -199,6 +203,7 @@ impl Core {
     /// Polls until `done`, but not for long.
     fn help_until(&self, done: impl Fn() -> bool) {
         let deadline = self.now_ns() + CALLER_SPIN_NS;
+        self.callers_polling.fetch_add(1, Relaxed);
         while !done() && self.now_ns() < deadline {
             match self.try_token() {
                 Some(mut token) => token.drive_until(deadline, &done),
@@ -207,6 +212,13 @@ impl Core {
             }
             self.run_jobs();
         }
+        self.callers_polling.fetch_sub(1, Relaxed);
+    }
+
+    /// Whether a caller polls, or would if it had the token.
+    pub(crate) fn has_polling_caller(&self) -> bool {
+        // A hint: whoever misses it polls a little longer than it need.
+        self.callers_polling.load(Relaxed) > 0
     }
 
     // For the keeper.

@@ -12,7 +12,7 @@ use crate::driver::{Core, PollToken};
 
 /// How long the keeper goes on polling after the last arrival: an answer that follows within this time does not
 /// wait for a wake-up by the kernel, and an idle node stops using its processor at once.
-const SPIN_NS: u64 = 50_000;
+const SPIN_NS: u64 = 100_000;
 
 /// The thread; ends when dropped.
 pub(crate) struct Keeper {
@@ -75,7 +75,8 @@ fn look_after(core: &Core, mut token: PollToken<'_>) {
         let now = core.now_ns();
         if token.drive() {
             quiet_at = now + SPIN_NS;
-        } else if now >= quiet_at || core.has_jobs() {
+        } else if now >= quiet_at || core.has_jobs() || core.has_polling_caller() {
+            // A caller that waits for its answer polls better: it need not be woken.
             return;
         } else {
             // As in PollToken::drive_until().

@@ -62,7 +62,7 @@ pub enum Placement {
     On(NodeId),
     /// On these nodes in turn, chunk by chunk.
     Spread(Vec<NodeId>),
-    /// Here if this node contributes memory, else where most memory is contributed.
+    /// Here if there is room, else on the first node that has room.
     Anywhere,
 }
 

@@ -30,7 +30,7 @@ use crate::members::Members;
 use crate::message::{self, Hello, Message, Notice, PROTOCOL_VERSION, Refusal, Reply, Request};
 use crate::permissions::AccessList;
 use crate::region::Region;
-use crate::store::Store;
+use crate::store::{Shortage, Store};
 use user::UserStep;
 
 /// What an engine needs to know from the start.
@@ -98,8 +98,8 @@ pub struct Engine {
     moved: BTreeMap<RegionId, NodeId>,
     making: BTreeMap<RegionId, home::Making>,
     store: Store,
-    /// Requests that wait for the arena to grow.
-    growing: Vec<(Asker, Request)>,
+    /// Requests that wait for the arena to grow, or for freed memory to be clean.
+    short: Vec<(Asker, Request)>,
     mapper: Mapper,
     /// Acknowledgements owed when a token is over.
     owed: BTreeMap<Token, Vec<Asker>>,
@@ -128,7 +128,7 @@ impl Engine {
             moved: BTreeMap::new(),
             making: BTreeMap::new(),
             store: Store::new(config.life, config.bytes_total, config.segment_bytes),
-            growing: Vec::new(),
+            short: Vec::new(),
             mapper: Mapper::new(path),
             owed: BTreeMap::new(),
             unmapping: BTreeMap::new(),
@@ -274,7 +274,11 @@ impl Engine {
     pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
         self.now_ns = now_ns;
         self.store.handle_grown(segment);
-        for (asker, request) in std::mem::take(&mut self.growing) {
+        self.retry_short();
+    }
+
+    fn retry_short(&mut self) {
+        for (asker, request) in std::mem::take(&mut self.short) {
             self.handle_request(asker, request);
         }
         self.settle();
@@ -322,6 +326,7 @@ impl Engine {
     pub fn handle_discarded(&mut self, now_ns: u64, token: Token) {
         self.now_ns = now_ns;
         self.store.handle_discarded(token);
+        self.retry_short();
     }
 
     // Saying things.
@@ -388,7 +393,7 @@ impl Engine {
         self.answer(asker, reply);
     }
 
-    /// Reserves chunks; `None` if `again` is to be handled once more when the arena has grown.
+    /// Reserves chunks; `None` if `again` is handled once more when there is memory.
     fn reserve_or_grow(
         &mut self,
         asker: Asker,
@@ -398,14 +403,16 @@ impl Engine {
     ) -> Option<Result<Extents, Refusal>> {
         match self.store.reserve(len, chunk_bytes) {
             Ok(extents) => Some(Ok(extents)),
-            Err(crate::store::Shortage::NoSpace { available }) => {
-                Some(Err(Refusal::NoSpace { wanted: len, available }))
+            Err(Shortage::NoSpace { available }) => Some(Err(Refusal::NoSpace { wanted: len, available })),
+            Err(Shortage::Wait) => {
+                self.short.push((asker, again));
+                None
             }
-            Err(crate::store::Shortage::Grow(bytes)) => {
+            Err(Shortage::Grow(bytes)) => {
                 if self.store.start_growing() {
                     self.effects.push_back(Effect::Grow { len: bytes });
                 }
-                self.growing.push((asker, again));
+                self.short.push((asker, again));
                 None
             }
         }

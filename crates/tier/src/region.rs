@@ -73,6 +73,10 @@ pub struct Moving {
     pub at: u64,
     /// Whether mappers were told the layout.
     pub announced: bool,
+    /// Whether the chunk at `at` is frozen.
+    pub frozen: bool,
+    /// Whether all chunks are there, and mappers are asked whether they have heard of all places.
+    pub closing: bool,
     /// Whether the record itself is on its way to the new home.
     pub adopting: bool,
     /// Who wants to map the region meanwhile.
@@ -103,7 +107,7 @@ impl Region {
 
     /// What a node that maps it needs to know.
     pub fn reply(&self, region: RegionId, home: NodeLife) -> MappedReply {
-        let frozen = self.moving().filter(|moving| !moving.adopting && moving.announced);
+        let frozen = self.moving().filter(|moving| moving.frozen);
         MappedReply {
             region,
             home,

@@ -25,6 +25,8 @@ const ALIGNMENT: u64 = 64;
 pub enum Shortage {
     /// The arena may grow by a segment of this length; try again then.
     Grow(u64),
+    /// Memory that was just freed is about to be clean again; try again then.
+    Wait,
     /// There is no room, and there will be none until something is freed.
     NoSpace {
         /// Bytes that are free, perhaps in pieces.
@@ -123,6 +125,11 @@ impl Store {
     fn shortage(&self, missing: u64, chunk_bytes: u64) -> Shortage {
         let growth = self.growth_max();
         let available = self.allocator.bytes_free() + growth;
+        // Waiting comes first: it takes microseconds for memory that was not touched, and whoever frees and
+        // allocates in turn would otherwise grow the arena to its limit.
+        if !self.discarding.is_empty() {
+            return Shortage::Wait;
+        }
         if growth >= missing.min(chunk_bytes) && available >= missing {
             Shortage::Grow(growth.min(self.segment_bytes.max(chunk_bytes)))
         } else {

@@ -7,12 +7,13 @@
 //!               <-------- Done
 //!               CopyChunk --------------------------------->  one-sided read of the old place
 //!               Place ---------->  (access at the new place)       the old place is released
-//!   Adopt --------------------------------------------------> now the home
-//!   Settle -------------------->
+//!   Settle -------------------->  (has heard of all places)
+//!               <-------- Done
+//!   Adopt --------------------------------------------------> now the home, and says so to the mappers
 //! ```
 
 use super::{Asker, Engine, Purpose};
-use crate::ids::{NodeId, RegionId};
+use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, Notice, Record, Refusal, Reply, Request};
 use crate::region::{Busy, Moving, Region, Stage};
@@ -30,15 +31,7 @@ impl Engine {
         };
         let found = self.homes.get_mut(&region).expect("the region is here");
         let missing = found.extents.iter().filter(|extent| extent.owner != to).map(|extent| extent.len).sum();
-        let moving = Moving {
-            to,
-            places: Extents::new(),
-            used: 0,
-            at: 0,
-            announced: false,
-            adopting: false,
-            parked: Vec::new(),
-        };
+        let moving = Moving::new(to);
         found.busy = Some(Box::new(Busy::new(Some(asker), Stage::Moving(moving))));
         if missing == 0 {
             return self.next_chunk(region);
@@ -78,7 +71,7 @@ impl Engine {
         let len = (found.len - at).min(found.chunk_bytes());
         let layout = (!moving.announced).then(|| found.extents.clone());
         let moving = self.moving_mut(region);
-        (moving.at, moving.announced) = (at, true);
+        (moving.at, moving.announced, moving.frozen) = (at, true, true);
         self.tell_mappers(region, Change::Freeze { from: at, len, layout });
     }
 
@@ -86,6 +79,9 @@ impl Engine {
     pub(super) fn continue_moving(&mut self, region: RegionId) {
         let found = &self.homes[&region];
         let moving = found.moving().expect("the region is being moved");
+        if moving.closing {
+            return self.give_away(region);
+        }
         let (from, to) = chunk_places(found, moving);
         self.ask(moving.to.node, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
     }
@@ -98,6 +94,7 @@ impl Engine {
         let place = if body.is_ok() { new } else { old };
         found.extents = layout::with_range_at(&found.extents, at, place);
         let tainted = found.tainted.as_deref().cloned().unwrap_or_default();
+        self.moving_mut(region).frozen = false;
         self.place_for_mappers(region, at, place);
         match body {
             Ok(_) => {
@@ -126,7 +123,7 @@ impl Engine {
         self.tell_without_waiting(region, Change::Place { from, place });
     }
 
-    fn settle_mappers(&mut self, region: RegionId, home: crate::ids::NodeLife) {
+    fn settle_mappers(&mut self, region: RegionId, home: NodeLife) {
         self.tell_without_waiting(region, Change::Settle { home });
     }
 
@@ -147,7 +144,17 @@ impl Engine {
             self.settle_mappers(region, to);
             return self.finish_order(region, Ok(Reply::Done));
         }
-        self.moving_mut(region).adopting = true;
+        // What the next home says to mappers comes by other ways than what we said: it must not overtake it, or a
+        // late place would thaw a chunk that has been frozen again.
+        self.moving_mut(region).closing = true;
+        self.tell_mappers(region, Change::Settle { home: self.config.life });
+    }
+
+    /// All mappers have heard all that we had to say.
+    fn give_away(&mut self, region: RegionId) {
+        let moving = self.moving_mut(region);
+        moving.adopting = true;
+        let to = moving.to;
         let record = Box::new(self.homes[&region].record(region));
         self.ask(to.node, Request::Adopt { record }, Purpose::Adopt(region));
     }
@@ -159,15 +166,12 @@ impl Engine {
         };
         let parked = std::mem::take(&mut self.moving_mut(region).parked);
         if let Err(refusal) = body {
-            self.moving_mut(region).adopting = false;
-            self.settle_mappers(region, self.config.life);
             self.finish_order(region, Err(refusal));
             for (asker, principal, wanted) in parked {
                 self.serve_map(asker, region, principal, wanted);
             }
             return;
         }
-        self.settle_mappers(region, to);
         let found = self.homes.remove(&region).expect("looked up just before");
         self.moved.insert(region, to.node);
         let busy = found.busy.expect("it was being moved");
@@ -212,8 +216,17 @@ impl Engine {
         self.store.adopt(id);
         self.moved.remove(&id);
         self.homes.insert(id, Box::new(region));
+        self.settle_mappers(id, me);
         self.answer(asker, Ok(Reply::Done));
         self.free_if_unreachable(id);
+    }
+}
+
+impl Moving {
+    fn new(to: NodeLife) -> Moving {
+        let places = Extents::new();
+        let (announced, frozen, closing, adopting) = (false, false, false, false);
+        Moving { to, places, used: 0, at: 0, announced, frozen, closing, adopting, parked: Vec::new() }
     }
 }
 

@@ -49,6 +49,9 @@ pub struct Cluster {
     arenas: Arenas,
     /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
     pub kills: bool,
+    /// Whether drivers are slow to clean freed memory; what they have not cleaned yet.
+    pub slow_to_clean: bool,
+    uncleaned: Vec<(usize, Token, Key, u64, u64)>,
     /// Whose frames to whom are kept, and those kept.
     recording: Option<(usize, usize)>,
     kept: Vec<Vec<u8>>,
@@ -63,6 +66,8 @@ impl Cluster {
             wires: BTreeMap::new(),
             arenas: Arenas::default(),
             kills: true,
+            slow_to_clean: false,
+            uncleaned: Vec::new(),
             recording: None,
             kept: Vec::new(),
         };
@@ -170,18 +175,51 @@ impl Cluster {
                 }
                 Effect::Fetch { .. } => panic!("all memory is direct here"),
                 Effect::Discard { token, key, offset, len } => {
-                    let window = self.arenas.lock().unwrap()[&(index, key)].clone();
-                    window.fill(offset, len, 0).unwrap();
-                    host.engine.handle_discarded(now_ns, token);
+                    self.uncleaned.push((index, token, key, offset, len));
                 }
                 Effect::Finish { op, outcome } => {
                     host.finished.insert(op, outcome);
                 }
             }
         }
+        if !self.slow_to_clean {
+            self.clean();
+        }
         let cut_offs = std::mem::take(&mut self.hosts[index].cut_offs);
         if self.kills {
             cut_offs.into_iter().for_each(|peer| self.kill(peer.0 as usize - 1));
+        }
+        progress
+    }
+
+    /// Cleans all freed memory.
+    pub fn clean(&mut self) {
+        for (index, token, key, offset, len) in std::mem::take(&mut self.uncleaned) {
+            let window = self.arenas.lock().unwrap()[&(index, key)].clone();
+            window.fill(offset, len, 0).unwrap();
+            self.hosts[index].engine.handle_discarded(self.now_ns, token);
+        }
+    }
+
+    /// Lets one thing happen: the effects of a node, or one message of one wire, as `pick` chooses.
+    pub fn step_one(&mut self, pick: u64) -> bool {
+        let wires: Vec<(usize, usize)> =
+            self.wires.iter().filter(|(_, queue)| !queue.is_empty()).map(|(wire, _)| *wire).collect();
+        let choice = pick as usize % (wires.len() + self.hosts.len());
+        if let Some((from, to)) = wires.get(choice) {
+            let bytes = self.wires.get_mut(&(*from, *to)).and_then(VecDeque::pop_front).expect("not empty");
+            if self.hosts[*to].running {
+                self.hosts[*to].engine.handle_message(self.now_ns, PeerId(*from as u32 + 1), &bytes);
+            }
+            return true;
+        }
+        let mut progress = !wires.is_empty();
+        // Any node's effects may be late, but nobody's for ever.
+        for index in 0..self.hosts.len() {
+            if self.hosts[index].running && (index == choice - wires.len() || wires.is_empty()) {
+                progress |= self.perform(index);
+                progress |= self.poll_graces(index);
+            }
         }
         progress
     }
