@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::bytes::ByteCount;
 use crate::letters;
+use crate::perf;
 use halite::Permissions;
 
 /// Named, permissioned, movable memory that processes share
@@ -63,6 +64,11 @@ pub enum Command {
     Grant(Grant),
     /// Takes a permission back
     Revoke(Revoke),
+    /// Measures
+    Perf(perf::PerfArgs),
+    /// The other end of a measurement
+    #[command(hide = true)]
+    PerfServer(perf::ServerArgs),
 }
 
 /// `halite up`

@@ -1,6 +1,7 @@
-//! What the `halite` program is made of: commands, and the control of node processes.
+//! What the `halite` program is made of: commands, the control of node processes, and measurements.
 //!
-//! Applications link crate `halite` instead.
+//! Applications link crate `halite` instead.  Of this crate only [`perf`] is meant for others: the laboratory
+//! measures with the same pieces.
 
 mod args;
 mod bytes;
@@ -10,6 +11,7 @@ mod control;
 mod files;
 mod letters;
 mod output;
+pub mod perf;
 mod progress;
 mod signals;
 mod table;

@@ -116,7 +116,9 @@ fn a_directory_that_cannot_be_used_is_named_with_the_reason() {
 #[test]
 fn nonsense_has_exit_status_2() {
     let scratch = Scratch::new("nonsense");
-    for line in ["up", "up --nodes none", "fly", "grant a b c"] {
+    for line in
+        ["up", "up --nodes none", "fly", "grant a b c", "perf write_lat --regions 3", "perf read_lat -s 1T"]
+    {
         scratch.fails(line, 2);
     }
 }

@@ -18,9 +18,11 @@ use std::path::PathBuf;
 use halite::Config;
 
 use crate::args::{Arguments, Command};
+use crate::perf;
 
 /// Does what the command line says.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let is_told = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
     match arguments.command {
         Command::Up(args) => up::run(&dir, &args),
@@ -35,5 +37,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Mv(args) => mv::run(&dir, &args),
         Command::Grant(args) => access::grant(&dir, &args),
         Command::Revoke(args) => access::revoke(&dir, &args),
+        Command::Perf(args) => perf::run(is_told.then_some(dir.as_path()), &args),
+        Command::PerfServer(args) => perf::serve(&dir, &args),
     }
 }
