@@ -85,7 +85,7 @@ fn explain(error: RegionError, name: &str) -> anyhow::Error {
     let error = anyhow::Error::new(error);
     match advice {
         Some(advice) => error.context(advice),
-        None => error.context(format!("cannot store {name:?}")),
+        None => error,
     }
 }
 
