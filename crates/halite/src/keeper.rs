@@ -78,7 +78,8 @@ fn look_after(core: &Core, mut token: PollToken<'_>) {
         } else if now >= quiet_at || core.has_jobs() {
             return;
         } else {
-            std::hint::spin_loop();
+            // As in PollToken::drive_until().
+            std::thread::yield_now();
         }
     }
 }

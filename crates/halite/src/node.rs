@@ -125,7 +125,11 @@ impl Node {
             }
         }
         self.core.block_on(self.all_dialled());
-        self.check_cluster(config, unreachable)
+        self.check_cluster(config, unreachable)?;
+        // Whoever answers this has taken us in: from now on any of them may be asked for our memory.  A node that
+        // dies meanwhile is no reason not to join.
+        let _ = self.blocking_session().status();
+        Ok(())
     }
 
     async fn all_dialled(&self) {
@@ -196,7 +200,10 @@ impl Drop for Node {
         retire_handles(core);
         let mark = core.ground.posted.mark();
         core.drive_until(LEAVE_PATIENCE, |_| core.ground.posted.is_over(mark));
-        core.with(|machine, now| machine.leave(now));
+        // Where that is not so, the fabric tells them when it is.
+        if core.ground.posted.is_over(mark) {
+            core.with(|machine, now| machine.leave(now));
+        }
         core.drive_until(LEAVE_PATIENCE, |machine| machine.is_quiet());
         core.with(|machine, _| machine.close());
         self.keeper = None;
@@ -223,7 +230,8 @@ fn retire_handles(core: &Core) {
         }
     };
     for index in handles {
-        path.slots().reclaim(index, elapsed).expect("retired here, and before the grace");
+        // Fails only where the engine, to which the region was dropped meanwhile, has reclaimed it.
+        let _ = path.slots().reclaim(index, elapsed);
     }
 }
 
@@ -242,12 +250,8 @@ fn checked_principal(config: &Config) -> Result<Principal, JoinError> {
 }
 
 fn seat(config: &Config, life: NodeLife) -> Seat {
-    let hello = Hello {
-        version: PROTOCOL_VERSION,
-        life,
-        pid: std::process::id(),
-        bytes_total: config.arena_bytes,
-    };
+    let hello =
+        Hello { version: PROTOCOL_VERSION, life, pid: std::process::id(), bytes_total: config.arena_bytes };
     Seat { node: life.node, name: cluster_dir::shm_name(life.node), hello: message::encode_hello(&hello) }
 }
 

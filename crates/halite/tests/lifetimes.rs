@@ -146,6 +146,44 @@ fn a_full_queue_delays_and_a_failed_request_is_an_error() {
 }
 
 #[test]
+fn messages_that_the_fabric_does_not_take_at_once_arrive_later_and_in_order() {
+    let dir = Dir::new();
+    let first = dir.join(0);
+    let full = Rule::new(Moment::Post(OperationKind::Send), Fault::QueueFull).one_in(2);
+    let plan = FaultPlan::new(7).rule(full);
+    let second = halite::Node::wrap(dir.config(1), |fabric| Arc::new(FaultInjector::new(fabric, plan)));
+    let second = second.unwrap();
+    let there = second.blocking_session();
+    for round in 0..50 {
+        let name = format!("region {round}");
+        there.alloc(Some(&name), 4096, Placement::On(NodeId(0)), ANYBODY).unwrap();
+    }
+    assert_eq!(first.blocking_session().list().unwrap().len(), 50);
+}
+
+#[test]
+fn an_access_that_waits_for_ever_ends_when_its_node_leaves() {
+    let dir = Dir::new();
+    let first = dir.join(0);
+    let never = Rule::new(Moment::Post(OperationKind::Read), Fault::Delay { polls: u64::MAX / 2 });
+    let plan = FaultPlan::new(1).rule(never);
+    let second = halite::Node::wrap(dir.config(1), |fabric| Arc::new(FaultInjector::new(fabric, plan)));
+    let second = second.unwrap();
+    first.blocking_session().alloc(Some("far"), 4096, Placement::Local, ANYBODY).unwrap();
+    let there = second.session();
+    let theirs = there.blocking().map("far", ANYBODY).unwrap();
+    let mut bytes = [0; 8];
+    let mut read = pin!(there.read(theirs, 0, &mut bytes));
+    let begun = std::future::poll_fn(|context| Poll::Ready(read.as_mut().poll(context).is_pending()));
+    assert!(there.blocking().block_on(begun), "the read is under way");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| there.blocking().block_on(read));
+        second.leave();
+        assert_eq!(waiting.join().unwrap().unwrap_err().cause, AccessCause::NodeClosed);
+    });
+}
+
+#[test]
 fn a_session_ends_with_its_last_clone_and_takes_its_handles_along() {
     let dir = Dir::new();
     let node = dir.join(0);

@@ -3,4 +3,5 @@
 //! Nothing here is part of what applications link.  The suite is a library so that each provider, present or future,
 //! can be put through the same functions.
 
+pub mod conformance;
 pub mod peers;

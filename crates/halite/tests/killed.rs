@@ -1,0 +1,106 @@
+//! A node that is killed, or leaves: those who used it get a typed error, and its number can be used again.
+
+mod common;
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+
+use common::Dir;
+use halite::{AccessCause, NodeId, NodeState, Permissions, Placement, RegionCause, cluster_dir};
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
+const DIR_VARIABLE: &str = "HALITE_TEST_MORTAL_DIR";
+
+/// A child process that is killed when dropped.
+struct Mortal(Child);
+
+impl Mortal {
+    /// Runs `the_mortal_node` below in a process of its own, until its region is there.
+    fn start(dir: &Dir) -> Mortal {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "the_mortal_node", "--nocapture"]).env(DIR_VARIABLE, dir.path());
+        let mut child = Mortal(command.stdout(Stdio::piped()).spawn().unwrap());
+        let mut said = String::new();
+        let mut stdout = child.0.stdout.take().unwrap();
+        while !said.contains("ready") {
+            let mut byte = [0];
+            stdout.read_exact(&mut byte).expect("the child says that it is ready");
+            said.push(byte[0] as char);
+        }
+        child
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Mortal {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Not a test of its own, but what the child process does.
+#[test]
+fn the_mortal_node() {
+    let Some(dir) = std::env::var_os(DIR_VARIABLE) else { return };
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    let config = halite::Config { dir: dir.into(), node: Some(NodeId(1)), ..halite::Config::default() };
+    let node = halite::Node::embedded(config).unwrap();
+    let session = node.blocking_session();
+    let lh = session.alloc(Some("mortal"), 4096, Placement::Local, ANYBODY).unwrap();
+    session.write(lh, 0, b"alive").unwrap();
+    println!("ready");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn the_memory_of_a_killed_process_is_an_error_and_its_successor_begins_anew() {
+    let dir = Dir::new();
+    let first = dir.join(0);
+    let here = first.blocking_session();
+    let mut mortal = Mortal::start(&dir);
+    let lh = here.map("mortal", ANYBODY).unwrap();
+    let mut bytes = [0; 5];
+    here.read(lh, 0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"alive");
+
+    mortal.kill();
+    // Until the news arrives, its memory is still there.
+    let lost = std::iter::repeat_with(|| here.read(lh, 0, &mut bytes)).find_map(Result::err).unwrap();
+    assert_eq!(lost.cause, AccessCause::PeerDown(NodeId(1)));
+    assert_eq!(here.map("mortal", ANYBODY).unwrap_err().cause, RegionCause::NotFound);
+    let states: Vec<NodeState> = here.status().unwrap().iter().map(|node| node.state).collect();
+    assert_eq!(states, [NodeState::Alive, NodeState::Dead]);
+    let present = cluster_dir::nodes(dir.path()).unwrap();
+    assert_eq!(present.iter().map(|node| node.alive).collect::<Vec<_>>(), [true, false]);
+
+    let _successor = Mortal::start(&dir);
+    assert_eq!(here.read(lh, 0, &mut bytes).unwrap_err().cause, AccessCause::Stale);
+    let again = here.map("mortal", ANYBODY).unwrap();
+    here.read(again, 0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"alive");
+}
+
+#[test]
+fn without_the_first_node_names_are_out_of_reach_until_it_comes_back_and_regions_live_on() {
+    let dir = Dir::new();
+    let first = dir.join(0);
+    let second = dir.join(2);
+    let there = second.blocking_session();
+    let lh = there.alloc(Some("survivor"), 64, Placement::Local, ANYBODY).unwrap();
+    first.leave();
+    // Until the news arrives, requests may still be under way.
+    let gone = std::iter::repeat_with(|| there.stat("survivor")).find_map(Result::err).unwrap();
+    assert_eq!(gone.cause, RegionCause::DirectoryDown);
+    there.write(lh, 0, b"still here").unwrap();
+    let first = dir.join(0);
+    assert_eq!(first.blocking_session().stat("survivor").unwrap().home, NodeId(2));
+    there.free(lh).unwrap();
+}

@@ -1,0 +1,120 @@
+//! Reading and writing: what is refused, and that every byte ends up where it should.
+
+use halite::{AccessCause, Placement};
+
+use super::cluster::{CHUNK, Cluster, Harness, Random, contents, everyone, pattern, shared};
+use super::refused;
+
+/// Not a byte behind the end, and a refused write has written nothing before it either.
+pub fn nothing_behind_the_end_is_reached(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let owner = cluster.session(0);
+    let lh = shared(&owner, "short", 100);
+    let remote = cluster.session(1);
+    let far = remote.map("short", everyone()).unwrap();
+    for (session, lh) in [(&owner, lh), (&remote, far)] {
+        for (offset, len) in [(100, 1), (99, 2), (0, 101), (1 << 40, 1), (50, 1000)] {
+            let mut bytes = vec![7; len];
+            refused!(session.read(lh, offset, &mut bytes), AccessCause::OutOfRange { region_len: 100, .. });
+            assert!(bytes.iter().all(|byte| *byte == 7), "a refused read leaves the buffer alone");
+            refused!(session.write(lh, offset, &bytes), AccessCause::OutOfRange { region_len: 100, .. });
+        }
+    }
+    assert!(contents(&owner, lh).iter().all(|byte| *byte == 0));
+}
+
+/// Offset plus length may not wrap around.
+pub fn an_offset_that_overflows_is_refused(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "wrap", 100);
+    for offset in [u64::MAX, u64::MAX - 1, u64::MAX - 7] {
+        let mut bytes = [0; 8];
+        refused!(
+            session.read(lh, offset, &mut bytes),
+            AccessCause::Overflow | AccessCause::OutOfRange { .. }
+        );
+        refused!(session.write(lh, offset, &bytes), AccessCause::Overflow | AccessCause::OutOfRange { .. });
+    }
+}
+
+/// Zero bytes can be moved anywhere within the region, its very end included, and not behind it.
+pub fn nothing_can_be_moved_to_the_very_end(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "end", 100);
+    for offset in [0, 50, 100] {
+        session.read(lh, offset, &mut []).unwrap();
+        session.write(lh, offset, &[]).unwrap();
+    }
+    refused!(session.read(lh, 101, &mut []), AccessCause::OutOfRange { .. });
+    refused!(session.write(lh, 101, &[]), AccessCause::OutOfRange { .. });
+}
+
+/// Random reads and writes give what the same ones give on an array.
+pub fn a_region_behaves_like_an_array(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let len = 3 * CHUNK + 100;
+    let nodes = [0, 1, 2].map(halite::NodeId).to_vec();
+    let maker = cluster.session(0);
+    maker.alloc(Some("array"), len, Placement::Spread(nodes), everyone()).unwrap();
+    let sessions = [0, 1, 2].map(|index| cluster.session(index));
+    let handles = sessions.each_ref().map(|session| session.map("array", everyone()).unwrap());
+
+    let seed = 4711;
+    let mut random = Random::new(seed);
+    let mut model = vec![0; len as usize];
+    for step in 0..600 {
+        let who = random.below(3) as usize;
+        let size_max = if step % 10 == 0 { len } else { 300 };
+        let offset = random.below(len);
+        let size = random.below(size_max.min(len - offset) + 1);
+        let range = offset as usize..(offset + size) as usize;
+        if random.below(2) == 0 {
+            let bytes = pattern(size, random.next());
+            sessions[who].write(handles[who], offset, &bytes).unwrap();
+            model[range].copy_from_slice(&bytes);
+        } else {
+            let mut bytes = vec![0xEE; size as usize];
+            sessions[who].read(handles[who], offset, &mut bytes).unwrap();
+            assert_eq!(bytes, model[range], "seed {seed}, step {step}: {size} bytes at {offset}");
+        }
+    }
+    assert_eq!(contents(&sessions[2], handles[2]), model);
+}
+
+/// Each alignment of small sizes, where copies have special cases; the neighbours stay as they were.
+pub fn every_alignment_is_exact(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(1);
+    shared(&cluster.session(0), "small", 256);
+    let lh = session.map("small", everyone()).unwrap();
+    for offset in 0..17u64 {
+        for size in 0..40u64 {
+            session.write(lh, 0, &[0xAA; 256]).unwrap();
+            let bytes = pattern(size, offset);
+            session.write(lh, 64 + offset, &bytes).unwrap();
+            let mut expected = vec![0xAA; 256];
+            expected[(64 + offset) as usize..][..size as usize].copy_from_slice(&bytes);
+            assert_eq!(contents(&session, lh), expected, "{size} bytes at {offset}");
+            let mut back = vec![0; size as usize];
+            session.read(lh, 64 + offset, &mut back).unwrap();
+            assert_eq!(back, bytes, "{size} bytes at {offset}");
+        }
+    }
+}
+
+/// An error says what was attempted, on which region, and where.
+pub fn an_error_names_the_operation_and_the_region(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "known", 100);
+    let text = session.write(lh, 90, &[0; 20]).unwrap_err().to_string();
+    for part in ["write", "region", "90", "20", "100"] {
+        assert!(text.contains(part), "{text:?} does not mention {part}");
+    }
+    let text = session.map("absent", everyone()).unwrap_err().to_string();
+    for part in ["map", "absent"] {
+        assert!(text.contains(part), "{text:?} does not mention {part}");
+    }
+}

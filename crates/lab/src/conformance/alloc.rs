@@ -1,0 +1,161 @@
+//! Making regions: what a fresh one holds, where it goes, and what is refused.
+
+use halite::{NodeId, Permissions, Placement, RegionCause};
+
+use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
+use super::refused;
+
+/// Nothing of any earlier owner shows.
+pub fn a_fresh_region_reads_as_zero(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "fresh", 3 * CHUNK + 5);
+    assert!(contents(&session, lh).iter().all(|byte| *byte == 0));
+}
+
+/// The least that memory does.
+pub fn a_region_reads_back_what_was_written(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "box", 1000);
+    session.write(lh, 7, b"hello").unwrap();
+    let mut bytes = [0; 7];
+    session.read(lh, 6, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"\0hello\0");
+}
+
+/// A name is optional; a region without one is reached by its handle.
+pub fn a_region_needs_no_name(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = session.alloc(None, 100, Placement::Local, Permissions::empty()).unwrap();
+    session.write(lh, 0, &pattern(100, 1)).unwrap();
+    assert_eq!(contents(&session, lh), pattern(100, 1));
+    assert_eq!(session.stat_handle(lh).unwrap().name, None);
+}
+
+/// Any length from one byte on, and the handle knows it.
+pub fn a_region_has_the_length_that_was_asked_for(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    for len in [1, 7, 64, 4096, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK] {
+        let lh = session.alloc(None, len, Placement::Local, everyone()).unwrap();
+        assert_eq!(session.len(lh).unwrap(), len);
+        session.write(lh, len - 1, &[9]).unwrap();
+        session.free(lh).unwrap();
+    }
+    cluster.expect_empty();
+}
+
+/// There is nothing to address in it.
+pub fn a_region_of_no_bytes_is_refused(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    refused!(
+        cluster.session(0).alloc(Some("none"), 0, Placement::Local, everyone()),
+        RegionCause::ZeroLength
+    );
+    refused!(cluster.session(0).map("none", Permissions::READ), RegionCause::NotFound);
+    cluster.expect_empty();
+}
+
+/// More than there is: refused whole, the name stays free, and what fits still fits.
+pub fn a_region_larger_than_the_memory_is_refused_and_leaves_nothing(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let refusal = session.alloc(Some("large"), ARENA + CHUNK, Placement::Local, everyone());
+    refused!(refusal, RegionCause::NoSpace { .. });
+    cluster.expect_empty();
+    let lh = shared(&session, "large", ARENA / 2);
+    session.free(lh).unwrap();
+    cluster.expect_empty();
+}
+
+/// Absurd lengths are an answer too, not an overflow.
+pub fn an_absurd_length_is_refused(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    for len in [u64::MAX, u64::MAX - CHUNK, 1 << 63] {
+        let refusal = cluster.session(0).alloc(None, len, Placement::Local, everyone());
+        refused!(refusal, RegionCause::NoSpace { .. } | RegionCause::TooLarge { .. });
+    }
+    cluster.expect_empty();
+}
+
+/// Each byte belongs to one region.
+pub fn regions_do_not_overlap(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lengths: Vec<u64> = (0..200).map(|index| 1 + index * 97 % 5000).collect();
+    let allocate = |len: &u64| session.alloc(None, *len, Placement::Local, everyone()).unwrap();
+    let handles: Vec<_> = lengths.iter().map(allocate).collect();
+    for (seed, (lh, len)) in handles.iter().zip(&lengths).enumerate() {
+        session.write(*lh, 0, &pattern(*len, seed as u64)).unwrap();
+    }
+    for (seed, (lh, len)) in handles.iter().zip(&lengths).enumerate() {
+        assert_eq!(contents(&session, *lh), pattern(*len, seed as u64), "region {seed}");
+    }
+}
+
+/// All bytes lie on the node that was named, and its status counts them.
+pub fn a_region_goes_to_the_node_that_was_named(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let session = cluster.session(0);
+    let lh = session.alloc(Some("there"), 2 * CHUNK, Placement::On(NodeId(2)), everyone()).unwrap();
+    assert_eq!(session.stat("there").unwrap().nodes, [(NodeId(2), 2 * CHUNK)]);
+    assert!(cluster.status(2).bytes_used >= 2 * CHUNK);
+    assert_eq!((cluster.status(0).bytes_used, cluster.status(1).bytes_used), (0, 0));
+    session.write(lh, CHUNK - 1, &[1, 2]).unwrap();
+    assert_eq!(contents(&session, lh)[CHUNK as usize - 1..][..2], [1, 2]);
+}
+
+/// No node, no region.
+pub fn an_unknown_node_is_refused(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(1);
+    let unknown = session.alloc(Some("lost"), 10, Placement::On(NodeId(77)), everyone());
+    refused!(unknown, RegionCause::UnknownNode(NodeId(77)));
+    let spread = Placement::Spread(vec![NodeId(0), NodeId(77)]);
+    refused!(
+        session.alloc(Some("lost"), 3 * CHUNK, spread, everyone()),
+        RegionCause::UnknownNode(NodeId(77))
+    );
+    refused!(session.map("lost", Permissions::READ), RegionCause::NotFound);
+    cluster.expect_empty();
+}
+
+/// The nearest memory is the best.
+pub fn anywhere_means_here_where_there_is_memory(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(1);
+    session.alloc(Some("near"), 100, Placement::Anywhere, everyone()).unwrap();
+    assert_eq!(session.stat("near").unwrap().nodes, [(NodeId(1), 100)]);
+}
+
+/// A node without memory borrows from one that has enough of it.
+pub fn anywhere_finds_room_for_a_node_without_memory(h: &dyn Harness) {
+    let cluster = Cluster::with(h, &[("ada", 2 * CHUNK), ("ada", ARENA), ("ada", 0)]);
+    let session = cluster.session(2);
+    session.alloc(Some("far"), 4 * CHUNK, Placement::Anywhere, everyone()).unwrap();
+    assert_eq!(session.stat("far").unwrap().nodes, [(NodeId(1), 4 * CHUNK)]);
+}
+
+/// A node that contributes nothing has nothing to place locally, and says so.
+pub fn here_is_refused_where_there_is_no_memory(h: &dyn Harness) {
+    let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 0)]);
+    let refusal = cluster.session(1).alloc(None, 100, Placement::Local, everyone());
+    refused!(refusal, RegionCause::NoSpace { .. } | RegionCause::NoMemoryNode);
+}
+
+/// Giving everything back leaves room for as much again, however often.
+pub fn memory_does_not_wear_out(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    for _ in 0..50 {
+        // What was freed is wiped before it is given out again, which may take a moment.
+        let lh = eventually("there is room again", || {
+            let made = session.alloc(Some("again"), ARENA * 3 / 4, Placement::Local, everyone());
+            made.map_err(|error| error.to_string())
+        });
+        session.free(lh).unwrap();
+    }
+    cluster.expect_empty();
+}

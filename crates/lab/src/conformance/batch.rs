@@ -1,0 +1,131 @@
+//! Vectored, batched and owned-buffer forms.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use halite::{AccessCause, Placement, ReadOp, WriteOp};
+
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
+use super::refused;
+
+/// The pieces are laid end to end, across chunk borders too.
+pub fn a_vectored_write_lays_its_pieces_end_to_end(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(1);
+    shared(&cluster.session(0), "pieces", 2 * CHUNK);
+    let lh = session.map("pieces", everyone()).unwrap();
+    let (one, two, three) = (pattern(10, 1), pattern(CHUNK, 2), pattern(1, 3));
+    let pieces = [&one[..], &[], &two, &three].map(IoSlice::new);
+    session.write_vectored(lh, 100, &pieces).unwrap();
+    let expected = [&[0; 100][..], &one, &two, &three].concat();
+    assert_eq!(contents(&session, lh)[..expected.len()], expected);
+}
+
+/// And are filled one after the other.
+pub fn a_vectored_read_fills_its_pieces_in_order(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let owner = cluster.session(0);
+    let bytes = pattern(2 * CHUNK, 5);
+    let near = shared(&owner, "pieces", 2 * CHUNK);
+    owner.write(near, 0, &bytes).unwrap();
+    let session = cluster.session(1);
+    let lh = session.map("pieces", everyone()).unwrap();
+    let (mut one, mut two, mut three) = (vec![0; 7], vec![0; CHUNK as usize], vec![0; 20]);
+    let mut pieces = [
+        IoSliceMut::new(&mut one),
+        IoSliceMut::new(&mut []),
+        IoSliceMut::new(&mut two),
+        IoSliceMut::new(&mut three),
+    ];
+    session.read_vectored(lh, 3, &mut pieces).unwrap();
+    assert_eq!([one, two, three].concat(), bytes[3..3 + 27 + CHUNK as usize]);
+}
+
+/// It is one operation: if its end is out of range, nothing of it is done.
+pub fn a_vectored_operation_is_refused_whole(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "whole", 100);
+    let pieces = [&[1; 60][..], &[2; 60]].map(IoSlice::new);
+    refused!(session.write_vectored(lh, 0, &pieces), AccessCause::OutOfRange { region_len: 100, .. });
+    assert_eq!(contents(&session, lh), [0; 100]);
+    let (mut one, mut two) = ([7; 60], [7; 60]);
+    let mut pieces = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
+    refused!(session.read_vectored(lh, 0, &mut pieces), AccessCause::OutOfRange { region_len: 100, .. });
+    assert_eq!((one, two), ([7; 60], [7; 60]));
+}
+
+/// No pieces and no operations are no work, and no error.
+pub fn empty_lists_do_nothing(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "idle", 100);
+    session.write_vectored(lh, 0, &[]).unwrap();
+    session.read_vectored(lh, 100, &mut []).unwrap();
+    session.write_batch(&[]).unwrap();
+    session.read_batch(&mut []).unwrap();
+}
+
+/// A batch reaches several regions at several nodes, in order.
+pub fn a_batch_reaches_many_regions_in_order(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(0);
+    let near = shared(&session, "near", 100);
+    let far = session.alloc(Some("far"), 100, Placement::On(halite::NodeId(1)), everyone()).unwrap();
+    let writes = [
+        WriteOp { lh: near, offset: 0, from: b"first" },
+        WriteOp { lh: far, offset: 50, from: b"second" },
+        WriteOp { lh: near, offset: 2, from: b"over" },
+    ];
+    session.write_batch(&writes).unwrap();
+    let (mut one, mut two) = ([0; 6], [0; 6]);
+    let mut reads =
+        [ReadOp { lh: near, offset: 0, into: &mut one }, ReadOp { lh: far, offset: 50, into: &mut two }];
+    session.read_batch(&mut reads).unwrap();
+    assert_eq!((&one, &two), (b"fiover", b"second"));
+}
+
+/// What stands before the bad operation is done, the rest is not, and the error says which it was.
+pub fn a_batch_stops_at_its_first_error_and_names_it(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "list", 100);
+    let writes = [
+        WriteOp { lh, offset: 0, from: b"a" },
+        WriteOp { lh, offset: 1, from: b"b" },
+        WriteOp { lh, offset: 100, from: b"c" },
+        WriteOp { lh, offset: 3, from: b"d" },
+    ];
+    let error = session.write_batch(&writes).unwrap_err();
+    assert_eq!(error.index, 2, "{error}");
+    assert!(matches!(error.cause(), AccessCause::OutOfRange { .. }), "{error}");
+    assert_eq!(contents(&session, lh)[..4], *b"ab\0\0");
+
+    let (mut one, mut two, mut three) = ([7], [7], [7]);
+    let mut reads = [
+        ReadOp { lh, offset: 0, into: &mut one },
+        ReadOp { lh, offset: u64::MAX, into: &mut two },
+        ReadOp { lh, offset: 1, into: &mut three },
+    ];
+    assert_eq!(session.read_batch(&mut reads).unwrap_err().index, 1);
+    assert_eq!((one, two, three), ([b'a'], [7], [7]));
+}
+
+/// The buffer comes back with success and with failure, the very same one.
+pub fn an_owned_buffer_always_comes_back(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "owned", 100);
+    let bytes = pattern(100, 1);
+    let address = bytes.as_ptr();
+    let (bytes, result) = session.write_owned(lh, 0, bytes);
+    result.unwrap();
+    let (bytes, result) = session.write_owned(lh, 1, bytes);
+    refused!(result, AccessCause::OutOfRange { .. });
+    assert_eq!((bytes.as_ptr(), &bytes), (address, &pattern(100, 1)));
+    let (bytes, result) = session.read_owned(lh, 0, vec![0; 100]);
+    result.unwrap();
+    assert_eq!(bytes, pattern(100, 1));
+    let (bytes, result) = session.read_owned(lh, 1, bytes);
+    refused!(result, AccessCause::OutOfRange { .. });
+    assert_eq!(bytes, pattern(100, 1));
+}

@@ -1,0 +1,223 @@
+//! Futures that are dropped before they are done, at every point at which they wait.
+//!
+//! An operation may then be done or not; but nothing may leak, and nothing may be left half done.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use halite::{Lh, NodeId, Permissions, Placement, ReadOp, RegionCause, Session, Who, WriteOp};
+
+use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, pattern};
+
+/// More polls than any operation on two idle nodes takes.
+const POLLS_MAX: usize = 200;
+
+const NAME: &str = "subject";
+const LEN: u64 = 3 * CHUNK + 1;
+
+/// An operation on a region at another node.
+type Operation = for<'a> fn(&'a Session, Lh) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Nobody could ever reach what an abandoned `alloc` of a region without a name made, so it must be undone.
+pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    at_every_wait(|polls| {
+        let session = cluster.futures(0);
+        let made = poll_at_most(polls, session.alloc(None, LEN, Placement::On(NodeId(1)), everyone()));
+        let is_done = made.is_ready();
+        if let Poll::Ready(lh) = made {
+            session.blocking().free(lh.expect("alloc succeeds when it is let")).unwrap();
+        }
+        cluster.expect_empty();
+        is_done
+    });
+}
+
+/// With a name it may be there or not; but it is whole, and its name is not lost for ever.
+pub fn an_abandoned_alloc_is_whole_or_undone(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    at_every_wait(|polls| {
+        let session = cluster.futures(0);
+        let made = poll_at_most(polls, session.alloc(Some(NAME), LEN, Placement::On(NodeId(1)), everyone()));
+        drop(session);
+        claim_and_free(&cluster);
+        cluster.expect_empty();
+        made.is_ready()
+    });
+}
+
+/// The handle that nobody got does not count as a mapping.
+pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let owner = cluster.session(1);
+    let lh = owner.alloc(Some(NAME), LEN, Placement::Local, everyone()).unwrap();
+    at_every_wait(|polls| {
+        let session = cluster.futures(0);
+        let mapped = poll_at_most(polls, session.map(NAME, everyone()));
+        let is_done = mapped.is_ready();
+        if let Poll::Ready(lh) = mapped {
+            session.blocking().unmap(lh.expect("map succeeds when it is let")).unwrap();
+        }
+        // The session is still there: its end would hide what it lost.
+        eventually("node 0 maps nothing", || match cluster.status(0).mappings {
+            0 => Ok(()),
+            left => Err(format!("{left} mappings")),
+        });
+        is_done
+    });
+    owner.free(lh).unwrap();
+    cluster.expect_empty();
+}
+
+/// The handle is gone or not, and the region does not mind.
+pub fn an_abandoned_unmap_leaks_nothing(h: &dyn Harness) {
+    check(h, |session, lh| Box::pin(async move { session.unmap(lh).await.expect("unmap") }));
+}
+
+/// The region is there or gone, with all of its memory.
+pub fn an_abandoned_free_is_done_or_not(h: &dyn Harness) {
+    check(h, |session, lh| Box::pin(async move { session.free(lh).await.expect("free") }));
+}
+
+/// So it is with each change of the permissions.
+pub fn an_abandoned_grant_is_done_or_not(h: &dyn Harness) {
+    check(h, |session, lh| {
+        let bob = Who::Principal("bob".to_owned());
+        Box::pin(async move { session.grant(lh, bob, Permissions::READ).await.expect("grant") })
+    });
+    check(h, |session, lh| {
+        Box::pin(async move { session.revoke(lh, Who::Everyone, Permissions::READ).await.expect("revoke") })
+    });
+    check(h, |session, lh| Box::pin(async move { session.add_master(lh, "bob").await.expect("add_master") }));
+}
+
+/// And with the seal.
+pub fn an_abandoned_seal_is_done_or_not(h: &dyn Harness) {
+    check(h, |session, lh| Box::pin(async move { session.seal(lh).await.expect("seal") }));
+}
+
+/// A move that nobody waits for ends somewhere; on its way no byte is lost and no chunk stays frozen.
+pub fn an_abandoned_move_loses_nothing(h: &dyn Harness) {
+    check(h, |session, lh| Box::pin(async move { session.move_to(lh, NodeId(0)).await.expect("move_to") }));
+}
+
+/// Reads and writes that are given up neither hang what follows nor harm it.
+pub fn an_abandoned_access_leaks_nothing(h: &dyn Harness) {
+    check(h, |session, lh| {
+        Box::pin(async move { session.read(lh, 5, &mut vec![0; 2 * CHUNK as usize]).await.expect("read") })
+    });
+    check(h, |session, lh| {
+        // What is there already, so that the contents can be checked whether it is done or not.
+        let bytes = pattern(LEN, 1);
+        Box::pin(async move { session.write(lh, 0, &bytes).await.expect("write") })
+    });
+    check(h, |session, lh| {
+        let bytes = pattern(LEN, 1);
+        Box::pin(async move { session.write_owned(lh, 0, bytes).await.1.expect("write_owned") })
+    });
+    check(h, |session, lh| {
+        Box::pin(async move { session.read_owned(lh, 0, vec![0; LEN as usize]).await.1.expect("read_owned") })
+    });
+}
+
+/// The batched forms, too.
+pub fn an_abandoned_batch_leaks_nothing(h: &dyn Harness) {
+    check(h, |session, lh| {
+        let bytes = pattern(LEN, 1);
+        Box::pin(async move {
+            let (one, two) = bytes.split_at(CHUNK as usize);
+            let writes = [WriteOp { lh, offset: 0, from: one }, WriteOp { lh, offset: CHUNK, from: two }];
+            session.write_batch(&writes).await.expect("write_batch");
+        })
+    });
+    check(h, |session, lh| {
+        Box::pin(async move {
+            let (mut one, mut two) = ([0; 100], [0; 100]);
+            let mut reads =
+                [ReadOp { lh, offset: 0, into: &mut one }, ReadOp { lh, offset: CHUNK, into: &mut two }];
+            session.read_batch(&mut reads).await.expect("read_batch");
+        })
+    });
+}
+
+/// Questions that nobody waits for are forgotten.
+pub fn an_abandoned_question_leaks_nothing(h: &dyn Harness) {
+    check(h, |session, _| Box::pin(async move { drop(session.stat(NAME).await.expect("stat")) }));
+    check(h, |session, lh| {
+        Box::pin(async move { drop(session.stat_handle(lh).await.expect("stat_handle")) })
+    });
+    check(h, |session, _| Box::pin(async move { drop(session.list().await.expect("list")) }));
+    check(h, |session, _| Box::pin(async move { drop(session.status().await.expect("status")) }));
+}
+
+/// Abandons `operation` after every number of polls.  Each time its region, if it is still there, holds what was
+/// written before, can be written, and can be freed; and then nothing is left.
+fn check(h: &dyn Harness, operation: Operation) {
+    let cluster = Cluster::new(h, 2);
+    at_every_wait(|polls| {
+        let session = cluster.futures(0);
+        let writer = session.blocking();
+        let lh = writer.alloc(Some(NAME), LEN, Placement::On(NodeId(1)), everyone()).unwrap();
+        writer.write(lh, 0, &pattern(LEN, 1)).unwrap();
+        let outcome = poll_at_most(polls, operation(&session, lh));
+        drop((session, writer));
+        claim_and_free(&cluster);
+        cluster.expect_empty();
+        outcome.is_ready()
+    });
+}
+
+/// Frees the region of the name, having looked at its contents, or finds that the name is free.
+fn claim_and_free(cluster: &Cluster) {
+    let session = cluster.session(0);
+    eventually("the name can be used", || {
+        match session.alloc(Some(NAME), 64, Placement::Local, everyone()) {
+            Ok(lh) => return session.free(lh).map_err(|error| error.to_string()),
+            Err(error) if matches!(error.cause(), RegionCause::NameTaken) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        // Without the right to write: the region may be sealed by now.
+        let lh =
+            session.map(NAME, Permissions::READ | Permissions::MASTER).map_err(|error| error.to_string())?;
+        // An alloc that is being undone may take the region away at any moment.
+        let mut bytes = vec![0xEE; session.len(lh).map_err(|error| error.to_string())? as usize];
+        session.read(lh, 0, &mut bytes).map_err(|error| error.to_string())?;
+        let is_fresh = bytes.iter().all(|byte| *byte == 0);
+        assert!(is_fresh || bytes == pattern(LEN, 1), "bytes were lost");
+        session.free(lh).map_err(|error| error.to_string())
+    });
+}
+
+/// Calls `attempt` with 0, 1, 2... polls until it says that these were enough.
+fn at_every_wait(mut attempt: impl FnMut(usize) -> bool) {
+    let enough = (0..POLLS_MAX).find(|polls| attempt(*polls));
+    assert!(enough.is_some(), "{POLLS_MAX} polls do not complete the operation");
+}
+
+/// Polls `future` until it is ready, but `polls_max` times at most, and drops it.
+fn poll_at_most<T>(polls_max: usize, future: impl Future<Output = T>) -> Poll<T> {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    for poll in 1..=polls_max {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return Poll::Ready(value);
+        }
+        if poll < polls_max {
+            thread::park();
+        }
+    }
+    Poll::Pending
+}
+
+/// Wakes a thread that is parked.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

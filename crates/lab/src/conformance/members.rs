@@ -1,0 +1,126 @@
+//! Nodes that come and go.
+
+use halite::{AccessCause, JoinError, NodeId, NodeState, Permissions, Placement, RegionCause};
+
+use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, shared};
+
+/// Each node is listed, with what it contributes and holds, the same from everywhere.
+pub fn the_status_lists_every_node(h: &dyn Harness) {
+    let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 2 * ARENA), ("ada", 0)]);
+    // Kept, or its mapping would end with it.
+    let session = cluster.session(1);
+    shared(&session, "held", 3 * CHUNK);
+    for index in 0..3 {
+        let all = cluster.session(index).status().unwrap();
+        let ids: Vec<NodeId> = all.iter().map(|status| status.node).collect();
+        assert_eq!(ids, [NodeId(0), NodeId(1), NodeId(2)], "from node {index}");
+        let totals: Vec<u64> = all.iter().map(|status| status.bytes_total).collect();
+        assert_eq!(totals, [ARENA, 2 * ARENA, 0]);
+        assert!(all.iter().all(|status| matches!(status.state, NodeState::Alive)), "{all:?}");
+        assert!(all.iter().all(|status| status.pid == std::process::id()), "{all:?}");
+        assert!(all.iter().all(|status| !status.provider.is_empty()), "{all:?}");
+        assert_eq!((all[1].bytes_used, all[1].regions, all[1].mappings), (3 * CHUNK, 1, 1));
+        assert_eq!((all[0].bytes_used, all[0].regions, all[0].mappings), (0, 0, 0));
+    }
+}
+
+/// Two nodes of one number would be taken for each other.
+pub fn a_number_is_taken_while_its_node_lives(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let second = cluster.start(1, "ada", ARENA);
+    match second.err() {
+        Some(JoinError::AlreadyRunning { node: NodeId(1), .. }) => {}
+        other => panic!("expected that node 1 runs already: {other:?}"),
+    }
+    cluster.node(1).blocking_session().list().unwrap();
+}
+
+/// Who left is shown so, and the others work on.
+pub fn the_others_go_on_when_a_node_leaves(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let session = cluster.session(1);
+    let lh = shared(&session, "here", CHUNK);
+    cluster.leave(2);
+    eventually("node 2 is shown as gone", || {
+        let all = cluster.session(0).status().map_err(|error| error.to_string())?;
+        match all.iter().find(|status| status.node == NodeId(2)).map(|status| status.state) {
+            Some(NodeState::Left) | None => Ok(()),
+            Some(state) => Err(format!("{state:?}")),
+        }
+    });
+    session.write(lh, 0, b"on").unwrap();
+    let other = cluster.session(0);
+    let far = other.map("here", Permissions::READ).unwrap();
+    assert_eq!(&contents(&other, far)[..2], b"on");
+}
+
+/// Its regions go with it: whoever held them gets an error that says so, never a hang and never other bytes.
+pub fn regions_end_with_their_node(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let owner = cluster.session(2);
+    let near = shared(&owner, "doomed", CHUNK);
+    owner.write(near, 0, b"last words").unwrap();
+    let session = cluster.session(1);
+    let lh = session.map("doomed", everyone()).unwrap();
+    cluster.leave(2);
+    eventually("the handle is refused", || match session.write(lh, 0, b"x") {
+        Err(error) if matches!(error.cause(), AccessCause::PeerDown(NodeId(2)) | AccessCause::Stale) => {
+            Ok(())
+        }
+        other => Err(format!("{other:?}")),
+    });
+    eventually("the name is refused", || match session.map("doomed", Permissions::READ) {
+        Err(error) if matches!(error.cause(), RegionCause::PeerDown(NodeId(2)) | RegionCause::NotFound) => {
+            Ok(())
+        }
+        other => Err(format!("{other:?}")),
+    });
+    match owner.write(near, 0, b"x") {
+        Err(error) => assert!(matches!(error.cause(), AccessCause::NodeClosed), "{error}"),
+        Ok(()) => panic!("a node that left still writes"),
+    }
+}
+
+/// A node that comes back is another one: it holds nothing, and what pointed at its former life stays refused.
+pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 2);
+    let session = cluster.session(0);
+    let lh = session.alloc(Some("before"), CHUNK, Placement::On(NodeId(1)), everyone()).unwrap();
+    let first = cluster.status(1).incarnation;
+    cluster.leave(1);
+    let returned = eventually("the number is free", || {
+        cluster.start(1, "ada", ARENA).map_err(|error| error.to_string())
+    });
+    eventually("it is alive again", || {
+        let status = cluster.status(1);
+        let is_new = status.incarnation != first && matches!(status.state, NodeState::Alive);
+        if is_new && status.bytes_used == 0 { Ok(()) } else { Err(format!("{status:?}")) }
+    });
+    eventually("the old handle is refused", || match session.read(lh, 0, &mut [0]) {
+        Err(error) if matches!(error.cause(), AccessCause::PeerDown(NodeId(1)) | AccessCause::Stale) => {
+            Ok(())
+        }
+        other => Err(format!("{other:?}")),
+    });
+    let new = returned.blocking_session().alloc(Some("after"), 64, Placement::Local, everyone()).unwrap();
+    returned.blocking_session();
+    let far = session.map("after", everyone()).unwrap();
+    session.write(far, 0, b"new").unwrap();
+    assert_ne!(new, far);
+    returned.leave();
+}
+
+/// A late comer sees all that is there.
+pub fn who_joins_later_sees_everything(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(1);
+    let lh = shared(&session, "early", 100);
+    session.write(lh, 0, b"bird").unwrap();
+    let late = cluster.start(7, "ada", ARENA).expect("a third node joins");
+    let other = late.blocking_session();
+    let far = other.map("early", everyone()).unwrap();
+    assert_eq!(&contents(&other, far)[..4], b"bird");
+    other.alloc(Some("late"), 100, Placement::On(NodeId(1)), everyone()).unwrap();
+    session.map("late", Permissions::READ).unwrap();
+    late.leave();
+}

@@ -1,0 +1,241 @@
+//! The conformance suite of the public API.
+//!
+//! Each case is a function named after what is expected, over a [`Harness`] that starts nodes; whoever has a way of
+//! running nodes (another fabric, middleware in between) instantiates all of them with [`conformance_suite!`].  The
+//! cases know only what applications know: no case looks inside a node, or at which fabric it runs on.
+//!
+//! [`conformance_suite!`]: crate::conformance_suite
+
+pub mod access;
+pub mod alloc;
+pub mod batch;
+pub mod chunks;
+pub mod cluster;
+pub mod directory;
+pub mod dropped;
+pub mod free;
+pub mod handles;
+pub mod members;
+pub mod moving;
+pub mod names;
+pub mod permissions;
+pub mod seal;
+pub mod sharing;
+
+pub use cluster::{Cluster, Harness};
+
+/// Fails unless an operation was refused for the reason that the pattern describes.
+macro_rules! refused {
+    ($result:expr, $cause:pat) => {
+        match $result {
+            Ok(_) => panic!("`{}` was not refused", stringify!($result)),
+            Err(error) => assert!(
+                matches!(error.cause(), $cause),
+                "`{}` was refused otherwise than by {}: {error} ({:?})",
+                stringify!($result),
+                stringify!($cause),
+                error.cause(),
+            ),
+        }
+    };
+}
+pub(crate) use refused;
+
+/// Turns every case into a `#[test]` for the harness that the expression gives.
+#[macro_export]
+macro_rules! conformance_suite {
+    ($harness:expr) => {
+        $crate::conformance_cases! { $crate::conformance_tests, $harness }
+    };
+}
+
+/// One module of tests per area.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_tests {
+    ($harness:expr; $($area:ident { $($case:ident)* })*) => {
+        $(mod $area {
+            #[allow(unused_imports, reason = "the harness may be named in full")]
+            use super::*;
+            $(#[test]
+            fn $case() {
+                $crate::conformance::$area::$case(&$harness);
+            })*
+        })*
+    };
+}
+
+/// The list of all cases, handed to another macro.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_cases {
+    ($then:path, $harness:expr) => {
+        $then! { $harness;
+            alloc {
+                a_fresh_region_reads_as_zero
+                a_region_reads_back_what_was_written
+                a_region_needs_no_name
+                a_region_has_the_length_that_was_asked_for
+                a_region_of_no_bytes_is_refused
+                a_region_larger_than_the_memory_is_refused_and_leaves_nothing
+                an_absurd_length_is_refused
+                regions_do_not_overlap
+                a_region_goes_to_the_node_that_was_named
+                an_unknown_node_is_refused
+                anywhere_means_here_where_there_is_memory
+                anywhere_finds_room_for_a_node_without_memory
+                here_is_refused_where_there_is_no_memory
+                memory_does_not_wear_out
+            }
+            names {
+                a_name_is_given_once
+                a_name_is_free_after_its_region
+                a_name_that_many_want_goes_to_one
+                the_empty_name_is_refused
+                a_name_has_at_most_255_bytes
+                any_text_is_a_name
+                a_name_is_found_only_whole
+            }
+            sharing {
+                what_one_node_writes_another_reads
+                an_unknown_name_cannot_be_mapped
+                each_mapping_is_a_handle_of_its_own
+                a_region_knows_who_maps_it
+                threads_share_a_session
+                an_aligned_word_never_tears
+                many_regions_live_side_by_side
+            }
+            access {
+                nothing_behind_the_end_is_reached
+                an_offset_that_overflows_is_refused
+                nothing_can_be_moved_to_the_very_end
+                a_region_behaves_like_an_array
+                every_alignment_is_exact
+                an_error_names_the_operation_and_the_region
+            }
+            batch {
+                a_vectored_write_lays_its_pieces_end_to_end
+                a_vectored_read_fills_its_pieces_in_order
+                a_vectored_operation_is_refused_whole
+                empty_lists_do_nothing
+                a_batch_reaches_many_regions_in_order
+                a_batch_stops_at_its_first_error_and_names_it
+                an_owned_buffer_always_comes_back
+            }
+            chunks {
+                every_border_between_chunks_is_seamless
+                one_access_covers_many_chunks
+                a_spread_region_is_one_region
+                a_spread_region_may_end_within_a_chunk
+                a_spread_region_is_given_back_everywhere
+                a_spread_that_does_not_fit_leaves_nothing
+            }
+            permissions {
+                the_maker_has_all_permissions
+                others_have_what_everyone_was_given
+                a_handle_allows_only_what_was_asked_for
+                a_grant_is_for_the_one_who_is_named
+                everyone_can_be_granted_and_revoked
+                a_revoked_permission_is_gone_from_open_handles
+                who_is_no_master_commands_nothing
+                a_second_master_commands_too
+                grants_are_idempotent
+                a_nameless_region_has_permissions_too
+            }
+            seal {
+                a_sealed_region_takes_no_writes
+                sealing_again_changes_nothing
+                a_sealed_region_can_be_moved
+                a_sealed_region_can_be_freed
+            }
+            moving {
+                a_moved_region_keeps_its_bytes
+                handles_survive_a_move
+                writes_during_a_move_are_kept
+                a_move_to_the_same_place_is_nothing
+                a_move_to_an_unknown_node_is_refused
+                a_move_that_does_not_fit_changes_nothing
+                a_spread_region_can_be_gathered
+                a_moved_region_is_found_by_its_name
+            }
+            free {
+                every_handle_is_stale_after_free
+                freed_memory_is_given_back
+                reused_memory_reads_as_zero
+                reused_crumbs_read_as_zero
+                a_region_is_freed_once
+                a_master_may_free_from_any_node
+            }
+            handles {
+                a_handle_means_nothing_elsewhere
+                a_clone_of_a_session_shares_its_handles
+                a_handle_ends_with_unmap
+                an_old_handle_never_reaches_a_younger_region
+                a_region_outlives_its_handles
+                a_dropped_session_leaves_no_mappings
+            }
+            directory {
+                the_list_is_ordered_by_name
+                a_description_is_true
+                the_epoch_counts_changes
+                an_unknown_name_has_no_description
+            }
+            members {
+                the_status_lists_every_node
+                a_number_is_taken_while_its_node_lives
+                the_others_go_on_when_a_node_leaves
+                regions_end_with_their_node
+                a_returned_node_is_a_new_one
+                who_joins_later_sees_everything
+            }
+            dropped {
+                an_abandoned_nameless_alloc_is_undone
+                an_abandoned_alloc_is_whole_or_undone
+                an_abandoned_map_leaves_no_mapping
+                an_abandoned_unmap_leaks_nothing
+                an_abandoned_free_is_done_or_not
+                an_abandoned_grant_is_done_or_not
+                an_abandoned_seal_is_done_or_not
+                an_abandoned_move_loses_nothing
+                an_abandoned_access_leaks_nothing
+                an_abandoned_batch_leaks_nothing
+                an_abandoned_question_leaks_nothing
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    /// A case that is not on the list would never run.
+    #[test]
+    fn every_case_is_on_the_list() {
+        let list = include_str!("mod.rs");
+        let areas = [
+            include_str!("alloc.rs"),
+            include_str!("names.rs"),
+            include_str!("sharing.rs"),
+            include_str!("access.rs"),
+            include_str!("batch.rs"),
+            include_str!("chunks.rs"),
+            include_str!("permissions.rs"),
+            include_str!("seal.rs"),
+            include_str!("moving.rs"),
+            include_str!("free.rs"),
+            include_str!("handles.rs"),
+            include_str!("directory.rs"),
+            include_str!("members.rs"),
+            include_str!("dropped.rs"),
+        ];
+        let cases = areas
+            .iter()
+            .flat_map(|area| area.lines())
+            .filter_map(|line| line.strip_prefix("pub fn ")?.strip_suffix("(h: &dyn Harness) {"));
+        let mut count = 0;
+        for case in cases {
+            assert!(list.lines().any(|line| line.trim() == case), "{case} is on no list");
+            count += 1;
+        }
+        assert!(count > 60, "only {count} cases were found");
+    }
+}

@@ -1,0 +1,98 @@
+//! Names: unique while their region lives, free again afterwards.
+
+use std::sync::Barrier;
+use std::thread;
+
+use halite::{Permissions, Placement, RegionCause};
+
+use super::cluster::{Cluster, Harness, everyone, shared};
+use super::refused;
+
+/// The second comer is refused, wherever it is, and the first region is left alone.
+pub fn a_name_is_given_once(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let first = cluster.session(0);
+    let lh = shared(&first, "one", 100);
+    first.write(lh, 0, b"mine").unwrap();
+    for index in [0, 1] {
+        let second = cluster.session(index).alloc(Some("one"), 50, Placement::Local, everyone());
+        refused!(second, RegionCause::NameTaken);
+    }
+    assert_eq!(first.stat("one").unwrap().len, 100);
+    let mut bytes = [0; 4];
+    first.read(lh, 0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"mine");
+    assert_eq!(cluster.status(1).bytes_used, 0, "what was set aside for the refused region came back");
+}
+
+/// After its region is freed a name may be used again, also elsewhere.
+pub fn a_name_is_free_after_its_region(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(0);
+    let lh = shared(&session, "again", 100);
+    session.free(lh).unwrap();
+    refused!(cluster.session(1).map("again", Permissions::READ), RegionCause::NotFound);
+    shared(&cluster.session(1), "again", 200);
+    assert_eq!(session.stat("again").unwrap().len, 200);
+}
+
+/// Of many who ask at once exactly one gets it.
+pub fn a_name_that_many_want_goes_to_one(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let start = Barrier::new(6);
+    let attempt = |index: usize| {
+        let session = cluster.session(index % 3);
+        start.wait();
+        session.alloc(Some("prize"), 64, Placement::Local, everyone()).is_ok()
+    };
+    let winners = thread::scope(|scope| {
+        let threads: Vec<_> = (0..6).map(|index| scope.spawn(move || attempt(index))).collect();
+        threads.into_iter().filter_map(|thread| thread.join().expect("no panic").then_some(())).count()
+    });
+    assert_eq!(winners, 1);
+    assert_eq!(cluster.session(0).list().unwrap().len(), 1);
+}
+
+/// The empty name could be taken for none.
+pub fn the_empty_name_is_refused(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    refused!(cluster.session(0).alloc(Some(""), 10, Placement::Local, everyone()), RegionCause::NameEmpty);
+    cluster.expect_empty();
+}
+
+/// 255 bytes of UTF-8 and no more; what counts is bytes, not characters.
+pub fn a_name_has_at_most_255_bytes(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(1);
+    let longest = format!("{}x", "é".repeat(127));
+    assert_eq!(longest.len(), 255);
+    shared(&session, &longest, 10);
+    cluster.session(0).map(&longest, Permissions::READ).unwrap();
+    let longer = "é".repeat(128);
+    refused!(
+        session.alloc(Some(&longer), 10, Placement::Local, everyone()),
+        RegionCause::NameTooLong { len: 256, .. }
+    );
+}
+
+/// A name is a name: spaces, slashes and other scripts mean nothing.
+pub fn any_text_is_a_name(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let names = ["a b", "/etc/passwd", "..", "名前", "🜔", "new\nline", "nul\0byte", "A", "a"];
+    for (index, name) in names.iter().enumerate() {
+        shared(&cluster.session(0), name, 10 + index as u64);
+    }
+    for (index, name) in names.iter().enumerate() {
+        assert_eq!(cluster.session(1).stat(name).unwrap().len, 10 + index as u64, "{name:?}");
+    }
+}
+
+/// A name is not found by its beginning, nor by other letter case.
+pub fn a_name_is_found_only_whole(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    shared(&session, "Region", 10);
+    for other in ["region", "Reg", "Region ", "Region\0", "Regions"] {
+        refused!(session.map(other, Permissions::READ), RegionCause::NotFound);
+    }
+}

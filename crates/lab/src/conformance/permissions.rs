@@ -1,0 +1,168 @@
+//! Who may do what: granted, refused, taken away; and the powers of a master.
+
+use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause, Who};
+
+use super::cluster::{Cluster, Harness, contents, eventually, everyone};
+use super::refused;
+
+fn bob() -> Who {
+    Who::Principal("bob".to_owned())
+}
+
+/// Whoever makes a region may do everything with it.
+pub fn the_maker_has_all_permissions(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "ada"]);
+    let session = cluster.session(0);
+    session.alloc(Some("mine"), 100, Placement::Local, Permissions::empty()).unwrap();
+    // Permissions are the principal's, not the session's nor the node's.
+    let lh = cluster.session(1).map("mine", Permissions::all());
+    assert!(lh.is_ok(), "{lh:?}");
+}
+
+/// Others have what everyone was given and no more; the refusal says what is missing.
+pub fn others_have_what_everyone_was_given(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    cluster.session(0).alloc(Some("public"), 100, Placement::Local, Permissions::READ).unwrap();
+    let bob = cluster.session(1);
+    let lh = bob.map("public", Permissions::READ).unwrap();
+    assert_eq!(contents(&bob, lh), [0; 100]);
+    let wanted = Permissions::READ | Permissions::WRITE;
+    refused!(bob.map("public", wanted), RegionCause::PermissionDenied { missing: Permissions::WRITE });
+    cluster.session(0).alloc(Some("private"), 100, Placement::Local, Permissions::empty()).unwrap();
+    refused!(
+        bob.map("private", Permissions::READ),
+        RegionCause::PermissionDenied { missing: Permissions::READ }
+    );
+}
+
+/// A handle carries what was asked for, even where more would have been granted.
+pub fn a_handle_allows_only_what_was_asked_for(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    cluster.session(0).alloc(Some("book"), 100, Placement::Local, everyone()).unwrap();
+    let session = cluster.session(1);
+    let reader = session.map("book", Permissions::READ).unwrap();
+    refused!(session.write(reader, 0, b"x"), AccessCause::PermissionDenied { missing: Permissions::WRITE });
+    let writer = session.map("book", Permissions::WRITE).unwrap();
+    session.write(writer, 0, b"x").unwrap();
+    let mut byte = [7];
+    refused!(
+        session.read(writer, 0, &mut byte),
+        AccessCause::PermissionDenied { missing: Permissions::READ }
+    );
+    assert_eq!(byte, [7], "a refused read leaves the buffer alone");
+    assert_eq!(contents(&session, reader)[0], b'x');
+}
+
+/// A grant reaches the named principal and nobody else, and shows in the description.
+pub fn a_grant_is_for_the_one_who_is_named(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
+    let ada = cluster.session(0);
+    let lh = ada.alloc(Some("letter"), 100, Placement::Local, Permissions::empty()).unwrap();
+    ada.grant(lh, bob(), Permissions::READ).unwrap();
+    cluster.session(1).map("letter", Permissions::READ).unwrap();
+    let eve = cluster.session(2).map("letter", Permissions::READ);
+    refused!(eve, RegionCause::PermissionDenied { missing: Permissions::READ });
+    let info = ada.stat("letter").unwrap();
+    assert_eq!((info.owner.as_str(), info.everyone), ("ada", Permissions::empty()));
+    assert!(info.grants.contains(&("bob".to_owned(), Permissions::READ)), "{:?}", info.grants);
+}
+
+/// A grant to everyone reaches all who are not named otherwise.
+pub fn everyone_can_be_granted_and_revoked(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let ada = cluster.session(0);
+    let lh = ada.alloc(Some("notice"), 100, Placement::Local, Permissions::empty()).unwrap();
+    ada.grant(lh, Who::Everyone, Permissions::READ).unwrap();
+    assert_eq!(ada.stat("notice").unwrap().everyone, Permissions::READ);
+    cluster.session(1).map("notice", Permissions::READ).unwrap();
+    ada.revoke(lh, Who::Everyone, Permissions::READ).unwrap();
+    let after = cluster.session(1).map("notice", Permissions::READ);
+    refused!(after, RegionCause::PermissionDenied { missing: Permissions::READ });
+}
+
+/// When `revoke` has returned, handles that were open lack the permission too, and keep the others.
+pub fn a_revoked_permission_is_gone_from_open_handles(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let ada = cluster.session(0);
+    let near = ada.alloc(Some("loan"), 100, Placement::Local, Permissions::empty()).unwrap();
+    ada.grant(near, bob(), Permissions::READ | Permissions::WRITE).unwrap();
+    let session = cluster.session(1);
+    let lh = session.map("loan", Permissions::READ | Permissions::WRITE).unwrap();
+    session.write(lh, 0, b"before").unwrap();
+    ada.revoke(near, bob(), Permissions::WRITE).unwrap();
+    refused!(session.write(lh, 0, b"after!"), AccessCause::PermissionDenied { missing: Permissions::WRITE });
+    assert_eq!(&contents(&session, lh)[..6], b"before");
+    ada.revoke(near, bob(), Permissions::READ).unwrap();
+    let refusal = session.read(lh, 0, &mut [0]);
+    refused!(refusal, AccessCause::PermissionDenied { missing: Permissions::READ });
+    // The maker's own rights are not touched.
+    ada.write(near, 0, b"mine").unwrap();
+}
+
+/// Every command of a master is refused to others, and changes nothing.
+pub fn who_is_no_master_commands_nothing(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let ada = cluster.session(0);
+    let near = ada.alloc(Some("throne"), 100, Placement::Local, everyone()).unwrap();
+    ada.write(near, 0, b"kept").unwrap();
+    let before = ada.stat("throne").unwrap();
+    let session = cluster.session(1);
+    let lh = session.map("throne", everyone()).unwrap();
+    macro_rules! denied {
+        ($result:expr) => {
+            refused!($result, RegionCause::PermissionDenied { missing: Permissions::MASTER })
+        };
+    }
+    denied!(session.free(lh));
+    denied!(session.grant(lh, bob(), Permissions::MASTER));
+    denied!(session.revoke(lh, Who::Principal("ada".to_owned()), Permissions::all()));
+    denied!(session.add_master(lh, "bob"));
+    denied!(session.seal(lh));
+    denied!(session.move_to(lh, NodeId(1)));
+    let after = ada.stat("throne").unwrap();
+    assert_eq!((before.home, before.grants, before.sealed), (after.home, after.grants, after.sealed));
+    assert_eq!(&contents(&ada, near)[..4], b"kept");
+}
+
+/// A region may have several masters, each with full powers.
+pub fn a_second_master_commands_too(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
+    let ada = cluster.session(0);
+    let near = ada.alloc(Some("shared throne"), 100, Placement::Local, Permissions::empty()).unwrap();
+    ada.add_master(near, "bob").unwrap();
+    let bob = cluster.session(1);
+    let lh = bob.map("shared throne", Permissions::MASTER).unwrap();
+    bob.grant(lh, Who::Principal("eve".to_owned()), Permissions::READ).unwrap();
+    cluster.session(2).map("shared throne", Permissions::READ).unwrap();
+    bob.free(lh).unwrap();
+    eventually("the first master's handle is stale", || match ada.write(near, 0, b"x") {
+        Err(error) if matches!(error.cause(), AccessCause::Stale) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    cluster.expect_empty();
+}
+
+/// Granting what is held and revoking what is not are no errors.
+pub fn grants_are_idempotent(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let ada = cluster.session(0);
+    let lh = ada.alloc(Some("calm"), 100, Placement::Local, Permissions::empty()).unwrap();
+    for _ in 0..2 {
+        ada.grant(lh, bob(), Permissions::READ).unwrap();
+    }
+    for _ in 0..2 {
+        ada.revoke(lh, bob(), Permissions::READ | Permissions::WRITE).unwrap();
+    }
+    let refusal = cluster.session(1).map("calm", Permissions::READ);
+    refused!(refusal, RegionCause::PermissionDenied { missing: Permissions::READ });
+}
+
+/// A region without a name obeys its master through the handle.
+pub fn a_nameless_region_has_permissions_too(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let ada = cluster.session(0);
+    let lh = ada.alloc(None, 100, Placement::On(NodeId(1)), Permissions::empty()).unwrap();
+    ada.grant(lh, bob(), Permissions::READ).unwrap();
+    let info = ada.stat_handle(lh).unwrap();
+    assert!(info.grants.contains(&("bob".to_owned(), Permissions::READ)), "{:?}", info.grants);
+}

@@ -1,0 +1,65 @@
+//! Sealed regions: immutable for ever.
+
+use halite::{AccessCause, NodeId, Placement};
+
+use super::cluster::{CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
+use super::refused;
+
+/// Whoever may write, may write no more, through old handles and new ones; everyone may read on.
+pub fn a_sealed_region_takes_no_writes(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "stone", CHUNK + 10);
+    let bytes = pattern(CHUNK + 10, 1);
+    owner.write(near, 0, &bytes).unwrap();
+    let session = cluster.session(1);
+    let old = session.map("stone", everyone()).unwrap();
+    owner.seal(near).unwrap();
+    let new = session.map("stone", everyone());
+    // A provider of handles may also refuse to hand out the right to write; then there is nothing to try.
+    for lh in [Some(old), new.ok()].into_iter().flatten() {
+        refused!(session.write(lh, 0, b"scratch"), AccessCause::Sealed);
+    }
+    refused!(owner.write(near, CHUNK - 1, b"scratch"), AccessCause::Sealed);
+    assert_eq!(contents(&session, old), bytes);
+    assert!(session.stat("stone").unwrap().sealed);
+}
+
+/// Sealing twice is sealing.
+pub fn sealing_again_changes_nothing(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "stone", 100);
+    assert!(!session.stat("stone").unwrap().sealed);
+    session.seal(lh).unwrap();
+    session.seal(lh).unwrap();
+    assert!(session.stat("stone").unwrap().sealed);
+}
+
+/// Its bytes are immutable; where they lie is not.
+pub fn a_sealed_region_can_be_moved(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(0);
+    let lh = shared(&session, "stone", 2 * CHUNK);
+    let bytes = pattern(2 * CHUNK, 2);
+    session.write(lh, 0, &bytes).unwrap();
+    session.seal(lh).unwrap();
+    session.move_to(lh, NodeId(1)).unwrap();
+    assert_eq!(contents(&session, lh), bytes);
+    assert_eq!(session.stat("stone").unwrap().nodes, [(NodeId(1), 2 * CHUNK)]);
+    refused!(session.write(lh, 0, b"scratch"), AccessCause::Sealed);
+}
+
+/// It ends like any other, and what is made of its memory can be written.
+pub fn a_sealed_region_can_be_freed(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = session.alloc(Some("stone"), CHUNK, Placement::Local, everyone()).unwrap();
+    session.seal(lh).unwrap();
+    session.free(lh).unwrap();
+    cluster.expect_empty();
+    let lh = eventually("the memory is there again", || {
+        session.alloc(Some("clay"), CHUNK, Placement::Local, everyone()).map_err(|error| error.to_string())
+    });
+    session.write(lh, 0, b"soft").unwrap();
+}

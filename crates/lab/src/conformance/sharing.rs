@@ -1,0 +1,138 @@
+//! One region, several nodes, sessions and threads.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use halite::{Permissions, Placement, RegionCause};
+
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
+use super::refused;
+
+/// That is what it is for.
+pub fn what_one_node_writes_another_reads(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let owner = cluster.session(0);
+    let lh = shared(&owner, "wall", 2 * CHUNK);
+    let others = [cluster.session(1), cluster.session(2)];
+    let handles = others.each_ref().map(|session| session.map("wall", everyone()).unwrap());
+    owner.write(lh, 10, b"from 0").unwrap();
+    others[0].write(handles[0], CHUNK - 3, b"from 1").unwrap();
+    for (session, lh) in [(&owner, lh), (&others[0], handles[0]), (&others[1], handles[1])] {
+        let bytes = contents(session, lh);
+        assert_eq!(&bytes[10..16], b"from 0");
+        assert_eq!(&bytes[CHUNK as usize - 3..][..6], b"from 1");
+    }
+}
+
+/// There is nothing to map.
+pub fn an_unknown_name_cannot_be_mapped(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    for index in [0, 1] {
+        refused!(cluster.session(index).map("nothing", Permissions::READ), RegionCause::NotFound);
+    }
+    cluster.expect_empty();
+}
+
+/// Two handles of one region live and end independently.
+pub fn each_mapping_is_a_handle_of_its_own(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let lh = shared(&cluster.session(0), "twice", 100);
+    let session = cluster.session(1);
+    let first = session.map("twice", everyone()).unwrap();
+    let second = session.map("twice", Permissions::READ).unwrap();
+    assert!(first != second && first != lh);
+    session.write(first, 0, b"x").unwrap();
+    session.unmap(first).unwrap();
+    let mut byte = [0];
+    session.read(second, 0, &mut byte).unwrap();
+    assert_eq!(&byte, b"x");
+}
+
+/// The home knows who maps its region, and forgets who does no more.
+pub fn a_region_knows_who_maps_it(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let owner = cluster.session(0);
+    shared(&owner, "seen", 100);
+    let session = cluster.session(2);
+    let lh = session.map("seen", Permissions::READ).unwrap();
+    assert!(owner.stat("seen").unwrap().mappers.contains(&halite::NodeId(2)));
+    session.unmap(lh).unwrap();
+    super::cluster::eventually("node 2 maps it no more", || {
+        let mappers = owner.stat("seen").unwrap().mappers;
+        if mappers.contains(&halite::NodeId(2)) { Err(format!("{mappers:?}")) } else { Ok(()) }
+    });
+}
+
+/// Threads share a session without getting into each other's way.
+pub fn threads_share_a_session(h: &dyn Harness) {
+    const THREADS: u64 = 4;
+    let cluster = Cluster::new(h, 2);
+    shared(&cluster.session(0), "rows", THREADS * 5000);
+    let session = cluster.session(1);
+    let lh = session.map("rows", everyone()).unwrap();
+    thread::scope(|scope| {
+        for row in 0..THREADS {
+            let session = session.clone();
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let bytes = pattern(5000, row * 1000 + round);
+                    session.write(lh, row * 5000, &bytes).unwrap();
+                    let mut back = vec![0; 5000];
+                    session.read(lh, row * 5000, &mut back).unwrap();
+                    assert_eq!(back, bytes, "row {row}, round {round}");
+                }
+            });
+        }
+    });
+}
+
+/// An aligned word of eight bytes is written and read whole, whatever happens around it.
+pub fn an_aligned_word_never_tears(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let writer = cluster.session(0);
+    let lh = shared(&writer, "word", 64);
+    let reader = cluster.session(1);
+    let far = reader.map("word", Permissions::READ).unwrap();
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for value in 1..=20_000u64 {
+                writer.write(lh, 8, &(value * 0x0001_0001_0001_0001).to_le_bytes()).unwrap();
+            }
+            // Pairs with the Acquire below: the reader then looks once more.
+            is_done.store(true, Ordering::Release);
+        });
+        let mut last = 0;
+        loop {
+            let was_done = is_done.load(Ordering::Acquire);
+            let mut bytes = [0; 8];
+            reader.read(far, 8, &mut bytes).unwrap();
+            let word = u64::from_le_bytes(bytes);
+            let value = word / 0x0001_0001_0001_0001;
+            assert_eq!(word % 0x0001_0001_0001_0001, 0, "{word:#018x} was never written");
+            assert!(value >= last, "{value} was read after {last}");
+            last = value;
+            if was_done {
+                assert_eq!(last, 20_000);
+                return;
+            }
+        }
+    });
+}
+
+/// Many regions on several nodes at once, each with its own contents.
+pub fn many_regions_live_side_by_side(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(0);
+    let place = |index: u64| Placement::On(halite::NodeId((index % 2) as u32));
+    for index in 0..300 {
+        let lh = session.alloc(Some(&format!("many-{index:03}")), 500, place(index), everyone()).unwrap();
+        session.write(lh, 0, &pattern(500, index)).unwrap();
+    }
+    let other = cluster.session(1);
+    for index in (0..300).rev() {
+        let lh = other.map(&format!("many-{index:03}"), Permissions::READ).unwrap();
+        assert_eq!(contents(&other, lh), pattern(500, index), "region {index}");
+    }
+    assert_eq!(other.list().unwrap().len(), 300);
+}

@@ -1,0 +1,64 @@
+//! Whatever the process at the other end scribbles over a ring, ours neither panics, nor loops, nor believes it.
+//!
+//! The input is a little program: each byte says what happens next, and the bytes behind it are its operands.
+
+#![no_main]
+
+use halite_mem::ring::{Consumer, Producer, payload_bytes_max, ring_bytes};
+use halite_mem::{PagePolicy, Segment};
+use libfuzzer_sys::fuzz_target;
+
+const CAPACITY: u64 = 256;
+const BYTES: u64 = ring_bytes(CAPACITY);
+
+fuzz_target!(|program: &[u8]| {
+    let segment = Segment::create("fuzzed ring", BYTES, PagePolicy::Normal).expect("a small segment");
+    let window = segment.window(0, BYTES).expect("all of it");
+    let mut producer = Producer::new(window.clone()).expect("a good size");
+    let mut consumer = Consumer::new(window.clone()).expect("a good size");
+    let mut input = program;
+    while let Some(step) = take(&mut input, 1) {
+        match step[0] % 4 {
+            0 => pop_all(&mut consumer),
+            // The push itself may be refused for any reason: the ring may be full, or scribbled over.
+            1 => {
+                let len = take(&mut input, 1).map_or(0, |len| len[0] as usize);
+                let _ = producer.try_push(7, &[&vec![len as u8; len]]);
+            }
+            // Scribbles where it hurts: tail, head, or anywhere.
+            kind => {
+                let Some(operands) = take(&mut input, 10) else { return };
+                let place = u64::from(u16::from_le_bytes([operands[0], operands[1]]));
+                let offset = if kind == 2 { place % 2 * 128 } else { place % (BYTES - 8) };
+                window.write(offset, &operands[2..]).expect("within the ring");
+            }
+        }
+    }
+    pop_all(&mut consumer);
+});
+
+/// Pops until there is nothing, or nothing that can be believed.
+fn pop_all(consumer: &mut Consumer) {
+    let mut payload = Vec::new();
+    for _ in 0..=consumer.records_max() {
+        match consumer.try_pop(&mut payload) {
+            None => return,
+            Some(Ok(_)) => assert!(payload.len() as u64 <= payload_bytes_max(CAPACITY)),
+            Some(Err(_)) => {
+                assert!(
+                    matches!(consumer.try_pop(&mut payload), Some(Err(_))),
+                    "corrupt once, corrupt for ever"
+                );
+                return;
+            }
+        }
+    }
+    panic!("more records were waiting than fit");
+}
+
+/// The next `len` bytes of the program, if it has so many.
+fn take<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = input.split_at_checked(len)?;
+    *input = rest;
+    Some(taken)
+}
