@@ -1,2 +1,7 @@
 //! The `halite` program.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    halite_node::run()
+}

@@ -1,0 +1,132 @@
+//! Amounts of memory, as people write them on a command line and read them in a table.
+//!
+//! Suffixes are binary: `K` is 1024, as in perftest.  Nothing here knows what is being counted.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A number of bytes, read from `4096`, `64K`, `8G` or `1.5MiB`, printed as `8.0 GiB`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct ByteCount(pub u64);
+
+/// Why a text is not a number of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ByteCountError {
+    /// No number, or an unknown suffix.
+    #[error("expected a number of bytes such as 4096, 64K, 8G or 1.5MiB")]
+    Malformed,
+    /// More than 64 bits hold.
+    #[error("more bytes than 64 bits can count")]
+    TooLarge,
+}
+
+const SUFFIXES: [char; 5] = ['K', 'M', 'G', 'T', 'P'];
+
+impl FromStr for ByteCount {
+    type Err = ByteCountError;
+
+    fn from_str(text: &str) -> Result<ByteCount, ByteCountError> {
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, suffix) = text.split_at(digits);
+        let unit = unit(suffix).ok_or(ByteCountError::Malformed)?;
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        let whole: u128 = match whole.parse() {
+            Ok(whole) => whole,
+            Err(_) if !whole.is_empty() && whole.bytes().all(|byte| byte.is_ascii_digit()) => {
+                return Err(ByteCountError::TooLarge);
+            }
+            Err(_) => return Err(ByteCountError::Malformed),
+        };
+        let part = if number.contains('.') { fraction_bytes(fraction, unit)? } else { 0 };
+        let bytes = whole.checked_mul(unit).and_then(|bytes| bytes.checked_add(part));
+        let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+        bytes.map(ByteCount).ok_or(ByteCountError::TooLarge)
+    }
+}
+
+/// How many bytes `suffix` stands for: `K`, `KB` and `KiB` are the same, in either case.
+fn unit(suffix: &str) -> Option<u128> {
+    let upper = suffix.to_ascii_uppercase();
+    let rest = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
+    let mut letters = rest.chars();
+    match (letters.next(), letters.next()) {
+        (None, _) if upper == "IB" => None,
+        (None, _) => Some(1),
+        (Some(letter), None) => {
+            let power = SUFFIXES.iter().position(|suffix| *suffix == letter)?;
+            Some(1 << (10 * (power + 1)))
+        }
+        _ => None,
+    }
+}
+
+/// The bytes of a decimal fraction of `unit`, rounded down.
+fn fraction_bytes(digits: &str, unit: u128) -> Result<u128, ByteCountError> {
+    // Twelve digits are below a byte even in pebibytes' fractions that people write.
+    if digits.is_empty() || digits.len() > 12 || unit == 1 {
+        return Err(ByteCountError::Malformed);
+    }
+    let value: u128 = digits.parse().map_err(|_| ByteCountError::Malformed)?;
+    Ok(value * unit / 10u128.pow(digits.len() as u32))
+}
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut value = self.0 as f64;
+        let mut suffix = None;
+        for next in SUFFIXES {
+            if value < 1024.0 {
+                break;
+            }
+            value /= 1024.0;
+            suffix = Some(next);
+        }
+        match suffix {
+            None => write!(f, "{} B", self.0),
+            Some(suffix) => write!(f, "{value:.1} {suffix}iB"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expected: Result<u64, ByteCountError>) {
+        assert_eq!(text.parse().map(|ByteCount(bytes)| bytes), expected, "{text:?}");
+    }
+
+    #[test]
+    fn sizes_are_read_with_and_without_a_suffix() {
+        check("0", Ok(0));
+        check("4096", Ok(4096));
+        check("8B", Ok(8));
+        check("64k", Ok(64 << 10));
+        check("64M", Ok(64 << 20));
+        check("8G", Ok(8 << 30));
+        check("8GiB", Ok(8 << 30));
+        check("2gb", Ok(2 << 30));
+        check("1.5M", Ok(3 << 19));
+        check("18446744073709551615", Ok(u64::MAX));
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_the_reason() {
+        for text in ["", "G", "-1", "1 G", "8X", "8iB", "1.5", "1.M", ".5G", "1.2.3M", "8GiBs", "1e3"] {
+            check(text, Err(ByteCountError::Malformed));
+        }
+        for text in ["18446744073709551616", "16777216T", "999999999999999999999999999999999999999999"] {
+            check(text, Err(ByteCountError::TooLarge));
+        }
+    }
+
+    #[test]
+    fn sizes_print_in_the_largest_unit_that_leaves_a_whole_number() {
+        assert_eq!(ByteCount(0).to_string(), "0 B");
+        assert_eq!(ByteCount(1023).to_string(), "1023 B");
+        assert_eq!(ByteCount(1536).to_string(), "1.5 KiB");
+        assert_eq!(ByteCount(8 << 30).to_string(), "8.0 GiB");
+        assert_eq!(ByteCount(u64::MAX).to_string(), "16384.0 PiB");
+    }
+}

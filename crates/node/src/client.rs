@@ -1,0 +1,47 @@
+//! How the commands that are not nodes themselves take part in a cluster: as a passing node without memory.
+
+use std::path::Path;
+
+use anyhow::Context;
+use halite::{Config, JoinError, Node, NodeId, NodeState, blocking};
+
+/// A node for the length of one command.
+pub struct Client {
+    /// Its number.
+    pub id: NodeId,
+    /// Its session.
+    pub session: blocking::Session,
+    // Leaves when dropped, after the session.
+    _node: Node,
+}
+
+impl Client {
+    /// Joins the cluster in `dir`.
+    pub fn join(dir: &Path) -> anyhow::Result<Client> {
+        // Joining would make the directory, which is not for somebody who only looks.
+        if !dir.is_dir() {
+            return Err(explain(JoinError::NoCluster { dir: dir.to_owned() }, dir));
+        }
+        let config = Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..Config::default() };
+        let node = Node::embedded(config).map_err(|error| explain(error, dir))?;
+        Ok(Client { id: node.id(), session: node.blocking_session(), _node: node })
+    }
+
+    /// The nodes that are alive and contribute memory, in their order.
+    pub fn memory_nodes(&self) -> anyhow::Result<Vec<NodeId>> {
+        let nodes = self.session.status().context("cannot ask which nodes there are")?;
+        let gives = nodes.into_iter().filter(|node| node.state == NodeState::Alive && node.bytes_total > 0);
+        Ok(gives.map(|node| node.node).collect())
+    }
+}
+
+/// Says what the reader may do about it, where that is known.
+fn explain(error: JoinError, dir: &Path) -> anyhow::Error {
+    match error {
+        JoinError::NoCluster { .. } => anyhow::Error::new(error).context(format!(
+            "nothing to talk to in {0}: `halite up --nodes 2 --dir {0}` starts a cluster",
+            dir.display()
+        )),
+        other => other.into(),
+    }
+}

@@ -1,0 +1,43 @@
+//! One file for each command; this one only hands over.
+
+mod access;
+mod down;
+mod get;
+mod ls;
+mod mv;
+mod node;
+mod put;
+mod regions;
+mod rm;
+mod stat;
+mod status;
+mod up;
+
+use std::path::PathBuf;
+
+use halite::Config;
+
+use crate::args::{Arguments, Command};
+use crate::perf;
+
+/// Does what the command line says.
+pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let is_told = arguments.dir.is_some();
+    let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
+    match arguments.command {
+        Command::Up(args) => up::run(&dir, &args),
+        Command::Node(args) => node::run(&dir, &args),
+        Command::Down => down::run(&dir),
+        Command::Status(args) => status::run(&dir, &args),
+        Command::Put(args) => put::run(&dir, &args),
+        Command::Get(args) => get::run(&dir, &args),
+        Command::Ls(args) => ls::run(&dir, &args),
+        Command::Stat(args) => stat::run(&dir, &args),
+        Command::Rm(args) => rm::run(&dir, &args),
+        Command::Mv(args) => mv::run(&dir, &args),
+        Command::Grant(args) => access::grant(&dir, &args),
+        Command::Revoke(args) => access::revoke(&dir, &args),
+        Command::Perf(args) => perf::run(is_told.then_some(dir.as_path()), &args),
+        Command::PerfServer(args) => perf::serve(&dir, &args),
+    }
+}

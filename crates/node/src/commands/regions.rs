@@ -1,0 +1,62 @@
+//! Regions as `ls` and `stat` print them.
+
+use halite::RegionInfo;
+use serde::Serialize;
+
+use crate::letters;
+
+/// A region as one JSON object.
+#[derive(Serialize, Debug)]
+pub struct RegionJson {
+    name: Option<String>,
+    len: u64,
+    chunk_bytes: u64,
+    home: u32,
+    nodes: Vec<Share>,
+    owner: String,
+    everyone: String,
+    grants: Vec<GrantJson>,
+    mappers: Vec<u32>,
+    epoch: u64,
+    sealed: bool,
+}
+
+#[derive(Serialize, Debug)]
+struct Share {
+    node: u32,
+    bytes: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct GrantJson {
+    who: String,
+    permissions: String,
+}
+
+impl From<&RegionInfo> for RegionJson {
+    fn from(region: &RegionInfo) -> RegionJson {
+        let grant = |(who, permissions): &(String, _)| GrantJson {
+            who: who.clone(),
+            permissions: letters::format(*permissions),
+        };
+        RegionJson {
+            name: region.name.clone(),
+            len: region.len,
+            chunk_bytes: region.chunk_bytes,
+            home: region.home.0,
+            nodes: region.nodes.iter().map(|(node, bytes)| Share { node: node.0, bytes: *bytes }).collect(),
+            owner: region.owner.clone(),
+            everyone: letters::format(region.everyone),
+            grants: region.grants.iter().map(grant).collect(),
+            mappers: region.mappers.iter().map(|node| node.0).collect(),
+            epoch: region.epoch,
+            sealed: region.sealed,
+        }
+    }
+}
+
+/// Numbers of the nodes that hold bytes of the region, as `0,2`.
+pub fn holders(region: &RegionInfo) -> String {
+    let nodes: Vec<String> = region.nodes.iter().map(|(node, _)| node.to_string()).collect();
+    nodes.join(",")
+}

@@ -1,0 +1,48 @@
+//! `halite stat`: all that is known of one region.
+
+use std::path::Path;
+
+use halite::RegionInfo;
+
+use super::regions::RegionJson;
+use crate::args::Stat;
+use crate::bytes::ByteCount;
+use crate::client::Client;
+use crate::letters;
+use crate::output;
+use crate::table::{Align, Table};
+
+/// Does not map the region, so that nothing needs to be permitted.
+pub fn run(dir: &Path, args: &Stat) -> anyhow::Result<()> {
+    let region = Client::join(dir)?.session.stat(&args.name)?;
+    if args.listing.json {
+        output::print_json(&RegionJson::from(&region))?;
+    } else {
+        output::print(&table(&region).to_string())?;
+    }
+    Ok(())
+}
+
+fn table(region: &RegionInfo) -> Table {
+    let mut table = Table::new(&[("name", Align::Left), (region.name.as_deref().unwrap_or(""), Align::Left)]);
+    let mut row = |what: &str, value: String| table.row(vec![what.to_owned(), value]);
+    row("bytes", format!("{} ({})", region.len, ByteCount(region.len)));
+    row("chunk", ByteCount(region.chunk_bytes).to_string());
+    row("home", format!("node {}", region.home));
+    for (node, bytes) in &region.nodes {
+        row("held by", format!("node {node}: {bytes} bytes"));
+    }
+    row("owner", region.owner.clone());
+    row("everyone", letters::format(region.everyone));
+    for (who, permissions) in &region.grants {
+        row("granted", format!("{who}: {}", letters::format(*permissions)));
+    }
+    let mappers: Vec<String> = region.mappers.iter().map(ToString::to_string).collect();
+    row(
+        "mapped by",
+        if mappers.is_empty() { "nobody".to_owned() } else { format!("nodes {}", mappers.join(", ")) },
+    );
+    row("epoch", region.epoch.to_string());
+    row("sealed", if region.sealed { "yes" } else { "no" }.to_owned());
+    table
+}

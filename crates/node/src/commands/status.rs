@@ -1,0 +1,213 @@
+//! `halite status`: the nodes, as they see each other and as their lock files tell.
+//!
+//! The files know who lives and who died even when the first node, which keeps the list of members, is gone.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use halite::cluster_dir::{self, Presence};
+use halite::{NodeState, NodeStatus};
+use serde::Serialize;
+
+use crate::args::Listing;
+use crate::bytes::ByteCount;
+use crate::client::Client;
+use crate::output;
+use crate::table::{Align, Table};
+
+/// One node; what nobody can tell is null.
+#[derive(Serialize, Clone, PartialEq, Debug)]
+struct Row {
+    node: u32,
+    pid: u32,
+    state: &'static str,
+    incarnation: u64,
+    provider: Option<String>,
+    bytes_used: Option<u64>,
+    bytes_total: Option<u64>,
+    bytes_quarantined: Option<u64>,
+    regions: Option<u64>,
+    mappings: Option<u64>,
+}
+
+/// Fails if there is no sign of any node.
+pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
+    let presences = match cluster_dir::nodes(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        other => other.with_context(|| format!("cannot see what runs in {}", dir.display()))?,
+    };
+    if presences.is_empty() {
+        bail!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display());
+    }
+    let statuses = ask(dir, &presences);
+    let rows = merge(&presences, &statuses);
+    if args.json {
+        output::print(&rows.iter().map(|row| output::json_line(row) + "\n").collect::<String>())?;
+    } else {
+        output::print(&table(&rows).to_string())?;
+    }
+    Ok(())
+}
+
+/// What the members say (but for ourselves, who are here to ask only); nothing if there is nobody to ask.
+fn ask(dir: &Path, presences: &[Presence]) -> Vec<NodeStatus> {
+    if !presences.iter().any(|node| node.node.0 == 0 && node.alive) {
+        output::note("the first node is not running: showing what the lock files tell");
+        return Vec::new();
+    }
+    let statuses = Client::join(dir).and_then(|client| {
+        let mut statuses = client.session.status()?;
+        statuses.retain(|status| status.node != client.id);
+        Ok(statuses)
+    });
+    statuses.unwrap_or_else(|error| {
+        output::note(&format!("{error:#}: showing what the lock files tell"));
+        Vec::new()
+    })
+}
+
+/// The files decide who is alive and in which life; the members add the figures.
+fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
+    let mut rows: BTreeMap<u32, Row> = BTreeMap::new();
+    for presence in presences {
+        rows.insert(presence.node.0, Row::of_presence(presence));
+    }
+    for status in statuses {
+        let row = rows.entry(status.node.0).or_insert_with(|| Row::of_status(status));
+        if row.incarnation == status.incarnation && row.state == "alive" {
+            *row = Row::of_status(status);
+        }
+    }
+    rows.into_values().collect()
+}
+
+impl Row {
+    fn of_presence(presence: &Presence) -> Row {
+        Row {
+            node: presence.node.0,
+            pid: presence.pid,
+            state: if presence.alive { "alive" } else { "dead" },
+            incarnation: presence.incarnation,
+            provider: None,
+            bytes_used: None,
+            bytes_total: None,
+            bytes_quarantined: None,
+            regions: None,
+            mappings: None,
+        }
+    }
+
+    fn of_status(status: &NodeStatus) -> Row {
+        let state = match status.state {
+            NodeState::Alive => "alive",
+            NodeState::Dead => "dead",
+            NodeState::Left => "left",
+        };
+        Row {
+            node: status.node.0,
+            pid: status.pid,
+            state,
+            incarnation: status.incarnation,
+            provider: Some(status.provider.clone()),
+            bytes_used: Some(status.bytes_used),
+            bytes_total: Some(status.bytes_total),
+            bytes_quarantined: Some(status.bytes_quarantined),
+            regions: Some(status.regions),
+            mappings: Some(status.mappings),
+        }
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let columns = [
+        ("node", Align::Right),
+        ("process", Align::Right),
+        ("state", Align::Left),
+        ("fabric", Align::Left),
+        ("used", Align::Right),
+        ("total", Align::Right),
+        ("quarantined", Align::Right),
+        ("regions", Align::Right),
+        ("mappings", Align::Right),
+        ("incarnation", Align::Left),
+    ];
+    let unknown = || "-".to_owned();
+    let bytes = |count: Option<u64>| count.map_or_else(unknown, |count| ByteCount(count).to_string());
+    let number = |count: Option<u64>| count.map_or_else(unknown, |count| count.to_string());
+    let mut table = Table::new(&columns);
+    for row in rows {
+        table.row(vec![
+            row.node.to_string(),
+            row.pid.to_string(),
+            row.state.to_owned(),
+            row.provider.clone().unwrap_or_else(unknown),
+            bytes(row.bytes_used),
+            bytes(row.bytes_total),
+            bytes(row.bytes_quarantined),
+            number(row.regions),
+            number(row.mappings),
+            format!("{:016x}", row.incarnation),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use halite::NodeId;
+
+    use super::*;
+
+    fn presence(node: u32, incarnation: u64, alive: bool) -> Presence {
+        Presence { node: NodeId(node), pid: 100 + node, incarnation, alive }
+    }
+
+    fn status(node: u32, incarnation: u64, state: NodeState) -> NodeStatus {
+        NodeStatus {
+            node: NodeId(node),
+            pid: 100 + node,
+            state,
+            incarnation,
+            provider: "shm".into(),
+            bytes_used: 1,
+            bytes_total: 2,
+            bytes_quarantined: 0,
+            regions: 3,
+            mappings: 4,
+        }
+    }
+
+    #[test]
+    fn a_node_that_the_files_know_to_be_dead_is_dead_whatever_the_members_believe() {
+        let rows = merge(
+            &[presence(0, 7, true), presence(1, 8, false)],
+            &[status(0, 7, NodeState::Alive), status(1, 8, NodeState::Alive)],
+        );
+        assert_eq!((rows[0].state, rows[0].bytes_total), ("alive", Some(2)));
+        assert_eq!((rows[1].state, rows[1].bytes_total), ("dead", None));
+    }
+
+    #[test]
+    fn figures_of_an_earlier_life_are_not_shown() {
+        let rows = merge(&[presence(1, 9, true)], &[status(1, 8, NodeState::Dead)]);
+        assert_eq!(rows, [Row::of_presence(&presence(1, 9, true))]);
+    }
+
+    #[test]
+    fn nodes_without_a_file_are_shown_as_the_members_say() {
+        let rows = merge(&[presence(0, 7, true)], &[status(2, 8, NodeState::Left)]);
+        assert_eq!((rows[1].node, rows[1].state), (2, "left"));
+    }
+
+    #[test]
+    fn without_the_first_node_figures_are_null() {
+        let rows = merge(&[presence(1, 8, true)], &[]);
+        let line = output::json_line(&rows[0]);
+        assert!(
+            line.starts_with(r#"{"node":1,"pid":101,"state":"alive","incarnation":8,"provider":null,"#),
+            "{line}"
+        );
+        assert!(table(&rows).to_string().contains("alive  -"));
+    }
+}

@@ -1,0 +1,148 @@
+//! `halite up`: a cluster of several node processes on this host.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use halite::cluster_dir;
+
+use super::down::remove_residue;
+use crate::args::Up;
+use crate::bytes::ByteCount;
+use crate::control::{self, GRACE, Lifetime, NodeProcess, Plan, Target};
+use crate::output;
+use crate::signals::{self, Ending, Woken};
+use crate::table::{Align, Table};
+
+/// Starts the nodes, and unless they are detached stays until it is asked to stop them.
+pub fn run(dir: &Path, args: &Up) -> anyhow::Result<()> {
+    if let Some(parent) = args.parent {
+        signals::die_with(parent)?;
+    }
+    // Listening from the start: whoever is asked to end while nodes are starting must stop them.
+    let mut ending = Ending::listen().context("cannot listen for signals")?;
+    prepare(dir)?;
+    let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
+    let plan = Plan { dir: std::path::absolute(dir)?, arena_bytes: args.arena.0, lifetime };
+    let mut cluster = Cluster { nodes: Vec::new() };
+    cluster.start(&plan, args.nodes)?;
+    output::print(&cluster.table(args).to_string())?;
+    if args.detach {
+        output::print(&format!("`halite down --dir {}` stops them\n", plan.dir.display()))?;
+        cluster.nodes.clear();
+        return Ok(());
+    }
+    output::print(&format!("cluster in {}; ctrl-C stops it\n", plan.dir.display()))?;
+    let verdict = cluster.stay(&mut ending);
+    cluster.stop()?;
+    remove_residue(dir)?;
+    verdict
+}
+
+/// Makes sure that `dir` is a directory where nobody else's cluster runs.
+fn prepare(dir: &Path) -> anyhow::Result<()> {
+    let failed = || format!("cannot use {} as the directory of a cluster", dir.display());
+    match DirBuilder::new().recursive(true).mode(0o700).create(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            bail!("{}: it is not a directory", failed());
+        }
+        other => other.with_context(failed)?,
+    }
+    let running: Vec<String> = (cluster_dir::nodes(dir).with_context(failed)?.into_iter())
+        .filter(|node| node.alive)
+        .map(|node| format!("node {} is process {}", node.node, node.pid))
+        .collect();
+    if !running.is_empty() {
+        bail!(
+            "a cluster is running in {0} already ({1}): `halite down --dir {0}` stops it",
+            dir.display(),
+            running.join(", ")
+        );
+    }
+    remove_residue(dir)
+}
+
+/// The nodes that run under this process.  Dropping it stops them.
+struct Cluster {
+    nodes: Vec<NodeProcess>,
+}
+
+impl Cluster {
+    /// The first node must be ready before the others can join; those start side by side.
+    fn start(&mut self, plan: &Plan, count: u32) -> anyhow::Result<()> {
+        self.nodes.push(NodeProcess::start(plan, 0)?);
+        self.nodes[0].await_ready()?;
+        for id in 1..count {
+            self.nodes.push(NodeProcess::start(plan, id)?);
+        }
+        for node in &mut self.nodes[1..] {
+            node.await_ready()?;
+        }
+        Ok(())
+    }
+
+    fn table(&self, args: &Up) -> Table {
+        let columns = [
+            ("node", Align::Right),
+            ("process", Align::Right),
+            ("fabric", Align::Left),
+            ("arena", Align::Right),
+        ];
+        let mut table = Table::new(&columns);
+        for node in &self.nodes {
+            let arena = ByteCount(args.arena.0).to_string();
+            table.row(vec![
+                node.id.to_string(),
+                node.pid().to_string(),
+                args.fabric.name().to_owned(),
+                arena,
+            ]);
+        }
+        table
+    }
+
+    /// Waits until the end is asked for or no node is left; complains of nodes that failed.
+    fn stay(&mut self, ending: &mut Ending) -> anyhow::Result<()> {
+        let mut failures = 0;
+        while !self.nodes.is_empty() {
+            if ending.wait() == Woken::Asked {
+                return Ok(());
+            }
+            self.nodes.retain_mut(|node| match node.ended() {
+                None => true,
+                Some(status) => {
+                    failures += u32::from(!status.success());
+                    output::note(&format!("node {} (process {}) ended: {status}", node.id, node.pid()));
+                    false
+                }
+            });
+        }
+        if failures > 0 {
+            bail!("no node is left; {failures} of them failed");
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) -> anyhow::Result<()> {
+        let mut targets = Vec::new();
+        for node in &self.nodes {
+            // Our own children, not waited for: their pids cannot have been given to others.
+            targets.extend(Target::open(node.id, node.pid())?);
+        }
+        control::stop(targets, GRACE)?;
+        for mut node in self.nodes.drain(..) {
+            node.reap().with_context(|| format!("cannot see how node {} ended", node.id))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            output::note(&format!("{error:#}"));
+        }
+    }
+}

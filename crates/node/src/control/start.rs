@@ -1,0 +1,166 @@
+//! Starting `halite node` processes.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long a node may take until it is ready.  Joining has time limits of its own, all of them shorter.
+pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a node lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lifetime {
+    /// Killed with the process that started it.
+    OfParent,
+    /// Until somebody stops it; what it says goes to a file in the cluster directory.
+    Detached,
+}
+
+/// What the nodes of one cluster have in common.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The cluster directory.
+    pub dir: PathBuf,
+    /// What each contributes.
+    pub arena_bytes: u64,
+    /// See [`Lifetime`].
+    pub lifetime: Lifetime,
+}
+
+/// A node process that we started.
+#[derive(Debug)]
+pub struct NodeProcess {
+    /// Its number.
+    pub id: u32,
+    child: Child,
+    stdout: ChildStdout,
+    log: Option<PathBuf>,
+}
+
+/// Why a node is not running.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The process could not be made.
+    #[error("cannot start node {id}: {source}")]
+    Spawn {
+        /// Which node.
+        id: u32,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The process ended before it was ready.
+    #[error("node {id} did not start ({status}){said}")]
+    Ended {
+        /// Which node.
+        id: u32,
+        /// How it ended.
+        status: ExitStatus,
+        /// What its log file says last, or nothing where it spoke to our own standard error.
+        said: String,
+    },
+    /// It runs, but has not said that it is ready.
+    #[error("node {id} is not ready after {} s", READY_TIMEOUT.as_secs())]
+    NotReady {
+        /// Which node.
+        id: u32,
+    },
+}
+
+impl NodeProcess {
+    /// Starts node `id`; [`NodeProcess::await_ready`] tells what became of it.
+    pub fn start(plan: &Plan, id: u32) -> Result<NodeProcess, StartError> {
+        let failed = |source| StartError::Spawn { id, source };
+        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+        command.arg("--dir").arg(&plan.dir).args(["node", "--id", &id.to_string()]);
+        command.args(["--arena", &plan.arena_bytes.to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut log = None;
+        match plan.lifetime {
+            Lifetime::OfParent => {
+                // A group of its own: ctrl-C reaches us, and we stop the nodes in the right order.
+                command.args(["--parent", &std::process::id().to_string()]).process_group(0);
+            }
+            Lifetime::Detached => {
+                let (path, file) = create_log(&plan.dir, id).map_err(failed)?;
+                command.arg("--detached").stderr(file);
+                log = Some(path);
+            }
+        }
+        let mut child = command.spawn().map_err(failed)?;
+        let stdout = child.stdout.take().expect("standard output is piped");
+        Ok(NodeProcess { id, child, stdout, log })
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until the node has said that others can reach it.
+    pub fn await_ready(&mut self) -> Result<(), StartError> {
+        let deadline = Instant::now() + READY_TIMEOUT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).expect("a minute is a valid timeout");
+            match poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&timeout)) {
+                Ok(0) => return Err(StartError::NotReady { id: self.id }),
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(StartError::Spawn { id: self.id, source: error.into() }),
+            }
+        }
+        match self.stdout.read(&mut [0; 128]) {
+            Ok(0) => Err(self.explain_end()),
+            Ok(_) => Ok(()),
+            Err(source) => Err(StartError::Spawn { id: self.id, source }),
+        }
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        // The only failure is a child that somebody else has waited for, which nobody does.
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Collects the exit status of a process that is known to have ended.
+    pub fn reap(&mut self) -> io::Result<ExitStatus> {
+        self.child.wait()
+    }
+
+    fn explain_end(&mut self) -> StartError {
+        let id = self.id;
+        match self.child.wait() {
+            Ok(status) => StartError::Ended { id, status, said: self.last_words() },
+            Err(source) => StartError::Spawn { id, source },
+        }
+    }
+
+    fn last_words(&self) -> String {
+        let Some(log) = &self.log else { return String::new() };
+        match std::fs::read(log) {
+            Ok(bytes) if !bytes.is_empty() => format!(": {}", String::from_utf8_lossy(&bytes).trim_end()),
+            _ => String::new(),
+        }
+    }
+}
+
+/// The directory of logs inside a cluster directory.  A node owns, and when it starts removes, whatever else is
+/// called after it there.
+pub fn logs_dir(dir: &Path) -> PathBuf {
+    dir.join("logs")
+}
+
+/// Opens the file to which a detached node's standard error goes.
+fn create_log(dir: &Path, id: u32) -> io::Result<(PathBuf, File)> {
+    let logs = logs_dir(dir);
+    DirBuilder::new().recursive(true).mode(0o700).create(&logs)?;
+    let path = logs.join(format!("node-{id}.log"));
+    let file = File::create(&path)?;
+    Ok((path, file))
+}

@@ -1,0 +1,218 @@
+//! Stopping node processes: politely, in the right order, and within a bounded time.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use halite::cluster_dir::{self, Presence};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// How long a node may take to leave after it was asked to.
+pub const GRACE: Duration = Duration::from_secs(5);
+
+/// How long the kernel may take to end a killed process and free its memory, which may be hundreds of gigabytes.
+const KILL_GRACE: Duration = Duration::from_secs(30);
+
+/// A process that is to end.
+#[derive(Debug)]
+pub struct Target {
+    /// The node that it runs.
+    pub node: u32,
+    /// Its pid.
+    pub pid: u32,
+    // A pid may name another process a moment later; a pidfd never does.
+    pidfd: OwnedFd,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It left when asked.
+    Left,
+    /// It had to be killed.
+    Killed,
+}
+
+/// Why a process could not be stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum StopError {
+    /// The operating system does not let us.
+    #[error("cannot stop node {node} (process {pid}): {source}")]
+    Refused {
+        /// Which node.
+        node: u32,
+        /// Its process.
+        pid: u32,
+        /// What it said.
+        source: io::Error,
+    },
+    /// It is still there although it was killed.
+    #[error("node {node} (process {pid}) was killed and has not ended yet: it hangs in the kernel")]
+    Hangs {
+        /// Which node.
+        node: u32,
+        /// Its process.
+        pid: u32,
+    },
+}
+
+impl Target {
+    /// Takes hold of the process `pid`; `None` if there is none of that number any more.
+    pub fn open(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
+        let refused = |source: Errno| StopError::Refused { node, pid, source: source.into() };
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(refused(Errno::INVAL))?;
+        match pidfd_open(number, PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Some(Target { node, pid, pidfd })),
+            Err(Errno::SRCH) => Ok(None),
+            Err(error) => Err(refused(error)),
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), StopError> {
+        match pidfd_send_signal(&self.pidfd, signal) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(StopError::Refused { node: self.node, pid: self.pid, source: error.into() }),
+        }
+    }
+}
+
+/// The processes that hold the lock of a node in `dir` now.
+pub fn targets_in(dir: &Path) -> anyhow::Result<Vec<Target>> {
+    let mut targets = Vec::new();
+    // A node that is just joining may not have written its pid yet; whoever stops a cluster looks again.
+    for presence in alive(dir)?.iter().filter(|presence| presence.pid != 0) {
+        targets.extend(Target::open(presence.node.0, presence.pid)?);
+    }
+    // Between reading a pid and opening it the process may have ended and its number been given out again.
+    // Whoever still holds the lock now held it all the time.
+    let still = alive(dir)?;
+    targets.retain(|target| still.iter().any(|node| node.node.0 == target.node && node.pid == target.pid));
+    Ok(targets)
+}
+
+fn alive(dir: &Path) -> io::Result<Vec<Presence>> {
+    Ok(cluster_dir::nodes(dir)?.into_iter().filter(|node| node.alive).collect())
+}
+
+/// Ends all `targets`: first every node but the first, which they need in order to leave well, then that one.
+/// Who has not left after `grace` is killed.
+pub fn stop(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcome)>, StopError> {
+    let (first, others): (Vec<Target>, Vec<Target>) =
+        targets.into_iter().partition(|target| target.node == 0);
+    let mut stopped = stop_together(others, grace)?;
+    stopped.extend(stop_together(first, grace)?);
+    stopped.sort_by_key(|(target, _)| target.node);
+    Ok(stopped)
+}
+
+fn stop_together(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcome)>, StopError> {
+    for target in &targets {
+        target.signal(Signal::TERM)?;
+    }
+    let (left, staying) = await_ends(targets, grace)?;
+    for target in &staying {
+        target.signal(Signal::KILL)?;
+    }
+    let (killed, hanging) = await_ends(staying, KILL_GRACE)?;
+    if let Some(target) = hanging.first() {
+        return Err(StopError::Hangs { node: target.node, pid: target.pid });
+    }
+    let left = left.into_iter().map(|target| (target, Outcome::Left));
+    Ok(left.chain(killed.into_iter().map(|target| (target, Outcome::Killed))).collect())
+}
+
+/// Waits until all have ended or `grace` is over; returns who has ended and who has not.
+fn await_ends(targets: Vec<Target>, grace: Duration) -> Result<(Vec<Target>, Vec<Target>), StopError> {
+    let deadline = Instant::now() + grace;
+    let mut ended = Vec::new();
+    let mut staying = targets;
+    while !staying.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).expect("a few seconds are a valid timeout");
+        let mut fds: Vec<PollFd<'_>> =
+            staying.iter().map(|target| PollFd::new(&target.pidfd, PollFlags::IN)).collect();
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(error) => {
+                let Target { node, pid, .. } = staying[0];
+                return Err(StopError::Refused { node, pid, source: error.into() });
+            }
+        }
+        let has_ended: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut verdicts = has_ended.into_iter();
+        let (gone, rest) = staying.into_iter().partition(|_| verdicts.next().unwrap_or(false));
+        ended.extend::<Vec<Target>>(gone);
+        staying = rest;
+    }
+    Ok((ended, staying))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A shell that runs `script`, which says a line when its traps are set; gone with the test.
+    struct Shell(Child);
+
+    impl Shell {
+        fn start(script: &str) -> Shell {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+            Shell(child)
+        }
+
+        fn target(&self, node: u32) -> Target {
+            Target::open(node, self.0.id()).unwrap().unwrap()
+        }
+    }
+
+    impl Drop for Shell {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[track_caller]
+    fn check(targets: Vec<Target>, grace: Duration, expected: &[(u32, Outcome)]) {
+        let stopped = stop(targets, grace).unwrap();
+        let outcomes: Vec<(u32, Outcome)> =
+            stopped.iter().map(|(target, outcome)| (target.node, *outcome)).collect();
+        assert_eq!(outcomes, expected);
+    }
+
+    // Each shell's `read` ends with its pipe, so that none outlives its test.
+
+    #[test]
+    fn who_leaves_when_asked_is_not_killed() {
+        let shells = [(); 3].map(|()| Shell::start("trap 'exit 0' TERM; echo up; read line"));
+        let targets = shells.iter().zip(0..).map(|(shell, node)| shell.target(node)).collect();
+        let left = |node| (node, Outcome::Left);
+        check(targets, Duration::from_secs(600), &[left(0), left(1), left(2)]);
+    }
+
+    #[test]
+    fn who_does_not_leave_in_time_is_killed() {
+        let stubborn = Shell::start("trap '' TERM; echo up; read line");
+        check(vec![stubborn.target(1)], Duration::ZERO, &[(1, Outcome::Killed)]);
+    }
+
+    #[test]
+    fn a_process_that_has_been_waited_for_is_no_target() {
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert!(Target::open(1, child.id()).unwrap().is_none());
+        assert!(Target::open(1, 0).is_err());
+        assert!(Target::open(1, u32::MAX).is_err());
+    }
+}

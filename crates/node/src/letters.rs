@@ -1,0 +1,64 @@
+//! Permissions as letters: `r` read, `w` write, `a` atomic, `m` master.
+
+use halite::Permissions;
+
+const LETTERS: [(char, Permissions); 4] = [
+    ('r', Permissions::READ),
+    ('w', Permissions::WRITE),
+    ('a', Permissions::ATOMIC),
+    ('m', Permissions::MASTER),
+];
+
+/// Reads `rw`, `rwam` or `none`.
+pub fn parse(text: &str) -> Result<Permissions, String> {
+    if text == "none" {
+        return Ok(Permissions::empty());
+    }
+    let expected = || "expected letters of `rwam` (read, write, atomic, master), or `none`".to_owned();
+    if text.is_empty() {
+        return Err(expected());
+    }
+    let find =
+        |letter: char| LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, permission)| *permission);
+    text.chars().try_fold(Permissions::empty(), |sum, letter| Ok(sum | find(letter).ok_or_else(expected)?))
+}
+
+/// Reads `rw`, but not `none`.
+pub fn parse_some(text: &str) -> Result<Permissions, String> {
+    match parse(text)? {
+        none if none.is_empty() => Err("expected letters of `rwam` (read, write, atomic, master)".to_owned()),
+        some => Ok(some),
+    }
+}
+
+/// Writes what [`parse`] reads.
+pub fn format(permissions: Permissions) -> String {
+    if permissions.is_empty() {
+        return "none".to_owned();
+    }
+    LETTERS
+        .iter()
+        .filter(|(_, permission)| permissions.contains(*permission))
+        .map(|(letter, _)| *letter)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_are_read_in_any_order_and_written_in_one() {
+        assert_eq!(parse("wr"), Ok(Permissions::READ | Permissions::WRITE));
+        assert_eq!(format(parse("mawr").unwrap()), "rwam");
+        assert_eq!(parse("none"), Ok(Permissions::empty()));
+        assert_eq!(format(Permissions::empty()), "none");
+    }
+
+    #[test]
+    fn other_letters_are_refused() {
+        for text in ["", "x", "rwx", "R", "nonew"] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+}

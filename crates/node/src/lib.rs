@@ -1,0 +1,32 @@
+//! What the `halite` program is made of: commands, the control of node processes, and measurements.
+//!
+//! Applications link crate `halite` instead.  Of this crate only [`perf`] is meant for others: the laboratory
+//! measures with the same pieces.
+
+mod args;
+mod bytes;
+mod client;
+mod commands;
+mod control;
+mod files;
+mod letters;
+mod output;
+pub mod perf;
+mod progress;
+mod signals;
+mod table;
+mod trailer;
+
+use std::process::ExitCode;
+
+pub use bytes::{ByteCount, ByteCountError};
+
+/// Runs the program: reads the command line and the environment, does what they say, and returns the exit
+/// status: 0 for success, 1 for failure, 2 for arguments that make no sense.
+pub fn run() -> ExitCode {
+    let arguments = args::parse();
+    match commands::run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => output::failure(&error),
+    }
+}

@@ -1,0 +1,53 @@
+//! What people and scripts see: results on standard output, everything else on standard error.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+/// Arguments that were read well but make no sense together: exit status 2, as for those that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// Writes `text` to standard output.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Writes one JSON object and a line feed to standard output.
+pub fn print_json(object: &impl Serialize) -> io::Result<()> {
+    print(&(json_line(object) + "\n"))
+}
+
+/// `object` on one line.
+pub fn json_line(object: &impl Serialize) -> String {
+    serde_json::to_string(object).expect("what we print has string keys and finite numbers")
+}
+
+/// Tells people on standard error; scripts that read standard output are not disturbed.
+pub fn note(text: &str) {
+    // Whoever closed standard error does not want to know.
+    let _ = writeln!(io::stderr(), "halite: {text}");
+}
+
+/// Tells what went wrong and returns the exit status for it.
+pub fn failure(error: &anyhow::Error) -> ExitCode {
+    // Whoever reads our output has seen enough (`halite ls | head -1`): nothing to complain about.
+    let is_closed = |cause: &(dyn std::error::Error + 'static)| match cause
+        .downcast_ref::<io::Error>()
+        .map(io::Error::kind)
+    {
+        Some(kind) => kind == io::ErrorKind::BrokenPipe,
+        None => false,
+    };
+    if !error.chain().any(is_closed) {
+        note(&format!("{error:#}"));
+    }
+    match error.is::<UsageError>() {
+        true => ExitCode::from(2),
+        false => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,96 @@
+//! The flags of `halite perf`, with perftest's letters.
+
+use clap::{Args, ValueEnum};
+
+use crate::args::Fabric;
+use crate::bytes::ByteCount;
+
+/// What can be measured.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+#[value(rename_all = "snake_case")]
+pub enum Test {
+    /// Time of a read
+    ReadLat,
+    /// Reads back to back
+    ReadBw,
+    /// Half a ping-pong of writes, each side polling its own memory; with --completion, time of a write
+    WriteLat,
+    /// Writes back to back
+    WriteBw,
+    /// Time to make a region of -s bytes; freeing it is not timed
+    AllocLat,
+    /// Time to map a region of -s bytes; unmapping it is not timed
+    MapLat,
+}
+
+impl Test {
+    /// As it is called on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Test::ReadLat => "read_lat",
+            Test::ReadBw => "read_bw",
+            Test::WriteLat => "write_lat",
+            Test::WriteBw => "write_bw",
+            Test::AllocLat => "alloc_lat",
+            Test::MapLat => "map_lat",
+        }
+    }
+
+    /// Whether bytes per second are what matters.
+    pub fn is_bandwidth(self) -> bool {
+        matches!(self, Test::ReadBw | Test::WriteBw)
+    }
+}
+
+/// `halite perf`
+#[derive(Args, Clone, Debug)]
+pub struct PerfArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    pub test: Test,
+    /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat: 4K]
+    #[arg(short = 's', long, value_name = "BYTES")]
+    pub size: Option<ByteCount>,
+    /// Operations of each thread at each size [default: as many as take a moment]
+    #[arg(short = 'n', long = "iters", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iterations: Option<u64>,
+    /// All sizes from 8 bytes to 64 MiB
+    #[arg(short = 'a', long, conflicts_with = "size")]
+    pub all: bool,
+    /// Threads, spread over the cores in turn
+    #[arg(short = 't', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub threads: u32,
+    /// Network between the two ends
+    #[arg(long, env = "HALITE_FABRIC", value_enum, default_value_t = Fabric::Shm)]
+    pub fabric: Fabric,
+    /// Prints one JSON object per size
+    #[arg(long)]
+    pub json: bool,
+    /// write_lat: times the call, beside a bare memcpy, instead of a ping-pong
+    #[arg(long)]
+    pub completion: bool,
+    /// Operations at random over this many regions, beside bare accesses to as much memory
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub regions: Option<u64>,
+    /// Operations at random over this much memory, beside bare accesses to as much
+    #[arg(long, value_name = "BYTES")]
+    pub span: Option<ByteCount>,
+    /// Measures bare copies of the same sizes in the same run
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", require_equals = true,
+          action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub check_memcpy: bool,
+    /// Measures against this node of the cluster in --dir, instead of a process of our own
+    #[arg(long, value_name = "NODE")]
+    pub peer: Option<u32>,
+}
+
+/// `halite perf-server`, which `halite perf` starts by itself.
+#[derive(Args, Debug)]
+pub struct ServerArgs {
+    /// The process to end with
+    #[arg(long)]
+    pub parent: u32,
+    /// Memory to contribute
+    #[arg(long)]
+    pub arena: u64,
+}

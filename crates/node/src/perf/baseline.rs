@@ -1,0 +1,142 @@
+//! What bare memory costs: copies and words without any library in between.
+//!
+//! The limit that Halite is compared with is the faster of two ways: the C library's memcpy between private
+//! buffers, and a copy to a plain shared mapping.  The pages are of the same kind that nodes contribute.
+
+use std::convert::Infallible;
+use std::hint::black_box;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use halite_mem::{PagePolicy, Segment, Window};
+
+use super::measure::estimate_ns;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// Into the shared memory.
+    Write,
+    /// Out of it.
+    Read,
+}
+
+/// Copies of one size, by the way that was found to be faster.
+#[derive(Debug)]
+pub struct Copier {
+    direction: Direction,
+    shared: Window,
+    private: Vec<u8>,
+    other: Vec<u8>,
+    is_shared_faster: bool,
+}
+
+impl Copier {
+    /// Makes the buffers, touches them, and tries both ways.
+    pub fn new(direction: Direction, size: u64) -> io::Result<Copier> {
+        let bytes = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let shared = plain_segment(size)?.window(0, size).expect("the whole segment");
+        let mut copier = Copier {
+            direction,
+            shared,
+            private: vec![0x5A; bytes],
+            other: vec![0xA5; bytes],
+            is_shared_faster: true,
+        };
+        // 64 MiB of each is a matter of milliseconds.
+        let tries = ((64 << 20) / size).clamp(2, 10_000);
+        let by_mapping = copier.try_for(tries);
+        copier.is_shared_faster = false;
+        let by_memcpy = copier.try_for(tries);
+        copier.is_shared_faster = by_mapping < by_memcpy;
+        Ok(copier)
+    }
+
+    /// One copy.
+    #[inline]
+    pub fn copy(&mut self) {
+        match (self.is_shared_faster, self.direction) {
+            (true, Direction::Write) => {
+                self.shared.write(0, black_box(&self.private)).expect("as long as the window");
+            }
+            (true, Direction::Read) => {
+                self.shared.read(0, black_box(&mut self.private)).expect("as long as the window");
+            }
+            (false, _) => black_box(&mut self.other).copy_from_slice(black_box(&self.private)),
+        }
+    }
+
+    fn try_for(&mut self, tries: u64) -> f64 {
+        let Ok(ns) = estimate_ns(tries * 10, || {
+            self.copy();
+            Ok::<(), Infallible>(())
+        });
+        ns
+    }
+}
+
+/// Words of a plain shared mapping, to be touched at random.
+#[derive(Debug)]
+pub struct Words(Window);
+
+impl Words {
+    /// A mapping of `bytes`; memory is taken as it is touched.
+    pub fn new(bytes: u64) -> io::Result<Words> {
+        let bytes = bytes.next_multiple_of(8);
+        Ok(Words(plain_segment(bytes)?.window(0, bytes).expect("the whole segment")))
+    }
+
+    /// The word at `offset`, a multiple of 8 inside the mapping.
+    pub fn at(&self, offset: u64) -> &AtomicU64 {
+        self.0.atomic_u64(offset).expect("aligned and inside")
+    }
+}
+
+/// One bare store.
+#[inline]
+pub fn store(word: &AtomicU64, value: u64) {
+    // A plain store instruction: nothing is to be ordered, only its cost counts.
+    word.store(value, Ordering::Relaxed);
+}
+
+/// One bare load.
+#[inline]
+pub fn load(word: &AtomicU64) -> u64 {
+    // As in store().
+    black_box(word.load(Ordering::Relaxed))
+}
+
+fn plain_segment(bytes: u64) -> io::Result<Arc<Segment>> {
+    Segment::create("halite-perf-baseline", bytes, PagePolicy::Normal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copier_copies_either_way() {
+        for direction in [Direction::Write, Direction::Read] {
+            let mut copier = Copier::new(direction, 100).unwrap();
+            copier.private.fill(1);
+            copier.is_shared_faster = false;
+            copier.copy();
+            assert_eq!(copier.other, [1; 100]);
+            copier.shared.fill(0, 100, 2).unwrap();
+            copier.is_shared_faster = true;
+            copier.copy();
+            let mut shared = [0; 100];
+            copier.shared.read(0, &mut shared).unwrap();
+            let expected = if direction == Direction::Write { 1 } else { 2 };
+            assert_eq!((shared[99], copier.private[99]), (expected, expected));
+        }
+    }
+
+    #[test]
+    fn words_reach_to_the_last_byte() {
+        let words = Words::new(1001).unwrap();
+        store(words.at(1000), 7);
+        assert_eq!((load(words.at(1000)), load(words.at(0))), (7, 0));
+    }
+}

@@ -1,0 +1,103 @@
+//! A gate that threads pass together, round after round, and that opens for the rest when one of them leaves.
+//!
+//! The barrier of the standard library would keep the others waiting for ever for a thread that has failed.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+/// A thread's place at the gate.  Dropping it leaves.
+#[derive(Debug)]
+pub struct Seat(Arc<Gate>);
+
+#[derive(Debug)]
+struct Gate {
+    state: Mutex<State>,
+    opened: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    members: usize,
+    waiting: usize,
+    /// Counts how often the gate has opened.
+    openings: u64,
+}
+
+/// Places for `count` threads, to be handed out before any of them runs.
+pub fn seats(count: usize) -> Vec<Seat> {
+    let state = Mutex::new(State { members: count, waiting: 0, openings: 0 });
+    let gate = Arc::new(Gate { state, opened: Condvar::new() });
+    (0..count).map(|_| Seat(gate.clone())).collect()
+}
+
+impl Seat {
+    /// Sleeps until everybody who has not left waits too.
+    pub fn wait(&self) {
+        let mut state = self.0.lock();
+        state.waiting += 1;
+        if state.waiting == state.members {
+            self.0.open(&mut state);
+            return;
+        }
+        let seen = state.openings;
+        while state.openings == seen {
+            state = self.0.opened.wait(state).expect("nobody panics while holding the lock");
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.members -= 1;
+        if state.waiting == state.members {
+            self.0.open(&mut state);
+        }
+    }
+}
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panics while holding the lock")
+    }
+
+    fn open(&self, state: &mut State) {
+        state.waiting = 0;
+        state.openings += 1;
+        self.opened.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn nobody_passes_before_all_have_come() {
+        let arrived = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for seat in seats(3) {
+                let arrived = &arrived;
+                scope.spawn(move || {
+                    for round in 1..=100 {
+                        // SeqCst: the test is about the gate, not about orderings.
+                        arrived.fetch_add(1, Ordering::SeqCst);
+                        seat.wait();
+                        assert_eq!(arrived.load(Ordering::SeqCst), 3 * round);
+                        seat.wait();
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn who_leaves_is_not_waited_for() {
+        std::thread::scope(|scope| {
+            for (seat, rounds) in seats(3).into_iter().zip([0, 2, 5]) {
+                scope.spawn(move || (0..rounds).for_each(|_| seat.wait()));
+            }
+        });
+    }
+}

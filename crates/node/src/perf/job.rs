@@ -1,0 +1,255 @@
+//! What is to be measured, once the flags have been found to make sense together.
+
+use super::args::{PerfArgs, Test};
+use crate::output::UsageError;
+
+/// A measurement that makes sense.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Job {
+    /// Which test.
+    pub test: Test,
+    /// What it does.
+    pub kind: Kind,
+    /// Bytes of one operation, one entry per line of the result.
+    pub sizes: Vec<u64>,
+    /// Operations of each thread at each size, if the user said.
+    pub iterations: Option<u64>,
+    /// How many threads measure.
+    pub threads: usize,
+    /// The network.
+    pub fabric: &'static str,
+    /// Whether bare copies are measured too.
+    pub has_baseline: bool,
+    /// The node to measure against; none for a process of our own.
+    pub peer: Option<u32>,
+}
+
+/// What a test does.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Kind {
+    /// Both sides write to each other in turn.
+    PingPong,
+    /// One operation after the other on the same bytes.
+    Access(Verb),
+    /// Operations at random places.
+    Random {
+        /// Which operation.
+        verb: Verb,
+        /// Over how many regions.
+        regions: u64,
+        /// Bytes of each.
+        region_bytes: u64,
+    },
+    /// Makes regions.
+    Alloc,
+    /// Maps a region.
+    Map,
+}
+
+/// An operation on bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verb {
+    /// From the peer's memory.
+    Read,
+    /// To the peer's memory.
+    Write,
+}
+
+/// Largest size of the tests that move bytes.
+const SIZE_MAX: u64 = 64 << 20;
+
+/// The stamp of a ping-pong is a word.
+const STAMP_BYTES: u64 = 8;
+
+/// Regions that only have to be many are a cache line each, so that none shares one with its neighbour.
+const REGION_BYTES_MIN: u64 = 64;
+
+impl Job {
+    /// Reads the flags as a whole.
+    pub fn new(args: &PerfArgs) -> Result<Job, UsageError> {
+        let kind = kind(args)?;
+        let moves_bytes = !matches!(kind, Kind::Alloc | Kind::Map);
+        let sizes = match args.size {
+            Some(size) => vec![size.0],
+            None if args.all => (3..=26).map(|power| 1 << power).collect(),
+            None if args.test.is_bandwidth() => vec![64 << 10],
+            None if moves_bytes => vec![8],
+            None => vec![4 << 10],
+        };
+        let (least, most) = (sizes[0], sizes[sizes.len() - 1]);
+        if least == 0 || (moves_bytes && most > SIZE_MAX) {
+            return Err(wrong("-s takes 1 byte to 64 MiB"));
+        }
+        if kind == Kind::PingPong && least < STAMP_BYTES {
+            return Err(wrong(
+                "a ping-pong needs -s of at least 8 bytes; --completion measures smaller writes",
+            ));
+        }
+        if let Kind::Random { region_bytes, .. } = kind
+            && most > region_bytes
+        {
+            return Err(wrong("--span must have room for -s bytes in each region"));
+        }
+        Ok(Job {
+            test: args.test,
+            kind,
+            sizes,
+            iterations: args.iterations,
+            threads: args.threads as usize,
+            fabric: args.fabric.name(),
+            has_baseline: args.check_memcpy,
+            peer: args.peer,
+        })
+    }
+
+    /// Operations of each thread at `size`: what the user said, or what takes about a second.
+    pub fn iterations(&self, size: u64) -> u64 {
+        let bytes = if self.test.is_bandwidth() { 16 << 30 } else { 1 << 30 };
+        self.iterations.unwrap_or(match self.kind {
+            Kind::Alloc | Kind::Map => 10_000,
+            Kind::Random { .. } => 1_000_000,
+            Kind::PingPong | Kind::Access(_) => (bytes / size).clamp(32, 1_000_000),
+        })
+    }
+
+    /// The largest size of all.
+    pub fn size_max(&self) -> u64 {
+        self.sizes.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Memory that an end should contribute, in bytes.  Four times what is needed, for freed memory can be used
+    /// again only when all who mapped it have let go; and it is taken from the system only as it is touched.
+    pub fn arena_bytes(&self) -> u64 {
+        let threads = self.threads as u64;
+        let needed = match self.kind {
+            Kind::Random { regions, region_bytes, .. } => regions.saturating_mul(region_bytes),
+            _ => self.size_max().saturating_mul(threads),
+        };
+        needed.saturating_mul(4).saturating_add(256 << 20)
+    }
+}
+
+fn kind(args: &PerfArgs) -> Result<Kind, UsageError> {
+    let is_random = args.regions.is_some() || args.span.is_some();
+    if args.completion && args.test != Test::WriteLat {
+        return Err(wrong("--completion belongs to write_lat; the other tests time the call anyway"));
+    }
+    let verb = match args.test {
+        Test::ReadLat | Test::ReadBw => Verb::Read,
+        Test::WriteLat | Test::WriteBw => Verb::Write,
+        Test::AllocLat | Test::MapLat if is_random => {
+            return Err(wrong("--regions and --span belong to reads and writes"));
+        }
+        Test::AllocLat => return Ok(Kind::Alloc),
+        Test::MapLat => return Ok(Kind::Map),
+    };
+    let is_ping_pong = args.test == Test::WriteLat && !args.completion;
+    match (is_random, is_ping_pong) {
+        (true, true) => Err(wrong("a ping-pong goes to one place: add --completion to write at random")),
+        (true, false) => random(args, verb),
+        (false, true) if args.peer.is_some() => Err(wrong(
+            "nobody plays ping-pong at a node that runs already: add --completion, or leave out --peer",
+        )),
+        (false, true) => Ok(Kind::PingPong),
+        (false, false) => Ok(Kind::Access(verb)),
+    }
+}
+
+fn random(args: &PerfArgs, verb: Verb) -> Result<Kind, UsageError> {
+    if args.all {
+        return Err(wrong("-a cannot be combined with --regions or --span: name one size by -s"));
+    }
+    let size = args.size.map_or(8, |size| size.0);
+    let regions = args.regions.unwrap_or(1);
+    let region_bytes = match args.span {
+        Some(span) => span.0 / regions / 8 * 8,
+        None => size.next_multiple_of(REGION_BYTES_MIN),
+    };
+    Ok(Kind::Random { verb, regions, region_bytes })
+}
+
+fn wrong(what: &str) -> UsageError {
+    UsageError(what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: PerfArgs,
+    }
+
+    fn job(line: &str) -> Result<Job, UsageError> {
+        let words = std::iter::once("perf").chain(line.split_whitespace());
+        Job::new(&Line::try_parse_from(words).expect("clap accepts it").args)
+    }
+
+    #[track_caller]
+    fn check(line: &str, kind: Kind, sizes: &[u64]) {
+        let job = job(line).unwrap();
+        assert_eq!((job.kind, job.sizes.as_slice()), (kind, sizes), "{line}");
+    }
+
+    #[test]
+    fn every_test_has_its_customary_size() {
+        check("write_lat", Kind::PingPong, &[8]);
+        check("write_lat --completion", Kind::Access(Verb::Write), &[8]);
+        check("read_bw", Kind::Access(Verb::Read), &[64 << 10]);
+        check("alloc_lat -s 4G", Kind::Alloc, &[4 << 30]);
+        check("map_lat", Kind::Map, &[4096]);
+    }
+
+    #[test]
+    fn all_sizes_are_powers_of_two_up_to_64_mib() {
+        let sizes = job("write_bw -a").unwrap().sizes;
+        assert_eq!((sizes[0], sizes[1], sizes.len()), (8, 16, 24));
+        assert_eq!(sizes.last(), Some(&(64 << 20)));
+    }
+
+    #[test]
+    fn memory_is_divided_among_the_regions() {
+        let verb = Verb::Write;
+        check(
+            "write_lat --completion --regions 10",
+            Kind::Random { verb, regions: 10, region_bytes: 64 },
+            &[8],
+        );
+        check(
+            "write_lat --completion --span 1G",
+            Kind::Random { verb, regions: 1, region_bytes: 1 << 30 },
+            &[8],
+        );
+        let both = Kind::Random { verb: Verb::Read, regions: 3, region_bytes: 328 };
+        check("read_lat --regions 3 --span 1000", both, &[8]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            "write_lat -s 4",
+            "write_lat --regions 3",
+            "write_lat --peer 1",
+            "read_lat --completion",
+            "read_lat -s 0",
+            "read_bw -s 65M",
+            "alloc_lat --regions 3",
+            "read_lat -a --span 1G",
+            "read_lat --span 4",
+            "read_lat --span 32 --regions 16",
+        ] {
+            assert!(job(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_baseline_can_be_left_out() {
+        assert!(job("write_bw").unwrap().has_baseline);
+        assert!(job("write_bw --check-memcpy").unwrap().has_baseline);
+        assert!(!job("write_bw --check-memcpy=false").unwrap().has_baseline);
+    }
+}

@@ -1,0 +1,199 @@
+//! Reads and writes at random places, beside bare words at the same places of a plain mapping.
+//!
+//! The places are drawn before anything is timed, by a generator with a fixed seed, and each is touched once:
+//! what is timed is finding them, not making their pages.
+
+use anyhow::Context;
+use halite::{Lh, Permissions, Placement};
+
+use super::baseline::{self, Words};
+use super::cores::pin;
+use super::ends::Ends;
+use super::gate::{self, Seat};
+use super::job::{Job, Verb};
+use super::measure::{Schedule, Series, alternate, estimate_ns};
+use super::report::{Baseline, BaselineKind, Row};
+
+/// Most places of one thread's sequence; it is run through again when it ends.  16 MiB of places do not fit the
+/// caches, so that each is found cold again.
+const PLACES_MAX: u64 = 1 << 20;
+
+/// Any number would do; a fixed one makes runs comparable.
+const SEED: u64 = 0x0000_4841_4C49_5445;
+
+/// The one size that random tests have.
+pub fn run(
+    job: &Job,
+    ends: &mut Ends,
+    verb: Verb,
+    regions: u64,
+    region_bytes: u64,
+    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let alloc = |_| ends.session.alloc(None, region_bytes, Placement::On(ends.peer), Permissions::all());
+    let made: Result<Vec<Lh>, _> = (0..regions).map(alloc).collect();
+    let made = made.context("cannot make the regions")?;
+    let words = Words::new(regions * region_bytes).context("no memory for the baseline")?;
+    for size in &job.sizes {
+        report(measure(job, ends, &Field { verb, regions: &made, region_bytes, words: &words }, *size)?)?;
+    }
+    for lh in made {
+        ends.session.free(lh)?;
+    }
+    Ok(())
+}
+
+/// Where the operations go.
+struct Field<'a> {
+    verb: Verb,
+    regions: &'a [Lh],
+    region_bytes: u64,
+    words: &'a Words,
+}
+
+fn measure(job: &Job, ends: &Ends, field: &Field<'_>, size: u64) -> anyhow::Result<Row> {
+    let iterations = job.iterations(size);
+    let measured: anyhow::Result<Vec<(u64, Series, Series, u64)>> = std::thread::scope(|scope| {
+        let work = move |thread: usize, seat: Seat| {
+            pin(ends.cores.of_client(thread)).context("cannot stay on the client's core")?;
+            measure_thread(ends, field, size, iterations, thread as u64, &seat)
+        };
+        let threads: Vec<_> = (gate::seats(job.threads).into_iter().enumerate())
+            .map(|(thread, seat)| scope.spawn(move || work(thread, seat)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a measuring thread does not panic")).collect()
+    });
+    let kind = if field.verb == Verb::Read { BaselineKind::Load } else { BaselineKind::Store };
+    let mut baseline = Baseline { kind, series: Series::default() };
+    let mut row = Row { size, iterations, batch: 1, ours: Series::default(), baseline: None, errors: 0 };
+    for (batch, ours, bare, errors) in measured? {
+        row.batch = batch;
+        row.ours.merge(&ours);
+        row.errors += errors;
+        baseline.series.merge(&bare);
+    }
+    row.baseline = Some(baseline);
+    Ok(row)
+}
+
+fn measure_thread(
+    ends: &Ends,
+    field: &Field<'_>,
+    size: u64,
+    iterations: u64,
+    thread: u64,
+    seat: &Seat,
+) -> anyhow::Result<(u64, Series, Series, u64)> {
+    let session = &ends.session;
+    let places = draw(field, size, iterations.min(PLACES_MAX), SEED + thread);
+    let ours: Vec<(Lh, u64)> =
+        places.iter().map(|place| (field.regions[place.region], place.offset)).collect();
+    let bare_offset = |place: &Place| place.region as u64 * field.region_bytes + place.offset;
+    let bare: Vec<_> = places.iter().map(|place| field.words.at(bare_offset(place))).collect();
+    drop(places);
+
+    // All threads write the same, for their places overlap.
+    let payload: Vec<u8> = (0..size).map(|at| at as u8 ^ 0xC3).collect();
+    for (lh, offset) in &ours {
+        session.write(*lh, *offset, &payload)?;
+    }
+    bare.iter().for_each(|word| baseline::store(word, 0));
+    let mut buffer = payload.clone();
+
+    let mut next_bare = bare.iter().cycle();
+    let bare_operation = || {
+        let word = next_bare.next().expect("there is at least one place");
+        match field.verb {
+            Verb::Read => drop(baseline::load(word)),
+            Verb::Write => baseline::store(word, size),
+        }
+    };
+    let mut next = ours.iter().cycle();
+    let mut place = || *next.next().expect("there is at least one place");
+    let (schedule, (of_ours, of_bare)) = match field.verb {
+        Verb::Read => timed(iterations, seat, bare_operation, || {
+            let (lh, offset) = place();
+            session.read(lh, offset, &mut buffer)
+        })?,
+        Verb::Write => timed(iterations, seat, bare_operation, || {
+            let (lh, offset) = place();
+            session.write(lh, offset, &payload)
+        })?,
+    };
+
+    let mut errors = u64::from(buffer != payload);
+    for (lh, offset) in &ours {
+        session.read(*lh, *offset, &mut buffer)?;
+        errors += u64::from(buffer != payload);
+    }
+    Ok((schedule.batch, of_ours, of_bare, errors))
+}
+
+fn timed<E>(
+    iterations: u64,
+    seat: &Seat,
+    bare: impl FnMut(),
+    mut ours: impl FnMut() -> Result<(), E>,
+) -> Result<(Schedule, (Series, Series)), E> {
+    let schedule = Schedule::new(iterations, estimate_ns(iterations, &mut ours)?);
+    let (of_ours, of_bare) = alternate(schedule, seat, ours, Some(bare))?;
+    Ok((schedule, (of_ours, of_bare.expect("a baseline was given"))))
+}
+
+/// Where one operation goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Place {
+    region: usize,
+    offset: u64,
+}
+
+/// Draws places at which `size` bytes fit, all offsets multiples of a word.
+fn draw(field: &Field<'_>, size: u64, count: u64, seed: u64) -> Vec<Place> {
+    let mut random = SplitMix(seed);
+    let slots = (field.region_bytes - size) / 8 + 1;
+    let mut place = |_| Place {
+        region: random.below(field.regions.len() as u64) as usize,
+        offset: random.below(slots) * 8,
+    };
+    (0..count).map(&mut place).collect()
+}
+
+/// The generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`; the bias is below one in 2^32 for every bound that occurs here.
+    fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_generator_gives_the_published_numbers() {
+        // The first outputs for seed 1234567 of the reference implementation.
+        let mut random = SplitMix(1_234_567);
+        assert_eq!([random.next(), random.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+    }
+
+    #[test]
+    fn numbers_below_a_bound_reach_all_of_it() {
+        let mut random = SplitMix(SEED);
+        let mut seen = [0; 10];
+        for _ in 0..10_000 {
+            seen[random.below(10) as usize] += 1;
+        }
+        assert!(seen.iter().all(|count| (800..1200).contains(count)), "{seen:?}");
+    }
+}

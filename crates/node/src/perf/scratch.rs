@@ -1,0 +1,101 @@
+//! A private directory for the length of a run, also if that is ended by a signal.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use halite::cluster_dir;
+use rustix::process::{Pid, test_kill_process};
+
+use crate::signals::{Ending, Woken};
+
+/// A pid and a random number follow.
+const PREFIX: &str = "halite-perf-";
+
+/// A directory that only this user can enter; removed when dropped.
+#[derive(Debug)]
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes one, and lets a thread wait for signals: they remove the directory and end the process.
+    pub fn create() -> anyhow::Result<Scratch> {
+        remove_residue();
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .map_err(io::Error::from)
+            .context("cannot draw a random number")?;
+        let name = format!("{PREFIX}{}-{:016x}", std::process::id(), u64::from_ne_bytes(random));
+        let path = std::env::temp_dir().join(name);
+        let failed = || format!("cannot make the directory {}", path.display());
+        // Fails if it exists, so that nobody can have prepared it for us.
+        DirBuilder::new().mode(0o700).create(&path).with_context(failed)?;
+        let scratch = Scratch(path);
+        let mut ending = Ending::listen().context("cannot listen for signals")?;
+        let path = scratch.0.clone();
+        std::thread::spawn(move || {
+            while ending.wait() != Woken::Asked {}
+            let _ = std::fs::remove_dir_all(&path);
+            // Our children die with us.
+            std::process::exit(130);
+        });
+        Ok(scratch)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A leftover in the directory for temporary files is not worth failing a measurement for.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Removes the directories of runs that were killed.
+fn remove_residue() {
+    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
+    for entry in entries.flatten() {
+        let is_dead = entry.file_name().to_str().and_then(owner).is_some_and(|pid| !exists(pid));
+        // The owner's pid may be one of another pid namespace: nobody whose lock is held is taken for dead.
+        let is_used =
+            || cluster_dir::nodes(&entry.path()).is_ok_and(|nodes| nodes.iter().any(|node| node.alive));
+        if is_dead && !is_used() {
+            // Other users' directories stay: they can remove them.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Whose directory has this name.
+fn owner(name: &str) -> Option<Pid> {
+    let (pid, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    pid.parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)
+}
+
+fn exists(pid: Pid) -> bool {
+    test_kill_process(pid) != Err(rustix::io::Errno::SRCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_of_a_run_that_was_killed_is_removed_by_the_next() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let dir = |pid| std::env::temp_dir().join(format!("{PREFIX}{pid}-0"));
+        let (dead, alive) = (dir(child.id()), dir(std::process::id()));
+        for dir in [&dead, &alive] {
+            std::fs::create_dir(dir).unwrap();
+        }
+        remove_residue();
+        assert_eq!((dead.exists(), alive.exists()), (false, true));
+        std::fs::remove_dir(alive).unwrap();
+    }
+}

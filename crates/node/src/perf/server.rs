@@ -1,0 +1,118 @@
+//! The other end: a process that owns the memory, plays ping-pong, and tells checksums of what it sees.
+//!
+//! It does as it is told by lines of JSON on its standard input, and answers each by a line.
+
+use std::io::{self, BufRead};
+use std::path::Path;
+
+use anyhow::Context;
+use halite::{Config, Node, NodeId, Permissions, blocking};
+use serde::{Deserialize, Serialize};
+
+use super::args::ServerArgs;
+use super::cores::{Cores, pin};
+use super::pingpong::{self, Table};
+use crate::output;
+use crate::signals;
+
+/// What the server can be told.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub enum Request {
+    /// Make the regions of a ping-pong and map those of the client.
+    Open {
+        /// Pairs of threads.
+        threads: usize,
+        /// Bytes of each region.
+        bytes: u64,
+    },
+    /// Play; `Ready` is answered when the threads may be served, `Errors` in the end.
+    Play {
+        /// Bytes of each write.
+        size: u64,
+        /// How often each side writes.
+        turns: u64,
+    },
+    /// Tell the checksum of the first bytes of a region.
+    Checksum {
+        /// Its name.
+        name: String,
+        /// How many bytes.
+        len: u64,
+    },
+}
+
+/// What the server answers.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub enum Reply {
+    /// It is done, or can begin.
+    Ready,
+    /// How often the data was not what it should be.
+    Errors(u64),
+    /// A checksum as of [`checksum`].
+    Checksum(u64),
+    /// It could not be done.
+    Failed(String),
+}
+
+/// The checksum by which both ends compare what they see.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}
+
+/// Runs the server until its standard input ends.
+pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
+    signals::die_with(args.parent)?;
+    let cores = Cores::available().context("cannot see which cores there are")?;
+    // Before the node starts its threads, so that none of them disturbs the client's core.
+    pin(cores.of_server(0)).context("cannot stay on the server's core")?;
+    let config =
+        Config { dir: dir.to_owned(), node: Some(NodeId(0)), arena_bytes: args.arena, ..Config::default() };
+    let node = Node::embedded(config).context("cannot run the server's node")?;
+    answer(Reply::Ready)?;
+    let mut server = Server { session: node.blocking_session(), cores, table: None };
+    for line in io::stdin().lock().lines() {
+        let request = serde_json::from_str(&line?).context("cannot read what to do")?;
+        let reply = server.handle(request).unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
+        answer(reply)?;
+    }
+    drop(server);
+    node.leave();
+    Ok(())
+}
+
+fn answer(reply: Reply) -> anyhow::Result<()> {
+    Ok(output::print_json(&reply)?)
+}
+
+struct Server {
+    session: blocking::Session,
+    cores: Cores,
+    table: Option<Table>,
+}
+
+impl Server {
+    fn handle(&mut self, request: Request) -> anyhow::Result<Reply> {
+        match request {
+            Request::Open { threads, bytes } => {
+                let mut table = Table::open(&self.session, pingpong::SERVER, threads, bytes)?;
+                table.meet(&self.session, pingpong::CLIENT)?;
+                self.table = Some(table);
+                Ok(Reply::Ready)
+            }
+            Request::Play { size, turns } => {
+                let table = self.table.as_ref().context("no regions to play on")?;
+                let players = table.players(&self.session, size)?;
+                answer(Reply::Ready)?;
+                let cores = &self.cores;
+                pingpong::serve(players, turns, |thread| cores.of_server(thread)).map(Reply::Errors)
+            }
+            Request::Checksum { name, len } => {
+                let lh = self.session.map(&name, Permissions::READ)?;
+                let mut bytes = vec![0; usize::try_from(len)?];
+                self.session.read(lh, 0, &mut bytes)?;
+                self.session.unmap(lh)?;
+                Ok(Reply::Checksum(checksum(&bytes)))
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Tables of text: columns as wide as their widest cell.
+//!
+//! A table only aligns; what stands in the cells is decided by who fills it.
+
+use std::fmt;
+
+/// On which side of its column a cell stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Align {
+    /// For words.
+    Left,
+    /// For numbers.
+    Right,
+}
+
+/// Rows under one heading.
+#[derive(Clone, Debug)]
+pub struct Table {
+    align: Vec<Align>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table with these headings.
+    pub fn new(columns: &[(&str, Align)]) -> Table {
+        let heading = columns.iter().map(|(heading, _)| (*heading).to_owned()).collect();
+        Table { align: columns.iter().map(|(_, align)| *align).collect(), rows: vec![heading] }
+    }
+
+    /// Adds a row, one cell for each column.
+    pub fn row(&mut self, cells: Vec<String>) {
+        assert_eq!(cells.len(), self.align.len(), "a row has one cell for each column");
+        self.rows.push(cells.into_iter().map(|cell| printable(&cell)).collect());
+    }
+}
+
+/// Names come from other users: a terminal must not take them for commands, nor a table for two lines.
+pub fn printable(text: &str) -> String {
+    text.chars().flat_map(escaped).collect()
+}
+
+fn escaped(letter: char) -> Vec<char> {
+    if letter.is_control() { letter.escape_default().collect() } else { vec![letter] }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width =
+            |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.align.len()).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for ((cell, width), align) in row.iter().zip(&widths).zip(&self.align) {
+                let padded = match align {
+                    Align::Left => format!("{cell:<width$}"),
+                    Align::Right => format!("{cell:>width$}"),
+                };
+                line.push_str(&padded);
+                line.push_str("  ");
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut table = Table::new(&[("name", Align::Left), ("bytes", Align::Right)]);
+        table.row(vec!["a".into(), "123456".into()]);
+        table.row(vec!["longer".into(), "1".into()]);
+        assert_eq!(table.to_string(), "name     bytes\na       123456\nlonger       1\n");
+    }
+
+    #[test]
+    fn a_name_cannot_steer_the_terminal() {
+        let mut table = Table::new(&[("name", Align::Left)]);
+        table.row(vec!["red\u{1b}[31m\nrow".into()]);
+        assert_eq!(table.to_string(), "name\nred\\u{1b}[31m\\nrow\n");
+    }
+}

@@ -1,0 +1,138 @@
+//! The trailer: what `put` stores after a file's bytes, so that `get` can tell whether it got them all.
+//!
+//! ```text
+//! 0        8         12      16             24            32
+//! +--------+---------+-------+--------------+-------------+
+//! | magic  | version | state | length       | xxh3-64     |     little-endian
+//! +--------+---------+-------+--------------+-------------+
+//! ```
+//!
+//! It is written first with the state *unfinished* and a second time when all bytes are in place.  It guards
+//! against accidents, not against somebody who may write to the region.
+
+/// Bytes of a trailer.
+pub const TRAILER_BYTES: usize = 32;
+
+const MAGIC: [u8; 8] = *b"halite\r\n";
+const VERSION: u32 = 1;
+const UNFINISHED: u32 = 0;
+const COMPLETE: u32 = 1;
+
+/// The last bytes of a region that holds a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trailer {
+    /// Somebody is still writing the file's bytes, or died while doing so.
+    Unfinished {
+        /// Bytes that the file will have.
+        len: u64,
+    },
+    /// All bytes are there.
+    Complete {
+        /// Bytes of the file.
+        len: u64,
+        /// xxh3-64 of them.
+        checksum: u64,
+    },
+}
+
+/// Why the end of a region is a trailer that cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TrailerError {
+    /// Made by a later version of this program.
+    #[error("its trailer has version {0}, of which this program knows nothing")]
+    Version(u32),
+    /// The state is none that there is.
+    #[error("its trailer is damaged (state {0})")]
+    State(u32),
+    /// The trailer belongs to a file of another length.
+    #[error("its trailer speaks of {claimed} bytes, but {present} bytes precede it")]
+    Length {
+        /// What the trailer says.
+        claimed: u64,
+        /// What there is.
+        present: u64,
+    },
+}
+
+impl Trailer {
+    /// The trailer as it stands in memory.
+    pub fn to_bytes(self) -> [u8; TRAILER_BYTES] {
+        let (state, len, checksum) = match self {
+            Trailer::Unfinished { len } => (UNFINISHED, len, 0),
+            Trailer::Complete { len, checksum } => (COMPLETE, len, checksum),
+        };
+        let mut bytes = [0; TRAILER_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&state.to_le_bytes());
+        bytes[16..24].copy_from_slice(&len.to_le_bytes());
+        bytes[24..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the last bytes of a region of `region_len` bytes; `None` if they are no trailer at all.
+    pub fn parse(bytes: &[u8; TRAILER_BYTES], region_len: u64) -> Result<Option<Trailer>, TrailerError> {
+        if bytes[..8] != MAGIC {
+            return Ok(None);
+        }
+        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let (version, state, len) = (u32_at(8), u32_at(12), u64_at(16));
+        if version != VERSION {
+            return Err(TrailerError::Version(version));
+        }
+        let present = region_len.saturating_sub(TRAILER_BYTES as u64);
+        if len != present {
+            return Err(TrailerError::Length { claimed: len, present });
+        }
+        match state {
+            UNFINISHED => Ok(Some(Trailer::Unfinished { len })),
+            COMPLETE => Ok(Some(Trailer::Complete { len, checksum: u64_at(24) })),
+            other => Err(TrailerError::State(other)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trailer_is_read_as_it_was_written() {
+        for trailer in [
+            Trailer::Unfinished { len: 0 },
+            Trailer::Complete { len: u64::MAX - 32, checksum: 0x0123_4567_89ab_cdef },
+        ] {
+            let (Trailer::Unfinished { len } | Trailer::Complete { len, .. }) = trailer;
+            assert_eq!(Trailer::parse(&trailer.to_bytes(), len + 32), Ok(Some(trailer)));
+        }
+    }
+
+    #[test]
+    fn the_layout_never_changes() {
+        let bytes = Trailer::Complete { len: 0x0102, checksum: 0x0304 }.to_bytes();
+        let mut expected = *b"halite\r\n\x01\0\0\0\x01\0\0\0........";
+        expected[16..].copy_from_slice(&[2, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[..24], expected);
+        assert_eq!(bytes[24..], [4, 3, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_region_that_was_not_put_has_no_trailer() {
+        assert_eq!(Trailer::parse(&[0; 32], 4096), Ok(None));
+        assert_eq!(Trailer::parse(&[0xFF; 32], 32), Ok(None));
+    }
+
+    #[test]
+    fn a_damaged_trailer_is_never_taken_for_a_good_one() {
+        let good = Trailer::Complete { len: 100, checksum: 7 }.to_bytes();
+        assert_eq!(Trailer::parse(&good, 133), Err(TrailerError::Length { claimed: 100, present: 101 }));
+        assert_eq!(Trailer::parse(&good, 0), Err(TrailerError::Length { claimed: 100, present: 0 }));
+        let mut bad = good;
+        bad[8] = 2;
+        assert_eq!(Trailer::parse(&bad, 132), Err(TrailerError::Version(2)));
+        let mut bad = good;
+        bad[12] = 9;
+        assert_eq!(Trailer::parse(&bad, 132), Err(TrailerError::State(9)));
+    }
+}

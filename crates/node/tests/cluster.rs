@@ -1,0 +1,124 @@
+//! The life of a cluster, as whoever types the commands sees it.
+
+mod support;
+
+use rustix::process::Signal;
+use support::{Process, Running, Scratch};
+
+#[test]
+fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_an_empty_directory() {
+    let scratch = Scratch::new("detached");
+    let printed = scratch.ok("up --nodes 3 --arena 64M --detach");
+    assert!(printed.contains("halite down"), "{printed}");
+    assert_eq!(scratch.states(), ["alive"; 3]);
+    let nodes = scratch.json("status --json");
+    for (node, row) in nodes.iter().enumerate() {
+        assert_eq!((row["node"].as_u64(), row["provider"].as_str()), (Some(node as u64), Some("shm")));
+        assert!(row["bytes_total"].as_u64().unwrap() >= 64 << 20, "{row}");
+        assert_eq!(row["bytes_quarantined"], 0);
+        assert!(row["incarnation"].as_u64().unwrap() > 0 && row["bytes_used"].is_u64(), "{row}");
+    }
+    let processes: Vec<Process> = (0..3).map(|node| Process::open(scratch.pid(node))).collect();
+    let printed = scratch.ok("down");
+    assert_eq!(printed.lines().filter(|line| line.ends_with("stopped")).count(), 3, "{printed}");
+    processes.iter().for_each(Process::await_end);
+    assert_eq!(scratch.entries(), Vec::<String>::new());
+    assert!(scratch.fails("status", 1).contains("halite up"));
+    scratch.ok("down");
+}
+
+#[test]
+fn ctrl_c_stops_a_cluster_in_the_foreground() {
+    let scratch = Scratch::new("ctrl-c");
+    let mut up = scratch.up(2);
+    let node = Process::open(scratch.pid(1));
+    up.signal(Signal::INT);
+    assert!(up.wait().success());
+    node.await_end();
+    assert_eq!(scratch.entries(), Vec::<String>::new());
+}
+
+#[test]
+fn killing_up_leaves_no_process_and_the_next_up_cleans_the_rest() {
+    let scratch = Scratch::new("killed");
+    let mut up = scratch.up(2);
+    let nodes = [0, 1].map(|node| Process::open(scratch.pid(node)));
+    up.signal(Signal::KILL);
+    up.wait();
+    nodes.iter().for_each(Process::await_end);
+    assert_eq!(scratch.states(), ["dead"; 2]);
+    let _up = scratch.up(1);
+    assert_eq!(scratch.states(), ["alive"]);
+}
+
+#[test]
+fn a_killed_node_is_shown_as_dead_until_it_is_restarted() {
+    let scratch = Scratch::new("restart");
+    let _up = scratch.up(2);
+    let before = scratch.json("status --json")[1]["incarnation"].clone();
+    Process::open(scratch.pid(1)).kill();
+    assert_eq!(scratch.states(), ["alive", "dead"]);
+
+    let restart = format!("node --id 1 --arena 64M --parent {}", std::process::id());
+    let mut node = Running::start(&scratch, &restart);
+    assert!(node.line().starts_with("node 1 ready"));
+    assert_eq!(scratch.states(), ["alive", "alive"]);
+    assert_ne!(scratch.json("status --json")[1]["incarnation"], before);
+
+    // It is asked to leave, and leaves no trace.
+    node.signal(Signal::TERM);
+    assert!(node.wait().success());
+    assert_eq!(scratch.states()[0], "alive");
+    assert!(!scratch.states().contains(&"dead".to_owned()));
+}
+
+#[test]
+fn status_works_from_the_files_when_the_first_node_is_dead() {
+    let scratch = Scratch::new("first");
+    let _up = scratch.up(2);
+    Process::open(scratch.pid(0)).kill();
+    let output = scratch.run("status --json");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("first node is not running"));
+    assert_eq!(scratch.states(), ["dead", "alive"]);
+    let complaint = scratch.fails("ls", 1);
+    assert!(complaint.contains("node 0"), "{complaint}");
+}
+
+#[test]
+fn a_second_cluster_in_the_same_directory_is_refused() {
+    let scratch = Scratch::new("second");
+    let _up = scratch.up(1);
+    let complaint = scratch.fails("up --nodes 1", 1);
+    assert!(complaint.contains("running") && complaint.contains("halite down"), "{complaint}");
+    let complaint = scratch.fails("node --id 0", 1);
+    assert!(complaint.contains("choose another number or stop it"), "{complaint}");
+    assert_eq!(scratch.states(), ["alive"]);
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_named_with_the_reason() {
+    let scratch = Scratch::new("directory");
+    for command in ["status", "down", "ls"] {
+        let complaint = scratch.fails(command, 1);
+        assert!(complaint.contains("cluster"), "{complaint}");
+    }
+    // Nobody, not even root, can make a directory there.
+    let mut command = scratch.command("up --nodes 1 --dir /proc/halite");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot use /proc/halite"), "{output:?}");
+
+    scratch.write("cluster", b"a file");
+    assert!(scratch.fails("up --nodes 1", 1).contains("not a directory"));
+    std::fs::remove_file(scratch.cluster()).unwrap();
+}
+
+#[test]
+fn nonsense_has_exit_status_2() {
+    let scratch = Scratch::new("nonsense");
+    for line in
+        ["up", "up --nodes none", "fly", "grant a b c", "perf write_lat --regions 3", "perf read_lat -s 1T"]
+    {
+        scratch.fails(line, 2);
+    }
+}

@@ -1,0 +1,206 @@
+//! What the tests of the program share: directories, clusters, and processes that never outlive their test.
+
+// Each test program uses its own part of this.
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::Value;
+
+/// A directory that is removed with its test, and in which nothing runs any more then.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new(name: &str) -> Scratch {
+        // Only tells apart the tests of one process: nothing is ordered by it.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("halite-cli-{}-{count}-{name}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Scratch(path)
+    }
+
+    /// The cluster directory; not there until somebody makes it.
+    pub fn cluster(&self) -> PathBuf {
+        self.0.join("cluster")
+    }
+
+    /// A file beside it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A file with these bytes beside it.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        std::fs::write(self.file(name), bytes).unwrap();
+        self.file(name)
+    }
+
+    /// A command on this cluster.
+    pub fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+        command.arg("--dir").arg(self.cluster()).args(line.split_whitespace());
+        // What a killed command leaves among the temporary files goes with the test.
+        command.env("TMPDIR", &self.0).env_remove("HALITE_DIR").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command to its end.
+    pub fn run(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
+    }
+
+    /// Runs a command that must succeed; returns what it printed.
+    #[track_caller]
+    pub fn ok(&self, line: &str) -> String {
+        check_ok(line, &self.run(line))
+    }
+
+    /// Runs a command that must fail with `status`; returns what it complained of.
+    #[track_caller]
+    pub fn fails(&self, line: &str, status: i32) -> String {
+        let output = self.run(line);
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(status), "{line}: {complaint}");
+        assert!(!complaint.contains("panicked"), "{line}: {complaint}");
+        complaint
+    }
+
+    /// Runs a command that prints JSON, an object per line.
+    #[track_caller]
+    pub fn json(&self, line: &str) -> Vec<Value> {
+        let text = self.ok(line);
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("not JSON: {line}")))
+            .collect()
+    }
+
+    /// Starts a cluster that lives in the foreground, under a process that dies with this test.
+    #[track_caller]
+    pub fn up(&self, nodes: u32) -> Running {
+        let mut up =
+            Running::start(self, &format!("up --nodes {nodes} --arena 256M --parent {}", std::process::id()));
+        while !up.line().contains("ctrl-C") {}
+        up
+    }
+
+    /// The pid of a node, as `status` tells.
+    #[track_caller]
+    pub fn pid(&self, node: u64) -> u32 {
+        let nodes = self.json("status --json");
+        let row = nodes.iter().find(|row| row["node"] == node).expect("the node is listed");
+        row["pid"].as_u64().unwrap().try_into().unwrap()
+    }
+
+    /// The states of all nodes, in order.
+    #[track_caller]
+    pub fn states(&self) -> Vec<String> {
+        self.json("status --json").iter().map(|row| row["state"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// What is in the cluster directory.
+    pub fn entries(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.cluster()).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if self.cluster().is_dir() {
+            let _ = self.run("down");
+        }
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[track_caller]
+pub fn check_ok(line: &str, output: &Output) -> String {
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {}: {complaint}", output.status);
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// A command that has not ended yet.  Killed when dropped.
+pub struct Running {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub fn start(scratch: &Scratch, line: &str) -> Running {
+        let mut child = scratch.command(line).stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Running { child, stdout }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line that it prints.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "it ended early: {:?}", self.child.wait());
+        line
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Somebody else's process, held by a pidfd so that no other can be meant.
+pub struct Process(OwnedFd);
+
+impl Process {
+    pub fn open(pid: u32) -> Process {
+        let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+        Process(pidfd_open(pid, PidfdFlags::empty()).unwrap())
+    }
+
+    pub fn kill(&self) {
+        pidfd_send_signal(&self.0, Signal::KILL).unwrap();
+        self.await_end();
+    }
+
+    /// Returns when it has ended.
+    pub fn await_end(&self) {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        while !matches!(poll(&mut fds, None), Ok(1)) {}
+    }
+}
+
+/// Bytes without a period that a copy in pieces could hide.
+pub fn bytes(len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+}
+
+/// The children of a process, as the kernel lists them.
+pub fn children(pid: u32) -> Vec<u32> {
+    let list =
+        std::fs::read_to_string(Path::new("/proc").join(format!("{pid}/task/{pid}/children"))).unwrap();
+    list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
