@@ -49,6 +49,8 @@ pub struct Cluster {
     arenas: Arenas,
     /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
     pub kills: bool,
+    /// A wire whose messages come late when steps are taken one by one.
+    pub slow_wire: Option<(usize, usize)>,
     /// Whether drivers are slow to clean freed memory; what they have not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
@@ -66,6 +68,7 @@ impl Cluster {
             wires: BTreeMap::new(),
             arenas: Arenas::default(),
             kills: true,
+            slow_wire: None,
             slow_to_clean: false,
             uncleaned: Vec::new(),
             recording: None,
@@ -205,7 +208,10 @@ impl Cluster {
     pub fn step_one(&mut self, pick: u64) -> bool {
         let wires: Vec<(usize, usize)> =
             self.wires.iter().filter(|(_, queue)| !queue.is_empty()).map(|(wire, _)| *wire).collect();
-        let choice = pick as usize % (wires.len() + self.hosts.len());
+        let hurried: Vec<(usize, usize)> =
+            wires.iter().filter(|wire| Some(**wire) != self.slow_wire).copied().collect();
+        let wires = if hurried.is_empty() || pick.is_multiple_of(8) { wires } else { hurried };
+        let choice = (pick >> 8) as usize % (wires.len() + self.hosts.len());
         if let Some((from, to)) = wires.get(choice) {
             let bytes = self.wires.get_mut(&(*from, *to)).and_then(VecDeque::pop_front).expect("not empty");
             if self.hosts[*to].running {
@@ -277,6 +283,10 @@ impl Cluster {
     pub fn submit(&mut self, host: usize, command: Command) -> OpId {
         let host = &mut self.hosts[host];
         host.engine.submit(self.now_ns, host.session, command)
+    }
+
+    pub fn has_ended(&self, host: usize, op: OpId) -> bool {
+        self.hosts[host].finished.contains_key(&op)
     }
 
     pub fn outcome(&mut self, host: usize, op: OpId) -> Option<Result<Outcome, CommandError>> {
