@@ -1,0 +1,143 @@
+//! Regions that are written by several processes while they move from node to node: no write is lost, and none
+//! lands in the place that was left.
+
+use halite::blocking::Session;
+use halite::{Lh, NodeId, Placement};
+
+use super::cluster::{ANYBODY, Cluster, Process};
+use super::pattern::{Numbers, first_nonzero};
+use super::stripes::{self, WRITERS};
+
+const REGION_BYTES: u64 = 1 << 20;
+const MOVES: usize = 20;
+
+/// The fourth node's view: the region, and how far each writer is.
+struct Watch<'s> {
+    session: &'s Session,
+    lh: Lh,
+    counts: Lh,
+}
+
+impl Watch<'_> {
+    fn count(&self, writer: u64) -> u64 {
+        let mut word = [0; 8];
+        self.session.read(self.counts, writer * 8, &mut word).expect("the counts stay where they are");
+        u64::from_le_bytes(word)
+    }
+
+    /// While it is being written: what a writer was told to be done with is there, or something newer.
+    fn check_nothing_is_lost(&self) {
+        for writer in 0..WRITERS {
+            let count = self.count(writer);
+            if count == 0 {
+                continue;
+            }
+            let mut word = [0; 8];
+            let offset = stripes::offset(writer, count, REGION_BYTES);
+            self.session.read(self.lh, offset, &mut word).expect("moving does not disturb reading");
+            let found = u64::from_le_bytes(word);
+            assert!(found >= count, "write {count} of writer {writer} is lost: {found} is there");
+        }
+    }
+
+    /// Lets each writer do some more.
+    fn await_progress(&self) {
+        for writer in 0..WRITERS {
+            let before = self.count(writer);
+            let deadline = std::time::Instant::now() + super::cluster::PATIENCE;
+            while self.count(writer) < before + 10 {
+                assert!(std::time::Instant::now() < deadline, "writer {writer} is stuck at {before}");
+            }
+        }
+    }
+
+    fn check_all(&self, done: &[u64; 3], round: usize) {
+        let mut found = vec![0; REGION_BYTES as usize];
+        self.session.read(self.lh, 0, &mut found).expect("it is read");
+        let checked = stripes::check(&found, done);
+        assert_eq!(checked, Ok(()), "after move {round}");
+    }
+
+    fn check_zero(&self, lh: Lh, round: usize) {
+        let mut found = vec![1; REGION_BYTES as usize];
+        self.session.read(lh, 0, &mut found).expect("it is read");
+        assert_eq!(first_nonzero(&found), None, "a write landed in the old place of move {round}");
+    }
+}
+
+fn halt(writers: &mut [Process]) -> [u64; 3] {
+    let mut done = [0; 3];
+    for (writer, done) in writers.iter_mut().zip(&mut done) {
+        let answer = writer.ask("halt");
+        let count = answer.strip_prefix("done ").and_then(|count| count.parse().ok());
+        *done = count.unwrap_or_else(|| panic!("a writer failed: {answer}"));
+    }
+    done
+}
+
+fn go_on(writers: &mut [Process], done: &[u64; 3]) {
+    for (writer, (process, done)) in writers.iter_mut().zip(done).enumerate() {
+        process.order(&format!("stripes shared counts {writer} {done}"));
+    }
+}
+
+/// Moves a region around under its writers, and looks at it from a fourth node.
+fn move_around(placement: Placement, seed: u64) {
+    let cluster = Cluster::new();
+    let mut writers: Vec<Process> = (0..3).map(|node| cluster.start(node)).collect();
+    let node = cluster.join(3);
+    let session = node.blocking_session();
+    let lh = session.alloc(Some("shared"), REGION_BYTES, placement, ANYBODY).expect("there is room");
+    let counts = session.alloc(Some("counts"), 4096, Placement::Local, ANYBODY).expect("there is room");
+    let watch = Watch { session: &session, lh, counts };
+    for process in &mut writers {
+        process.order("map shared");
+        process.order("map counts");
+    }
+    let mut numbers = Numbers::new(seed);
+    let mut done = [0; 3];
+    for round in 0..MOVES {
+        go_on(&mut writers, &done);
+        watch.await_progress();
+        let old = session.stat("shared").expect("it is there").home;
+        let new = NodeId((old.0 + 1 + numbers.below(2) as u32) % 3);
+        std::thread::scope(|scope| {
+            let moving = scope.spawn(|| session.move_to(lh, new));
+            while !moving.is_finished() {
+                watch.check_nothing_is_lost();
+            }
+            moving.join().expect("no panic").unwrap_or_else(|error| panic!("move {round}: {error}"));
+        });
+        let left = session.alloc(None, REGION_BYTES, Placement::On(old), ANYBODY).expect("there is room");
+        watch.check_zero(left, round);
+        watch.await_progress();
+        done = halt(&mut writers);
+        watch.check_all(&done, round);
+        watch.check_zero(left, round);
+        session.free(left).expect("it is ours");
+        let info = session.stat("shared").expect("it is there");
+        assert_eq!((info.home, info.nodes), (new, vec![(new, REGION_BYTES)]));
+    }
+    for process in &mut writers {
+        process.order("fill shared 4096 7");
+        let mut found = vec![0; 4096];
+        session.read(lh, 0, &mut found).expect("it is read");
+        assert_eq!(super::pattern::first_difference(&found, &super::pattern::bytes(7, 4096)), None);
+        session.write(lh, 0, &[0; 4096]).expect("the fourth node writes, too");
+    }
+}
+
+#[test]
+fn no_write_is_lost_while_a_region_moves_around_under_three_writing_processes() {
+    for seed in 1..=2 {
+        eprintln!("seed {seed}");
+        move_around(Placement::On(NodeId(0)), seed);
+    }
+}
+
+#[test]
+fn no_write_is_lost_while_a_spread_region_is_gathered_and_moves_around() {
+    eprintln!("seed 3");
+    let everywhere = Placement::Spread(vec![NodeId(1), NodeId(0), NodeId(2)]);
+    move_around(everywhere, 3);
+}
