@@ -2,8 +2,11 @@
 //! stopped and started again at any moment.  What one process can show by itself is tested beside the library.
 
 mod cluster;
+mod coming_and_going;
 mod directory_dies;
 mod freeing;
+mod idle;
+mod movers_die;
 mod moving;
 mod owner_dies;
 mod pattern;

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::time::Duration;
 
 use halite::blocking::Session;

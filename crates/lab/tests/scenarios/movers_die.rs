@@ -1,0 +1,122 @@
+//! A node is killed in the middle of a move: the one that is left, the one that is moved to, the home, the one that
+//! asked for it, and the directory of names with it.
+
+use halite::blocking::Session;
+use halite::{AccessCause, Lh, NodeId, NodeState, Placement};
+
+use super::cluster::{ANYBODY, Cluster, Process, await_state, await_status};
+use super::pattern::{Numbers, bytes, first_difference};
+
+/// The region that moves: large enough for the kill to come in the middle.
+const MOVED_BYTES: u64 = 48 << 20;
+/// What each survivor has of its own.
+const ANCHOR_BYTES: u64 = 1 << 20;
+
+/// What the processes of the story are, by node; the story's own is node 0.
+const HOME: usize = 1;
+const SOURCE: usize = 2;
+const TARGET: usize = 3;
+const MOVER: usize = 4;
+
+fn check_access(session: &Session, lh: Lh, dead: NodeId) {
+    let mut found = vec![0; 4096];
+    for offset in (0..MOVED_BYTES).step_by(1 << 20) {
+        match session.read(lh, offset, &mut found) {
+            // It was filled with one value.
+            Ok(()) => assert_eq!(found, vec![5; 4096], "at {offset}"),
+            Err(error) => {
+                assert!(
+                    matches!(error.cause, AccessCause::PeerDown(node) if node == dead)
+                        || error.cause == AccessCause::Stale,
+                    "{error}"
+                )
+            }
+        }
+    }
+}
+
+/// Moves a region that lies on two nodes to a third, kills `victim` meanwhile, and looks at what is left.
+fn kill_amid_a_move(victim: usize, seed: u64) {
+    eprintln!("node {victim} dies, seed {seed}");
+    let cluster = Cluster::new();
+    let node = cluster.join(0);
+    let session = node.blocking_session();
+    let mut processes: Vec<Option<Process>> =
+        (0..5).map(|node| (node > 0).then(|| cluster.start(node))).collect();
+    for (node, process) in processes.iter_mut().enumerate() {
+        if let Some(process) = process {
+            process.order(&format!("alloc anchor-{node} {ANCHOR_BYTES} here"));
+            process.order(&format!("fill anchor-{node} {ANCHOR_BYTES} {node}"));
+        }
+    }
+    let on = Placement::Spread(vec![NodeId(HOME as u32), NodeId(SOURCE as u32)]);
+    let lh = session.alloc(Some("moved"), MOVED_BYTES, on, ANYBODY).expect("there is room");
+    session.write(lh, 0, &vec![5; MOVED_BYTES as usize]).expect("it is ours");
+    let mover = processes[MOVER].as_mut().expect("it lives");
+    mover.order("map moved");
+    mover.say(&format!("move moved {TARGET}"));
+    for _ in 0..Numbers::new(seed).below(30) {
+        session.status().expect("the status can be had");
+    }
+    let mut dying = processes[victim].take().expect("it lives");
+    dying.begin_kill();
+    if victim != MOVER {
+        let answer = processes[MOVER].as_mut().expect("it lives").hear();
+        let down = format!("PeerDown(NodeId({victim}))");
+        let expected = ["ok", "NotFound", "Stale", &down];
+        assert!(expected.contains(&answer.as_str()), "the move ended with {answer}");
+        eprintln!("  the move ended with {answer}");
+    }
+    dying.kill();
+    await_state(&session, victim as u32, NodeState::Dead);
+    check_access(&session, lh, NodeId(victim as u32));
+    check_survivors(&session, &mut processes);
+
+    // The region is given up, if it is there still; then the survivors hold nothing but what is theirs.
+    if let Err(error) = session.free(lh) {
+        eprintln!("  {error}");
+    }
+    for process in processes.iter_mut().flatten() {
+        assert_ne!(process.ask("map moved"), "ok", "nobody finds it any more");
+    }
+    await_status(&session, |nodes| {
+        let is_clean = |node: &halite::NodeStatus| {
+            let wanted = if node.node == NodeId(0) { 0 } else { ANCHOR_BYTES };
+            node.state != NodeState::Alive || (node.bytes_used, node.bytes_quarantined) == (wanted, 0)
+        };
+        nodes.iter().all(is_clean).then_some(())
+    });
+    check_survivors(&session, &mut processes);
+}
+
+fn check_survivors(session: &Session, processes: &mut [Option<Process>]) {
+    for (node, process) in processes.iter_mut().enumerate() {
+        let Some(process) = process else { continue };
+        process.order(&format!("check anchor-{node} {ANCHOR_BYTES} {node}"));
+        let anchor = session.map(&format!("anchor-{node}"), ANYBODY).expect("its node lives");
+        let mut found = vec![0; ANCHOR_BYTES as usize];
+        session.read(anchor, 0, &mut found).expect("its node lives");
+        assert_eq!(first_difference(&found, &bytes(node as u64, ANCHOR_BYTES as usize)), None);
+        session.unmap(anchor).expect("it is ours");
+    }
+}
+
+#[test]
+fn the_home_may_die_in_the_middle_of_a_move() {
+    (1..=5).for_each(|seed| kill_amid_a_move(HOME, seed));
+}
+
+#[test]
+fn the_source_may_die_in_the_middle_of_a_move() {
+    (1..=5).for_each(|seed| kill_amid_a_move(SOURCE, seed));
+}
+
+#[test]
+fn the_target_may_die_in_the_middle_of_a_move() {
+    (1..=5).for_each(|seed| kill_amid_a_move(TARGET, seed));
+}
+
+#[test]
+fn whoever_asked_for_a_move_may_die_in_the_middle_of_it() {
+    (1..=5).for_each(|seed| kill_amid_a_move(MOVER, seed));
+}
