@@ -105,7 +105,8 @@ pub struct Engine {
     owed: BTreeMap<Token, Vec<Asker>>,
     /// Unmappings to announce, and to finish, when a token is over.
     unmapping: BTreeMap<Token, user::Unmapping>,
-    copies: BTreeMap<Token, Asker>,
+    /// Who asked for a copy, and from whose memory.
+    copies: BTreeMap<Token, (Asker, NodeId)>,
     sweeps: BTreeMap<NodeLife, membership::Sweep>,
     commands: user::Commands,
     asked: BTreeMap<RequestId, (NodeId, Purpose)>,
@@ -307,7 +308,7 @@ impl Engine {
     /// A copy is done.
     pub fn handle_copied(&mut self, now_ns: u64, token: Token) {
         self.now_ns = now_ns;
-        if let Some(asker) = self.copies.remove(&token) {
+        if let Some((asker, _)) = self.copies.remove(&token) {
             self.answer(asker, Ok(Reply::Done));
         }
         self.settle();
@@ -316,8 +317,8 @@ impl Engine {
     /// A copy failed, because the node that held the source is gone.
     pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token) {
         self.now_ns = now_ns;
-        if let Some(asker) = self.copies.remove(&token) {
-            self.answer(asker, Err(Refusal::NotFound));
+        if let Some((asker, source)) = self.copies.remove(&token) {
+            self.answer(asker, Err(Refusal::PeerDown(source)));
         }
         self.settle();
     }
@@ -462,7 +463,7 @@ impl Engine {
                 return self.answer(asker, Err(Refusal::PeerDown(from.owner.node)));
             }
         }
-        self.copies.insert(token, asker);
+        self.copies.insert(token, (asker, from.owner.node));
     }
 
     fn locator(&self) -> Locator<'_> {
