@@ -89,7 +89,7 @@ fn two_hundred_processes_that_came_and_went_leave_nothing_behind() {
         let is_clean = own.node == NodeId(0)
             && (own.bytes_used, own.mappings, own.regions, own.bytes_quarantined)
                 == (own_before.bytes_used, own_before.mappings, own_before.regions, 0);
-        is_clean.then(|| nodes.len())
+        is_clean.then_some(nodes.len())
     });
     eprintln!("nodes that are remembered: {nodes}");
     first.order("check shared 65536 3");
