@@ -7,8 +7,10 @@ use halite::{AccessCause, Lh, NodeId, NodeState, Placement};
 use super::cluster::{ANYBODY, Cluster, Process, await_state, await_status};
 use super::pattern::{Numbers, bytes, first_difference};
 
-/// The region that moves: large enough for the kill to come in the middle.
-const MOVED_BYTES: u64 = 48 << 20;
+/// A region that moves, large enough for the kill to come in the middle.
+const LARGE_BYTES: u64 = 48 << 20;
+/// One that moves so quickly that the kill may come while its home follows, or after that.
+const SMALL_BYTES: u64 = 256 << 10;
 /// What each survivor has of its own.
 const ANCHOR_BYTES: u64 = 1 << 20;
 
@@ -18,9 +20,9 @@ const SOURCE: usize = 2;
 const TARGET: usize = 3;
 const MOVER: usize = 4;
 
-fn check_access(session: &Session, lh: Lh, dead: NodeId) {
+fn check_access(session: &Session, lh: Lh, len: u64, dead: NodeId) {
     let mut found = vec![0; 4096];
-    for offset in (0..MOVED_BYTES).step_by(1 << 20) {
+    for offset in (0..len).step_by(64 << 10) {
         match session.read(lh, offset, &mut found) {
             // It was filled with one value.
             Ok(()) => assert_eq!(found, vec![5; 4096], "at {offset}"),
@@ -37,6 +39,8 @@ fn check_access(session: &Session, lh: Lh, dead: NodeId) {
 
 /// Moves a region that lies on two nodes to a third, kills `victim` meanwhile, and looks at what is left.
 fn kill_amid_a_move(victim: usize, seed: u64) {
+    let mut numbers = Numbers::new(seed);
+    let (len, rounds_max) = if seed % 2 == 0 { (SMALL_BYTES, 12) } else { (LARGE_BYTES, 150) };
     eprintln!("node {victim} dies, seed {seed}");
     let cluster = Cluster::new();
     let node = cluster.join(0);
@@ -50,12 +54,12 @@ fn kill_amid_a_move(victim: usize, seed: u64) {
         }
     }
     let on = Placement::Spread(vec![NodeId(HOME as u32), NodeId(SOURCE as u32)]);
-    let lh = session.alloc(Some("moved"), MOVED_BYTES, on, ANYBODY).expect("there is room");
-    session.write(lh, 0, &vec![5; MOVED_BYTES as usize]).expect("it is ours");
+    let lh = session.alloc(Some("moved"), len, on, ANYBODY).expect("there is room");
+    session.write(lh, 0, &vec![5; len as usize]).expect("it is ours");
     let mover = processes[MOVER].as_mut().expect("it lives");
     mover.order("map moved");
     mover.say(&format!("move moved {TARGET}"));
-    for _ in 0..Numbers::new(seed).below(30) {
+    for _ in 0..numbers.below(rounds_max) {
         session.status().expect("the status can be had");
     }
     let mut dying = processes[victim].take().expect("it lives");
@@ -68,7 +72,7 @@ fn kill_amid_a_move(victim: usize, seed: u64) {
     }
     dying.kill();
     await_state(&session, victim as u32, NodeState::Dead);
-    check_access(&session, lh, NodeId(victim as u32));
+    check_access(&session, lh, len, NodeId(victim as u32));
     check_survivors(&session, &mut processes);
 
     // The region is given up, if it is there still; then the survivors hold nothing but what is theirs.
@@ -102,20 +106,20 @@ fn check_survivors(session: &Session, processes: &mut [Option<Process>]) {
 
 #[test]
 fn the_home_may_die_in_the_middle_of_a_move() {
-    (1..=5).for_each(|seed| kill_amid_a_move(HOME, seed));
+    (1..=8).for_each(|seed| kill_amid_a_move(HOME, seed));
 }
 
 #[test]
 fn the_source_may_die_in_the_middle_of_a_move() {
-    (1..=5).for_each(|seed| kill_amid_a_move(SOURCE, seed));
+    (1..=8).for_each(|seed| kill_amid_a_move(SOURCE, seed));
 }
 
 #[test]
 fn the_target_may_die_in_the_middle_of_a_move() {
-    (1..=5).for_each(|seed| kill_amid_a_move(TARGET, seed));
+    (1..=8).for_each(|seed| kill_amid_a_move(TARGET, seed));
 }
 
 #[test]
 fn whoever_asked_for_a_move_may_die_in_the_middle_of_it() {
-    (1..=5).for_each(|seed| kill_amid_a_move(MOVER, seed));
+    (1..=8).for_each(|seed| kill_amid_a_move(MOVER, seed));
 }
