@@ -7,6 +7,10 @@ use halite::NodeId;
 use super::cluster::{Cluster, PATIENCE, Process};
 
 const ROUNDS: usize = 100;
+/// After so many rounds the allocator of the process has what it needs.
+const WARM_UP: usize = 20;
+/// Less than 4 KiB for each process that came and went.
+const PRIVATE_GROWTH_MAX: u64 = 512 << 10;
 
 /// Two processes join at the same time, use what is there, and go: one in peace, the other killed while it writes.
 fn come_and_go(cluster: &Cluster, round: usize) {
@@ -34,6 +38,11 @@ fn come_and_go(cluster: &Cluster, round: usize) {
     peaceful.leave();
 }
 
+fn private(process: &mut Process) -> u64 {
+    let answer = process.ask("private");
+    answer.parse().unwrap_or_else(|_| panic!("{answer}"))
+}
+
 /// What the long-lived node holds, once it holds no more than `most`: it learns of the last death a moment later.
 fn settled(process: &mut Process, most: Option<&str>) -> String {
     let numbers = |held: &str| -> Vec<u64> {
@@ -49,7 +58,7 @@ fn settled(process: &mut Process, most: Option<&str>) -> String {
         }
         assert!(
             Instant::now() < deadline,
-            "it holds {held:?} and not {most:?}: descriptors, shared mappings"
+            "it holds {held:?} and not {most:?}: descriptors, shared mappings, threads"
         );
     }
 }
@@ -72,14 +81,24 @@ fn two_hundred_processes_that_came_and_went_leave_nothing_behind() {
     let files_before = files(&cluster);
     let own_before = session.status().expect("the status can be had")[0].clone();
     busy.order("stripes work counts 0 0");
+    let mut private_warm = 0;
     for round in 0..ROUNDS {
+        if round == WARM_UP {
+            private_warm = private(&mut first);
+        }
         come_and_go(&cluster, round);
     }
     let answer = busy.ask("halt");
     let count = answer.strip_prefix("done ").and_then(|count| count.parse::<u64>().ok());
     assert!(count.is_some_and(|count| count > 0), "whoever works is not disturbed: {answer}");
     let after = settled(&mut first, Some(&before));
-    eprintln!("descriptors and shared mappings of the first node: {before} before, {after} after");
+    eprintln!("descriptors, shared mappings and threads of the first node: {before} before, {after} after");
+    let growth = private(&mut first).saturating_sub(private_warm);
+    eprintln!(
+        "its private memory grew by {growth} bytes while {} processes came and went",
+        2 * (ROUNDS - WARM_UP)
+    );
+    assert!(growth < PRIVATE_GROWTH_MAX, "{growth} bytes of private memory were not given back");
 
     // Whoever joins next clears away what the last ones left.
     cluster.start(3).leave();

@@ -40,7 +40,7 @@ fn check_access(session: &Session, lh: Lh, len: u64, dead: NodeId) {
 /// Moves a region that lies on two nodes to a third, kills `victim` meanwhile, and looks at what is left.
 fn kill_amid_a_move(victim: usize, seed: u64) {
     let mut numbers = Numbers::new(seed);
-    let (len, rounds_max) = if seed % 2 == 0 { (SMALL_BYTES, 12) } else { (LARGE_BYTES, 150) };
+    let (len, rounds_max) = if seed.is_multiple_of(2) { (SMALL_BYTES, 12) } else { (LARGE_BYTES, 150) };
     eprintln!("node {victim} dies, seed {seed}");
     let cluster = Cluster::new();
     let node = cluster.join(0);

@@ -6,7 +6,8 @@
 //!   fill NAME LEN SEED    check NAME LEN SEED    zero NAME
 //!   stripes NAME COUNTS WRITER DONE  ->  halt: `done N`, and the cause if it ended by itself
 //!   flood NAME LEN, gulp NAME LEN    write or read again and again; the news is `NAME begun`, `NAME ended CAUSE`
-//!   held     file descriptors, mappings of memory
+//!   held     file descriptors, shared mappings of memory, threads
+//!   private  bytes of private memory
 //! ```
 //!
 //! Answers are `ok`, or the cause of the error.
@@ -94,6 +95,7 @@ impl Player {
             ["flood", name, len] => self.flood(name, number(len) as usize),
             ["gulp", name, len] => self.gulp(name, number(len) as usize),
             ["held"] => held(),
+            ["private"] => private(),
             _ => panic!("no such order: {line:?}"),
         }
     }
@@ -179,13 +181,22 @@ fn again_and_again<C: Debug>(name: &str, mut once: impl FnMut() -> Result<(), C>
     done()
 }
 
-/// File descriptors, and mappings of memory.
+/// File descriptors, shared mappings of memory, and threads.
 fn held() -> Answer {
-    let descriptors = std::fs::read_dir("/proc/self/fd").map_err(|error| error.to_string())?.count();
+    let count = |dir: &str| std::fs::read_dir(dir).map(Iterator::count).map_err(|error| error.to_string());
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
     // Only what is shared: private memory belongs to the allocator and to the stacks.
     let shared = maps.lines().filter(|line| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('s')));
-    Ok(format!("{descriptors} {}", shared.count()))
+    Ok(format!("{} {} {}", count("/proc/self/fd")?, shared.count(), count("/proc/self/task")?))
+}
+
+/// Bytes of private memory that are in use.
+fn private() -> Answer {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("the kernel tells none")?;
+    let kib = line.split_whitespace().next().ok_or("the kernel tells none")?;
+    Ok((number(kib) << 10).to_string())
 }
 
 fn config(node: &str, [arena, segment, chunk, lease]: [&str; 4], fence: &str, dir: &str) -> Config {
