@@ -156,6 +156,10 @@ impl Engine {
         principal: Principal,
         wanted: Permissions,
     ) {
+        if !self.is_present(asker.life) {
+            // It died while its request was parked: nobody would ever acknowledge a change for it.
+            return;
+        }
         let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(asker, region) };
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
             return self.answer(asker, Err(Refusal::NotFound));
