@@ -131,7 +131,8 @@ impl Allocator {
     }
 
     /// Gives back a range that may be part of an allocated extent, or several that touch; its borders inside of
-    /// an extent must be aligned.  Small objects are given back whole, and only as the end of a range.
+    /// an extent must be aligned.  Small objects are given back whole: only the last of a range may have been asked
+    /// for with less than the size of its class.
     pub fn free_range(&mut self, range: Extent) -> Result<(), BadFree> {
         let mut parts = Vec::new();
         let mut offset = range.offset;
@@ -157,7 +158,7 @@ impl Allocator {
                 (start + len).min(end).checked_sub(offset)?
             }
             Block::Extent(_) => return None,
-            Block::Slab(_) => end - offset,
+            Block::Slab(slab) => (end - offset).min(self.slabs.object_bytes(slab)),
         };
         (len > 0).then_some(Extent { segment, offset, len })
     }

@@ -6,15 +6,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use crate::ids::{NodeId, NodeLife, RegionId};
+use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
 
 /// Most names in one answer, so that it stays a small message.
 pub const NAMES_PER_ANSWER_MAX: usize = 1024;
 
+/// What a name stands for.
+#[derive(Debug)]
+struct Entry {
+    region: RegionId,
+    home: NodeLife,
+    /// As of which change of the region this is its home.
+    epoch: Epoch,
+}
+
 /// Names and their regions.
 #[derive(Debug, Default)]
 pub struct Directory {
-    names: BTreeMap<Box<str>, (RegionId, NodeLife)>,
+    names: BTreeMap<Box<str>, Entry>,
     awaited: BTreeSet<NodeLife>,
 }
 
@@ -34,27 +43,29 @@ impl Directory {
         self.awaited.remove(&node);
     }
 
-    /// Gives `name` to `region`, unless another region has it.
-    pub fn claim(&mut self, name: &str, region: RegionId, home: NodeLife) -> bool {
+    /// Gives `name` to `region`, unless another region has it.  Where two nodes say that they are its home, the one
+    /// that has seen more changes of it is right: the other has handed it over.
+    pub fn claim(&mut self, name: &str, region: RegionId, home: NodeLife, epoch: Epoch) -> bool {
         match self.names.get(name) {
-            Some((holder, _)) if *holder != region => false,
+            Some(entry) if entry.region != region => return false,
+            Some(entry) if entry.epoch > epoch => {}
             _ => {
-                self.names.insert(name.into(), (region, home));
-                true
+                self.names.insert(name.into(), Entry { region, home, epoch });
             }
         }
+        true
     }
 
     /// Takes `name` away from `region`.
     pub fn release(&mut self, name: &str, region: RegionId) {
-        if self.names.get(name).is_some_and(|(holder, _)| *holder == region) {
+        if self.names.get(name).is_some_and(|entry| entry.region == region) {
             self.names.remove(name);
         }
     }
 
     /// The region of that name, and its home.
     pub fn find(&self, name: &str) -> Option<(RegionId, NodeLife)> {
-        self.names.get(name).copied()
+        self.names.get(name).map(|entry| (entry.region, entry.home))
     }
 
     /// Names behind `after`, and whether there are more.
@@ -64,14 +75,14 @@ impl Directory {
         let names = rest
             .by_ref()
             .take(NAMES_PER_ANSWER_MAX)
-            .map(|(name, (region, home))| (name.to_string(), *region, home.node))
+            .map(|(name, entry)| (name.to_string(), entry.region, entry.home.node))
             .collect();
         (names, rest.next().is_some())
     }
 
     /// Forgets the regions of a home that is gone.
     pub fn forget_home(&mut self, home: NodeLife) {
-        self.names.retain(|_, (_, at)| *at != home);
+        self.names.retain(|_, entry| entry.home != home);
         self.awaited.remove(&home);
     }
 }
@@ -92,19 +103,21 @@ mod tests {
     #[test]
     fn a_name_has_one_region_until_that_region_releases_it() {
         let mut directory = Directory::default();
-        assert!(directory.claim("a", region(1), life(1)));
-        assert!(!directory.claim("a", region(2), life(1)));
+        assert!(directory.claim("a", region(1), life(1), Epoch(0)));
+        assert!(!directory.claim("a", region(2), life(1), Epoch(9)));
         directory.release("a", region(2));
         assert_eq!(directory.find("a"), Some((region(1), life(1))));
         directory.release("a", region(1));
-        assert!(directory.claim("a", region(2), life(2)));
+        assert!(directory.claim("a", region(2), life(2), Epoch(0)));
     }
 
     #[test]
     fn a_region_that_moved_claims_its_name_for_the_new_home() {
         let mut directory = Directory::default();
-        directory.claim("a", region(1), life(1));
-        assert!(directory.claim("a", region(1), life(2)));
+        directory.claim("a", region(1), life(1), Epoch(0));
+        assert!(directory.claim("a", region(1), life(2), Epoch(5)));
+        // What the former home says later is old news.
+        assert!(directory.claim("a", region(1), life(1), Epoch(4)));
         directory.forget_home(life(1));
         assert_eq!(directory.find("a"), Some((region(1), life(2))));
     }
@@ -114,7 +127,7 @@ mod tests {
         let mut directory = Directory::default();
         let count = NAMES_PER_ANSWER_MAX + 5;
         for serial in 0..count {
-            directory.claim(&format!("{serial:06}"), region(serial as u64), life(1));
+            directory.claim(&format!("{serial:06}"), region(serial as u64), life(1), Epoch(0));
         }
         let (first, more) = directory.list(None);
         assert!(more);

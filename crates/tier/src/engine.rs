@@ -280,7 +280,10 @@ impl Engine {
 
     fn retry_short(&mut self) {
         for (asker, request) in std::mem::take(&mut self.short) {
-            self.handle_request(asker, request);
+            // What is reserved for a home that has died meanwhile would never be given back.
+            if self.is_present(asker.life) {
+                self.handle_request(asker, request);
+            }
         }
         self.settle();
     }
@@ -352,9 +355,14 @@ impl Engine {
     }
 
     fn answer(&mut self, asker: Asker, body: Result<Reply, Refusal>) {
-        if asker.life == self.config.life || self.members.is_alive(asker.life) {
+        if self.is_present(asker.life) {
             self.say(asker.life.node, Message::Reply { id: asker.id, body });
         }
+    }
+
+    /// Whether that is this node, or one that is connected.
+    fn is_present(&self, life: NodeLife) -> bool {
+        life == self.config.life || self.members.is_alive(life)
     }
 
     fn notify(&mut self, to: NodeId, notice: Notice) {

@@ -292,8 +292,8 @@ pub enum Notice {
     UnmappedBy { region: RegionId, node: NodeLife },
     /// To the directory: the name is free again.
     ReleaseName { name: String, region: RegionId },
-    /// To a restarted directory: names of regions whose home I am; `done` with the last of them.
-    Names { names: Vec<(String, RegionId)>, done: bool },
+    /// To a restarted directory: names of regions whose home I am, and as of which change; `done` with the last.
+    Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
     /// To the owner of chunks: they are no longer used, except by who is named here until it is cut off.
     Return { extents: Extents, tainted: Vec<NodeLife> },
 }

@@ -166,9 +166,27 @@ impl Store {
     /// Notes that `extents` of ours belong to a region of another home.
     pub fn hold_for(&mut self, home: NodeLife, region: RegionId, extents: &[Extent]) {
         for extent in extents {
-            let foreign = Foreign { len: extent.len, region, home };
-            self.foreign.insert((extent.key, extent.offset), foreign);
+            self.hold_one(extent.key, extent.offset, Foreign { len: extent.len, region, home });
         }
+    }
+
+    /// Joins what touches, as the home joins extents of a region that touch, from whatever reservations.
+    fn hold_one(&mut self, key: Key, mut offset: u64, mut held: Foreign) {
+        let is_same = |other: &Foreign| other.region == held.region && other.home == held.home;
+        let before = self.foreign.range(..(key, offset)).next_back();
+        if let Some((&(at_key, at), other)) = before
+            && at_key == key
+            && at + other.len == offset
+            && is_same(other)
+        {
+            (offset, held.len) = (at, other.len + held.len);
+        }
+        let end = (key, offset + held.len);
+        if let Some(other) = self.foreign.get(&end).filter(|other| is_same(other)) {
+            held.len += other.len;
+            self.foreign.remove(&end);
+        }
+        self.foreign.insert((key, offset), held);
     }
 
     /// The home of `region` has moved here: its chunks are no longer another home's.

@@ -120,6 +120,11 @@ impl Slabs {
         Some(Class { index: index as u8, bytes: bytes as u32 })
     }
 
+    /// Bytes of each object of a slab.
+    pub(super) fn object_bytes(&self, id: SlabId) -> u64 {
+        self.slabs[id.0 as usize].class.bytes()
+    }
+
     pub(super) fn has_room(&self, class: Class) -> bool {
         !self.with_room[usize::from(class.index)].is_empty()
     }

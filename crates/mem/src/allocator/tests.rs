@@ -255,3 +255,32 @@ proptest! {
         check_all_free(&pair.allocator, nonempty);
     }
 }
+
+#[test]
+fn a_range_over_small_objects_and_extents_that_touch_is_given_back_whole() {
+    let mut allocator = Allocator::new(64);
+    allocator.add_segment(1 << 20);
+    let small: Vec<Extent> = (0..16).map(|_| allocator.allocate(4096).expect("there is room")).collect();
+    let large = allocator.allocate(8192).expect("there is room");
+    let mut all: Vec<Extent> = small.iter().copied().chain([large]).collect();
+    all.sort_by_key(|extent| extent.offset);
+    // Join whatever touches, as a region does whose chunks came from several reservations.
+    let mut joined: Vec<Extent> = Vec::new();
+    for extent in all {
+        match joined.last_mut() {
+            Some(last) if last.offset + last.len == extent.offset => last.len += extent.len,
+            _ => joined.push(extent),
+        }
+    }
+    assert!(joined.len() < 17, "some of them touch");
+    for range in joined {
+        let half = Extent { len: 4096, ..range };
+        allocator.free_range(half).expect("a chunk of a joined range");
+        if range.len > 4096 {
+            let rest = Extent { offset: range.offset + 4096, len: range.len - 4096, ..range };
+            allocator.free_range(rest).expect("the rest of it");
+        }
+    }
+    assert_eq!(allocator.bytes_free(), allocator.bytes_total());
+    assert_eq!(allocator.largest_free(), 1 << 20);
+}

@@ -38,6 +38,13 @@ pub(super) struct Making {
     failure: Option<Refusal>,
 }
 
+impl Making {
+    /// The name of the region to be, if the directory has given it.
+    pub(super) fn claimed_name(&self) -> Option<String> {
+        self.name.clone().filter(|_| self.claimed)
+    }
+}
+
 impl Engine {
     pub(super) fn serve_alloc(&mut self, asker: Asker, request: Request) {
         let Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone } = request else { return };
@@ -101,7 +108,7 @@ impl Engine {
         };
         let access = self.access_list(&making.maker, making.everyone);
         let asker = making.asker;
-        let reachable = asker.life == self.config.life || self.members.is_alive(asker.life);
+        let reachable = self.is_present(asker.life);
         let mut record = Region {
             name: making.name.map(String::into_boxed_str),
             len: making.len,
@@ -149,6 +156,10 @@ impl Engine {
         principal: Principal,
         wanted: Permissions,
     ) {
+        if !self.is_present(asker.life) {
+            // It died while its request was parked: nobody would ever acknowledge a change for it.
+            return;
+        }
         let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(asker, region) };
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
             return self.answer(asker, Err(Refusal::NotFound));

@@ -7,7 +7,7 @@ use halite_fabric::PeerId;
 use super::{Asker, Engine, Purpose};
 use crate::directory::NAMES_PER_ANSWER_MAX;
 use crate::effect::Effect;
-use crate::ids::{NodeId, NodeLife, RegionId, RequestId};
+use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::message::{self, Member, NodeState, Notice, Refusal, Reply, Request};
 
 /// Chunks of ours whose home died: all nodes drop their mappings, then the chunks are free.
@@ -46,18 +46,22 @@ impl Engine {
 
     /// Tells the directory, which may have restarted, the names of our regions.
     fn tell_names(&mut self) {
-        let named =
-            self.homes.iter().filter_map(|(id, region)| Some((region.name.as_deref()?.to_string(), *id)));
-        let named: Vec<(String, RegionId)> = named.collect();
+        let homed = self.homes.iter();
+        let homed =
+            homed.filter_map(|(id, region)| Some((region.name.as_deref()?.to_string(), *id, region.epoch)));
+        // Those that are being made have their names from the directory's former life.
+        let claimed =
+            self.making.iter().filter_map(|(id, making)| Some((making.claimed_name()?, *id, Epoch(0))));
+        let named: Vec<(String, RegionId, Epoch)> = homed.chain(claimed).collect();
         for names in named.chunks(NAMES_PER_ANSWER_MAX) {
             self.notify(NodeId::FIRST, Notice::Names { names: names.to_vec(), done: false });
         }
         self.notify(NodeId::FIRST, Notice::Names { names: Vec::new(), done: true });
     }
 
-    pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId)>, done: bool) {
-        for (name, region) in names.into_iter().filter(|(name, _)| super::home::is_name(name)) {
-            self.directory.claim(&name, region, from);
+    pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId, Epoch)>, done: bool) {
+        for (name, region, epoch) in names.into_iter().filter(|(name, ..)| super::home::is_name(name)) {
+            self.directory.claim(&name, region, from, epoch);
         }
         if done {
             self.directory.stop_awaiting(from);
@@ -74,10 +78,12 @@ impl Engine {
         }
         let reply = match request {
             Request::ClaimName { name, .. } if !super::home::is_name(&name) => Err(Refusal::Malformed),
-            Request::ClaimName { name, region } => match self.directory.claim(&name, region, asker.life) {
-                true => Ok(Reply::Done),
-                false => Err(Refusal::NameTaken),
-            },
+            Request::ClaimName { name, region } => {
+                match self.directory.claim(&name, region, asker.life, Epoch(0)) {
+                    true => Ok(Reply::Done),
+                    false => Err(Refusal::NameTaken),
+                }
+            }
             Request::FindName { name } => match self.directory.find(&name) {
                 Some((region, home)) => Ok(Reply::Found { region, home: home.node }),
                 None => Err(Refusal::NotFound),

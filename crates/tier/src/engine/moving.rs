@@ -104,7 +104,7 @@ impl Engine {
             }
             Err(refusal) => {
                 let unused = self.unused_places(region);
-                if self.members.is_alive(owner) || owner == self.config.life {
+                if self.is_present(owner) {
                     self.return_chunks(&unused, &tainted);
                 }
                 self.settle_mappers(region, self.config.life);
@@ -199,18 +199,16 @@ impl Engine {
         let id = record.region;
         let mut region = Region::from(record);
         // Who died since the record was written acknowledges nothing to us either.
-        let life = self.config.life;
-        let (alive, gone): (Vec<_>, Vec<_>) = region
-            .mappers
-            .iter()
-            .copied()
-            .partition(|mapper| *mapper == life || self.members.is_alive(*mapper));
+        let (alive, gone): (Vec<_>, Vec<_>) =
+            region.mappers.iter().copied().partition(|mapper| self.is_present(*mapper));
         region.mappers = alive.into();
         for gone in self.members.not_cut_off(gone) {
             region.tainted.get_or_insert_default().insert(gone);
         }
         if let Some(name) = region.name.as_deref() {
-            let names = vec![(name.to_string(), id)];
+            // More than the former home can have seen: what it still says of the name is old.
+            region.epoch.0 += 1;
+            let names = vec![(name.to_string(), id, region.epoch)];
             self.notify(NodeId::FIRST, Notice::Names { names, done: false });
         }
         self.store.adopt(id);

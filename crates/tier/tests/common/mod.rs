@@ -80,8 +80,15 @@ impl Cluster {
         cluster
     }
 
-    /// Adds a node and connects it to all that run.
+    /// Adds a node, connects it to all that run, and lets everything happen that follows.
     pub fn add(&mut self, node: u32, bytes_total: u64) -> usize {
+        let index = self.add_late(node, bytes_total);
+        self.run();
+        index
+    }
+
+    /// Adds a node and connects it to all that run, with messages still under way.
+    pub fn add_late(&mut self, node: u32, bytes_total: u64) -> usize {
         let index = self.hosts.len();
         let life = NodeLife { node: NodeId(node), incarnation: Incarnation(100 + index as u64) };
         let config = EngineConfig {
@@ -114,7 +121,6 @@ impl Cluster {
                 self.connect(index, other);
             }
         }
-        self.run();
         index
     }
 
