@@ -24,7 +24,7 @@ fn until_it_fails(mut access: impl FnMut() -> Result<(), halite::AccessError>) -
     }
 }
 
-/// Waits until the last byte of a region is written and the first one again, or only the first one.
+/// Waits until a byte of a region has that value: a copy has come so far.
 fn await_byte(session: &Session, lh: Lh, offset: u64, value: u8) {
     let deadline = Instant::now() + PATIENCE;
     let mut byte = [0];
