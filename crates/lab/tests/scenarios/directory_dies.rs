@@ -35,13 +35,15 @@ fn without_the_directory_handles_go_on_and_names_come_back_with_it() {
         directory.kill();
         await_state(&session, 0, halite::NodeState::Dead);
 
-        // What is mapped goes on, in both directions, moves and grants included.
+        // What is mapped goes on, in both directions, and regions without a name are made, moved and freed.
         other.order(&format!("fill mine 1048576 {life}"));
         session.write(theirs, 0, &super::pattern::bytes(life, 1 << 20)).expect("its node lives");
         other.order(&format!("check theirs 1048576 {life}"));
         other.order(&format!("check mine 1048576 {life}"));
         let unnamed = session.alloc(None, 4096, Placement::On(halite::NodeId(2)), ANYBODY);
-        session.free(unnamed.expect("nothing needs the directory")).expect("it is ours");
+        let unnamed = unnamed.expect("nothing needs the directory");
+        session.move_to(unnamed, halite::NodeId(1)).expect("nor does this");
+        session.free(unnamed).expect("it is ours");
 
         // Names are out of reach, and that is said.
         let refused = session.map("theirs", ANYBODY).expect_err("nobody knows names");

@@ -1,5 +1,5 @@
-//! A node is killed in the middle of a move: the one that is left, the one that is moved to, the home, the one that
-//! asked for it, and the directory of names with it.
+//! A node is killed in the middle of a move: the home, an owner that is left, the one that is moved to, or the one that
+//! asked for it.
 
 use halite::blocking::Session;
 use halite::{AccessCause, Lh, NodeId, NodeState, Placement};
