@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 cargo build --release --quiet -p halite-node
-halite=$PWD/target/release/halite
+halite=${CARGO_TARGET_DIR:-$PWD/target}/release/halite
 file=${1:-$halite}
 work=$(mktemp -d)
 export HALITE_DIR=$work/cluster

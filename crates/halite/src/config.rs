@@ -9,7 +9,7 @@ pub use halite_providers::Fence;
 pub use halite_tier::ids::NodeId;
 
 /// First of the numbers that nodes without one of their own are given.
-pub const EPHEMERAL_NODE_MIN: u32 = 1000;
+pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
 
 /// How a node is to be set up.
 ///

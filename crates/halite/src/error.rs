@@ -104,6 +104,9 @@ pub enum RegionCause {
     /// The region is immutable.
     #[error("the region is sealed")]
     Sealed,
+    /// Nobody would be left who may free the region, or grant anything.
+    #[error("it would have no master left; make somebody else one first")]
+    LastMaster,
     /// The session's own node leaves or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
@@ -145,6 +148,7 @@ impl From<Refusal> for RegionCause {
             Refusal::PeerDown(node) => RegionCause::PeerDown(node),
             Refusal::Malformed => RegionCause::NotUnderstood,
             Refusal::Sealed => RegionCause::Sealed,
+            Refusal::LastMaster => RegionCause::LastMaster,
             Refusal::BadChunkSize(chunk_bytes) => RegionCause::BadChunkSize { chunk_bytes },
             Refusal::NodeClosed => RegionCause::NodeClosed,
         }

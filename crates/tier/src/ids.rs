@@ -12,6 +12,13 @@ pub struct NodeId(pub u32);
 impl NodeId {
     /// The node that hosts the directory of names.
     pub const FIRST: NodeId = NodeId(0);
+    /// From here on numbers are for nodes that come and go: applications and commands.
+    pub const EPHEMERAL_MIN: NodeId = NodeId(1000);
+
+    /// Whether the node is one of those that come and go.
+    pub fn is_ephemeral(self) -> bool {
+        self >= NodeId::EPHEMERAL_MIN
+    }
 }
 
 impl fmt::Display for NodeId {

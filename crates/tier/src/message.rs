@@ -262,6 +262,8 @@ pub struct NodeStatus {
 pub enum NodeState {
     /// It answers.
     Alive,
+    /// The directory thinks that it lives, but it does not answer here: it may be stopped.
+    Silent,
     /// It was killed, crashed, or was silent for longer than its lease.
     Dead,
     /// It said goodbye.
@@ -333,6 +335,9 @@ pub enum Refusal {
     /// The region is immutable.
     #[error("the region is sealed")]
     Sealed,
+    /// Nobody would be left who may free the region, or grant anything.
+    #[error("the region would have no master left")]
+    LastMaster,
     /// The chunk size is not a power of two, or too small.
     #[error("chunks of {0} bytes cannot be had: a power of two of at least 4096 is needed")]
     BadChunkSize(u64),

@@ -88,6 +88,12 @@ impl AccessList {
         &self.named
     }
 
+    /// Whether anybody is a master.
+    pub fn has_master(&self) -> bool {
+        let named = self.named.iter().any(|(_, held)| held.contains(Permissions::MASTER));
+        named || self.everyone.contains(Permissions::MASTER)
+    }
+
     /// Adds to what `who` may do.
     pub fn grant(&mut self, who: &Who, permissions: Permissions) {
         self.set(who, |held| held | permissions);

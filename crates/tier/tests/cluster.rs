@@ -352,3 +352,30 @@ fn writes_are_kept_while_a_region_wanders_whatever_order_its_homes_are_heard_in(
         assert_eq!(info(&mut cluster, 2, "salt").home, NodeId(1), "seed {seed}");
     }
 }
+
+#[test]
+fn the_last_master_cannot_lock_everybody_out() {
+    let mut cluster = Cluster::of(1);
+    let lh = cluster.alloc(0, "salt", LEN, Placement::Local);
+    let who = Who::Principal(Principal("ada".into()));
+    let revoke = Order::Revoke { who, permissions: Permissions::MASTER };
+    let refused = cluster.command(0, Command::Order(lh, revoke.clone()));
+    assert_eq!(refused, Err(Refusal::LastMaster.into()));
+    let bob = Who::Principal(Principal("bob".into()));
+    order(&mut cluster, 0, lh, Order::Grant { who: bob, permissions: Permissions::MASTER });
+    order(&mut cluster, 0, lh, revoke);
+}
+
+#[test]
+fn a_region_for_anywhere_goes_to_nodes_that_stay_and_not_into_applications() {
+    let mut cluster = Cluster::of(1);
+    cluster.add(1000, common::ARENA_BYTES);
+    let command = cluster.add(1001, 0);
+    let lh = cluster.alloc(command, "salt", LEN, Placement::Anywhere);
+    assert_eq!(info(&mut cluster, command, "salt").home, NodeId(0));
+    cluster.alloc(command, "wide", LEN, Placement::Spread(Vec::new()));
+    assert_eq!(info(&mut cluster, command, "wide").nodes, vec![(NodeId(0), LEN)]);
+    cluster.alloc(1, "own", LEN, Placement::Anywhere);
+    assert_eq!(info(&mut cluster, command, "own").home, NodeId(1000));
+    order(&mut cluster, command, lh, Order::Free);
+}

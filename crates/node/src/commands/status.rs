@@ -101,6 +101,7 @@ impl Row {
     fn of_status(status: &NodeStatus) -> Row {
         let state = match status.state {
             NodeState::Alive => "alive",
+            NodeState::Silent => "silent",
             NodeState::Dead => "dead",
             NodeState::Left => "left",
         };

@@ -222,7 +222,12 @@ impl Engine {
                 self.answer(asker, Ok(Reply::Done));
             }
             Order::Revoke { who, permissions } => {
-                Arc::make_mut(&mut found.access).revoke(&who, permissions);
+                let mut access = (*found.access).clone();
+                access.revoke(&who, permissions);
+                if !access.has_master() {
+                    return self.answer(asker, Err(Refusal::LastMaster));
+                }
+                found.access = Arc::new(access);
                 self.start_changing_access(asker, region);
             }
             Order::Seal => {

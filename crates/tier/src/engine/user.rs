@@ -155,16 +155,24 @@ impl Engine {
             }
             Placement::Anywhere => {
                 let mut candidates = self.memory_nodes();
-                candidates.sort_by_key(|node| *node != me);
+                if self.store.bytes_total() > 0 {
+                    candidates.retain(|node| *node != me);
+                    candidates.insert(0, me);
+                }
                 let others = candidates.split_off(candidates.len().min(1));
                 (candidates, others)
             }
         }
     }
 
+    /// Nodes that contribute memory, and stay: applications come and go, and their memory with them.  Only where
+    /// there is no other do they count.
     fn memory_nodes(&self) -> Vec<NodeId> {
         let with_memory = self.members.all().filter(|m| m.bytes_total > 0 && m.state == NodeState::Alive);
-        with_memory.map(|member| member.life.node).collect()
+        let nodes: Vec<NodeId> = with_memory.map(|member| member.life.node).collect();
+        let (passing, staying): (Vec<NodeId>, Vec<NodeId>) =
+            nodes.iter().partition(|node| node.is_ephemeral());
+        if staying.is_empty() { passing } else { staying }
     }
 
     fn find(&mut self, op: OpId, name: String, then: Then) {
@@ -388,7 +396,7 @@ impl Engine {
             (_, Some(member)) => statuses.found.push(NodeStatus {
                 node,
                 pid: member.pid,
-                state: if member.state == NodeState::Alive { NodeState::Dead } else { member.state },
+                state: if member.state == NodeState::Alive { NodeState::Silent } else { member.state },
                 incarnation: member.life.incarnation.0,
                 provider: self.config.provider.to_string(),
                 bytes_used: 0,

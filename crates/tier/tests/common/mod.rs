@@ -182,7 +182,8 @@ impl Cluster {
                     to.copy_from(0, &from, 0, to.len()).unwrap();
                     host.engine.handle_copied(now_ns, token);
                 }
-                Effect::Fetch { .. } => panic!("all memory is direct here"),
+                // All memory is direct here: what is not cannot be had.
+                Effect::Fetch { token, .. } => host.engine.handle_copy_failed(now_ns, token),
                 Effect::Discard { token, key, offset, len } => {
                     self.uncleaned.push((index, token, key, offset, len));
                 }
