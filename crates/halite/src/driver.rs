@@ -158,6 +158,10 @@ impl Core {
         while let Some(job) = self.poll_job() {
             let done = self.arena.run(job, &*self.ground.fabric);
             self.with(|machine, now| machine.handle_job_done(now, done));
+            // Jobs may come in long rows: who is heard in between is not taken for dead.
+            if let Some(mut token) = self.try_token() {
+                token.drive();
+            }
         }
     }
 

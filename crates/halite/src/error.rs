@@ -104,6 +104,14 @@ pub enum RegionCause {
     /// The region is immutable.
     #[error("the region is sealed")]
     Sealed,
+    /// Too many pieces: a description of the region would be too long.
+    #[error("{pieces} pieces are too many (at most {max}): larger chunks would be fewer")]
+    TooManyPieces {
+        /// How many it would have.
+        pieces: u64,
+        /// How many are allowed.
+        max: u64,
+    },
     /// Nobody would be left who may free the region, or grant anything.
     #[error("it would have no master left; make somebody else one first")]
     LastMaster,
@@ -149,6 +157,7 @@ impl From<Refusal> for RegionCause {
             Refusal::Malformed => RegionCause::NotUnderstood,
             Refusal::Sealed => RegionCause::Sealed,
             Refusal::LastMaster => RegionCause::LastMaster,
+            Refusal::TooManyPieces { pieces, max } => RegionCause::TooManyPieces { pieces, max },
             Refusal::BadChunkSize(chunk_bytes) => RegionCause::BadChunkSize { chunk_bytes },
             Refusal::NodeClosed => RegionCause::NodeClosed,
         }

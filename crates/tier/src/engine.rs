@@ -106,7 +106,9 @@ pub struct Engine {
     /// Unmappings to announce, and to finish, when a token is over.
     unmapping: BTreeMap<Token, user::Unmapping>,
     /// Who asked for a copy, and from whose memory.
-    copies: BTreeMap<Token, (Asker, NodeId)>,
+    copies: BTreeMap<Token, Copying>,
+    /// Chunks that are given back once the copies into them are over.
+    copied_into: Vec<(Extents, BTreeSet<NodeLife>)>,
     sweeps: BTreeMap<NodeLife, membership::Sweep>,
     commands: user::Commands,
     asked: BTreeMap<RequestId, (NodeId, Purpose)>,
@@ -134,6 +136,7 @@ impl Engine {
             owed: BTreeMap::new(),
             unmapping: BTreeMap::new(),
             copies: BTreeMap::new(),
+            copied_into: Vec::new(),
             sweeps: BTreeMap::new(),
             commands: user::Commands::default(),
             asked: BTreeMap::new(),
@@ -246,8 +249,8 @@ impl Engine {
         let (_, purpose) = self.asked.remove(&id).expect("looked up just before");
         match purpose {
             Purpose::User(op, step) => self.continue_command(op, step, body),
-            Purpose::Claim(region) => self.continue_making(region, body),
-            Purpose::ReserveForAlloc(region) => self.continue_making(region, body),
+            Purpose::Claim(region) => self.continue_making(region, from, body),
+            Purpose::ReserveForAlloc(region) => self.continue_making(region, from, body),
             Purpose::ReserveForMove(region) => self.handle_move_reserved(region, body),
             Purpose::Change(region, epoch) => self.handle_acknowledged(region, epoch, from),
             Purpose::Told => {}
@@ -261,8 +264,8 @@ impl Engine {
         match notice {
             Notice::Heartbeat => {}
             Notice::Leave => self.handle_leave(from),
-            Notice::Unmapped { region } => self.handle_unmapped(region, from),
-            Notice::UnmappedBy { region, node } => self.handle_unmapped(region, node),
+            Notice::Unmapped { region, upto } => self.handle_unmapped(region, from, upto),
+            Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
             Notice::ReleaseName { name, region } => self.directory.release(&name, region),
             Notice::Names { names, done } => self.handle_names(from, names, done),
             Notice::Return { extents, tainted } => self.handle_return(from, extents, tainted),
@@ -311,8 +314,9 @@ impl Engine {
     /// A copy is done.
     pub fn handle_copied(&mut self, now_ns: u64, token: Token) {
         self.now_ns = now_ns;
-        if let Some((asker, _)) = self.copies.remove(&token) {
-            self.answer(asker, Ok(Reply::Done));
+        if let Some(copy) = self.copies.remove(&token) {
+            self.answer(copy.asker, Ok(Reply::Done));
+            self.release_copied();
         }
         self.settle();
     }
@@ -320,8 +324,9 @@ impl Engine {
     /// A copy failed, because the node that held the source is gone.
     pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token) {
         self.now_ns = now_ns;
-        if let Some((asker, source)) = self.copies.remove(&token) {
-            self.answer(asker, Err(Refusal::PeerDown(source)));
+        if let Some(copy) = self.copies.remove(&token) {
+            self.answer(copy.asker, Err(Refusal::PeerDown(copy.source)));
+            self.release_copied();
         }
         self.settle();
     }
@@ -432,8 +437,32 @@ impl Engine {
         for extent in extents {
             // Only the home for which it is held may give a chunk back, and only once.
             if self.store.is_held_for(from, &extent) {
-                self.store.release(&[extent], &tainted, &mut self.effects);
+                self.release(Extents::from_slice(&[extent]), tainted.clone());
             }
+        }
+    }
+
+    /// Gives up chunks of ours, when nobody touches them any more: neither the tainted, nor a copy of our own driver.
+    fn release(&mut self, extents: Extents, tainted: BTreeSet<NodeLife>) {
+        let touches = |extent: &Extent, copy: &Copying| {
+            let (start, end) = (extent.offset, extent.offset + extent.len);
+            copy.to.key == extent.key && copy.to.offset < end && start < copy.to.offset + copy.to.len
+        };
+        let (busy, free): (Extents, Extents) =
+            extents.into_iter().partition(|extent| self.copies.values().any(|copy| touches(extent, copy)));
+        if !busy.is_empty() {
+            // Nobody may give them back a second time meanwhile.
+            busy.iter().for_each(|extent| self.store.forget_foreign(extent));
+            self.copied_into.push((busy, tainted.clone()));
+        }
+        self.store.release(&free, &tainted, &mut self.effects);
+    }
+
+    /// A copy is over: what waited for it may be given up, unless it waits for another.
+    fn release_copied(&mut self) {
+        for (extents, tainted) in std::mem::take(&mut self.copied_into) {
+            let tainted = self.members.not_cut_off(tainted);
+            self.release(extents, tainted);
         }
     }
 
@@ -446,7 +475,7 @@ impl Engine {
         for (owner, extents) in by_owner {
             if owner == self.config.life {
                 let tainted = self.members.not_cut_off(tainted.iter().copied());
-                self.store.release(&extents, &tainted, &mut self.effects);
+                self.release(extents, tainted);
             } else if self.members.is_alive(owner) {
                 let tainted = tainted.iter().copied().collect();
                 self.notify(owner.node, Notice::Return { extents, tainted });
@@ -471,12 +500,21 @@ impl Engine {
                 return self.answer(asker, Err(Refusal::PeerDown(from.owner.node)));
             }
         }
-        self.copies.insert(token, (asker, from.owner.node));
+        self.copies.insert(token, Copying { asker, source: from.owner.node, to });
     }
 
     fn locator(&self) -> Locator<'_> {
         Locator { life: self.config.life, store: &self.store, members: &self.members, reach: &*self.reach }
     }
+}
+
+/// A chunk that is being copied into our memory.
+#[derive(Debug)]
+struct Copying {
+    asker: Asker,
+    /// The node that holds the source.
+    source: NodeId,
+    to: Extent,
 }
 
 /// Finds places with what the engine knows.

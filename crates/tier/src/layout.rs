@@ -18,6 +18,9 @@ use crate::ids::{NodeId, NodeLife};
 /// Smallest chunk that may be configured.
 pub const CHUNK_BYTES_MIN: u64 = 4096;
 
+/// Most extents of one region.  Each takes up to 40 bytes in messages that tell where the region is: 2.5 MB.
+pub const EXTENTS_MAX: usize = 1 << 16;
+
 /// Chunks of one region that lie one behind the other in one node's segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Extent {

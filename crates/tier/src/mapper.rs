@@ -82,6 +82,7 @@ pub struct Mapper {
     lives: Vec<NodeLife>,
     dead: BTreeSet<NodeLife>,
     principals: BTreeMap<SessionId, Principal>,
+    last_session: SessionId,
     tokens: u64,
 }
 
@@ -98,13 +99,20 @@ impl Mapper {
             lives: Vec::new(),
             dead: BTreeSet::new(),
             principals: BTreeMap::new(),
+            last_session: SessionId(u16::MAX),
             tokens: 0,
         }
     }
 
     /// Opens a session that acts as `principal`; `None` if there are too many.
     pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
-        let session = (0..=u16::MAX).map(SessionId).find(|id| !self.principals.contains_key(id))?;
+        // The next number after the last is free unless tens of thousands of sessions were opened since.
+        let last = self.last_session.0;
+        let session = (1..=u16::MAX)
+            .chain([0])
+            .map(|step| SessionId(last.wrapping_add(step)))
+            .find(|id| !self.principals.contains_key(id))?;
+        self.last_session = session;
         self.principals.insert(session, principal);
         Some(session)
     }

@@ -78,6 +78,11 @@ impl Members {
         self.zombies.remove(&peer)
     }
 
+    /// All who may still touch memory here although they are dead.
+    pub fn zombies(&self) -> impl Iterator<Item = NodeLife> {
+        self.zombies.values().copied()
+    }
+
     /// Whether `life` may still touch memory here although it is dead.
     pub fn is_zombie(&self, life: NodeLife) -> bool {
         self.zombies.values().any(|zombie| *zombie == life)

@@ -199,8 +199,17 @@ pub struct Record {
     pub access: AccessList,
     pub sealed: bool,
     pub extents: Extents,
-    pub mappers: Vec<NodeLife>,
+    pub mappers: Vec<MapperEntry>,
     pub tainted: Vec<NodeLife>,
+}
+
+/// A node that maps a region, and the last of its requests to do so: what it says of earlier ones comes late.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MapperEntry {
+    /// Which node.
+    pub life: NodeLife,
+    /// Its request.
+    pub request: RequestId,
 }
 
 /// A region as users see it.
@@ -288,10 +297,10 @@ pub enum Notice {
     Heartbeat,
     /// I leave, and can reach nothing of yours any more.
     Leave,
-    /// To a home: no session of mine maps this region any more.
-    Unmapped { region: RegionId },
+    /// To a home: no session of mine maps this region any more, by any request up to `upto`.
+    Unmapped { region: RegionId, upto: RequestId },
     /// The same, said by the former home of the region about another node.
-    UnmappedBy { region: RegionId, node: NodeLife },
+    UnmappedBy { region: RegionId, node: NodeLife, upto: RequestId },
     /// To the directory: the name is free again.
     ReleaseName { name: String, region: RegionId },
     /// To a restarted directory: names of regions whose home I am, and as of which change; `done` with the last.
@@ -338,6 +347,14 @@ pub enum Refusal {
     /// Nobody would be left who may free the region, or grant anything.
     #[error("the region would have no master left")]
     LastMaster,
+    /// Too many pieces: a description of the region would be too long.
+    #[error("{pieces} pieces are too many (at most {max}): larger chunks would be fewer")]
+    TooManyPieces {
+        /// How many it would have.
+        pieces: u64,
+        /// How many are allowed.
+        max: u64,
+    },
     /// The chunk size is not a power of two, or too small.
     #[error("chunks of {0} bytes cannot be had: a power of two of at least 4096 is needed")]
     BadChunkSize(u64),

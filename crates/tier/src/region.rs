@@ -6,9 +6,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::engine::Asker;
-use crate::ids::{Epoch, NodeLife, Principal, RegionId};
+use crate::ids::{Epoch, NodeLife, Principal, RegionId, RequestId};
 use crate::layout::{self, Extents};
-use crate::message::{MappedReply, Order, Record, RegionInfo};
+use crate::message::{MappedReply, MapperEntry, Order, Record, RegionInfo};
 use crate::permissions::{AccessList, Permissions};
 
 /// A region whose changes this node orders.  Small, since there may be millions.
@@ -25,7 +25,7 @@ pub struct Region {
     /// Where its bytes are.
     pub extents: Extents,
     /// Nodes that map it.
-    pub mappers: SmallVec<[NodeLife; 1]>,
+    pub mappers: SmallVec<[MapperEntry; 1]>,
     /// What is being done to it, and who waits for that.
     pub busy: Option<Box<Busy>>,
     /// Nodes that mapped it when they died, before they were cut off.
@@ -89,6 +89,19 @@ impl Region {
         1 << self.chunk_bytes_log2
     }
 
+    /// Lists a node as a mapper, by its latest request.
+    pub fn add_mapper(&mut self, asker: Asker) {
+        match self.mappers.iter_mut().find(|mapper| mapper.life == asker.life) {
+            Some(mapper) => mapper.request = mapper.request.max(asker.id),
+            None => self.mappers.push(MapperEntry { life: asker.life, request: asker.id }),
+        }
+    }
+
+    /// Strikes a node off, unless it has asked to map the region again since.
+    pub fn remove_mapper(&mut self, life: NodeLife, upto: RequestId) {
+        self.mappers.retain(|mapper| mapper.life != life || mapper.request > upto);
+    }
+
     /// The move under way, if there is one.
     pub fn moving(&self) -> Option<&Moving> {
         match &self.busy.as_ref()?.stage {
@@ -134,7 +147,7 @@ impl Region {
             owner: self.access.maker.to_string(),
             everyone: self.access.everyone,
             grants: named.iter().map(|(who, permissions)| (who.to_string(), *permissions)).collect(),
-            mappers: self.mappers.iter().map(|life| life.node).collect(),
+            mappers: self.mappers.iter().map(|mapper| mapper.life.node).collect(),
             epoch: self.epoch.0,
             sealed: self.sealed,
         }

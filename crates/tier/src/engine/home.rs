@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Asker, Engine, Purpose};
-use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId};
+use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId};
 use crate::layout::{self, CHUNK_BYTES_MIN, Extents};
 use crate::message::{Change, NAME_BYTES_MAX, Notice, Order, Refusal, Reply, Request};
 use crate::permissions::{AccessList, Permissions};
@@ -56,6 +56,10 @@ impl Engine {
         if !is_chunk_size(chunk_bytes) {
             return self.answer(asker, Err(Refusal::BadChunkSize(chunk_bytes)));
         }
+        let pieces = if nodes.len() > 1 { layout::chunk_count(len, chunk_bytes) } else { 1 };
+        if pieces > layout::EXTENTS_MAX as u64 {
+            return self.answer(asker, Err(too_many(pieces)));
+        }
         self.counter += 1;
         let region = RegionId { origin: self.config.life.incarnation, serial: self.counter };
         let shares = shares(len, chunk_bytes, &nodes);
@@ -82,13 +86,13 @@ impl Engine {
         }
     }
 
-    pub(super) fn continue_making(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+    pub(super) fn continue_making(&mut self, region: RegionId, from: NodeLife, body: Result<Reply, Refusal>) {
         let Some(making) = self.making.get_mut(&region) else { return };
         making.answers_missing -= 1;
         match body {
             Ok(Reply::Done) => making.claimed = true,
-            Ok(Reply::Reserved { extents }) if !extents.is_empty() => {
-                making.reserved.insert(extents[0].owner.node, extents);
+            Ok(Reply::Reserved { extents }) if extents.iter().all(|extent| extent.owner == from) => {
+                making.reserved.insert(from.node, extents);
             }
             Ok(_) => making.failure = Some(Refusal::Malformed),
             Err(refusal) => {
@@ -101,8 +105,12 @@ impl Engine {
         }
     }
 
-    fn finish_making(&mut self, region: RegionId, making: Making) {
+    fn finish_making(&mut self, region: RegionId, mut making: Making) {
         let extents = interleave(making.len, making.chunk_bytes, &making.nodes, &making.reserved);
+        let pieces = extents.as_ref().map_or(0, |extents| extents.len());
+        if pieces > layout::EXTENTS_MAX {
+            making.failure = Some(too_many(pieces as u64));
+        }
         let Some(extents) = extents.filter(|_| making.failure.is_none()) else {
             return self.undo_making(region, making);
         };
@@ -122,7 +130,7 @@ impl Engine {
             sealed: false,
         };
         if reachable {
-            record.mappers.push(asker.life);
+            record.add_mapper(asker);
         }
         let reply = Box::new(record.reply(region, self.config.life));
         self.homes.insert(region, Box::new(record));
@@ -176,9 +184,7 @@ impl Engine {
         if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
             return moving.parked.push((asker, principal, wanted));
         }
-        if !found.mappers.contains(&asker.life) {
-            found.mappers.push(asker.life);
-        }
+        found.add_mapper(asker);
         let reply = Box::new(found.reply(region, self.config.life));
         self.answer(asker, Ok(Reply::Mapped(reply)));
     }
@@ -260,11 +266,11 @@ impl Engine {
         found.epoch.0 += 1;
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
         if let Some(busy) = &mut found.busy {
-            busy.awaited = mappers.iter().copied().collect();
+            busy.awaited = mappers.iter().map(|mapper| mapper.life).collect();
         }
         for mapper in mappers {
             let request = Request::Change { region, epoch, change: change.clone() };
-            self.ask(mapper.node, request, Purpose::Change(region, epoch));
+            self.ask(mapper.life.node, request, Purpose::Change(region, epoch));
         }
         self.go_on_if_acknowledged(region);
     }
@@ -320,16 +326,16 @@ impl Engine {
         }
     }
 
-    pub(super) fn handle_unmapped(&mut self, region: RegionId, life: NodeLife) {
+    pub(super) fn handle_unmapped(&mut self, region: RegionId, life: NodeLife, upto: RequestId) {
         let next_home = match self.homes.get_mut(&region) {
             Some(found) => {
-                found.mappers.retain(|mapper| *mapper != life);
+                found.remove_mapper(life, upto);
                 found.moving().filter(|moving| moving.adopting).map(|moving| moving.to.node)
             }
             None => self.moved.get(&region).copied(),
         };
         if let Some(home) = next_home {
-            self.notify(home, Notice::UnmappedBy { region, node: life });
+            self.notify(home, Notice::UnmappedBy { region, node: life, upto });
         }
         self.free_if_unreachable(region);
     }
@@ -347,12 +353,12 @@ impl Engine {
         let affected: Vec<RegionId> = self
             .homes
             .iter()
-            .filter(|(_, found)| found.mappers.contains(&life))
+            .filter(|(_, found)| found.mappers.iter().any(|mapper| mapper.life == life))
             .map(|(region, _)| *region)
             .collect();
         for region in affected {
             let found = self.homes.get_mut(&region).expect("listed just before");
-            found.mappers.retain(|mapper| *mapper != life);
+            found.mappers.retain(|mapper| mapper.life != life);
             found.tainted.get_or_insert_default().insert(life);
             if found.busy.as_mut().is_some_and(|busy| busy.awaited.remove(&life)) {
                 self.go_on_if_acknowledged(region);
@@ -377,6 +383,10 @@ impl Busy {
     pub(super) fn new(asker: Option<Asker>, stage: Stage) -> Busy {
         Busy { asker, stage, awaited: BTreeSet::new(), queue: VecDeque::new() }
     }
+}
+
+fn too_many(pieces: u64) -> Refusal {
+    Refusal::TooManyPieces { pieces, max: layout::EXTENTS_MAX as u64 }
 }
 
 /// How many bytes each node holds of a region that is dealt out chunk by chunk; nodes without any are left out.

@@ -100,7 +100,10 @@ impl Engine {
     fn unpark(&mut self) {
         if self.directory.is_ready() {
             for (asker, request) in std::mem::take(&mut self.parked) {
-                self.ask_directory(asker, request);
+                // A name given to the dead would never be free again.
+                if self.is_present(asker.life) {
+                    self.ask_directory(asker, request);
+                }
             }
         }
     }
@@ -167,7 +170,9 @@ impl Engine {
         let me = self.config.life;
         let awaited: BTreeSet<NodeLife> =
             self.members.peers().map(|(_, peer)| peer.life).chain([me]).collect();
-        self.sweeps.insert(home, Sweep { awaited: awaited.clone(), tainted: BTreeSet::new() });
+        // Who died before the home did is not asked, and may have mapped its regions all the same.
+        let tainted = self.members.zombies().collect();
+        self.sweeps.insert(home, Sweep { awaited: awaited.clone(), tainted });
         for life in awaited {
             self.ask(life.node, Request::DropHome { home }, Purpose::Sweep(home));
         }
@@ -182,7 +187,7 @@ impl Engine {
         let sweep = self.sweeps.remove(&home).expect("looked up just before");
         let tainted = self.members.not_cut_off(sweep.tainted.into_iter().chain([home]));
         let orphans = self.store.take_orphans(home);
-        self.store.release(&orphans, &tainted, &mut self.effects);
+        self.release(orphans, tainted);
     }
 
     fn abandon_sweeps_by(&mut self, life: NodeLife) {

@@ -47,7 +47,10 @@ impl Engine {
         let missing: u64 =
             found.extents.iter().filter(|extent| extent.owner != moving.to).map(|extent| extent.len).sum();
         match body {
-            Ok(Reply::Reserved { extents }) if layout::is_sound(&extents, missing, found.chunk_bytes()) => {
+            Ok(Reply::Reserved { extents })
+                if layout::is_sound(&extents, missing, found.chunk_bytes())
+                    && extents.iter().all(|extent| extent.owner == moving.to) =>
+            {
                 self.moving_mut(region).places = extents;
                 self.next_chunk(region);
             }
@@ -133,7 +136,7 @@ impl Engine {
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
         for mapper in mappers {
             let request = Request::Change { region, epoch, change: change.clone() };
-            self.ask(mapper.node, request, Purpose::Told);
+            self.ask(mapper.life.node, request, Purpose::Told);
         }
     }
 
@@ -200,9 +203,9 @@ impl Engine {
         let mut region = Region::from(record);
         // Who died since the record was written acknowledges nothing to us either.
         let (alive, gone): (Vec<_>, Vec<_>) =
-            region.mappers.iter().copied().partition(|mapper| self.is_present(*mapper));
+            region.mappers.iter().copied().partition(|mapper| self.is_present(mapper.life));
         region.mappers = alive.into();
-        for gone in self.members.not_cut_off(gone) {
+        for gone in self.members.not_cut_off(gone.into_iter().map(|mapper| mapper.life)) {
             region.tainted.get_or_insert_default().insert(gone);
         }
         if let Some(name) = region.name.as_deref() {

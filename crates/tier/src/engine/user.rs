@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Engine, Purpose};
 use crate::access::SlotRef;
 use crate::effect::{Command, CommandError, Effect, OpId, Outcome, Placement};
-use crate::ids::{NodeId, NodeLife, Principal, RegionId, SessionId};
+use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::message::{
     MappedReply, NodeState, NodeStatus, Notice, Order, Refusal, RegionInfo, Reply, Request,
 };
@@ -250,6 +250,10 @@ impl Engine {
 
     fn insert_mapping(&mut self, op: OpId, session: SessionId, wanted: Permissions, reply: &MappedReply) {
         let sound = crate::layout::is_sound(&reply.extents, reply.len, reply.chunk_bytes);
+        if self.leaving {
+            // Peers are told that we reach nothing any more: from then on we must not.
+            return self.finish(op, Err(Refusal::NodeClosed.into()));
+        }
         if !sound || self.mapper.principal(session).is_none() {
             self.announce_unmapped(reply.region, reply.home);
             return self.finish(op, Err(CommandError::UnknownHandle));
@@ -320,7 +324,9 @@ impl Engine {
     fn announce_unmapped(&mut self, region: RegionId, home: NodeLife) {
         let mapped = self.mapper.home_of(region).is_some() || self.commands.mapping.contains_key(&region);
         if !mapped {
-            self.notify(home.node, Notice::Unmapped { region });
+            // All requests to map it that have been sent have been answered.
+            let upto = RequestId(self.counter);
+            self.notify(home.node, Notice::Unmapped { region, upto });
         }
     }
 
