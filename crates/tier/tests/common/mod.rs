@@ -45,12 +45,17 @@ pub struct Host {
 pub struct Cluster {
     pub hosts: Vec<Host>,
     pub now_ns: u64,
-    wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
+    pub wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
+    /// Wires that deliver nothing for now.
+    pub held: Vec<(usize, usize)>,
     arenas: Arenas,
     /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
     pub kills: bool,
     /// A wire whose messages come late when steps are taken one by one.
     pub slow_wire: Option<(usize, usize)>,
+    /// Whether drivers are slow to copy; what they have not copied yet.
+    pub slow_to_copy: bool,
+    copies: Vec<(usize, Token, Window, Window)>,
     /// Whether drivers are slow to clean freed memory; what they have not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
@@ -66,9 +71,12 @@ impl Cluster {
             hosts: Vec::new(),
             now_ns: 0,
             wires: BTreeMap::new(),
+            held: Vec::new(),
             arenas: Arenas::default(),
             kills: true,
             slow_wire: None,
+            slow_to_copy: false,
+            copies: Vec::new(),
             slow_to_clean: false,
             uncleaned: Vec::new(),
             recording: None,
@@ -124,7 +132,7 @@ impl Cluster {
         index
     }
 
-    fn connect(&mut self, a: usize, b: usize) {
+    pub fn connect(&mut self, a: usize, b: usize) {
         let (hello_a, hello_b) = (self.hosts[a].engine.hello(), self.hosts[b].engine.hello());
         self.hosts[a].engine.handle_connected(self.now_ns, PeerId(b as u32 + 1), &hello_b, true);
         self.hosts[b].engine.handle_connected(self.now_ns, PeerId(a as u32 + 1), &hello_a, false);
@@ -146,6 +154,9 @@ impl Cluster {
         }
         let wires: Vec<(usize, usize)> = self.wires.keys().copied().collect();
         for (from, to) in wires {
+            if self.held.contains(&(from, to)) {
+                continue;
+            }
             let Some(bytes) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) else { continue };
             if self.recording == Some((from, to)) {
                 self.kept.push(bytes.clone());
@@ -178,10 +189,7 @@ impl Cluster {
                     host.engine.handle_grown(now_ns, Some((key, window)));
                 }
                 Effect::Quiesce(token) => host.graces.push((token, host.path.pins().start_grace())),
-                Effect::Copy { token, from, to } => {
-                    to.copy_from(0, &from, 0, to.len()).unwrap();
-                    host.engine.handle_copied(now_ns, token);
-                }
+                Effect::Copy { token, from, to } => self.copies.push((index, token, from, to)),
                 // All memory is direct here: what is not cannot be had.
                 Effect::Fetch { token, .. } => host.engine.handle_copy_failed(now_ns, token),
                 Effect::Discard { token, key, offset, len } => {
@@ -192,6 +200,9 @@ impl Cluster {
                 }
             }
         }
+        if !self.slow_to_copy {
+            self.finish_copies();
+        }
         if !self.slow_to_clean {
             self.clean();
         }
@@ -200,6 +211,14 @@ impl Cluster {
             cut_offs.into_iter().for_each(|peer| self.kill(peer.0 as usize - 1));
         }
         progress
+    }
+
+    /// Does all copies that were asked for.
+    pub fn finish_copies(&mut self) {
+        for (index, token, from, to) in std::mem::take(&mut self.copies) {
+            to.copy_from(0, &from, 0, to.len()).unwrap();
+            self.hosts[index].engine.handle_copied(self.now_ns, token);
+        }
     }
 
     /// Cleans all freed memory.
