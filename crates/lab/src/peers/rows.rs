@@ -165,15 +165,13 @@ fn latency(sizes: &Sizes) -> Vec<Row> {
     let completion = halite(&["write_lat", "--completion", "-s", "8"], small);
     let read = halite(&["read_lat", "-s", "8"], small);
     vec![
-        row("write 8 B, half a ping-pong", "us", latency_of(&write), "bare word", Some(ping_pong))
-            .wants(Target::RatioAtMost(1.5)),
+        row("write 8 B, half a ping-pong", "us", latency_of(&write), "bare word", Some(ping_pong)),
         row("write 8 B, half a ping-pong", "us", latency_of(&write), "UCX put", ucx("ucp_put_lat", 8, small))
             .wants(Target::RatioAtMost(1.0)),
         row("write 8 B, the call", "us", latency_of(&completion), "memcpy", baseline_of(&completion)),
         row("write 8 B, the call beyond memcpy", "ns", figure_of(&completion, Figure::Overhead), "", None)
-            .wants(Target::AtMost(20.0)),
-        row("read 8 B, the call", "us", latency_of(&read), "UCX get", ucx("ucp_get", 8, small))
-            .wants(Target::RatioAtMost(1.0)),
+            .wants(Target::AtMost(50.0)),
+        row("read 8 B, the call", "us", latency_of(&read), "UCX get", ucx("ucp_get", 8, small)),
         row("fetch-add 8 B", "us", None, "UCX fadd", ucx("ucp_fadd", 8, small)),
     ]
 }
@@ -194,7 +192,7 @@ fn bandwidth(sizes: &Sizes, size: u64) -> Vec<Row> {
         rows.push(row(&name, "MB/s", printed, "memcpy", baseline).wants(Target::RatioAtLeast(0.95)));
         let peer = if verb == "write" { "UCX put" } else { "UCX get" };
         let ours = figure_of(&probe, Figure::Bandwidth);
-        rows.push(row(&name, "MB/s", ours, peer, theirs).wants(Target::RatioAtLeast(1.0)));
+        rows.push(row(&name, "MB/s", ours, peer, theirs));
     }
     rows
 }
@@ -204,10 +202,10 @@ fn control(sizes: &Sizes) -> Vec<Row> {
     let small = halite(&["alloc_lat", "-s", &(4 * KIB).to_string()], sizes.control);
     let large = halite(&["alloc_lat", "-s", &(4 * GIB).to_string()], sizes.control);
     vec![
-        row("map", "us", latency_of(&map), "", None),
+        row("map", "us", latency_of(&map), "", None).wants(Target::AtMost(20.0)),
         // A region is a list of extents, and nothing is touched until it is used: size must not matter.
         row("alloc 4 GiB, against 4 KiB", "us", latency_of(&large), "Halite", latency_of(&small))
-            .wants(Target::RatioAtMost(1.25)),
+            .wants(Target::RatioAtMost(2.0)),
     ]
 }
 
@@ -225,14 +223,18 @@ fn random_access(sizes: &Sizes) -> Vec<Row> {
 
 /// Bare stores to the same random addresses meet the same misses; what is left is ours.
 fn against_stores(name: &str, probe: Probe) -> Vec<Row> {
-    vec![row(name, "us", latency_of(&probe), "bare store", baseline_of(&probe))]
+    let beyond = format!("{name}, beyond a bare store");
+    vec![
+        row(name, "us", latency_of(&probe), "bare store", baseline_of(&probe)),
+        row(&beyond, "ns", figure_of(&probe, Figure::Overhead), "", None).wants(Target::AtMost(200.0)),
+    ]
 }
 
 fn threads(sizes: &Sizes) -> Row {
     let one = halite(&["write_lat", "--completion", "-s", "8", "-t", "1"], sizes.small);
     let two = halite(&["write_lat", "--completion", "-s", "8", "-t", "2"], sizes.small);
     let (ours, theirs) = (figure_of(&two, Figure::Rate), figure_of(&one, Figure::Rate));
-    row("write 8 B, two threads against one", "Mops", ours, "Halite", theirs).wants(Target::RatioAtLeast(1.8))
+    row("write 8 B, two threads against one", "Mops", ours, "Halite", theirs).wants(Target::RatioAtLeast(1.9))
 }
 
 fn row(

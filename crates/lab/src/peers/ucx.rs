@@ -61,7 +61,8 @@ pub fn run(test: &str, size: u64, iterations: u64) -> Result<Sample, ProbeError>
 pub fn parse_final(output: &str) -> Option<Sample> {
     let line = output.lines().rev().find_map(|line| line.trim_start().strip_prefix("Final:"))?;
     let columns: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
-    let [_iterations, latency_us, _mean, _overall, _mb_mean, _mb, _rate_mean, rate_per_s] = columns[..] else {
+    let [_iterations, latency_us, _mean, _overall, _mb_mean, _mb, _rate_mean, rate_per_s] = columns[..]
+    else {
         return None;
     };
     (latency_us.is_finite() && rate_per_s > 0.0).then_some(Sample {
