@@ -140,6 +140,28 @@ fn a_directory_that_cannot_be_used_is_named_with_the_reason() {
 }
 
 #[test]
+fn up_tells_once_why_a_node_cannot_start_and_where() {
+    let scratch = Scratch::new("reason");
+    // A directory in the place of the lock cannot be opened for writing, not even by root.
+    let lock = scratch.cluster().join("node-0.lock");
+    std::fs::create_dir(scratch.cluster()).unwrap();
+    rustix::fs::chmod(scratch.cluster(), rustix::fs::Mode::RWXU).unwrap();
+    std::fs::create_dir(&lock).unwrap();
+    for line in ["up --nodes 1", "up --nodes 1 --detach"] {
+        let complaint = scratch.fails(line, 1);
+        assert!(
+            complaint.contains("node 0 did not start: ") && complaint.contains("directory"),
+            "{complaint}"
+        );
+        assert!(complaint.contains(lock.to_str().unwrap()), "{complaint}");
+        let (times, lines) =
+            (complaint.matches(scratch.cluster().to_str().unwrap()).count(), complaint.lines().count());
+        assert_eq!((times, lines), (1, 1), "{complaint}");
+    }
+    std::fs::remove_dir(&lock).unwrap();
+}
+
+#[test]
 fn nonsense_has_exit_status_2() {
     let scratch = Scratch::new("nonsense");
     for line in
