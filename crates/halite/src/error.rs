@@ -4,7 +4,7 @@
 //! reader may do.  "Not done" is meant unless a cause says "maybe done".
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use halite_tier::effect::CommandError;
 use halite_tier::ids::NodeId;
@@ -262,7 +262,7 @@ pub enum JoinError {
         dir: PathBuf,
     },
     /// Others could enter the cluster directory, and with it all memory of the cluster.
-    #[error("cannot join in {}: it must be ours (user {uid_wanted}, not {uid}) and closed to others (mode 0700, not {mode:04o})", dir.display())]
+    #[error("cannot join in {}: {}", dir.display(), not_private(dir, *mode, *uid, *uid_wanted))]
     NotPrivate {
         /// The cluster directory.
         dir: PathBuf,
@@ -313,6 +313,14 @@ pub enum JoinError {
         /// What went wrong.
         reason: String,
     },
+}
+
+/// What is wrong with a directory, and what is to be done: of another user's nothing can.
+fn not_private(dir: &Path, mode: u32, uid: u32, uid_wanted: u32) -> String {
+    if uid != uid_wanted {
+        return format!("it belongs to user {uid}, and we are user {uid_wanted}; choose another directory");
+    }
+    format!("others can enter it (its mode is {mode:04o}); `chmod 700 {}` closes it", dir.display())
 }
 
 impl JoinError {

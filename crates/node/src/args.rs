@@ -44,8 +44,8 @@ pub enum Command {
     Up(Up),
     /// Runs one node until it is asked to end
     Node(Node),
-    /// Stops all nodes of the cluster and removes what they left
-    Down,
+    /// Stops the nodes of the cluster and removes what they left; applications that joined it stay
+    Down(Down),
     /// Shows the nodes
     Status(Listing),
     /// Copies a file into a new region
@@ -106,6 +106,14 @@ pub struct Node {
     /// Leaves the terminal alone
     #[arg(long, hide = true, conflicts_with = "parent")]
     pub detached: bool,
+}
+
+/// `halite down`
+#[derive(Args, Debug)]
+pub struct Down {
+    /// Ends the applications that have joined, too
+    #[arg(long)]
+    pub all: bool,
 }
 
 /// How a list is printed.

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use anyhow::Context;
-use halite::{Config, JoinError, Node, NodeId, NodeState, blocking};
+use anyhow::{Context, anyhow};
+use halite::{Config, JoinError, Node, NodeId, NodeState, blocking, cluster_dir};
 
 /// A node for the length of one command.
 pub struct Client {
@@ -35,13 +35,25 @@ impl Client {
     }
 }
 
+/// How to get the first node back while others live.
+pub fn restart_advice(dir: &Path) -> String {
+    format!("`halite node --id 0 --dir {}` starts it again", dir.display())
+}
+
+fn is_anybody_in(dir: &Path) -> bool {
+    cluster_dir::nodes(dir).is_ok_and(|nodes| nodes.iter().any(|node| node.alive))
+}
+
 /// Says what the reader may do about it, where that is known.
 fn explain(error: JoinError, dir: &Path) -> anyhow::Error {
     match error {
-        JoinError::NoCluster { .. } => anyhow::Error::new(error).context(format!(
-            "nothing to talk to in {0}: `halite up --nodes 2 --dir {0}` starts a cluster",
-            dir.display()
-        )),
+        // What lives there would be in the way of a new cluster, and waits for its first node.
+        JoinError::NoCluster { .. } if is_anybody_in(dir) => {
+            anyhow!("node 0 of the cluster in {0} is not running: {1}", dir.display(), restart_advice(dir))
+        }
+        JoinError::NoCluster { .. } => {
+            anyhow!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display())
+        }
         other => other.into(),
     }
 }

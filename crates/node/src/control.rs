@@ -6,5 +6,5 @@
 mod start;
 mod stop;
 
-pub use start::{Lifetime, NodeProcess, Plan, logs_dir};
+pub use start::{FAILED, Lifetime, NodeProcess, Plan, logs_dir};
 pub use stop::{GRACE, Outcome, Target, stop, targets_in};

@@ -3,9 +3,9 @@
 //! A [`Source`] knows its length before the first byte is read, because a region's length is fixed when it is
 //! made.  A [`Sink`] shows a file under its name only when it is whole.
 
-use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -117,12 +117,17 @@ impl Sink {
                 let file = File::options().write(true).open(path).with_context(failed)?;
                 Ok(Sink { target: Target::Stream(file), label })
             }
-            _ => {
-                let partial = partial_path(path);
-                let file = File::create(&partial)
-                    .with_context(|| format!("cannot write to {}", partial.display()))?;
-                let path = path.to_owned();
-                Ok(Sink { target: Target::File { file, partial, path, is_finished: false }, label })
+            existing => {
+                let path = behind_links(path);
+                let (file, partial) = create_beside(&path).with_context(failed)?;
+                // From here on, whatever fails removes the file.
+                let target = Target::File { file, partial, path, is_finished: false };
+                let sink = Sink { target, label: label.clone() };
+                if let (Ok(existing), Target::File { file, .. }) = (existing, &sink.target) {
+                    let mode = Permissions::from_mode(existing.mode() & 0o777);
+                    file.set_permissions(mode).with_context(failed)?;
+                }
+                Ok(sink)
             }
         }
     }
@@ -153,14 +158,31 @@ impl Drop for Sink {
     }
 }
 
-fn partial_path(path: &Path) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(".partial");
-    PathBuf::from(name)
+/// Where `path` leads: a link is to stay one, also if there is nothing yet at its end.
+fn behind_links(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    // As many as the kernel follows; what is left of a longer chain is replaced as if it were a file.
+    for _ in 0..40 {
+        let Ok(target) = fs::read_link(&path) else { break };
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    path
+}
+
+/// Makes a file in the directory of `path`, so that it can be renamed to it, under a name that nobody has.
+fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    // Independent of the file's own name, which may be as long as names can be.
+    let partial = path.with_file_name(format!(".halite-{:016x}.partial", u64::from_ne_bytes(random)));
+    let file = File::options().write(true).create_new(true).open(&partial)?;
+    Ok((file, partial))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
 
     /// A directory of its own for each test, gone with it.
@@ -207,6 +229,29 @@ mod tests {
         sink.write(b"half").unwrap();
         drop(sink);
         assert!(scratch.entries().is_empty());
+    }
+
+    #[test]
+    fn only_the_file_at_the_end_of_a_link_is_replaced_and_its_mode_stays() {
+        let scratch = Scratch::new("link");
+        let (file, link, own) =
+            (scratch.0.join("file"), scratch.0.join("link"), scratch.0.join("file.partial"));
+        fs::write(&own, b"the user's").unwrap();
+        fs::write(&file, b"old").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        let mut sink = Sink::create(Some(&link)).unwrap();
+        sink.write(b"new").unwrap();
+        sink.finish().unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("file"));
+        assert_eq!(fs::read(&own).unwrap(), b"the user's");
+
+        fs::remove_file(&file).unwrap();
+        Sink::create(Some(&link)).unwrap().finish().unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"");
+        assert_eq!(scratch.entries(), ["file", "file.partial", "link"]);
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub struct Table {
 impl Table {
     /// An empty table with these headings.
     pub fn new(columns: &[(&str, Align)]) -> Table {
-        let heading = columns.iter().map(|(heading, _)| (*heading).to_owned()).collect();
+        let heading = columns.iter().map(|(heading, _)| printable(heading)).collect();
         Table { align: columns.iter().map(|(_, align)| *align).collect(), rows: vec![heading] }
     }
 
@@ -79,6 +79,8 @@ mod tests {
     #[test]
     fn a_name_cannot_steer_the_terminal() {
         let mut table = Table::new(&[("name", Align::Left)]);
+        let headed = Table::new(&[("\n\u{1b}", Align::Left)]);
+        assert_eq!(headed.to_string(), "\\n\\u{1b}\n");
         table.row(vec!["red\u{1b}[31m\nrow".into()]);
         assert_eq!(table.to_string(), "name\nred\\u{1b}[31m\\nrow\n");
     }

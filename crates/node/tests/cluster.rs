@@ -16,7 +16,8 @@ fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_an_empty_directory
         assert_eq!((row["node"].as_u64(), row["provider"].as_str()), (Some(node as u64), Some("shm")));
         assert!(row["bytes_total"].as_u64().unwrap() >= 64 << 20, "{row}");
         assert_eq!(row["bytes_quarantined"], 0);
-        assert!(row["incarnation"].as_u64().unwrap() > 0 && row["bytes_used"].is_u64(), "{row}");
+        let incarnation = u64::from_str_radix(row["incarnation"].as_str().unwrap(), 16);
+        assert!(incarnation.unwrap() > 0 && row["bytes_used"].is_u64(), "{row}");
     }
     let processes: Vec<Process> = (0..3).map(|node| Process::open(scratch.pid(node))).collect();
     let printed = scratch.ok("down");
@@ -81,7 +82,32 @@ fn status_works_from_the_files_when_the_first_node_is_dead() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("first node is not running"));
     assert_eq!(scratch.states(), ["dead", "alive"]);
     let complaint = scratch.fails("ls", 1);
-    assert!(complaint.contains("node 0"), "{complaint}");
+    assert!(complaint.contains("node 0") && complaint.contains("halite node --id 0 --dir"), "{complaint}");
+    assert!(!complaint.contains("halite up"), "{complaint}");
+}
+
+#[test]
+fn applications_outlive_the_cluster_unless_they_are_to_end_too() {
+    let scratch = Scratch::new("applications");
+    scratch.ok("up --nodes 2 --arena 64M --detach");
+    let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
+    scratch.ok(&format!("put region {}", text.display()));
+    // Nobody reads on, so that it waits with most of its bytes unwritten.
+    let mut application = Running::start(&scratch, "get region");
+    assert_eq!(application.line(), "salt\n");
+
+    let output = scratch.run("down");
+    let notice = String::from_utf8_lossy(&output.stderr);
+    let expected = format!("1 application is still joined: process {}", application.pid());
+    assert!(output.status.success() && notice.contains(&expected), "{notice}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).matches("stopped").count(), 2);
+    assert_eq!(scratch.entries().iter().filter(|name| name.ends_with("1000.lock")).count(), 1);
+    let complaint = scratch.fails("up --nodes 1", 1);
+    assert!(complaint.contains("down --all"), "{complaint}");
+
+    scratch.ok("down --all");
+    application.wait();
+    assert_eq!(scratch.entries(), Vec::<String>::new());
 }
 
 #[test]
@@ -111,6 +137,28 @@ fn a_directory_that_cannot_be_used_is_named_with_the_reason() {
     scratch.write("cluster", b"a file");
     assert!(scratch.fails("up --nodes 1", 1).contains("not a directory"));
     std::fs::remove_file(scratch.cluster()).unwrap();
+}
+
+#[test]
+fn up_tells_once_why_a_node_cannot_start_and_where() {
+    let scratch = Scratch::new("reason");
+    // A directory in the place of the lock cannot be opened for writing, not even by root.
+    let lock = scratch.cluster().join("node-0.lock");
+    std::fs::create_dir(scratch.cluster()).unwrap();
+    rustix::fs::chmod(scratch.cluster(), rustix::fs::Mode::RWXU).unwrap();
+    std::fs::create_dir(&lock).unwrap();
+    for line in ["up --nodes 1", "up --nodes 1 --detach"] {
+        let complaint = scratch.fails(line, 1);
+        assert!(
+            complaint.contains("node 0 did not start: ") && complaint.contains("directory"),
+            "{complaint}"
+        );
+        assert!(complaint.contains(lock.to_str().unwrap()), "{complaint}");
+        let (times, lines) =
+            (complaint.matches(scratch.cluster().to_str().unwrap()).count(), complaint.lines().count());
+        assert_eq!((times, lines), (1, 1), "{complaint}");
+    }
+    std::fs::remove_dir(&lock).unwrap();
 }
 
 #[test]

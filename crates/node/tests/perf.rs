@@ -69,6 +69,21 @@ fn random_places_beside_bare_stores() {
 }
 
 #[test]
+fn more_than_a_word_at_random_places_stays_whole_and_is_compared_with_a_copy() {
+    for (test, size) in
+        [("write_bw", 4096), ("write_lat --completion", 64), ("read_bw", 1000), ("read_lat", 12)]
+    {
+        let baseline = check(&format!("{test} --span 4M -s {size} -n 200"), size, 200)["baseline"].clone();
+        positive(&baseline["memcpy_lat_us"]);
+        assert!(baseline.get("store_ns").or(baseline.get("load_ns")).is_none(), "{baseline}");
+    }
+    let scratch = Scratch::new("columns");
+    assert!(scratch.ok("perf write_bw --span 4M -s 4K -n 20").contains("vs memcpy"));
+    assert!(scratch.ok("perf write_bw --span 4M -s 8 -n 20").contains("vs store"));
+    assert!(scratch.ok("perf read_lat --span 4M -n 20").contains(" load[usec]"));
+}
+
+#[test]
 fn regions_are_made_and_mapped() {
     check("alloc_lat -n 50", 4096, 50);
     check("alloc_lat -n 20 -s 4G", 4 << 30, 20);

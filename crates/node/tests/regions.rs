@@ -19,7 +19,13 @@ fn check_round_trip(scratch: &Scratch, name: &str, content: &[u8], flags: &str) 
     scratch.ok(&format!("get {name} -o {}", into.display()));
     assert!(std::fs::read(&into).unwrap() == content, "{name}");
     assert!(scratch.run(&format!("get {name}")).stdout == content, "{name}");
-    assert!(!scratch.file("into.partial").exists());
+    assert!(!has_partial(scratch));
+}
+
+/// Whether a file is left that never became whole.
+fn has_partial(scratch: &Scratch) -> bool {
+    let mut entries = std::fs::read_dir(scratch.file("")).unwrap();
+    entries.any(|entry| entry.unwrap().file_name().to_str().unwrap().ends_with(".partial"))
 }
 
 fn names(scratch: &Scratch) -> Vec<String> {
@@ -65,7 +71,8 @@ fn a_region_moves_and_keeps_its_bytes() {
     scratch.ok("mv region --to 1");
     assert_eq!(holders(&scratch.json("stat region --json")[0]), [1]);
     assert!(scratch.run("get region").stdout == content);
-    assert!(scratch.fails("mv region --to 7", 1).contains("node 7"));
+    let complaint = scratch.fails("mv region --to 7", 1);
+    assert_eq!(complaint, "halite: cannot move \"region\" to node 7: node 7 is not in the cluster\n");
     assert!(scratch.ok("stat region").contains("node 1"));
 }
 
@@ -80,6 +87,8 @@ fn a_region_that_is_removed_is_gone() {
         let complaint = scratch.fails(line, 1);
         assert!(complaint.contains("region"), "{line}: {complaint}");
     }
+    let complaint = scratch.fails("rm nosuch", 1);
+    assert_eq!(complaint, "halite: cannot remove \"nosuch\": there is no such region\n");
 }
 
 #[test]
@@ -133,11 +142,26 @@ fn a_put_that_fails_leaves_nothing_behind() {
     let complaint = scratch.fails(&format!("put new {}", scratch.file("huge").display()), 1);
     assert!(complaint.contains("no space"), "{complaint}");
 
+    assert!(!complaint.contains("--spread"), "no memory would suffice: {complaint}");
+
     // The kernel says 4096 bytes and has fewer: noticed only after the region was made.
     let complaint = scratch.fails("put new /sys/kernel/mm/transparent_hugepage/enabled", 1);
     assert!(complaint.contains("became shorter"), "{complaint}");
     assert_eq!(names(&scratch), ["taken"]);
     assert_eq!(scratch.run("get taken").stdout, b"salt");
+}
+
+#[test]
+fn spreading_is_advised_where_it_would_help() {
+    let scratch = Scratch::new("advice");
+    let _up = scratch.up(2);
+    let file = std::fs::File::create(scratch.file("large")).unwrap();
+    // Each node has 256 MiB.
+    file.set_len(300 << 20).unwrap();
+    let line = format!("put large {}", scratch.file("large").display());
+    let complaint = scratch.fails(&line, 1);
+    assert!(complaint.contains("no space") && complaint.contains("add --spread"), "{complaint}");
+    scratch.ok(&format!("{line} --spread"));
 }
 
 #[test]
@@ -154,7 +178,7 @@ fn a_get_that_fails_leaves_nothing_behind() {
             .fails(&format!("get missing -o {}", scratch.file("missing").display()), 1)
             .contains("missing")
     );
-    assert!(!scratch.file("missing").exists() && !scratch.file("missing.partial").exists());
+    assert!(!scratch.file("missing").exists() && !has_partial(&scratch));
 }
 
 #[test]
@@ -172,7 +196,7 @@ fn get_notices_bytes_that_were_changed_since_they_were_put() {
     let into = scratch.file("damaged");
     let complaint = scratch.fails(&format!("get region -o {}", into.display()), 1);
     assert!(complaint.contains("damaged"), "{complaint}");
-    assert!(!into.exists() && !scratch.file("damaged.partial").exists());
+    assert!(!into.exists() && !has_partial(&scratch));
     scratch.fails("get region", 1);
 
     session.write(lh, MIB as u64 + 17, &byte).unwrap();

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use halite::{Permissions, Who};
 
+use super::regions::attempting;
 use crate::args::{Grant, Revoke};
 use crate::client::Client;
 use crate::letters;
@@ -29,18 +29,20 @@ enum Change {
 
 fn change(dir: &Path, name: &str, who: &str, change: Change) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
-    let lh = client.session.map(name, Permissions::MASTER)?;
     let target = match who {
         "everyone" => Who::Everyone,
         principal => Who::Principal(principal.into()),
     };
-    match change {
-        Change::Grant(permissions) => client
-            .session
-            .grant(lh, target, permissions)
-            .with_context(|| format!("cannot grant {} on {name:?} to {who}", letters::format(permissions))),
-        Change::Revoke(permissions) => client.session.revoke(lh, target, permissions).with_context(|| {
-            format!("cannot revoke {} on {name:?} from {who}", letters::format(permissions))
-        }),
-    }
+    let (operation, permissions, preposition) = match change {
+        Change::Grant(permissions) => ("grant", permissions, "to"),
+        Change::Revoke(permissions) => ("revoke", permissions, "from"),
+    };
+    let object = format!("{} on {name:?} {preposition} {who}", letters::format(permissions));
+    let failed = attempting(operation, object);
+    let lh = client.session.map(name, Permissions::MASTER).map_err(&failed)?;
+    let changed = match change {
+        Change::Grant(permissions) => client.session.grant(lh, target, permissions),
+        Change::Revoke(permissions) => client.session.revoke(lh, target, permissions),
+    };
+    Ok(changed.map_err(&failed)?)
 }

@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use halite::{Lh, Permissions, blocking};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::regions::attempting;
 use crate::args::Get;
 use crate::client::Client;
 use crate::files::{PIECE_BYTES, Sink};
@@ -17,7 +18,8 @@ use crate::trailer::{TRAILER_BYTES, Trailer};
 /// A file appears only if all its bytes are right; standard output gets them as they come.
 pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
-    let lh = client.session.map(&args.name, Permissions::READ)?;
+    let lh = client.session.map(&args.name, Permissions::READ);
+    let lh = lh.map_err(attempting("get", format!("{:?}", args.name)))?;
     let region_len = client.session.len(lh)?;
     let (len, expected) = match trailer(&client.session, lh, region_len, &args.name)? {
         Some(Trailer::Complete { len, checksum }) => (len, Some(checksum)),

@@ -27,7 +27,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     match arguments.command {
         Command::Up(args) => up::run(&dir, &args),
         Command::Node(args) => node::run(&dir, &args),
-        Command::Down => down::run(&dir),
+        Command::Down(args) => down::run(&dir, &args),
         Command::Status(args) => status::run(&dir, &args),
         Command::Put(args) => put::run(&dir, &args),
         Command::Get(args) => get::run(&dir, &args),

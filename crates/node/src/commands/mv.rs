@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use halite::{NodeId, Permissions};
 
+use super::regions::attempting;
 use crate::args::Move;
 use crate::client::Client;
 
 /// Returns when the bytes are there; handles that others hold stay valid.
 pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
-    let lh = client.session.map(&args.name, Permissions::MASTER)?;
-    let moved = client.session.move_to(lh, NodeId(args.to));
-    moved.with_context(|| format!("cannot move {:?} to node {}", args.name, args.to))
+    let failed = attempting("move", format!("{:?} to node {}", args.name, args.to));
+    let lh = client.session.map(&args.name, Permissions::MASTER).map_err(&failed)?;
+    Ok(client.session.move_to(lh, NodeId(args.to)).map_err(&failed)?)
 }

@@ -6,6 +6,7 @@ use anyhow::Context;
 use halite::{Config, NodeId};
 
 use crate::args;
+use crate::control::FAILED;
 use crate::output;
 use crate::signals::{self, Ending, Interrupt, Woken};
 
@@ -26,8 +27,16 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
         arena_bytes: args.arena.0,
         ..Config::default()
     };
-    let node = halite::Node::embedded(config)
-        .with_context(|| format!("cannot run node {} of the cluster in {}", args.id, dir.display()))?;
+    // The error names the directory, or what is in it.
+    let node = match halite::Node::embedded(config) {
+        Ok(node) => node,
+        Err(error) if args.parent.is_some() || args.detached => {
+            // Whoever waits for the line that we are ready gets this one instead, and tells people.
+            output::print(&format!("{FAILED}{error}\n"))?;
+            std::process::exit(1);
+        }
+        Err(error) => return Err(error).with_context(|| format!("cannot run node {}", args.id)),
+    };
     output::print(&format!("node {} ready, process {}\n", node.id(), std::process::id()))?;
     while ending.wait() != Woken::Asked {}
     node.leave();

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
-use halite::{Lh, NodeId, Permissions, Placement, RegionCause, RegionError, blocking};
+use anyhow::{Context, anyhow, bail};
+use halite::{Lh, NodeId, NodeState, NodeStatus, Permissions, Placement, RegionCause, RegionError, blocking};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::regions::attempting;
 use crate::args::Put;
 use crate::client::Client;
 use crate::files::{PIECE_BYTES, Source};
@@ -24,7 +25,7 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     let len = source.len();
     let region_len = len.checked_add(TRAILER_BYTES as u64).context("the file is longer than any region")?;
     let made = client.session.alloc(Some(&args.name), region_len, placement, Permissions::empty());
-    let lh = made.map_err(|error| explain(error, &args.name))?;
+    let lh = made.map_err(|error| explain(error, &client, args))?;
     let unfinished = Unfinished { session: &client.session, lh, name: &args.name };
     client.session.write(lh, len, &Trailer::Unfinished { len }.to_bytes())?;
     let checksum = copy(&client.session, lh, &mut source, &interrupt, &args.name)?;
@@ -74,19 +75,25 @@ fn copy(
 }
 
 /// Says what the reader may do about it, where that is known.
-fn explain(error: RegionError, name: &str) -> anyhow::Error {
-    let advice = match error.cause() {
-        RegionCause::NameTaken => Some(format!("{name:?} exists already: `halite rm` frees it")),
-        RegionCause::NoSpace { .. } => {
-            Some("there is not enough room: --spread uses the memory of all nodes".to_owned())
+fn explain(error: RegionError, client: &Client, args: &Put) -> anyhow::Error {
+    let error = attempting("put", format!("{:?}", args.name))(error);
+    match *error.cause() {
+        RegionCause::NameTaken => {
+            anyhow!("cannot put {:?}: it exists already; `halite rm` frees it", args.name)
         }
-        _ => None,
-    };
-    let error = anyhow::Error::new(error);
-    match advice {
-        Some(advice) => error.context(advice),
-        None => error,
+        RegionCause::NoSpace { wanted, .. } if !args.spread && has_room_when_spread(client, wanted) => {
+            anyhow!("{error}; or add --spread, for all nodes together have room")
+        }
+        _ => error.into(),
     }
+}
+/// Whether all nodes together have the memory that one lacks.
+fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
+    // Who cannot be asked gets no advice.
+    let nodes = client.session.status().unwrap_or_default();
+    let alive = nodes.iter().filter(|node| node.state == NodeState::Alive);
+    let free = |node: &NodeStatus| node.bytes_total.saturating_sub(node.bytes_used + node.bytes_quarantined);
+    alive.map(free).sum::<u64>() >= wanted
 }
 
 /// A region that holds only a part of its file.  Freed when dropped.

@@ -1,6 +1,6 @@
-//! Regions as `ls` and `stat` print them.
+//! Regions as `ls` and `stat` print them, and as errors of the commands name them.
 
-use halite::RegionInfo;
+use halite::{RegionError, RegionInfo};
 use serde::Serialize;
 
 use crate::letters;
@@ -53,6 +53,11 @@ impl From<&RegionInfo> for RegionJson {
             sealed: region.sealed,
         }
     }
+}
+
+/// Makes errors tell what a command was to do, instead of by which steps: `cannot OPERATION OBJECT: ...`.
+pub fn attempting(operation: &'static str, object: String) -> impl Fn(RegionError) -> RegionError {
+    move |error| RegionError { operation, object: object.clone(), cause: error.cause }
 }
 
 /// Numbers of the nodes that hold bytes of the region, as `0,2`.

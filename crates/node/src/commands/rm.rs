@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use halite::Permissions;
 
+use super::regions::attempting;
 use crate::args::Region;
 use crate::client::Client;
 
 /// Whoever still has the region mapped gets errors from now on.
 pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
-    let lh = client.session.map(&args.name, Permissions::MASTER)?;
-    client.session.free(lh).with_context(|| format!("cannot free {:?}", args.name))
+    let failed = attempting("remove", format!("{:?}", args.name));
+    let lh = client.session.map(&args.name, Permissions::MASTER).map_err(&failed)?;
+    Ok(client.session.free(lh).map_err(&failed)?)
 }

@@ -7,12 +7,12 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use halite::cluster_dir::{self, Presence};
-use halite::{NodeState, NodeStatus};
+use halite::{EPHEMERAL_NODE_MIN, NodeState, NodeStatus};
 use serde::Serialize;
 
 use crate::args::Listing;
 use crate::bytes::ByteCount;
-use crate::client::Client;
+use crate::client::{Client, restart_advice};
 use crate::output;
 use crate::table::{Align, Table};
 
@@ -22,7 +22,8 @@ struct Row {
     node: u32,
     pid: u32,
     state: &'static str,
-    incarnation: u64,
+    // In hexadecimal: numbers of 64 bits do not survive every reader of JSON.
+    incarnation: String,
     provider: Option<String>,
     bytes_used: Option<u64>,
     bytes_total: Option<u64>,
@@ -53,7 +54,11 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
 /// What the members say (but for ourselves, who are here to ask only); nothing if there is nobody to ask.
 fn ask(dir: &Path, presences: &[Presence]) -> Vec<NodeStatus> {
     if !presences.iter().any(|node| node.node.0 == 0 && node.alive) {
-        output::note("the first node is not running: showing what the lock files tell");
+        let advice = match presences.iter().any(|node| node.alive) {
+            true => format!("; {}", restart_advice(dir)),
+            false => String::new(),
+        };
+        output::note(&format!("the first node is not running: showing what the lock files tell{advice}"));
         return Vec::new();
     }
     let statuses = Client::join(dir).and_then(|client| {
@@ -75,11 +80,12 @@ fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
     }
     for status in statuses {
         let row = rows.entry(status.node.0).or_insert_with(|| Row::of_status(status));
-        if row.incarnation == status.incarnation && row.state == "alive" {
+        if row.incarnation == hexadecimal(status.incarnation) && row.state == "alive" {
             *row = Row::of_status(status);
         }
     }
-    rows.into_values().collect()
+    // Those who were passing by are of no interest once they are gone: every command is one.
+    rows.into_values().filter(|row| row.node < EPHEMERAL_NODE_MIN || row.state == "alive").collect()
 }
 
 impl Row {
@@ -88,7 +94,7 @@ impl Row {
             node: presence.node.0,
             pid: presence.pid,
             state: if presence.alive { "alive" } else { "dead" },
-            incarnation: presence.incarnation,
+            incarnation: hexadecimal(presence.incarnation),
             provider: None,
             bytes_used: None,
             bytes_total: None,
@@ -109,7 +115,7 @@ impl Row {
             node: status.node.0,
             pid: status.pid,
             state,
-            incarnation: status.incarnation,
+            incarnation: hexadecimal(status.incarnation),
             provider: Some(status.provider.clone()),
             bytes_used: Some(status.bytes_used),
             bytes_total: Some(status.bytes_total),
@@ -118,6 +124,10 @@ impl Row {
             mappings: Some(status.mappings),
         }
     }
+}
+
+fn hexadecimal(incarnation: u64) -> String {
+    format!("{incarnation:016x}")
 }
 
 fn table(rows: &[Row]) -> Table {
@@ -148,7 +158,7 @@ fn table(rows: &[Row]) -> Table {
             bytes(row.bytes_quarantined),
             number(row.regions),
             number(row.mappings),
-            format!("{:016x}", row.incarnation),
+            row.incarnation.clone(),
         ]);
     }
     table
@@ -202,11 +212,22 @@ mod tests {
     }
 
     #[test]
+    fn those_who_were_passing_by_are_not_shown_when_they_are_gone() {
+        let rows = merge(
+            &[presence(0, 7, true), presence(1000, 8, false), presence(1001, 9, true)],
+            &[status(1001, 9, NodeState::Alive), status(1002, 10, NodeState::Left)],
+        );
+        assert_eq!(rows.iter().map(|row| row.node).collect::<Vec<_>>(), [0, 1001]);
+    }
+
+    #[test]
     fn without_the_first_node_figures_are_null() {
         let rows = merge(&[presence(1, 8, true)], &[]);
         let line = output::json_line(&rows[0]);
         assert!(
-            line.starts_with(r#"{"node":1,"pid":101,"state":"alive","incarnation":8,"provider":null,"#),
+            line.starts_with(
+                r#"{"node":1,"pid":101,"state":"alive","incarnation":"0000000000000008","provider":null,"#
+            ),
             "{line}"
         );
         assert!(table(&rows).to_string().contains("alive  -"));

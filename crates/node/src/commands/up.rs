@@ -6,9 +6,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use halite::cluster_dir;
+use halite::{EPHEMERAL_NODE_MIN, cluster_dir};
 
-use super::down::remove_residue;
+use super::down::{applications, remove_residue};
 use crate::args::Up;
 use crate::bytes::ByteCount;
 use crate::control::{self, GRACE, Lifetime, NodeProcess, Plan, Target};
@@ -51,7 +51,7 @@ fn prepare(dir: &Path) -> anyhow::Result<()> {
         other => other.with_context(failed)?,
     }
     let running: Vec<String> = (cluster_dir::nodes(dir).with_context(failed)?.into_iter())
-        .filter(|node| node.alive)
+        .filter(|node| node.alive && node.node.0 < EPHEMERAL_NODE_MIN)
         .map(|node| format!("node {} is process {}", node.node, node.pid))
         .collect();
     if !running.is_empty() {
@@ -60,6 +60,10 @@ fn prepare(dir: &Path) -> anyhow::Result<()> {
             dir.display(),
             running.join(", ")
         );
+    }
+    // They would be joined to both clusters, the one that is no more and the new one.
+    if let Some(applications) = applications(dir)? {
+        bail!("{applications} in {0}: end them, or let `halite down --all --dir {0}` do it", dir.display());
     }
     remove_residue(dir)
 }

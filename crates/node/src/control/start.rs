@@ -13,6 +13,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// How long a node may take until it is ready.  Joining has time limits of its own, all of them shorter.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What a node that was started by us and cannot join says before the reason, on its standard output.
+pub const FAILED: &str = "failed: ";
+
+/// Most bytes of a reason that are shown; a path has up to 4096.
+const REASON_BYTES_MAX: u64 = 16 << 10;
+
 /// How long a node lives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lifetime {
@@ -54,7 +60,25 @@ pub enum StartError {
         /// What the operating system said.
         source: io::Error,
     },
-    /// The process ended before it was ready.
+    /// The process has nowhere to write to.
+    #[error("cannot start node {id}: cannot make {}: {source}", path.display())]
+    Log {
+        /// Which node.
+        id: u32,
+        /// What could not be made.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The process told why it cannot be that node.
+    #[error("node {id} did not start: {reason}")]
+    Failed {
+        /// Which node.
+        id: u32,
+        /// What it said.
+        reason: String,
+    },
+    /// The process ended before it was ready, and did not tell why.
     #[error("node {id} did not start ({status}){said}")]
     Ended {
         /// Which node.
@@ -87,7 +111,7 @@ impl NodeProcess {
                 command.args(["--parent", &std::process::id().to_string()]).process_group(0);
             }
             Lifetime::Detached => {
-                let (path, file) = create_log(&plan.dir, id).map_err(failed)?;
+                let (path, file) = create_log(&plan.dir, id)?;
                 command.arg("--detached").stderr(file);
                 log = Some(path);
             }
@@ -115,10 +139,25 @@ impl NodeProcess {
                 Err(error) => return Err(StartError::Spawn { id: self.id, source: error.into() }),
             }
         }
-        match self.stdout.read(&mut [0; 128]) {
+        // Either line is short enough for a pipe to take it in one piece.
+        let mut first = [0; FAILED.len()];
+        match self.stdout.read(&mut first) {
             Ok(0) => Err(self.explain_end()),
+            Ok(_) if first == FAILED.as_bytes() => Err(self.reason()),
             Ok(_) => Ok(()),
             Err(source) => Err(StartError::Spawn { id: self.id, source }),
+        }
+    }
+
+    /// The rest of what a node says that failed; it ends then.
+    fn reason(&mut self) -> StartError {
+        let mut reason = Vec::new();
+        match self.stdout.by_ref().take(REASON_BYTES_MAX).read_to_end(&mut reason) {
+            Ok(_) => StartError::Failed {
+                id: self.id,
+                reason: String::from_utf8_lossy(&reason).trim_end().to_owned(),
+            },
+            Err(source) => StartError::Spawn { id: self.id, source },
         }
     }
 
@@ -157,10 +196,14 @@ pub fn logs_dir(dir: &Path) -> PathBuf {
 }
 
 /// Opens the file to which a detached node's standard error goes.
-fn create_log(dir: &Path, id: u32) -> io::Result<(PathBuf, File)> {
+fn create_log(dir: &Path, id: u32) -> Result<(PathBuf, File), StartError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| StartError::Log { id, path, source }
+    };
     let logs = logs_dir(dir);
-    DirBuilder::new().recursive(true).mode(0o700).create(&logs)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&logs).map_err(failed(&logs))?;
     let path = logs.join(format!("node-{id}.log"));
-    let file = File::create(&path)?;
+    let file = File::create(&path).map_err(failed(&path))?;
     Ok((path, file))
 }

@@ -79,11 +79,11 @@ impl Target {
     }
 }
 
-/// The processes that hold the lock of a node in `dir` now.
-pub fn targets_in(dir: &Path) -> anyhow::Result<Vec<Target>> {
+/// The processes that hold the lock of a node in `dir` now, of those whose numbers are `wanted`.
+pub fn targets_in(dir: &Path, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Vec<Target>> {
     let mut targets = Vec::new();
     // A node that is just joining may not have written its pid yet; whoever stops a cluster looks again.
-    for presence in alive(dir)?.iter().filter(|presence| presence.pid != 0) {
+    for presence in alive(dir)?.iter().filter(|presence| presence.pid != 0 && wanted(presence.node.0)) {
         targets.extend(Target::open(presence.node.0, presence.pid)?);
     }
     // Between reading a pid and opening it the process may have ended and its number been given out again.

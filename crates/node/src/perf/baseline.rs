@@ -76,7 +76,7 @@ impl Copier {
     }
 }
 
-/// Words of a plain shared mapping, to be touched at random.
+/// A plain shared mapping, to be touched at random: word by word, or by copies of several.
 #[derive(Debug)]
 pub struct Words(Window);
 
@@ -90,6 +90,18 @@ impl Words {
     /// The word at `offset`, a multiple of 8 inside the mapping.
     pub fn at(&self, offset: u64) -> &AtomicU64 {
         self.0.atomic_u64(offset).expect("aligned and inside")
+    }
+
+    /// Copies `bytes` to `offset`; both ends of them are inside the mapping.
+    #[inline]
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        self.0.write(offset, bytes).expect("inside");
+    }
+
+    /// Fills `buffer` from `offset`; both ends are inside the mapping.
+    #[inline]
+    pub fn read(&self, offset: u64, buffer: &mut [u8]) {
+        self.0.read(offset, buffer).expect("inside");
     }
 }
 
@@ -138,5 +150,9 @@ mod tests {
         let words = Words::new(1001).unwrap();
         store(words.at(1000), 7);
         assert_eq!((load(words.at(1000)), load(words.at(0))), (7, 0));
+        words.write(996, &[3; 12]);
+        let mut found = [0; 13];
+        words.read(995, &mut found);
+        assert_eq!((found[0], found[1], found[12]), (0, 3, 3));
     }
 }

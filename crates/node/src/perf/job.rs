@@ -107,8 +107,7 @@ impl Job {
         let bytes = if self.test.is_bandwidth() { 16 << 30 } else { 1 << 30 };
         self.iterations.unwrap_or(match self.kind {
             Kind::Alloc | Kind::Map => 10_000,
-            Kind::Random { .. } => 1_000_000,
-            Kind::PingPong | Kind::Access(_) => (bytes / size).clamp(32, 1_000_000),
+            Kind::PingPong | Kind::Access(_) | Kind::Random { .. } => (bytes / size).clamp(32, 1_000_000),
         })
     }
 
@@ -209,6 +208,14 @@ mod tests {
         let sizes = job("write_bw -a").unwrap().sizes;
         assert_eq!((sizes[0], sizes[1], sizes.len()), (8, 16, 24));
         assert_eq!(sizes.last(), Some(&(64 << 20)));
+    }
+
+    #[test]
+    fn larger_operations_are_fewer_wherever_they_go() {
+        for line in ["read_lat -s 1M", "read_lat -s 1M --span 1G"] {
+            assert_eq!(job(line).unwrap().iterations(1 << 20), 1024, "{line}");
+        }
+        assert_eq!(job("read_lat --span 1G").unwrap().iterations(8), 1_000_000);
     }
 
     #[test]

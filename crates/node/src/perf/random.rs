@@ -1,10 +1,13 @@
-//! Reads and writes at random places, beside bare words at the same places of a plain mapping.
+//! Reads and writes at random places, beside bare words or copies at the same places of a plain mapping.
 //!
 //! The places are drawn before anything is timed, by a generator with a fixed seed, and each is touched once:
 //! what is timed is finding them, not making their pages.
 
+use std::hint::black_box;
+use std::sync::atomic::AtomicU64;
+
 use anyhow::Context;
-use halite::{Lh, Permissions, Placement};
+use halite::{AccessError, Lh, Permissions, Placement, blocking};
 
 use super::baseline::{self, Words};
 use super::cores::pin;
@@ -63,8 +66,8 @@ fn measure(job: &Job, ends: &Ends, field: &Field<'_>, size: u64) -> anyhow::Resu
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("a measuring thread does not panic")).collect()
     });
-    let kind = if field.verb == Verb::Read { BaselineKind::Load } else { BaselineKind::Store };
-    let mut baseline = Baseline { kind, series: Series::default() };
+    let mut baseline =
+        Baseline { kind: BaselineKind::of_random(field.verb, size), series: Series::default() };
     let mut row = Row { size, iterations, batch: 1, ours: Series::default(), baseline: None, errors: 0 };
     for (batch, ours, bare, errors) in measured? {
         row.batch = batch;
@@ -88,38 +91,36 @@ fn measure_thread(
     let places = draw(field, size, iterations.min(PLACES_MAX), SEED + thread);
     let ours: Vec<(Lh, u64)> =
         places.iter().map(|place| (field.regions[place.region], place.offset)).collect();
-    let bare_offset = |place: &Place| place.region as u64 * field.region_bytes + place.offset;
-    let bare: Vec<_> = places.iter().map(|place| field.words.at(bare_offset(place))).collect();
+    let bare: Vec<u64> =
+        places.iter().map(|place| place.region as u64 * field.region_bytes + place.offset).collect();
     drop(places);
 
-    // All threads write the same, for their places overlap.
+    // All threads write the same, for they may draw the same place.
     let payload: Vec<u8> = (0..size).map(|at| at as u8 ^ 0xC3).collect();
     for (lh, offset) in &ours {
         session.write(*lh, *offset, &payload)?;
     }
-    bare.iter().for_each(|word| baseline::store(word, 0));
+    bare.iter().for_each(|offset| field.words.write(*offset, &payload));
     let mut buffer = payload.clone();
+    let mut bare_buffer = payload.clone();
 
-    let mut next_bare = bare.iter().cycle();
-    let bare_operation = || {
-        let word = next_bare.next().expect("there is at least one place");
-        match field.verb {
-            Verb::Read => drop(baseline::load(word)),
-            Verb::Write => baseline::store(word, size),
+    let mut access = Access { session, places: &ours, payload: &payload, buffer: &mut buffer };
+    let words: Vec<&AtomicU64> = bare.iter().map(|offset| field.words.at(*offset)).collect();
+    let (mut next_word, mut next_bare) = (words.iter().cycle(), bare.iter().cycle());
+    let mut word = || *next_word.next().expect("there is at least one place");
+    let mut offset = || *next_bare.next().expect("there is at least one place");
+    let (schedule, (of_ours, of_bare)) = match (BaselineKind::of_random(field.verb, size), field.verb) {
+        (BaselineKind::Store, _) => access.writes(iterations, seat, || baseline::store(word(), size)),
+        (BaselineKind::Load, _) => access.reads(iterations, seat, || {
+            baseline::load(word());
+        }),
+        (BaselineKind::Memcpy, Verb::Write) => {
+            access.writes(iterations, seat, || field.words.write(offset(), black_box(&payload)))
         }
-    };
-    let mut next = ours.iter().cycle();
-    let mut place = || *next.next().expect("there is at least one place");
-    let (schedule, (of_ours, of_bare)) = match field.verb {
-        Verb::Read => timed(iterations, seat, bare_operation, || {
-            let (lh, offset) = place();
-            session.read(lh, offset, &mut buffer)
-        })?,
-        Verb::Write => timed(iterations, seat, bare_operation, || {
-            let (lh, offset) = place();
-            session.write(lh, offset, &payload)
-        })?,
-    };
+        (BaselineKind::Memcpy, Verb::Read) => {
+            access.reads(iterations, seat, || field.words.read(offset(), black_box(&mut bare_buffer)))
+        }
+    }?;
 
     let mut errors = u64::from(buffer != payload);
     for (lh, offset) in &ours {
@@ -127,6 +128,34 @@ fn measure_thread(
         errors += u64::from(buffer != payload);
     }
     Ok((schedule.batch, of_ours, of_bare, errors))
+}
+
+/// What one thread does.
+struct Access<'a> {
+    session: &'a blocking::Session,
+    places: &'a [(Lh, u64)],
+    payload: &'a [u8],
+    buffer: &'a mut [u8],
+}
+
+type Timed = Result<(Schedule, (Series, Series)), AccessError>;
+
+impl Access<'_> {
+    fn reads(&mut self, iterations: u64, seat: &Seat, bare: impl FnMut()) -> Timed {
+        let mut places = self.places.iter().cycle();
+        timed(iterations, seat, bare, || {
+            let (lh, offset) = places.next().expect("there is at least one place");
+            self.session.read(*lh, *offset, self.buffer)
+        })
+    }
+
+    fn writes(&mut self, iterations: u64, seat: &Seat, bare: impl FnMut()) -> Timed {
+        let mut places = self.places.iter().cycle();
+        timed(iterations, seat, bare, || {
+            let (lh, offset) = places.next().expect("there is at least one place");
+            self.session.write(*lh, *offset, self.payload)
+        })
+    }
 }
 
 fn timed<E>(
@@ -147,13 +176,16 @@ struct Place {
     offset: u64,
 }
 
-/// Draws places at which `size` bytes fit, all offsets multiples of a word.
+/// Draws places at which `size` bytes fit.  Two of them are the same or do not overlap: else the bytes of one
+/// would be found where those of another are expected.
 fn draw(field: &Field<'_>, size: u64, count: u64, seed: u64) -> Vec<Place> {
     let mut random = SplitMix(seed);
-    let slots = (field.region_bytes - size) / 8 + 1;
+    // Multiples of a word too, for that is what small sizes are compared with.
+    let step = size.next_multiple_of(8);
+    let slots = (field.region_bytes - size) / step + 1;
     let mut place = |_| Place {
         region: random.below(field.regions.len() as u64) as usize,
-        offset: random.below(slots) * 8,
+        offset: random.below(slots) * step,
     };
     (0..count).map(&mut place).collect()
 }

@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use super::job::{Job, Kind};
+use super::job::{Job, Kind, Verb};
 use super::measure::Series;
 use crate::output;
 
@@ -43,6 +43,26 @@ pub enum BaselineKind {
     Store,
     /// Loads of a word at the same random places.
     Load,
+}
+
+impl BaselineKind {
+    /// Bare operations of `size` bytes at random places: up to a word, that word itself.
+    pub fn of_random(verb: Verb, size: u64) -> BaselineKind {
+        match verb {
+            _ if size > 8 => BaselineKind::Memcpy,
+            Verb::Read => BaselineKind::Load,
+            Verb::Write => BaselineKind::Store,
+        }
+    }
+
+    /// As headings name it.
+    fn name(self) -> &'static str {
+        match self {
+            BaselineKind::Memcpy => "memcpy",
+            BaselineKind::Store => "store",
+            BaselineKind::Load => "load",
+        }
+    }
 }
 
 /// Prints the rows of one job.
@@ -85,6 +105,10 @@ impl<'a> Report<'a> {
             Kind::Random { .. } => "one operation after the other at random places",
             Kind::Alloc | Kind::Map => "one operation after the other",
         };
+        let baseline = match job.kind {
+            Kind::Random { verb, .. } => BaselineKind::of_random(verb, job.size_max()),
+            _ => BaselineKind::Memcpy,
+        };
         let threads =
             if job.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", job.threads) };
         let mut heading = format!(
@@ -101,12 +125,12 @@ impl<'a> Report<'a> {
                 "BW peak[MB/s]",
                 "BW average[MB/s]",
                 "MsgRate[Mpps]",
-                "vs memcpy",
+                format!("vs {}", baseline.name()),
                 "ops/clock"
             )
         } else {
             format!(
-                " {:<10} {:<12} {:>11} {:>11} {:>15} {:>11} {:>13} {:>9} {:>11} {:>10} {:>10} {:>13}\n",
+                " {:<10} {:<12} {:>11} {:>11} {:>15} {:>11} {:>13} {:>9} {:>11} {:>10} {:>12} {:>13}\n",
                 "#bytes",
                 "#iterations",
                 "t_min[usec]",
@@ -117,7 +141,7 @@ impl<'a> Report<'a> {
                 "99%[usec]",
                 "99.9%[usec]",
                 "ops/clock",
-                "bare[usec]",
+                format!("{}[usec]", baseline.name()),
                 "overhead[ns]"
             )
         };
@@ -136,7 +160,7 @@ fn latency_row(row: &Row) -> String {
         None => ("-".to_owned(), "-".to_owned()),
     };
     format!(
-        " {:<10} {:<12} {:>11.4} {:>11.4} {:>15.4} {:>11.4} {:>13.4} {:>9.4} {:>11.4} {:>10} {bare:>10} {overhead:>13}\n",
+        " {:<10} {:<12} {:>11.4} {:>11.4} {:>15.4} {:>11.4} {:>13.4} {:>9.4} {:>11.4} {:>10} {bare:>12} {overhead:>13}\n",
         row.size,
         row.iterations,
         us(0.0),
