@@ -181,10 +181,12 @@ impl Core {
         let mut context = Context::from_waker(&waker);
         let mut future = std::pin::pin!(future);
         loop {
-            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            let output = future.as_mut().poll(&mut context);
+            // Who frees memory also cleans it, rather than who asks for memory next.
+            self.run_jobs();
+            if let Poll::Ready(output) = output {
                 return output;
             }
-            self.run_jobs();
             self.help_until(|| parker.is_notified());
             parker.park();
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use halite_fabric::{Fabric, Key};
 use halite_mem::{PagePolicy, Segment, Window};
@@ -27,7 +28,14 @@ pub(crate) enum Done {
     Grown(Option<(Key, Window)>),
     Copied(Token),
     Discarded(Token),
+    /// The rest is to be done, after others have had their turn.
+    Partly(Job),
 }
+
+/// How much is discarded before the clock is looked at: about 10 ms if it was all touched.
+const DISCARD_BYTES_MIN: u64 = 64 << 20;
+/// How long a job may take before others have their turn.
+const PATIENCE: Duration = Duration::from_millis(8);
 
 /// The segments of this node, for those who do its jobs.
 #[derive(Debug, Default)]
@@ -46,8 +54,11 @@ impl Arena {
                 Done::Copied(token)
             }
             Job::Discard { token, key, offset, len } => {
-                self.discard(key, offset, len);
-                Done::Discarded(token)
+                let done = self.discard_for_a_while(key, offset, len);
+                match len - done {
+                    0 => Done::Discarded(token),
+                    len => Done::Partly(Job::Discard { token, key, offset: offset + done, len }),
+                }
             }
         }
     }
@@ -59,6 +70,22 @@ impl Arena {
         let key = fabric.register(segment.clone()).ok()?;
         lock(&self.segments).insert(key, segment);
         Some((key, window))
+    }
+
+    /// Giving memory back takes about 0.15 s for each GiB that was touched, and next to nothing for what was not:
+    /// so the slices grow while they are cheap.  Returns how many bytes were discarded.
+    fn discard_for_a_while(&self, key: Key, offset: u64, len: u64) -> u64 {
+        let begin = Instant::now();
+        let (mut done, mut slice) = (0, DISCARD_BYTES_MIN);
+        while done < len && begin.elapsed() < PATIENCE {
+            let part = slice.min(len - done);
+            self.discard(key, offset + done, part);
+            done += part;
+            if begin.elapsed() < PATIENCE / 8 {
+                slice *= 4;
+            }
+        }
+        done
     }
 
     fn discard(&self, key: Key, offset: u64, len: u64) {

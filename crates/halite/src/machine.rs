@@ -196,6 +196,7 @@ impl Machine {
             Done::Grown(segment) => engine.handle_grown(now, segment),
             Done::Copied(token) => engine.handle_copied(now, token),
             Done::Discarded(token) => engine.handle_discarded(now, token),
+            Done::Partly(rest) => self.jobs.push_back(rest),
         }
     }
 

@@ -7,9 +7,16 @@ mod common;
 use common::{Cluster, Node, Role, connect, role_dir};
 use halite_fabric::{CutOff, Event, Fabric, PeerId, PostCause};
 use halite_providers::{Fence, ShmConfig};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
 /// Registers memory, connects to `tester` and then answers every message with the same.
+/// Stops the process, and returns when it has: a signal alone may find it in the middle of an answer.
+fn stop(role: &Role) {
+    kill_process(role.pid(), Signal::STOP).unwrap();
+    let (_, status) = waitpid(Some(role.pid()), WaitOptions::UNTRACED).unwrap().expect("it is our child");
+    assert!(status.stopped(), "{status:?}");
+}
+
 #[test]
 #[ignore = "a role"]
 fn echo() {
@@ -82,7 +89,7 @@ fn a_stopped_peer_can_be_cut_off() {
     let cluster = Cluster::new();
     let mut tester = cluster.open("tester");
     let (role, peer) = start_echo(&cluster, &mut tester);
-    kill_process(role.pid(), Signal::STOP).unwrap();
+    stop(&role);
     assert_eq!(tester.fabric.cut_off(peer), CutOff::Started);
     expect_gone(&mut tester, peer);
 }
@@ -106,7 +113,7 @@ fn a_disconnected_stopped_peer_is_cut_off_when_it_dies() {
     let cluster = Cluster::new();
     let mut tester = cluster.open("tester");
     let (mut role, peer) = start_echo(&cluster, &mut tester);
-    kill_process(role.pid(), Signal::STOP).unwrap();
+    stop(&role);
     tester.fabric.disconnect(peer);
     assert_eq!(tester.event(), Event::Disconnected { peer });
     // It may touch our memory as soon as it goes on.
@@ -120,7 +127,7 @@ fn a_stopped_process_fails_a_connect_and_stops_nobody() {
     let cluster = Cluster::new();
     let mut tester = cluster.open("tester");
     let (role, _) = start_echo(&cluster, &mut tester);
-    kill_process(role.pid(), Signal::STOP).unwrap();
+    stop(&role);
     let mut config = cluster.config("impatient");
     config.handshake_timeout = std::time::Duration::from_millis(100);
     let mut impatient = Node::open(config);
@@ -140,7 +147,7 @@ fn a_peer_that_stops_reading_cannot_hang_a_registration() {
     config.handshake_timeout = std::time::Duration::from_millis(100);
     let mut tester = Node::open(config);
     let (mut role, peer) = start_echo(&cluster, &mut tester);
-    kill_process(role.pid(), Signal::STOP).unwrap();
+    stop(&role);
     // A socket's buffer has room for some hundreds of messages.
     for _ in 0..1000 {
         tester.register(4096);

@@ -20,9 +20,6 @@ use crate::layout::{Extent, Extents, append};
 /// Every region starts at a multiple of this many bytes: a cache line.
 const ALIGNMENT: u64 = 64;
 
-/// Most bytes that are cleaned in one go: about 10 ms.
-const DISCARD_BYTES_MAX: u64 = 64 << 20;
-
 /// Why chunks could not be reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
@@ -235,7 +232,7 @@ impl Store {
             self.forget_foreign(extent);
         }
         if tainted.is_empty() {
-            effects.extend(extents.iter().flat_map(|extent| self.discard(*extent)));
+            effects.extend(extents.iter().map(|extent| self.discard(*extent)));
         } else {
             self.quarantine.push((extents.iter().copied().collect(), tainted.clone()));
         }
@@ -268,23 +265,14 @@ impl Store {
             }
             !tainted.is_empty()
         });
-        effects.extend(safe.into_iter().flat_map(|extent| self.discard(extent)));
+        effects.extend(safe.into_iter().map(|extent| self.discard(extent)));
     }
 
-    /// In slices: giving memory back to the system takes about 0.15 s for each GiB that was touched, and the node
-    /// must show in between that it lives.
-    fn discard(&mut self, extent: Extent) -> Vec<Effect> {
-        let slices = extent.len.div_ceil(DISCARD_BYTES_MAX);
-        let mut effects = Vec::with_capacity(slices as usize);
-        for slice in 0..slices {
-            let done = slice * DISCARD_BYTES_MAX;
-            let (offset, len) = (extent.offset + done, (extent.len - done).min(DISCARD_BYTES_MAX));
-            self.tokens += 1;
-            let token = Token(self.tokens);
-            self.discarding.insert(token, Extent { offset, len, ..extent });
-            effects.push(Effect::Discard { token, key: extent.key, offset, len });
-        }
-        effects
+    fn discard(&mut self, extent: Extent) -> Effect {
+        self.tokens += 1;
+        let token = Token(self.tokens);
+        self.discarding.insert(token, extent);
+        Effect::Discard { token, key: extent.key, offset: extent.offset, len: extent.len }
     }
 
     /// The memory reads as zero again: it may be reserved anew.
