@@ -97,11 +97,17 @@ fn measure_thread(
 
     // All threads write the same, for they may draw the same place.
     let payload: Vec<u8> = (0..size).map(|at| at as u8 ^ 0xC3).collect();
+    // What is written is not there before, and what is read is not in the buffer: else work that is left out would
+    // not be noticed.
+    let before: Vec<u8> = match field.verb {
+        Verb::Write => payload.iter().map(|byte| !byte).collect(),
+        Verb::Read => payload.clone(),
+    };
     for (lh, offset) in &ours {
-        session.write(*lh, *offset, &payload)?;
+        session.write(*lh, *offset, &before)?;
     }
     bare.iter().for_each(|offset| field.words.write(*offset, &payload));
-    let mut buffer = payload.clone();
+    let mut buffer = vec![0; payload.len()];
     let mut bare_buffer = payload.clone();
 
     let mut access = Access { session, places: &ours, payload: &payload, buffer: &mut buffer };
@@ -122,7 +128,7 @@ fn measure_thread(
         }
     }?;
 
-    let mut errors = u64::from(buffer != payload);
+    let mut errors = u64::from(field.verb == Verb::Read && buffer != payload);
     for (lh, offset) in &ours {
         session.read(*lh, *offset, &mut buffer)?;
         errors += u64::from(buffer != payload);
