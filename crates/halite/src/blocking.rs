@@ -4,6 +4,7 @@
 //! awake peer needs no switch to another thread.  What needs no waiting does not come near any of that.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::time::Duration;
 
 use halite_tier::ids::NodeId;
 use halite_tier::message::{NodeStatus, RegionInfo};
@@ -11,6 +12,9 @@ use halite_tier::permissions::Permissions;
 
 use crate::access::{Reading, Transfer, Writing};
 use crate::error::{AccessError, BatchError, RegionError};
+use crate::rpc::{
+    self, Call, CallError, Calling, Function, Into, Message, Port, SendError, ServeError, ServeOptions,
+};
 use crate::session::{self, Lh, Placement, ReadOp, Who, WriteOp};
 
 /// A session whose methods return when they are done.  See [`crate::Session`], whose every method is here under
@@ -112,6 +116,130 @@ impl Session {
     /// See [`crate::Session::len`].
     pub fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         self.session.len(lh)
+    }
+}
+
+/// Calls and messages.
+impl Session {
+    /// See [`crate::Session::serve`].
+    pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
+        Ok(Server { server: self.session.serve(function, options)? })
+    }
+
+    /// See [`crate::Session::call`].
+    pub fn call(
+        &self,
+        node: NodeId,
+        function: Function,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<u8>, CallError> {
+        let mut output = Vec::new();
+        let calling = Calling::new(&self.session, node, function, input, timeout).unlimited();
+        calling.run_blocking(Into::Vec(&mut output))?;
+        Ok(output)
+    }
+
+    /// See [`crate::Session::call_into`].
+    pub fn call_into(
+        &self,
+        node: NodeId,
+        function: Function,
+        input: &[u8],
+        output: &mut [u8],
+        timeout: Duration,
+    ) -> Result<usize, CallError> {
+        let calling = Calling::new(&self.session, node, function, input, timeout).limited(output.len());
+        calling.run_blocking(Into::Slice(output))
+    }
+
+    /// See [`crate::Session::call_many`].
+    pub fn call_many(
+        &self,
+        nodes: &[NodeId],
+        function: Function,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Vec<Result<Vec<u8>, CallError>> {
+        self.block_on(self.session.call_many(nodes, function, input, timeout))
+    }
+
+    /// See [`crate::Session::open_port`].
+    pub fn open_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
+        Ok(Mailbox { mailbox: self.session.open_port(port, options)? })
+    }
+
+    /// See [`crate::Session::send`].
+    pub fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        self.block_on(self.session.send(node, port, bytes))
+    }
+
+    /// See [`crate::Session::try_send`].
+    pub fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        self.block_on(self.session.try_send(node, port, bytes))
+    }
+}
+
+/// A function that is served, for threads; see [`crate::Server`].
+#[derive(Clone, Debug)]
+pub struct Server {
+    server: rpc::Server,
+}
+
+impl Server {
+    /// The same server for tasks.
+    pub fn as_async(&self) -> &rpc::Server {
+        &self.server
+    }
+
+    /// See [`crate::Server::recv`].
+    pub fn recv(&self) -> Result<Call, ServeError> {
+        self.server.recv_blocking()
+    }
+
+    /// See [`crate::Server::try_recv`].
+    pub fn try_recv(&self) -> Result<Option<Call>, ServeError> {
+        self.server.try_recv()
+    }
+
+    /// See [`crate::Server::reply_and_recv`].
+    pub fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
+        // A caller that has gone is no reason not to serve the next.
+        let _ = call.reply(output);
+        self.recv()
+    }
+
+    /// See [`crate::Server::close`].
+    pub fn close(&self) {
+        self.server.close();
+    }
+}
+
+/// A port that is open, for threads; see [`crate::Mailbox`].
+#[derive(Clone, Debug)]
+pub struct Mailbox {
+    mailbox: rpc::Mailbox,
+}
+
+impl Mailbox {
+    /// The same port for tasks.
+    pub fn as_async(&self) -> &rpc::Mailbox {
+        &self.mailbox
+    }
+
+    /// See [`crate::Mailbox::recv`].
+    pub fn recv(&self) -> Result<Message, ServeError> {
+        self.mailbox.recv_blocking()
+    }
+
+    /// See [`crate::Mailbox::try_recv`].
+    pub fn try_recv(&self) -> Result<Option<Message>, ServeError> {
+        self.mailbox.try_recv()
+    }
+
+    /// See [`crate::Mailbox::close`].
+    pub fn close(&self) {
+        self.mailbox.close();
     }
 }
 

@@ -36,6 +36,10 @@ pub struct Config {
     pub chunk_bytes: u64,
     /// Bytes of each ring by which this node sends to a peer: a power of two of at least 4096.
     pub ring_bytes: usize,
+    /// Bytes of the ring that each peer gets here for its calls: a power of two of at least 4096.  It is read from one
+    /// end to the other, so a larger one takes more room in the processor's cache; a quarter of it bounds what travels
+    /// in it, and longer inputs are read from their caller's memory.
+    pub request_ring_bytes: u64,
     /// How long a silent node is taken to be alive.
     pub lease: Duration,
     /// What may be done to a node that does not answer but could still write to our memory.
@@ -53,6 +57,7 @@ impl Default for Config {
             segment_bytes: 16 << 30,
             chunk_bytes: 4 << 20,
             ring_bytes: 256 << 10,
+            request_ring_bytes: 256 << 10,
             lease: Duration::from_secs(5),
             fence: Fence::Kill,
             principal: None,

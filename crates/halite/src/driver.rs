@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, atomic::fence
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use halite_fabric::{Completion, Event as FabricEvent};
+use halite_fabric::{Completion, CompletionKind, Event as FabricEvent};
 use halite_tier::effect::{Command, OpId};
 use halite_tier::engine::Engine;
 use halite_tier::ids::SessionId;
@@ -26,7 +26,7 @@ use halite_tier::ids::SessionId;
 use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
 use crate::ticket::{Ending, Undo};
-use crate::wait::{Parker, lock};
+use crate::wait::{Parker, Wakes, lock};
 
 /// How long a caller polls for its own end before it sleeps: a round trip between two threads that are awake
 /// takes a few microseconds, and a wake-up by the kernel about as long as this.
@@ -111,6 +111,17 @@ impl Core {
     /// Looks at the machine without changing it.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&Machine) -> R) -> R {
         look(&lock(&self.machine))
+    }
+
+    /// Lets the machine settle.
+    pub(crate) fn settle(&self) {
+        self.with_unless_failed(|_, _| ());
+    }
+
+    /// Polls until `done`, but not for long.
+    pub(crate) fn spin_until(&self, done: impl Fn() -> bool) -> bool {
+        self.help_until(&done);
+        done()
     }
 
     // Commands.
@@ -221,6 +232,26 @@ impl Core {
         self.callers_polling.fetch_sub(1, Relaxed);
     }
 
+    /// Calls and answers take no lock of the machine.
+    fn handle_notified(&self, completions: &mut Vec<Completion>) {
+        if completions.is_empty() {
+            return;
+        }
+        let rpc = &self.ground.rpc;
+        let mut wakes = Wakes::default();
+        completions.retain(|completion| match completion.kind {
+            CompletionKind::Notified { imm } => {
+                rpc.handle_notified(completion.peer, imm, &mut wakes);
+                false
+            }
+            _ => true,
+        });
+        wakes.wake_all();
+        if rpc.take_hungry() {
+            self.with(|machine, now| machine.retry_now(now));
+        }
+    }
+
     /// Whether a caller polls, or would if it had the token.
     pub(crate) fn has_polling_caller(&self) -> bool {
         // A hint: whoever misses it polls a little longer than it need.
@@ -298,8 +329,10 @@ impl PollToken<'_> {
         let poller = self.poller.as_mut().expect("the token is held until dropped");
         poller.gather(&self.core.ground);
         let arrived = !poller.is_empty();
+        self.core.handle_notified(&mut poller.completions);
         // Attention is only a hint here: the keeper sleeps no longer than it.
-        if arrived || self.core.attention_ns.load(Relaxed) <= self.core.now_ns() {
+        let needed = !poller.is_empty() || self.core.ground.rpc.is_dirty();
+        if needed || self.core.attention_ns.load(Relaxed) <= self.core.now_ns() {
             self.core.with(|machine, now| poller.hand_over(machine, now));
         }
         arrived

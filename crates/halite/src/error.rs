@@ -297,6 +297,9 @@ pub enum JoinError {
         /// How long was waited, in milliseconds.
         waited_ms: u64,
     },
+    /// The system has no memory for what calls need.
+    #[error("cannot join: no memory could be registered; see the limits on memory and open files")]
+    NoMemory,
     /// The configuration cannot be used.
     #[error("cannot join: {0}")]
     BadConfig(String),

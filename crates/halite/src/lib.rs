@@ -50,6 +50,7 @@ mod machine;
 mod node;
 mod outbox;
 mod posted;
+mod rpc;
 mod session;
 mod ticket;
 mod wait;
@@ -59,4 +60,8 @@ pub use error::{AccessCause, AccessError, BatchError, JoinError, RegionCause, Re
 pub use halite_tier::message::{NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
 pub use halite_tier::permissions::Permissions;
 pub use node::{Node, Seat};
+pub use rpc::{
+    Call, CallCause, CallError, Function, Mailbox, Message, Port, ReplyCause, ReplyError, SendCause,
+    SendError, ServeCause, ServeError, ServeOptions, Server,
+};
 pub use session::{Lh, Placement, REGION_BYTES_MAX, ReadOp, Session, Who, WriteOp};

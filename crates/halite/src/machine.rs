@@ -16,10 +16,12 @@ use halite_tier::effect::{Command, Effect, OpId, Token};
 use halite_tier::engine::Engine;
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::message;
+use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::jobs::{Done, Job};
 use crate::outbox::Outbox;
 use crate::posted::Posted;
+use crate::rpc::Rpc;
 use crate::ticket::{Chore, Tickets, Undo};
 use crate::wait::{Event, Wakes};
 
@@ -35,7 +37,8 @@ const FETCH_BYTES_MAX: u64 = 1 << 20;
 pub(crate) struct Ground {
     pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) path: Arc<DataPath>,
-    pub(crate) posted: Posted,
+    pub(crate) posted: Arc<Posted>,
+    pub(crate) rpc: Rpc,
     /// Some mapping, member or connection has changed.
     pub(crate) changes: Event,
 }
@@ -141,19 +144,25 @@ impl Machine {
         let Some(engine) = &mut self.engine else { return };
         match event {
             FabricEvent::Connected { peer, hello, initiator } => {
-                if let Some(hello) = message::decode_hello(&hello) {
-                    self.peers.insert(peer, hello.life);
-                }
+                let life = message::decode_hello(&hello).map(|hello| hello.life);
                 engine.handle_connected(now, peer, &hello, initiator);
+                if let Some(life) = life {
+                    self.peers.insert(peer, life);
+                    if engine.is_connected_to(life.node) {
+                        self.ground.rpc.handle_connected(peer, life.node);
+                    }
+                }
                 self.dialled(initiator);
             }
             FabricEvent::ConnectFailed { address, reason } => self.dialling_failed(address, reason),
             FabricEvent::Disconnected { peer } => {
                 self.outbox.forget(peer);
                 engine.handle_disconnected(now, peer);
+                self.ground.rpc.handle_disconnected(peer, &mut self.wakes);
             }
             FabricEvent::CutOff { peer } => {
                 engine.handle_cut_off(now, peer);
+                self.ground.rpc.handle_cut_off(peer);
                 self.peers.remove(&peer);
             }
         }
@@ -176,6 +185,9 @@ impl Machine {
         // What completes makes room.
         self.retry_ns = self.retry_ns.map(|_| now);
         match completion.kind {
+            CompletionKind::Received { bytes, imm: NOTE_IMM } => {
+                self.ground.rpc.handle_note(completion.peer, &bytes, &mut self.wakes);
+            }
             CompletionKind::Received { bytes, .. } => {
                 if let Some(engine) = &mut self.engine {
                     engine.handle_message(now, completion.peer, &bytes);
@@ -185,7 +197,7 @@ impl Machine {
                 Some(fetch) => self.continue_fetch(now, fetch, completion.status),
                 None => self.ground.posted.complete(id, completion.status, &mut self.wakes),
             },
-            // Nodes say nothing by immediates, and post no atomics, in this version of the protocol.
+            // The former are handled before, and nodes post no atomics in this version of the protocol.
             CompletionKind::Notified { .. } | CompletionKind::Atomic { .. } => {}
         }
     }
@@ -211,6 +223,9 @@ impl Machine {
             self.retry_ns = None;
             self.ground.posted.retry(&mut self.wakes);
         }
+        if self.ground.rpc.next_deadline_ns() <= now {
+            self.ground.rpc.handle_time(now, &mut self.wakes);
+        }
         for fetch in std::mem::take(&mut self.stuck) {
             self.post_fetch(now, fetch);
         }
@@ -223,12 +238,28 @@ impl Machine {
                 break;
             }
         }
+        self.settle_calls();
         self.outbox.flush(&*self.ground.fabric);
+    }
+
+    fn settle_calls(&mut self) {
+        let rpc = &self.ground.rpc;
+        if rpc.take_dirty() || rpc.is_stuck() {
+            rpc.retry_owed(&mut self.wakes);
+            for (peer, note) in rpc.take_notes() {
+                self.outbox.push(peer, NOTE_IMM, note.emit());
+            }
+        }
+    }
+
+    /// Lets those try again now who wait for room.
+    pub(crate) fn retry_now(&mut self, now: u64) {
+        self.retry_ns = self.retry_ns.map(|_| now);
     }
 
     fn apply(&mut self, now: u64, effect: Effect) {
         match effect {
-            Effect::Send { peer, bytes } => self.outbox.push(peer, bytes),
+            Effect::Send { peer, bytes } => self.outbox.push(peer, 0, bytes),
             Effect::CutOff(peer) => self.cut_off(now, peer),
             Effect::Disconnect(peer) => self.ground.fabric.disconnect(peer),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
@@ -258,6 +289,7 @@ impl Machine {
             && let Some(engine) = &mut self.engine
         {
             engine.handle_cut_off(now, peer);
+            self.ground.rpc.handle_cut_off(peer);
         }
     }
 
@@ -334,11 +366,12 @@ impl Machine {
         let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
         let grace = if self.graces.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
         let retry = if self.is_stuck() { now + BACKLOG_RETRY_NS } else { u64::MAX };
-        timeout.min(grace).min(retry).min(self.retry_ns.unwrap_or(u64::MAX))
+        let overdue = self.ground.rpc.next_deadline_ns();
+        timeout.min(grace).min(retry).min(overdue).min(self.retry_ns.unwrap_or(u64::MAX))
     }
 
     fn is_stuck(&self) -> bool {
-        !self.outbox.is_empty() || !self.stuck.is_empty()
+        !self.outbox.is_empty() || !self.stuck.is_empty() || self.ground.rpc.is_stuck()
     }
 
     /// A caller found the fabric's queue full, and waits for [`Posted::progress_after`].
@@ -353,6 +386,11 @@ impl Machine {
 
     pub(crate) fn is_connected_to(&self, node: NodeId) -> bool {
         self.engine.as_ref().is_some_and(|engine| engine.is_connected_to(node))
+    }
+
+    /// Whether a node of that number is or was in the cluster.
+    pub(crate) fn knows(&self, node: NodeId) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.knows(node))
     }
 
     /// The life of a node that is up.
@@ -386,6 +424,7 @@ impl Machine {
         self.graces.clear();
         self.tickets.end_all(&mut self.wakes);
         self.ground.posted.close(&mut self.wakes);
+        self.ground.rpc.close(&mut self.wakes);
         self.ground.changes.happen(&mut self.wakes);
     }
 }

@@ -11,6 +11,8 @@ use halite_tier::engine::{Engine, EngineConfig};
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal};
 use halite_tier::mapper::Reach;
 use halite_tier::message::{self, Hello, PROTOCOL_VERSION};
+use halite_tier::rpc::ring::is_ring_size;
+use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::blocking;
@@ -21,6 +23,7 @@ use crate::error::JoinError;
 use crate::keeper::Keeper;
 use crate::machine::Ground;
 use crate::posted::Posted;
+use crate::rpc::Rpc;
 use crate::session::Session;
 use crate::wait::Event;
 
@@ -90,6 +93,7 @@ impl Node {
         open: impl FnOnce(&Seat) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
         let principal = checked_principal(&config)?;
+        check_request_ring(&config)?;
         cluster_dir::prepare(&config.dir)?;
         let _joining = JoinLock::take(&config.dir, JOIN_PATIENCE)?;
         cluster_dir::clean_residue(&config.dir).map_err(JoinError::io(&config.dir))?;
@@ -97,7 +101,7 @@ impl Node {
         let lock = NodeLock::take(&config.dir, config.node, incarnation)?;
         let life = NodeLife { node: lock.node(), incarnation };
         let fabric = open(&seat(&config, life))?;
-        let core = new_core(&config, life, fabric);
+        let core = new_core(&config, life, fabric)?;
         let keeper = Keeper::start(core.clone()).map_err(JoinError::io(&config.dir))?;
         let chunk_bytes = config.chunk_bytes;
         let node = Node { core, life, principal, chunk_bytes, keeper: Some(keeper), lock: Some(lock) };
@@ -175,9 +179,9 @@ impl Node {
     /// Panics when 65,536 sessions are open.
     pub fn session(&self) -> Session {
         let principal = self.principal.clone();
-        let id = self.core.with(|machine, _| machine.open_session(principal));
+        let id = self.core.with(|machine, _| machine.open_session(principal.clone()));
         let id = id.expect("a node has at most 65,536 sessions at a time");
-        Session::new(self.core.clone(), id, random(), self.chunk_bytes)
+        Session::new(self.core.clone(), id, principal, random(), self.chunk_bytes)
     }
 
     /// A new session for threads.
@@ -235,6 +239,16 @@ fn retire_handles(core: &Core) {
     }
 }
 
+fn check_request_ring(config: &Config) -> Result<(), JoinError> {
+    let bytes = config.request_ring_bytes;
+    if is_ring_size(bytes) {
+        return Ok(());
+    }
+    Err(JoinError::BadConfig(format!(
+        "request rings of {bytes} bytes: a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX} is needed"
+    )))
+}
+
 fn checked_principal(config: &Config) -> Result<Principal, JoinError> {
     let principal = config.principal();
     match principal.len() {
@@ -255,7 +269,7 @@ fn seat(config: &Config, life: NodeLife) -> Seat {
     Seat { node: life.node, name: cluster_dir::shm_name(life.node), hello: message::encode_hello(&hello) }
 }
 
-fn new_core(config: &Config, life: NodeLife, fabric: Arc<dyn Fabric>) -> Arc<Core> {
+fn new_core(config: &Config, life: NodeLife, fabric: Arc<dyn Fabric>) -> Result<Arc<Core>, JoinError> {
     let begin = Instant::now();
     let capabilities = fabric.capabilities();
     let engine_config = EngineConfig {
@@ -270,8 +284,11 @@ fn new_core(config: &Config, life: NodeLife, fabric: Arc<dyn Fabric>) -> Arc<Cor
     let path = Arc::new(DataPath::default());
     let reach = Arc::new(FabricReach(fabric.clone()));
     let engine = Engine::new(engine_config, path.clone(), reach, 0);
-    let ground = Ground { fabric, path, posted: Posted::default(), changes: Event::default() };
-    Core::new(Arc::new(ground), begin, engine)
+    let posted = Arc::new(Posted::default());
+    let rpc = Rpc::new(fabric.clone(), posted.clone(), life.node, config.request_ring_bytes);
+    let rpc = rpc.ok_or(JoinError::NoMemory)?;
+    let ground = Ground { fabric, path, posted, rpc, changes: Event::default() };
+    Ok(Core::new(Arc::new(ground), begin, engine))
 }
 
 /// Peers' memory, as the fabric reaches it.

@@ -19,16 +19,16 @@ pub(crate) struct Outbox {
 
 #[derive(Debug, Default)]
 struct Backlog {
-    messages: VecDeque<Vec<u8>>,
+    messages: VecDeque<(u32, Vec<u8>)>,
     bytes: usize,
 }
 
 impl Outbox {
-    /// Puts a message behind those that wait.
-    pub(crate) fn push(&mut self, peer: PeerId, message: Vec<u8>) {
+    /// Puts a message, and the immediate that says what kind it is, behind those that wait.
+    pub(crate) fn push(&mut self, peer: PeerId, imm: u32, message: Vec<u8>) {
         let backlog = self.backlogs.entry(peer).or_default();
         backlog.bytes += message.len();
-        backlog.messages.push_back(message);
+        backlog.messages.push_back((imm, message));
     }
 
     /// Posts what the fabric takes now.
@@ -56,8 +56,8 @@ impl Outbox {
 
 impl Backlog {
     fn flush(&mut self, fabric: &dyn Fabric, peer: PeerId) {
-        while let Some(bytes) = self.messages.front() {
-            let operation = Operation::Send { bytes, imm: 0 };
+        while let Some((imm, bytes)) = self.messages.front() {
+            let operation = Operation::Send { bytes, imm: *imm };
             match fabric.post(peer, &[WorkRequest { id: SEND_WORK, operation, signalled: false }]) {
                 Ok(()) => {
                     self.bytes -= bytes.len();

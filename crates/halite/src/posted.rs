@@ -53,7 +53,18 @@ enum State {
     Idle,
     Posted(Option<Waker>),
     Abandoned(Option<Slot>),
+    /// Nobody waits, but this must outlive it.
+    Kept(Keepsake),
     Done(Status),
+}
+
+/// Something that must outlive an operation: the memory of its source, say.
+pub(crate) struct Keepsake(#[expect(dead_code, reason = "it is kept to be dropped")] Box<dyn Send>);
+
+impl std::fmt::Debug for Keepsake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keepsake")
+    }
 }
 
 /// No staging memory could be registered.
@@ -142,9 +153,29 @@ impl Posted {
                     self.give_back(slot, wakes);
                 }
             }
+            State::Kept(keepsake) => {
+                table.ops.remove(&id.0);
+                drop(table);
+                drop(keepsake);
+            }
             // Completed before it was marked as posted, or (by a confused provider) twice.
             State::Idle | State::Done(_) => {}
         }
+    }
+
+    /// A number for an operation that nobody waits for, and that `keepsake` must outlive.
+    pub(crate) fn keep(&self, keepsake: Box<dyn Send>) -> WorkId {
+        let mut table = lock(&self.table);
+        table.last += 1;
+        let id = table.last;
+        table.ops.insert(id, State::Kept(Keepsake(keepsake)));
+        WorkId(id)
+    }
+
+    /// An operation that was to be kept for was not posted after all.
+    pub(crate) fn release(&self, id: WorkId) {
+        let kept = lock(&self.table).ops.remove(&id.0);
+        drop(kept);
     }
 
     /// A number for an operation that is not one of a caller's.
@@ -305,7 +336,9 @@ impl Future for Completed<'_, '_> {
                 *waker = Some(context.waker().clone());
                 Poll::Pending
             }
-            State::Idle | State::Abandoned(_) => unreachable!("polled while launched and owned"),
+            State::Idle | State::Abandoned(_) | State::Kept(_) => {
+                unreachable!("polled while launched and owned")
+            }
         }
     }
 }

@@ -112,13 +112,20 @@ pub(crate) struct Inner {
     pub(crate) id: SessionId,
     pub(crate) tag: u64,
     pub(crate) core: Arc<Core>,
+    pub(crate) principal: Principal,
     chunk_bytes: u64,
 }
 
 impl Session {
-    pub(crate) fn new(core: Arc<Core>, id: SessionId, tag: u64, chunk_bytes: u64) -> Session {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        id: SessionId,
+        principal: Principal,
+        tag: u64,
+        chunk_bytes: u64,
+    ) -> Session {
         let path = core.ground.path.clone();
-        Session { inner: Arc::new(Inner { path, id, tag, core, chunk_bytes }) }
+        Session { inner: Arc::new(Inner { path, id, tag, core, principal, chunk_bytes }) }
     }
 
     /// The same session for threads.

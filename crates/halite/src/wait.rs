@@ -19,6 +19,10 @@ impl Wakes {
         self.0.extend(waker);
     }
 
+    pub(crate) fn extend(&mut self, wakers: Vec<Waker>) {
+        self.0.extend(wakers);
+    }
+
     pub(crate) fn wake_all(self) {
         for waker in self.0 {
             waker.wake();

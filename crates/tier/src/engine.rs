@@ -355,8 +355,12 @@ impl Engine {
     }
 
     fn absence_of(&self, node: NodeId) -> Refusal {
-        let known = self.members.all().any(|member| member.life.node == node);
-        if known || node == NodeId::FIRST { Refusal::PeerDown(node) } else { Refusal::UnknownNode(node) }
+        if self.knows(node) { Refusal::PeerDown(node) } else { Refusal::UnknownNode(node) }
+    }
+
+    /// Whether a node of that number is or was in the cluster: there is always a first one.
+    pub fn knows(&self, node: NodeId) -> bool {
+        node == NodeId::FIRST || self.members.all().any(|member| member.life.node == node)
     }
 
     fn answer(&mut self, asker: Asker, body: Result<Reply, Refusal>) {

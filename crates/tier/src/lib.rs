@@ -16,4 +16,5 @@ pub mod members;
 pub mod message;
 pub mod permissions;
 pub mod region;
+pub mod rpc;
 pub mod store;

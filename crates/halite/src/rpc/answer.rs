@@ -1,0 +1,268 @@
+//! Answers: from a handler, or from the node itself, into the slot that the caller named.
+
+use std::sync::Arc;
+
+use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
+use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
+use halite_tier::rpc::{Address, Imm, Note, ReplyHeader, SlotId, Status, Target};
+
+use super::link::Link;
+use super::memory::Block;
+use super::{CALL_WORK, PART_BYTES_MAX, Rpc};
+use crate::wait::{Wakes, lock};
+
+/// Where an answer goes.
+#[derive(Debug)]
+pub(crate) struct ReplyTo {
+    pub(crate) link: Arc<Link>,
+    pub(crate) slot: SlotId,
+    /// The place of the slot, and how many bytes it has.
+    pub(crate) at: Address,
+    pub(crate) room: u32,
+    /// Longest output that the caller takes.
+    pub(crate) bytes_max: u32,
+}
+
+impl ReplyTo {
+    pub(crate) fn target(&self) -> Target {
+        self.link.target
+    }
+
+    /// Whether somebody still waits for it.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.link.is_gone() && lock(&self.link.inbound).served.is_open(self.slot)
+    }
+}
+
+/// An answer that the fabric did not take yet.  Its call stays busy, so that a cancel waits for it.
+#[derive(Debug)]
+pub(crate) struct Owed {
+    to: ReplyTo,
+    status: Status,
+    output: Vec<u8>,
+}
+
+/// What became of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Answered {
+    /// It is on its way.
+    Sent,
+    /// The caller has gone, or has lost interest.
+    Unwanted,
+    /// It is longer than what the caller takes, who is told so.
+    TooLong,
+    /// There is no memory to keep it in for the caller, who is told so.
+    NoMemory,
+}
+
+/// Outputs up to this length are posted under the link's lock: it is shorter than taking the lock again.
+const UNDER_LOCK_BYTES_MAX: usize = 4096;
+
+impl Rpc {
+    /// Answers with a status and nothing else.
+    pub(crate) fn refuse(&self, to: ReplyTo, status: Status, wakes: &mut Wakes) {
+        self.send_answer(to, status, &[], wakes);
+    }
+
+    /// Answers with the output of a handler.
+    pub(crate) fn answer(&self, to: ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
+        if output.len() > to.bytes_max as usize {
+            let len = output.len().min(u32::MAX as usize) as u32;
+            self.send_answer(to, Status::TooLong(len), &[], wakes);
+            return Answered::TooLong;
+        }
+        if output.len() + REPLY_HEADER_BYTES > to.room as usize {
+            return self.answer_from_here(to, output, wakes);
+        }
+        self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
+    }
+
+    /// The output stays here until the caller's node has read it.
+    fn answer_from_here(&self, to: ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
+        if to.link.target == Target::Own {
+            return self.answer_in_own_block(to, output, wakes);
+        }
+        let Some(block) = self.pool.allocate(&*self.fabric, output.len() as u64) else {
+            self.refuse(to, Status::NoMemory, wakes);
+            return Answered::NoMemory;
+        };
+        block.window().write(0, output).expect("the block is as long");
+        let address = emit_output_address(block.address());
+        {
+            let mut inbound = lock(&to.link.inbound);
+            if !inbound.served.is_open(to.slot) {
+                return Answered::Unwanted;
+            }
+            inbound.kept.insert(to.slot, block);
+        }
+        let (link, slot) = (to.link.clone(), to.slot);
+        let answered = self.send_answer(to, Status::DoneAt(output.len() as u32), &address, wakes);
+        if answered == Answered::Unwanted {
+            lock(&link.inbound).kept.remove(&slot);
+        }
+        answered
+    }
+
+    /// A call of this node itself gets its memory now.
+    fn answer_in_own_block(&self, to: ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
+        let Some(block) = self.pool.allocate(&*self.fabric, (output.len() + REPLY_HEADER_BYTES) as u64)
+        else {
+            self.refuse(to, Status::NoMemory, wakes);
+            return Answered::NoMemory;
+        };
+        if !self.give_slot_memory(to.slot, block) {
+            return Answered::Unwanted;
+        }
+        self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
+    }
+
+    pub(super) fn send_answer(
+        &self,
+        to: ReplyTo,
+        status: Status,
+        output: &[u8],
+        wakes: &mut Wakes,
+    ) -> Answered {
+        let mut inbound = lock(&to.link.inbound);
+        if to.link.is_gone() || !inbound.served.begin(to.slot) {
+            return Answered::Unwanted;
+        }
+        if output.len() > UNDER_LOCK_BYTES_MAX {
+            drop(inbound);
+            let posted = self.write_answer(&to, status, output, wakes);
+            self.end_answer(to, status, output, posted, wakes);
+        } else {
+            let posted = self.write_answer(&to, status, output, wakes);
+            if posted == Err(PostCause::QueueFull) {
+                drop(inbound);
+                self.end_answer(to, status, output, posted, wakes);
+            } else if inbound.served.end(to.slot, true) {
+                drop(inbound);
+                self.acknowledge(&to.link, to.slot, wakes);
+            }
+        }
+        Answered::Sent
+    }
+
+    fn end_answer(
+        &self,
+        to: ReplyTo,
+        status: Status,
+        output: &[u8],
+        posted: Result<(), PostCause>,
+        wakes: &mut Wakes,
+    ) {
+        if posted == Err(PostCause::QueueFull) {
+            return self.owe(Owed { to, status, output: output.to_vec() });
+        }
+        // A peer that is gone needs no answer.
+        let acknowledge = lock(&to.link.inbound).served.end(to.slot, true);
+        if acknowledge {
+            self.acknowledge(&to.link, to.slot, wakes);
+        }
+    }
+
+    /// The caller is told that nothing will be written to its slot any more.
+    pub(crate) fn acknowledge(&self, link: &Link, slot: SlotId, wakes: &mut Wakes) {
+        match link.target {
+            Target::Own => drop(lock(&self.slots).handle_cancelled(Target::Own, slot)),
+            Target::Peer(peer) => {
+                self.note(peer, Note::Cancelled { index: slot.index, generation: slot.generation });
+            }
+        }
+        let _ = wakes;
+    }
+
+    fn write_answer(
+        &self,
+        to: &ReplyTo,
+        status: Status,
+        output: &[u8],
+        wakes: &mut Wakes,
+    ) -> Result<(), PostCause> {
+        let header = ReplyHeader { status }.emit();
+        match to.link.target {
+            Target::Own => {
+                self.write_own_slot(to.slot, &header, output);
+                self.handle_reply(Target::Own, to.slot, wakes).expect("a call of our own is open");
+                Ok(())
+            }
+            Target::Peer(peer) => {
+                let imm = Imm::Reply(to.slot).emit();
+                self.post_parts(peer, to.at, &header, output, imm)
+            }
+        }
+    }
+
+    /// Posts `head`, and `rest` behind it, to `at`: in one piece where that is short enough to be put together.
+    pub(crate) fn post_parts(
+        &self,
+        peer: PeerId,
+        at: Address,
+        head: &[u8],
+        rest: &[u8],
+        imm: u32,
+    ) -> Result<(), PostCause> {
+        let len = head.len() + rest.len();
+        if len <= PART_BYTES_MAX && len <= self.inline_bytes_max {
+            let mut whole = [0; PART_BYTES_MAX];
+            whole[..head.len()].copy_from_slice(head);
+            whole[head.len()..len].copy_from_slice(rest);
+            let operation =
+                Operation::WriteImm { local: Local::Inline(&whole[..len]), remote: remote(at, 0), imm };
+            return self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]);
+        }
+        let block = self.source_block(rest)?;
+        let (id, local) = match block {
+            None => (CALL_WORK, Local::Inline(rest)),
+            Some(block) => {
+                let local = block.local();
+                (self.posted.keep(Box::new(block)), local)
+            }
+        };
+        let payload = Operation::Write { local, remote: remote(at, head.len() as u64) };
+        let notice = Operation::WriteImm { local: Local::Inline(head), remote: remote(at, 0), imm };
+        let posted = self.post(
+            peer,
+            &[
+                WorkRequest { id, operation: payload, signalled: id != CALL_WORK },
+                WorkRequest { id: CALL_WORK, operation: notice, signalled: false },
+            ],
+        );
+        if posted.is_err() && id != CALL_WORK {
+            self.posted.release(id);
+        }
+        posted
+    }
+
+    /// Registered memory with a copy of `bytes`, where they are too long to be posted inline.
+    fn source_block(&self, bytes: &[u8]) -> Result<Option<Block>, PostCause> {
+        if bytes.len() <= self.inline_bytes_max {
+            return Ok(None);
+        }
+        let block = self.pool.allocate(&*self.fabric, bytes.len() as u64).ok_or(PostCause::QueueFull)?;
+        block.window().write(0, bytes).expect("the block is as long");
+        Ok(Some(block))
+    }
+
+    pub(crate) fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostCause> {
+        self.fabric.post(peer, requests).map_err(|error| error.cause)
+    }
+
+    fn owe(&self, owed: Owed) {
+        lock(&self.owed).push(owed);
+        self.set_dirty();
+    }
+
+    /// Tries again to post the answers that the fabric did not take.
+    pub(crate) fn retry_owed(&self, wakes: &mut Wakes) {
+        for Owed { to, status, output } in std::mem::take(&mut *lock(&self.owed)) {
+            let posted = self.write_answer(&to, status, &output, wakes);
+            self.end_answer(to, status, &output, posted, wakes);
+        }
+    }
+}
+
+pub(crate) fn remote(at: Address, beyond: u64) -> RemoteAddress {
+    RemoteAddress { key: at.key, offset: at.offset + beyond }
+}

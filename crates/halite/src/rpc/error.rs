@@ -1,0 +1,206 @@
+//! What can go wrong with calls and messages, for the person who reads it.
+
+use halite_tier::ids::NodeId;
+use halite_tier::rpc::PAYLOAD_BYTES_MAX;
+
+/// A call has no answer.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot call function {function} at node {node}: {cause}")]
+pub struct CallError {
+    /// Of which node.
+    pub node: NodeId,
+    /// Which function.
+    pub function: u32,
+    /// Why not.
+    pub cause: CallCause,
+}
+
+impl CallError {
+    /// Why it failed.
+    pub fn cause(&self) -> &CallCause {
+        &self.cause
+    }
+}
+
+/// Why a call has no answer.  Unless it says otherwise, the handler did not run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallCause {
+    /// No node of that number is in the cluster.
+    #[error("the node is unknown")]
+    UnknownNode,
+    /// The server's node died or left: the handler ran, or not, or in part.
+    #[error("the node is down; the call may have been carried out")]
+    PeerDown,
+    /// The time is over: the handler ran, or not, or still runs.  A late answer is dropped.
+    #[error("no answer came in time; the call may have been carried out")]
+    Timeout,
+    /// Nobody serves the function there.
+    #[error("nobody serves the function there")]
+    UnknownFunction,
+    /// So many calls wait for a handler that one more was refused; try again later.
+    #[error("too many calls wait for it; try again later")]
+    Busy,
+    /// The principal may not call it.
+    #[error("permission denied; whoever serves it decides who may call")]
+    PermissionDenied,
+    /// The handler ran, but its answer is longer than the caller takes.
+    #[error("its answer has {len} bytes, and {max} are taken")]
+    ReplyTooLong {
+        /// Length of the answer in bytes.
+        len: u64,
+        /// What the caller takes at most.
+        max: u64,
+    },
+    /// Longer than any input.
+    #[error("an input has at most {PAYLOAD_BYTES_MAX} bytes, not {len}")]
+    InputTooLong {
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// The handler took the call and gave it up.
+    #[error("the handler gave no answer; the call may have been carried out in part")]
+    NoReply,
+    /// The server ended while the call waited for it.
+    #[error("the server ended before it took the call")]
+    ServerClosed,
+    /// There is no registered memory for a payload of this length, here or there.
+    #[error("no memory for so long a payload; the call may have been carried out")]
+    NoMemory,
+    /// Too many calls are under way.
+    #[error("too many calls are under way at this node; try again later")]
+    TooManyCalls,
+    /// The session's own node leaves or has left.
+    #[error("the node has left the cluster")]
+    NodeClosed,
+    /// What came back is no answer.
+    #[error("the answer was not understood; are all nodes of one version?")]
+    NotUnderstood,
+}
+
+/// A message was not sent.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot send {len} bytes to port {port} at node {node}: {cause}")]
+pub struct SendError {
+    /// To which node.
+    pub node: NodeId,
+    /// To which port.
+    pub port: u32,
+    /// How many bytes.
+    pub len: u64,
+    /// Why not.
+    pub cause: SendCause,
+}
+
+impl SendError {
+    /// Why it failed.
+    pub fn cause(&self) -> &SendCause {
+        &self.cause
+    }
+}
+
+/// Why a message was not sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendCause {
+    /// No node of that number is in the cluster.
+    #[error("the node is unknown")]
+    UnknownNode,
+    /// The receiver's node died or left: the message was received, or not.
+    #[error("the node is down; the message may have been received")]
+    PeerDown,
+    /// Nobody has opened the port.
+    #[error("nobody has opened the port there")]
+    UnknownPort,
+    /// The receiver is slow, and its queue is full.
+    #[error("the port is full; `send` waits until there is room")]
+    WouldBlock,
+    /// The principal may not.
+    #[error("permission denied; whoever opened the port decides who may send")]
+    PermissionDenied,
+    /// Longer than any message.
+    #[error("a message has at most {PAYLOAD_BYTES_MAX} bytes")]
+    TooLong,
+    /// There is no registered memory for a message of this length.
+    #[error("no memory for so long a message")]
+    NoMemory,
+    /// Too many calls and messages are under way.
+    #[error("too many calls and messages are under way at this node; try again later")]
+    TooManyCalls,
+    /// The session's own node leaves or has left.
+    #[error("the node has left the cluster")]
+    NodeClosed,
+    /// What came back is no answer.
+    #[error("the answer was not understood; are all nodes of one version?")]
+    NotUnderstood,
+}
+
+/// A function or port cannot be served, or not any longer.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot serve {what}: {cause}")]
+pub struct ServeError {
+    /// `function 7`, or `port 7`.
+    pub what: String,
+    /// Why not.
+    pub cause: ServeCause,
+}
+
+impl ServeError {
+    /// Why it failed.
+    pub fn cause(&self) -> &ServeCause {
+        &self.cause
+    }
+}
+
+/// Why a function or port cannot be served.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeCause {
+    /// Somebody serves it at this node; clone that server to have several receivers.
+    #[error("{owner} serves it already at this node")]
+    Taken {
+        /// The principal that does.
+        owner: String,
+    },
+    /// It was closed.
+    #[error("it was closed")]
+    Closed,
+    /// The client's node died or left while a long input was read from its memory.
+    #[error("the node has left the cluster")]
+    NodeClosed,
+}
+
+/// An answer did not reach its caller, who has been told so unless it has gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot answer with {len} bytes: {cause}")]
+pub struct ReplyError {
+    /// Length of the answer in bytes.
+    pub len: u64,
+    /// Why not.
+    pub cause: ReplyCause,
+}
+
+impl ReplyError {
+    /// Why it failed.
+    pub fn cause(&self) -> &ReplyCause {
+        &self.cause
+    }
+}
+
+/// Why an answer did not reach its caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplyCause {
+    /// Its time was over, it lost interest, or its node is down.
+    #[error("the caller waits no more")]
+    CallerGone,
+    /// It is longer than what the caller takes.
+    #[error("the caller takes at most {max}")]
+    TooLong {
+        /// What the caller takes at most, in bytes.
+        max: u64,
+    },
+    /// There is no registered memory to keep it in until the caller has read it.
+    #[error("no memory for so long an answer")]
+    NoMemory,
+}

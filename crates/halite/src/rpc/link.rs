@@ -1,0 +1,133 @@
+//! What this node keeps for calls from and to one peer.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use halite_fabric::Key;
+use halite_mem::Window;
+use halite_tier::ids::{NodeId, Principal};
+use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
+use halite_tier::rpc::{Address, Note, RingReader, RingWriter, Served, SlotId, Target, Violation};
+
+use super::memory::Block;
+
+/// A peer, or this node itself as its own.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) node: NodeId,
+    pub(crate) target: Target,
+    /// The peer's ring, into which we write; `None` until it has told us where that is.
+    pub(crate) outbound: Mutex<Option<Outbound>>,
+    pub(crate) inbound: Mutex<Inbound>,
+    gone: AtomicBool,
+}
+
+/// Where our requests go.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    pub(crate) ring: RingWriter,
+    pub(crate) at: Address,
+    /// Where the peer tells how far it has read.
+    pub(crate) head: Window,
+}
+
+/// What comes from the peer, and what it needs for its answer.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub(crate) served: Served,
+    /// Where the peer tells how far it has read the ring that we write to.
+    pub(crate) head: Option<Block>,
+    /// Our ring, into which the peer writes.
+    pub(crate) ring: Option<(RingReader, Block)>,
+    /// What the peer has told of itself.
+    pub(crate) theirs: Option<Theirs>,
+    /// Outputs that wait for the peer to read them.
+    pub(crate) kept: BTreeMap<SlotId, Block>,
+    /// Who called last: most requests come from one principal.
+    pub(crate) principal: Principal,
+}
+
+/// What the peer's first note says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Theirs {
+    /// Where we tell the peer how far we have read its requests.
+    pub(crate) head: Address,
+    slots: Address,
+    slot_bytes: u32,
+    slot_count: u32,
+}
+
+impl Link {
+    pub(crate) fn new(
+        node: NodeId,
+        target: Target,
+        ring: Option<(RingReader, Block)>,
+        head: Option<Block>,
+    ) -> Link {
+        Link {
+            node,
+            target,
+            outbound: Mutex::default(),
+            inbound: Mutex::new(Inbound {
+                served: Served::default(),
+                head,
+                ring,
+                theirs: None,
+                kept: BTreeMap::new(),
+                principal: Principal("".into()),
+            }),
+            gone: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether the peer is down: nothing need be done for it any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        // A hint that saves work; what must not happen after the end is kept from it by the locks.
+        self.gone.load(Relaxed)
+    }
+
+    pub(crate) fn set_gone(&self) {
+        self.gone.store(true, Relaxed);
+    }
+}
+
+impl Inbound {
+    /// The principal of that name.
+    pub(crate) fn principal(&mut self, name: &[u8]) -> Result<Principal, Violation> {
+        if self.principal.0.as_bytes() != name {
+            let name = std::str::from_utf8(name).map_err(|_| Violation("a name that is no text"))?;
+            self.principal = Principal(name.into());
+        }
+        Ok(self.principal.clone())
+    }
+}
+
+impl Theirs {
+    /// Understands a [`Note::Open`].
+    pub(crate) fn parse(note: &Note) -> Option<Theirs> {
+        match *note {
+            Note::Open { head_key, head_offset, slots_key, slots_offset, slot_bytes, slots, .. } => {
+                Some(Theirs {
+                    head: Address { key: Key(head_key), offset: head_offset },
+                    slots: Address { key: Key(slots_key), offset: slots_offset },
+                    slot_bytes,
+                    slot_count: slots,
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The usual place of a slot, and how many bytes fit there.
+    pub(crate) fn slot(&self, id: SlotId) -> Result<(Address, u32), Violation> {
+        let index = u32::from(id.index);
+        if index >= self.slot_count || (self.slot_bytes as usize) < REPLY_HEADER_BYTES {
+            return Err(Violation("a slot without a place"));
+        }
+        let offset = u64::from(index) * u64::from(self.slot_bytes);
+        let offset = self.slots.offset.checked_add(offset).ok_or(Violation("a slot nowhere"))?;
+        Ok((Address { key: self.slots.key, offset }, self.slot_bytes))
+    }
+}

@@ -1,0 +1,105 @@
+//! Registered memory for calls: rings, head words, reply slots, and payloads that are too long for them.
+
+use std::sync::{Arc, Mutex};
+
+use halite_fabric::{Fabric, Key, Local};
+use halite_mem::allocator::Extent;
+use halite_mem::{Allocator, PagePolicy, Segment, Window};
+use halite_tier::rpc::Address;
+
+use crate::wait::lock;
+
+/// By how much the memory grows at least: some dozen rings.  Untouched pages cost nothing.
+const GROWTH_BYTES_MIN: u64 = 16 << 20;
+/// Blocks from this length on are given back to the system, which costs as much as a copy of them would.
+const GIVE_BACK_BYTES_MIN: u64 = 64 << 20;
+/// Offsets are multiples of a cache line.
+const ALIGNMENT_BYTES: u64 = 64;
+
+/// See the header of this file.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    inner: Mutex<Option<Inner>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    segments: Vec<(Key, Arc<Segment>)>,
+    allocator: Allocator,
+}
+
+/// A block of registered memory, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pool: Arc<Pool>,
+    extent: Extent,
+    key: Key,
+    window: Window,
+}
+
+impl Pool {
+    /// A block of `len` bytes, which hold anything; `None` if the system has no memory for it.
+    pub(crate) fn allocate(self: &Arc<Pool>, fabric: &dyn Fabric, len: u64) -> Option<Block> {
+        let mut inner = lock(&self.inner);
+        let inner = inner.get_or_insert_with(Inner::new);
+        let extent = match inner.allocator.allocate(len) {
+            Some(extent) => extent,
+            None => {
+                inner.grow(fabric, len)?;
+                inner.allocator.allocate(len)?
+            }
+        };
+        let (key, segment) = &inner.segments[extent.segment as usize];
+        let window = segment.window(extent.offset, extent.len).expect("extents are in their segment");
+        Some(Block { pool: self.clone(), extent, key: *key, window })
+    }
+}
+
+impl Inner {
+    fn new() -> Inner {
+        Inner { segments: Vec::new(), allocator: Allocator::new(ALIGNMENT_BYTES) }
+    }
+
+    fn grow(&mut self, fabric: &dyn Fabric, len: u64) -> Option<()> {
+        let len = len.max(GROWTH_BYTES_MIN);
+        let segment = Segment::create("halite-calls", len, PagePolicy::Normal).ok()?;
+        let key = fabric.register(segment.clone()).ok()?;
+        self.segments.push((key, segment));
+        self.allocator.add_segment(len);
+        Some(())
+    }
+}
+
+impl Block {
+    /// The memory.
+    pub(crate) fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// Where peers find it.
+    pub(crate) fn address(&self) -> Address {
+        Address { key: self.key, offset: self.extent.offset }
+    }
+
+    /// All of it, as work requests name it.
+    pub(crate) fn local(&self) -> Local<'static> {
+        Local::Registered { key: self.key, offset: self.extent.offset, len: self.extent.len }
+    }
+
+    /// Its length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.extent.len
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.extent.len >= GIVE_BACK_BYTES_MIN {
+            // Where the system keeps the pages they are merely used again.
+            let _ = self.window.segment().discard(self.extent.offset, self.extent.len);
+        }
+        let mut inner = lock(&self.pool.inner);
+        let inner = inner.as_mut().expect("the block came from there");
+        inner.allocator.free(self.extent).expect("a block is given back once");
+    }
+}

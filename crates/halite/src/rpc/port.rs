@@ -1,0 +1,189 @@
+//! Messages: bytes that are put into a port, and taken out in order.
+
+use std::fmt;
+
+use halite_tier::ids::NodeId;
+use halite_tier::rpc::{Kind, Look, PAYLOAD_BYTES_MAX, Status, Target};
+
+use super::error::{SendCause, SendError, ServeError};
+use super::request::{Into, Reply, Request};
+use super::server::{Accepted, PostFailure, Receiver};
+use super::service::{ServeOptions, ServiceId};
+use crate::session::Session;
+
+/// The number of a message port at a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Port(pub u32);
+
+/// A port that is open.  Clones receive from the same port; the last one's drop closes it, and with it what nobody has
+/// received.
+pub struct Mailbox {
+    receiver: Receiver,
+}
+
+/// A message that was received.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Message {
+    /// As whom the sender acts.
+    pub from: String,
+    /// The sender's node.
+    pub node: NodeId,
+    /// What it sent.
+    pub bytes: Vec<u8>,
+}
+
+impl fmt::Debug for Mailbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Mailbox").field(&self.receiver.service.id).finish()
+    }
+}
+
+impl Clone for Mailbox {
+    fn clone(&self) -> Mailbox {
+        Mailbox { receiver: self.receiver.join() }
+    }
+}
+
+impl Mailbox {
+    /// The next message.  A future that is dropped leaves it to others.
+    pub async fn recv(&self) -> Result<Message, ServeError> {
+        self.receiver.recv().await.map(Message::new)
+    }
+
+    /// The next message if one is here, `None` if none is.
+    pub fn try_recv(&self) -> Result<Option<Message>, ServeError> {
+        Ok(self.receiver.try_recv()?.map(Message::new))
+    }
+
+    /// Closes the port for all its receivers: each `recv` fails from now on, and so does sending.
+    pub fn close(&self) {
+        self.receiver.close();
+    }
+
+    pub(crate) fn recv_blocking(&self) -> Result<Message, ServeError> {
+        self.receiver.recv_blocking().map(Message::new)
+    }
+}
+
+impl Message {
+    fn new(accepted: Accepted) -> Message {
+        let Accepted { node, principal, bytes, .. } = accepted;
+        Message { from: principal.to_string(), node, bytes }
+    }
+}
+
+/// Messages.
+impl Session {
+    /// Opens a port of this session's node.  Nobody else can at the same time.
+    pub fn open_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
+        Ok(Mailbox { receiver: Receiver::open(self, ServiceId::Port(port.0), options)? })
+    }
+
+    /// Sends a message, and returns when it is in the port's queue; waits while that is full.  Messages that are sent
+    /// one after the other are received in that order.
+    pub async fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        let mut kind = Kind::Send;
+        loop {
+            match self.send_once(node, port, bytes, kind).await? {
+                // A grant that is dropped on the way is declined by the slot that holds its answer.
+                Some(grant) => kind = Kind::GrantedSend(grant),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// As [`Session::send`], but fails with [`SendCause::WouldBlock`] where the port is full.
+    pub async fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        self.send_once(node, port, bytes, Kind::TrySend).await.map(drop)
+    }
+
+    /// Returns the number under which to send again, if that is the answer.
+    async fn send_once(
+        &self,
+        node: NodeId,
+        port: Port,
+        bytes: &[u8],
+        kind: Kind,
+    ) -> Result<Option<u32>, SendError> {
+        let failed = |cause| SendError { node, port: port.0, len: bytes.len() as u64, cause };
+        let core = &self.inner.core;
+        let request = Request {
+            kind,
+            number: port.0,
+            principal: &self.inner.principal,
+            input: bytes,
+            reply_bytes_max: 0,
+            reply_in_place: false,
+            deadline_ns: u64::MAX,
+        };
+        let grant = Grant::of(self, node, port, kind);
+        let mut pending = core.post_request(node, &request).await.map_err(|f| failed(f.into()))?;
+        grant.used();
+        match pending.answered().await {
+            Look::Replied => answer_of(pending.take(Into::Slice(&mut []))).map_err(failed),
+            _ if core.is_closed() => Err(failed(SendCause::NodeClosed)),
+            _ => Err(failed(SendCause::PeerDown)),
+        }
+    }
+}
+
+fn answer_of(reply: Reply) -> Result<Option<u32>, SendCause> {
+    match reply {
+        Reply::Done(_) => Ok(None),
+        Reply::Refused(Status::Granted(grant)) => Ok(Some(grant)),
+        Reply::Refused(Status::Unknown | Status::Closed) => Err(SendCause::UnknownPort),
+        Reply::Refused(Status::WouldBlock) => Err(SendCause::WouldBlock),
+        Reply::Refused(Status::Denied) => Err(SendCause::PermissionDenied),
+        Reply::Refused(Status::NoMemory) => Err(SendCause::NoMemory),
+        Reply::Refused(_) | Reply::DoneAt(..) | Reply::NotUnderstood => Err(SendCause::NotUnderstood),
+    }
+}
+
+impl From<PostFailure> for SendCause {
+    fn from(failure: PostFailure) -> SendCause {
+        match failure {
+            PostFailure::UnknownNode => SendCause::UnknownNode,
+            PostFailure::PeerDown => SendCause::PeerDown,
+            PostFailure::Timeout => unreachable!("messages have no deadline"),
+            PostFailure::TooLong { len } => {
+                debug_assert!(len > PAYLOAD_BYTES_MAX);
+                SendCause::TooLong
+            }
+            PostFailure::NoMemory => SendCause::NoMemory,
+            PostFailure::TooManyCalls => SendCause::TooManyCalls,
+            PostFailure::NodeClosed => SendCause::NodeClosed,
+        }
+    }
+}
+
+/// Room that is kept for a message until that has been posted.  Dropped before, it is declined.
+struct Grant<'s> {
+    session: &'s Session,
+    node: NodeId,
+    port: Port,
+    number: Option<u32>,
+}
+
+impl<'s> Grant<'s> {
+    fn of(session: &'s Session, node: NodeId, port: Port, kind: Kind) -> Grant<'s> {
+        let number = if let Kind::GrantedSend(number) = kind { Some(number) } else { None };
+        Grant { session, node, port, number }
+    }
+
+    fn used(mut self) {
+        self.number = None;
+    }
+}
+
+impl Drop for Grant<'_> {
+    fn drop(&mut self) {
+        let Some(number) = self.number else { return };
+        let core = &self.session.inner.core;
+        core.with_calls(|rpc, wakes| {
+            let target = rpc.link_to(self.node).map(|link| link.target);
+            if let Some(target @ (Target::Own | Target::Peer(_))) = target {
+                rpc.decline_room(target, self.port.0, number, wakes);
+            }
+        });
+    }
+}

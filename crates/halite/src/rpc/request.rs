@@ -1,0 +1,377 @@
+//! Requests: from a caller into the server's ring, and the wait for the answer.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use halite_fabric::PostCause;
+use halite_tier::ids::{NodeId, Principal};
+use halite_tier::rpc::wire::parse_output_address;
+use halite_tier::rpc::wire::{OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX};
+use halite_tier::rpc::{
+    Abandoned, Address, Imm, Input, Kind, Look, PAYLOAD_BYTES_MAX, ReplyHeader, RequestHeader, SlotId,
+    Status, Target,
+};
+
+use super::answer::ReplyTo;
+use super::link::{Link, Outbound};
+use super::memory::Block;
+use super::service::{Incoming, Payload};
+use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
+use crate::driver::Core;
+use crate::wait::{Wakes, lock};
+
+/// Inputs up to this length travel in the ring, if it takes them; longer ones are read by the server.
+const RING_INPUT_BYTES_MAX: u64 = 64 << 10;
+
+/// A request to be posted.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) number: u32,
+    pub(crate) principal: &'a Principal,
+    pub(crate) input: &'a [u8],
+    /// Longest reply that is taken.
+    pub(crate) reply_bytes_max: u32,
+    /// Whether so much memory is made ready for the reply; else a long one is fetched.
+    pub(crate) reply_in_place: bool,
+    pub(crate) deadline_ns: u64,
+}
+
+/// Why a request was not posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NotPosted {
+    /// There is no room now, in the ring or in the fabric's queue; or the server's node is not ready yet.
+    Full,
+    /// The server's node is gone.
+    Gone,
+    NoMemory,
+    TooManyCalls,
+}
+
+/// A request that has been posted.  Dropped before its answer was taken, it is cancelled.
+pub(crate) struct Pending<'c> {
+    core: &'c Core,
+    slot: SlotId,
+    target: Target,
+    open: bool,
+}
+
+/// What came back.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// So many bytes have been put where they were wanted.
+    Done(usize),
+    /// They are still at the server: so many, there.
+    DoneAt(usize, Address),
+    /// No answer, for this reason.
+    Refused(Status),
+    /// Nonsense.
+    NotUnderstood,
+}
+
+impl Rpc {
+    /// Posts a request, or says why not; nothing has happened then.
+    pub(crate) fn try_request(
+        &self,
+        link: &Arc<Link>,
+        request: &Request<'_>,
+        wakes: &mut Wakes,
+    ) -> Result<SlotId, NotPosted> {
+        match link.target {
+            Target::Own => self.deliver_own(link, request, wakes),
+            Target::Peer(_) => self.post_request(link, request),
+        }
+    }
+
+    fn deliver_own(
+        &self,
+        link: &Arc<Link>,
+        request: &Request<'_>,
+        wakes: &mut Wakes,
+    ) -> Result<SlotId, NotPosted> {
+        let (slot, reply_at) = self.open_slot(Target::Own, request, None)?;
+        let (at, room) = reply_at.unwrap_or((self.usual.address(), USUAL_SLOT_BYTES as u32));
+        lock(&link.inbound).served.open(slot).expect("the slot was free");
+        let reply = ReplyTo { link: link.clone(), slot, at, room, bytes_max: request.reply_bytes_max };
+        let input = Payload::Here(request.input.to_vec());
+        let principal = request.principal.clone();
+        let incoming = Incoming { reply: Some(reply), node: link.node, principal, input };
+        self.deliver(request.kind, request.number, incoming, wakes);
+        Ok(slot)
+    }
+
+    fn post_request(&self, link: &Arc<Link>, request: &Request<'_>) -> Result<SlotId, NotPosted> {
+        let input = self.place_input(link, request)?;
+        let mut outbound = lock(&link.outbound);
+        let Some(outbound) = outbound.as_mut() else {
+            return Err(if link.is_gone() { NotPosted::Gone } else { NotPosted::Full });
+        };
+        let at = input.as_ref().map(|block| block.address());
+        let (slot, reply_at) = self.open_slot(link.target, request, input)?;
+        let header = header_of(request, slot, reply_at, at);
+        let posted = self.post_into_ring(link.target, outbound, request, &header);
+        if posted.is_err() {
+            self.free_slot(slot);
+        }
+        posted.map(|()| slot)
+    }
+
+    /// Where a long input is for the server to read.
+    fn place_input(&self, link: &Link, request: &Request<'_>) -> Result<Option<Block>, NotPosted> {
+        let len = request.input.len() as u64;
+        let in_ring_max = match &*lock(&link.outbound) {
+            Some(outbound) => outbound.ring.request_bytes_max(),
+            None => RING_INPUT_BYTES_MAX,
+        };
+        let overhead = (REQUEST_HEADER_BYTES_MAX + request.principal.0.len()) as u64;
+        if len + overhead <= in_ring_max.min(RING_INPUT_BYTES_MAX + overhead) {
+            return Ok(None);
+        }
+        let block = self.pool.allocate(&*self.fabric, len).ok_or(NotPosted::NoMemory)?;
+        block.window().write(0, request.input).expect("the block is as long");
+        Ok(Some(block))
+    }
+
+    /// A slot for the reply, and where that is if not in the usual place.
+    fn open_slot(
+        &self,
+        target: Target,
+        request: &Request<'_>,
+        input: Option<Block>,
+    ) -> Result<(SlotId, Option<(Address, u32)>), NotPosted> {
+        let opened = lock(&self.slots).open(target, request.deadline_ns);
+        let slot = opened.ok_or(NotPosted::TooManyCalls)?;
+        let wanted = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
+        let room = if request.reply_in_place { wanted.max(USUAL_SLOT_BYTES) } else { USUAL_SLOT_BYTES };
+        let mut held = Held { input, ..Held::default() };
+        if room > USUAL_SLOT_BYTES || slot.index >= USUAL_SLOTS {
+            held.reply = self.pool.allocate(&*self.fabric, room);
+            if held.reply.is_none() {
+                self.free_slot(slot);
+                return Err(NotPosted::NoMemory);
+            }
+        }
+        if request.kind != Kind::Call {
+            held.port = Some(request.number);
+        }
+        let reply_at = held.reply.as_ref().map(|block| (block.address(), room as u32));
+        if held.reply.is_some() || held.input.is_some() || held.port.is_some() {
+            lock(&self.slots).hold(slot, held);
+        }
+        Ok((slot, reply_at))
+    }
+
+    fn post_into_ring(
+        &self,
+        target: Target,
+        outbound: &mut Outbound,
+        request: &Request<'_>,
+        header: &RequestHeader,
+    ) -> Result<(), NotPosted> {
+        let Target::Peer(peer) = target else { unreachable!("own requests need no ring") };
+        let place = match outbound.ring.place(header.request_bytes()) {
+            Ok(place) => place,
+            Err(_) => {
+                outbound.look_at_head().map_err(|_| NotPosted::Gone)?;
+                outbound.ring.place(header.request_bytes()).map_err(|_| NotPosted::Full)?
+            }
+        };
+        let mut head = [0; REQUEST_HEADER_BYTES_MAX + Principal::BYTES_MAX];
+        let fixed: &mut [u8; REQUEST_HEADER_BYTES_MAX] = head.first_chunk_mut().expect("it is longer");
+        let len = header.emit(fixed);
+        let name = request.principal.0.as_bytes();
+        head[len..len + name.len()].copy_from_slice(name);
+        let input = if header.input == Input::InRing { request.input } else { &[] };
+        let at = Address { offset: outbound.at.offset + place.offset, ..outbound.at };
+        let imm = Imm::Request { offset: place.offset }.emit();
+        let posted = self.post_parts(peer, at, &head[..len + name.len()], input, imm);
+        posted.map_err(|cause| match cause {
+            PostCause::QueueFull => NotPosted::Full,
+            PostCause::NotConnected => NotPosted::Gone,
+            PostCause::Malformed => unreachable!("requests keep to the fabric's limits"),
+        })?;
+        outbound.ring.take(place);
+        Ok(())
+    }
+
+    /// Copies a reply out, as many bytes as `into` takes, and frees the slot, unless the output is elsewhere.
+    fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
+        let window = self.slot_window(slot);
+        let mut header = [0; REPLY_HEADER_BYTES];
+        window.read(0, &mut header).expect("a slot holds a header");
+        let reply = match ReplyHeader::parse(header).map(|header| header.status) {
+            Ok(Status::Done(len)) => match into.read(&window, len as usize) {
+                Some(len) => Reply::Done(len),
+                None => Reply::NotUnderstood,
+            },
+            Ok(Status::DoneAt(len)) => {
+                let mut address = [0; OUTPUT_ADDRESS_BYTES];
+                window.read(header.len() as u64, &mut address).expect("a slot holds an address");
+                return Reply::DoneAt(len as usize, parse_output_address(address));
+            }
+            Ok(status) => Reply::Refused(status),
+            Err(_) => Reply::NotUnderstood,
+        };
+        self.free_slot(slot);
+        reply
+    }
+
+    fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
+        let abandoned = lock(&self.slots).abandon(slot);
+        match abandoned {
+            Abandoned::Cancel(Target::Own) => self.cancel(&self.own, slot, wakes),
+            Abandoned::Cancel(Target::Peer(peer)) => {
+                let (index, generation) = (slot.index, slot.generation);
+                self.note(peer, super::Note::Cancel { index, generation });
+            }
+            Abandoned::Replied => {
+                let target = lock(&self.slots).target(slot);
+                self.drop_reply(target, slot, wakes);
+            }
+            Abandoned::Freed(held) => drop(held),
+            Abandoned::Kept => {}
+        }
+    }
+}
+
+impl Outbound {
+    fn look_at_head(&mut self) -> Result<(), halite_tier::rpc::Violation> {
+        let head = self.head.load_u64(0).expect("the word is aligned");
+        self.ring.set_head(head)
+    }
+}
+
+fn header_of(
+    request: &Request<'_>,
+    slot: SlotId,
+    reply_at: Option<(Address, u32)>,
+    input_at: Option<Address>,
+) -> RequestHeader {
+    RequestHeader {
+        kind: request.kind,
+        number: request.number,
+        slot,
+        reply_at,
+        reply_bytes_max: request.reply_bytes_max,
+        input_bytes: request.input.len() as u32,
+        input: input_at.map_or(Input::InRing, Input::At),
+        name_bytes: request.principal.0.len() as u8,
+    }
+}
+
+/// Where the bytes of a reply go.
+pub(crate) enum Into<'a> {
+    /// A buffer of its own.
+    Vec(&'a mut Vec<u8>),
+    /// The caller's.
+    Slice(&'a mut [u8]),
+}
+
+impl Into<'_> {
+    pub(crate) fn reborrow(&mut self) -> Into<'_> {
+        match self {
+            Into::Vec(bytes) => Into::Vec(bytes),
+            Into::Slice(bytes) => Into::Slice(bytes),
+        }
+    }
+
+    /// Room for exactly `len` bytes, unless they do not fit.
+    pub(crate) fn prepare(&mut self, len: usize) -> Option<&mut [u8]> {
+        match self {
+            Into::Vec(bytes) if len as u64 <= PAYLOAD_BYTES_MAX => {
+                bytes.resize(len, 0);
+                Some(bytes.as_mut_slice())
+            }
+            Into::Vec(_) => None,
+            Into::Slice(bytes) => bytes.get_mut(..len),
+        }
+    }
+
+    fn read(mut self, window: &halite_mem::Window, len: usize) -> Option<usize> {
+        if len as u64 > window.len() {
+            return None;
+        }
+        window.read(REPLY_HEADER_BYTES as u64, self.prepare(len)?).ok()?;
+        Some(len)
+    }
+}
+
+impl<'c> Pending<'c> {
+    pub(crate) fn new(core: &'c Core, target: Target, slot: SlotId) -> Pending<'c> {
+        Pending { core, slot, target, open: true }
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        self.target
+    }
+
+    /// Looks after the answer without waiting.
+    pub(crate) fn look(&self) -> Look {
+        lock(&self.core.ground.rpc.slots).look(self.slot, self.core.now_ns(), None)
+    }
+
+    /// Waits for the answer, the end of the server's node, or the deadline.
+    pub(crate) async fn answered(&self) -> Look {
+        std::future::poll_fn(|context| self.poll(context)).await
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Look> {
+        let now = self.core.now_ns();
+        match lock(&self.core.ground.rpc.slots).look(self.slot, now, Some(context.waker())) {
+            Look::Waiting => Poll::Pending,
+            look => Poll::Ready(look),
+        }
+    }
+
+    /// Takes the answer, after [`Look::Replied`].
+    pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
+        let reply = self.core.ground.rpc.take_reply(self.slot, into);
+        self.open = matches!(reply, Reply::DoneAt(..));
+        reply
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            self.core.with_calls(|rpc, wakes| rpc.abandon(self.slot, wakes));
+        }
+    }
+}
+
+/// A node of the cluster, or why it cannot be called.
+pub(crate) enum Callee {
+    Ready(Arc<Link>),
+    NotYet,
+    Down,
+    Unknown,
+}
+
+impl Core {
+    /// The link to a node.
+    pub(crate) fn callee(&self, node: NodeId) -> Callee {
+        if let Some(link) = self.ground.rpc.link_to(node) {
+            return Callee::Ready(link);
+        }
+        self.look(|machine| {
+            if machine.is_connected_to(node) {
+                Callee::NotYet
+            } else if machine.knows(node) {
+                Callee::Down
+            } else {
+                Callee::Unknown
+            }
+        })
+    }
+
+    /// Does something with calls, and lets the machine settle if that is needed.
+    pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
+        let mut wakes = Wakes::default();
+        let result = change(&self.ground.rpc, &mut wakes);
+        wakes.wake_all();
+        if self.ground.rpc.is_dirty() {
+            self.settle();
+        }
+        result
+    }
+}

@@ -1,0 +1,429 @@
+//! Functions and ports of this node: bounded queues, and who waits for what is in them.
+//!
+//! A function that is full refuses calls; a port that is full has its senders wait in order, without their messages,
+//! and keeps room for each that is told to send again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use halite_tier::ids::{NodeId, Principal};
+use halite_tier::rpc::{Address, Kind, Status, Target};
+
+use super::answer::ReplyTo;
+use crate::wait::lock;
+
+/// A function or a port, by number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum ServiceId {
+    Function(u32),
+    Port(u32),
+}
+
+impl ServiceId {
+    pub(crate) fn of(kind: Kind, number: u32) -> ServiceId {
+        match kind {
+            Kind::Call => ServiceId::Function(number),
+            Kind::Send | Kind::TrySend | Kind::GrantedSend(_) => ServiceId::Port(number),
+        }
+    }
+}
+
+/// A request on its way to a handler.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    /// `None` once its sender has its answer, as that of a message has when it is queued.
+    pub(crate) reply: Option<ReplyTo>,
+    pub(crate) node: NodeId,
+    pub(crate) principal: Principal,
+    pub(crate) input: Payload,
+}
+
+impl Incoming {
+    fn is_wanted(&self) -> bool {
+        self.reply.as_ref().is_none_or(ReplyTo::is_wanted)
+    }
+
+    /// The sender of a message need not wait for more than its place in the queue, unless its bytes are still there.
+    fn accept(&mut self, kind: Kind) -> Option<ReplyTo> {
+        match (kind, &self.input) {
+            (Kind::Call, _) | (_, Payload::There { .. }) => None,
+            (_, Payload::Here(_)) => self.reply.take(),
+        }
+    }
+}
+
+/// The input of a request.
+#[derive(Debug)]
+pub(crate) enum Payload {
+    Here(Vec<u8>),
+    /// In the memory of the client's node.
+    There {
+        address: Address,
+        len: u32,
+    },
+}
+
+impl Payload {
+    fn bytes_here(&self) -> usize {
+        match self {
+            Payload::Here(bytes) => bytes.len(),
+            Payload::There { .. } => 0,
+        }
+    }
+}
+
+/// How a function or port is served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServeOptions {
+    /// Most requests that wait for a handler; more are refused, or for a port wait at their sender.
+    pub requests_max: usize,
+    /// Most bytes of inputs that wait; longer inputs than a quarter of a ring stay with their callers and do not count.
+    pub bytes_max: usize,
+    /// The principals that may call, beside the one that serves; `None` for everyone.
+    pub callers: Option<Vec<String>>,
+}
+
+impl Default for ServeOptions {
+    fn default() -> ServeOptions {
+        ServeOptions { requests_max: 4096, bytes_max: 16 << 20, callers: None }
+    }
+}
+
+/// One function or port.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) id: ServiceId,
+    pub(crate) owner: Principal,
+    options: ServeOptions,
+    state: Mutex<State>,
+    /// Requests in the queue, for those who look often.
+    waiting: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Incoming>,
+    bytes: usize,
+    receivers: Receivers,
+    /// Senders that wait for room, in order.
+    parked: VecDeque<ReplyTo>,
+    /// Room that is kept, by number, and for whom.
+    grants: BTreeMap<u32, Target>,
+    last_grant: u32,
+    servers: usize,
+    closed: bool,
+}
+
+/// Tasks that wait for a request.
+#[derive(Debug, Default)]
+struct Receivers {
+    last: u64,
+    asleep: VecDeque<(u64, Waker)>,
+    /// Threads that look again by themselves before they sleep.
+    awake: usize,
+}
+
+/// What became of a request that was to be queued.
+pub(crate) enum Admission {
+    /// It is in the queue: `waker` should look, and `accepted` is to be told.
+    Queued { waker: Option<Waker>, accepted: Option<ReplyTo> },
+    /// Its sender waits for room.
+    Parked,
+    /// It is refused.
+    Refused(ReplyTo, Status),
+}
+
+/// What somebody who wants a request gets.
+pub(crate) struct Taken {
+    pub(crate) incoming: Incoming,
+    /// Senders that may send now, and under which number.
+    pub(crate) granted: Vec<(ReplyTo, u32)>,
+}
+
+/// Answers that are owed when a service ends.
+pub(crate) struct Ended {
+    pub(crate) wakers: Vec<Waker>,
+    pub(crate) unanswered: Vec<ReplyTo>,
+}
+
+impl Service {
+    pub(crate) fn new(id: ServiceId, owner: Principal, options: ServeOptions) -> Service {
+        let state = Mutex::new(State { servers: 1, ..State::default() });
+        Service { id, owner, options, state, waiting: AtomicUsize::new(0) }
+    }
+
+    /// Whether somebody may use it.
+    pub(crate) fn admits(&self, principal: &Principal) -> bool {
+        match &self.options.callers {
+            None => true,
+            Some(names) => *principal == self.owner || names.iter().any(|name| **name == *principal.0),
+        }
+    }
+
+    /// Queues a request, or says why not.
+    pub(crate) fn push(&self, kind: Kind, mut incoming: Incoming) -> Admission {
+        let mut state = lock(&self.state);
+        let target = incoming.reply.as_ref().map(ReplyTo::target);
+        let granted = matches!(kind, Kind::GrantedSend(grant) if state.use_grant(grant, target));
+        if !state.closed && (granted || self.has_room(&mut state, kind, &incoming)) {
+            let accepted = incoming.accept(kind);
+            return Admission::Queued { waker: self.enqueue(&mut state, incoming), accepted };
+        }
+        let reply = incoming.reply.expect("a request that is not queued yet is not answered");
+        match kind {
+            _ if state.closed => Admission::Refused(reply, Status::Unknown),
+            Kind::Call => Admission::Refused(reply, Status::Busy),
+            Kind::TrySend => Admission::Refused(reply, Status::WouldBlock),
+            Kind::Send | Kind::GrantedSend(_) => {
+                state.parked.push_back(reply);
+                Admission::Parked
+            }
+        }
+    }
+
+    fn has_room(&self, state: &mut State, kind: Kind, incoming: &Incoming) -> bool {
+        let more = incoming.input.bytes_here();
+        if !self.fits(state, more) {
+            // Requests that nobody waits for any more take no room from others.
+            state.forget_cancelled();
+            self.waiting.store(state.queue.len(), Relaxed);
+        }
+        // Those that wait are not overtaken.
+        let in_turn = kind == Kind::Call || state.parked.is_empty();
+        in_turn && self.fits(state, more)
+    }
+
+    /// A single request always fits into an empty queue, however long it is.
+    fn fits(&self, state: &State, more: usize) -> bool {
+        let promised = state.queue.len() + state.grants.len();
+        let has_bytes = state.queue.is_empty() || state.bytes + more <= self.options.bytes_max;
+        promised < self.options.requests_max.max(1) && has_bytes
+    }
+
+    fn enqueue(&self, state: &mut State, incoming: Incoming) -> Option<Waker> {
+        state.bytes += incoming.input.bytes_here();
+        state.queue.push_back(incoming);
+        self.waiting.store(state.queue.len(), Relaxed);
+        // Whoever is awake takes one each; for the rest, somebody must be woken.
+        if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
+    }
+
+    /// Whether there is something to take; a hint for those who look often.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.load(Relaxed) > 0
+    }
+
+    /// Takes the next request that somebody still waits for.  `Err` once the service has ended.
+    pub(crate) fn try_take(&self) -> Result<Option<Taken>, Closed> {
+        self.take(&mut lock(&self.state))
+    }
+
+    /// As [`Service::try_take`]; where there is nothing, this thread now looks by itself.
+    pub(crate) fn take_or_look(&self) -> Result<Option<Taken>, Closed> {
+        let mut state = lock(&self.state);
+        let taken = self.take(&mut state)?;
+        state.receivers.awake += usize::from(taken.is_none());
+        Ok(taken)
+    }
+
+    /// The same thread has looked long enough.  Also returns who takes what it leaves behind.
+    pub(crate) fn take_after_look(&self) -> (Result<Option<Taken>, Closed>, Option<Waker>) {
+        let mut state = lock(&self.state);
+        state.receivers.awake -= 1;
+        let taken = self.take(&mut state);
+        let heir = if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None };
+        (taken, heir)
+    }
+
+    fn take(&self, state: &mut State) -> Result<Option<Taken>, Closed> {
+        let found = state.pop_open();
+        self.waiting.store(state.queue.len(), Relaxed);
+        match found {
+            Some(incoming) => Ok(Some(Taken { incoming, granted: self.grant_more(state) })),
+            None if state.closed => Err(Closed),
+            None => Ok(None),
+        }
+    }
+
+    /// Whoever took a request could not accept it: the next one gets it.
+    pub(crate) fn put_back(&self, incoming: Incoming) -> Option<Waker> {
+        let mut state = lock(&self.state);
+        state.bytes += incoming.input.bytes_here();
+        state.queue.push_front(incoming);
+        self.waiting.store(state.queue.len(), Relaxed);
+        state.receivers.pop()
+    }
+
+    /// As [`Service::try_take`]; where there is nothing, the task of `context` is woken when there is.  `id` is of the
+    /// waiter, from one poll to the next.
+    pub(crate) fn poll_take(
+        &self,
+        id: &mut Option<u64>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Taken, Closed>> {
+        let mut state = lock(&self.state);
+        if let Some(id) = id.take() {
+            state.receivers.forget(id);
+        }
+        match self.take(&mut state) {
+            Ok(Some(taken)) => Poll::Ready(Ok(taken)),
+            Ok(None) => {
+                *id = Some(state.receivers.push(context.waker().clone()));
+                Poll::Pending
+            }
+            Err(closed) => Poll::Ready(Err(closed)),
+        }
+    }
+
+    /// A waiter gives up.  If it was woken for a request, somebody else takes that.
+    pub(crate) fn stop_waiting(&self, id: u64) -> Option<Waker> {
+        let mut state = lock(&self.state);
+        let woken = !state.receivers.forget(id);
+        if woken && state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
+    }
+
+    /// A sender does not need the room that is kept for it.
+    pub(crate) fn decline(&self, from: Target, grant: u32) -> Vec<(ReplyTo, u32)> {
+        let mut state = lock(&self.state);
+        if state.grants.get(&grant) == Some(&from) {
+            state.grants.remove(&grant);
+        }
+        self.grant_more(&mut state)
+    }
+
+    /// A peer is gone, and with it the senders for whom room is kept.
+    pub(crate) fn handle_down(&self, peer: Target) -> Vec<(ReplyTo, u32)> {
+        let mut state = lock(&self.state);
+        state.grants.retain(|_, target| *target != peer);
+        state.parked.retain(|reply| reply.target() != peer);
+        self.grant_more(&mut state)
+    }
+
+    fn grant_more(&self, state: &mut State) -> Vec<(ReplyTo, u32)> {
+        let mut granted = Vec::new();
+        while !state.parked.is_empty() && self.fits(state, 0) {
+            granted.extend(state.grant());
+        }
+        granted
+    }
+
+    // Servers come and go.
+
+    /// One more server of the same service.  `false` if it has ended.
+    pub(crate) fn join(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.servers += usize::from(!state.closed);
+        !state.closed
+    }
+
+    /// A server is dropped; the last one ends the service.
+    pub(crate) fn leave(&self) -> Option<Ended> {
+        let mut state = lock(&self.state);
+        state.servers -= 1;
+        (state.servers == 0 && !state.closed).then(|| self.end(&mut state))
+    }
+
+    /// Ends the service: receivers are told, and so are callers.
+    pub(crate) fn close(&self) -> Option<Ended> {
+        let mut state = lock(&self.state);
+        (!state.closed).then(|| self.end(&mut state))
+    }
+
+    fn end(&self, state: &mut State) -> Ended {
+        state.closed = true;
+        self.waiting.store(0, Relaxed);
+        state.bytes = 0;
+        state.grants.clear();
+        let waiting = state.queue.drain(..).filter_map(|incoming| incoming.reply);
+        let unanswered = waiting.chain(state.parked.drain(..)).collect();
+        Ended { wakers: state.receivers.asleep.drain(..).map(|(_, waker)| waker).collect(), unanswered }
+    }
+}
+
+/// The service has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Closed;
+
+impl State {
+    fn pop_open(&mut self) -> Option<Incoming> {
+        while let Some(incoming) = self.queue.pop_front() {
+            self.bytes -= incoming.input.bytes_here();
+            if incoming.is_wanted() {
+                return Some(incoming);
+            }
+        }
+        None
+    }
+
+    fn forget_cancelled(&mut self) {
+        self.queue.retain(Incoming::is_wanted);
+        self.bytes = self.queue.iter().map(|incoming| incoming.input.bytes_here()).sum();
+        self.parked.retain(ReplyTo::is_wanted);
+    }
+
+    fn use_grant(&mut self, grant: u32, target: Option<Target>) -> bool {
+        let is_theirs = target.is_some() && self.grants.get(&grant).copied() == target;
+        if is_theirs {
+            self.grants.remove(&grant);
+        }
+        is_theirs
+    }
+
+    fn grant(&mut self) -> Option<(ReplyTo, u32)> {
+        let reply = self.parked.pop_front()?;
+        if !reply.is_wanted() {
+            return None;
+        }
+        self.last_grant = self.last_grant.wrapping_add(1);
+        self.grants.insert(self.last_grant, reply.target());
+        Some((reply, self.last_grant))
+    }
+}
+
+impl Receivers {
+    fn push(&mut self, waker: Waker) -> u64 {
+        self.last += 1;
+        self.asleep.push_back((self.last, waker));
+        self.last
+    }
+
+    fn pop(&mut self) -> Option<Waker> {
+        self.asleep.pop_front().map(|(_, waker)| waker)
+    }
+
+    /// Whether it was still asleep.
+    fn forget(&mut self, id: u64) -> bool {
+        let before = self.asleep.len();
+        self.asleep.retain(|(other, _)| *other != id);
+        self.asleep.len() < before
+    }
+}
+
+/// All functions and ports of a node.
+#[derive(Debug, Default)]
+pub(crate) struct Services {
+    by_id: BTreeMap<ServiceId, Arc<Service>>,
+}
+
+impl Services {
+    pub(crate) fn get(&self, id: ServiceId) -> Option<&Arc<Service>> {
+        self.by_id.get(&id)
+    }
+
+    pub(crate) fn insert(&mut self, service: Arc<Service>) {
+        self.by_id.insert(service.id, service);
+    }
+
+    pub(crate) fn remove(&mut self, service: &Arc<Service>) {
+        if self.by_id.get(&service.id).is_some_and(|known| Arc::ptr_eq(known, service)) {
+            self.by_id.remove(&service.id);
+        }
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.by_id.values()
+    }
+}

@@ -1,0 +1,208 @@
+//! The two ends of a request ring: where the next request goes, and where the next one is read.
+//!
+//! Positions count bytes since the beginning; a request lies in one piece, so one that does not fit behind the last
+//! begins at the start of the ring, and the rest of the lap is skipped.  Requests are not padded: a ring holds as many as
+//! it has bytes for.  Neither end touches memory.
+
+use super::{RING_BYTES_MAX, RING_BYTES_MIN, Violation};
+
+/// The server has not made room yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the request ring is full")]
+pub struct RingFull;
+
+/// The client's end, which owns the tail.
+#[derive(Debug)]
+pub struct RingWriter {
+    bytes: u64,
+    tail: u64,
+    /// The server's head when it was last looked at.
+    head: u64,
+}
+
+/// A place for one request, not taken yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Bytes from the start of the ring.
+    pub offset: u64,
+    end: u64,
+}
+
+/// The server's end, which owns the head.
+#[derive(Debug)]
+pub struct RingReader {
+    bytes: u64,
+    head: u64,
+    /// What the client was last told of the head.
+    told: u64,
+}
+
+/// Whether a ring can have that many bytes.
+pub fn is_ring_size(bytes: u64) -> bool {
+    bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
+}
+
+/// Longest request in a ring of `bytes`.  With a head that lags by a quarter, and a lap that ends a quarter early,
+/// a ring that has been read to its end has room for it.
+pub const fn request_bytes_max(bytes: u64) -> u64 {
+    bytes / 4
+}
+
+impl RingWriter {
+    /// The writing end of an empty ring.
+    pub fn new(bytes: u64) -> RingWriter {
+        debug_assert!(is_ring_size(bytes), "a ring of {bytes} bytes");
+        RingWriter { bytes, tail: 0, head: 0 }
+    }
+
+    /// Longest request, in bytes.
+    pub fn request_bytes_max(&self) -> u64 {
+        request_bytes_max(self.bytes)
+    }
+
+    /// Where a request of `len` bytes, at most [`RingWriter::request_bytes_max`], would go now.
+    pub fn place(&self, len: u64) -> Result<Place, RingFull> {
+        debug_assert!(len <= self.request_bytes_max(), "a request of {len} bytes");
+        let left_in_lap = self.bytes - self.tail % self.bytes;
+        let start = if len <= left_in_lap { self.tail } else { self.tail + left_in_lap };
+        let end = start + len;
+        if end - self.head > self.bytes {
+            return Err(RingFull);
+        }
+        Ok(Place { offset: start % self.bytes, end })
+    }
+
+    /// A request has been posted to `place`.
+    pub fn take(&mut self, place: Place) {
+        self.tail = place.end;
+    }
+
+    /// The server has read up to `head`.
+    pub fn set_head(&mut self, head: u64) -> Result<(), Violation> {
+        if head > self.tail {
+            return Err(Violation("its head is beyond the tail"));
+        }
+        // The word is written by plain writes, which may be seen in any order.
+        self.head = self.head.max(head);
+        Ok(())
+    }
+}
+
+impl RingReader {
+    /// The reading end of an empty ring.
+    pub fn new(bytes: u64) -> RingReader {
+        debug_assert!(is_ring_size(bytes), "a ring of {bytes} bytes");
+        RingReader { bytes, head: 0, told: 0 }
+    }
+
+    /// A request has arrived at `offset`; returns how many bytes it may have.
+    pub fn arrive(&mut self, offset: u64) -> Result<u64, Violation> {
+        let at = self.head % self.bytes;
+        if offset != at {
+            if offset != 0 {
+                return Err(Violation("a request is not where the next one belongs"));
+            }
+            self.head += self.bytes - at;
+        }
+        Ok(request_bytes_max(self.bytes).min(self.bytes - offset))
+    }
+
+    /// The request that arrived last had `len` bytes and has been read out.
+    pub fn advance(&mut self, len: u64) {
+        self.head += len;
+    }
+
+    /// What the client should be told, once a quarter of the ring has been read since it was told last.
+    pub fn poll_head(&mut self) -> Option<u64> {
+        if self.head - self.told < self.bytes / 4 {
+            return None;
+        }
+        self.told = self.head;
+        Some(self.head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BYTES: u64 = RING_BYTES_MIN;
+
+    #[test]
+    fn the_longest_request_fits_once_all_has_been_read() {
+        let (mut writer, mut reader) = (RingWriter::new(BYTES), RingReader::new(BYTES));
+        let mut head_word = 0;
+        for len in (1..2000).map(|n| n * 37 % request_bytes_max(BYTES) + 1) {
+            writer.set_head(head_word).unwrap();
+            assert!(writer.place(request_bytes_max(BYTES)).is_ok());
+            let place = writer.place(len).unwrap();
+            writer.take(place);
+            reader.arrive(place.offset).unwrap();
+            reader.advance(len);
+            head_word = reader.poll_head().unwrap_or(head_word);
+        }
+    }
+
+    #[test]
+    fn a_request_out_of_turn_is_a_violation() {
+        let mut reader = RingReader::new(BYTES);
+        assert!(reader.arrive(64).is_err());
+        assert_eq!(reader.arrive(0), Ok(BYTES / 4));
+        reader.advance(65);
+        assert!(reader.arrive(64).is_err());
+        assert_eq!(reader.arrive(65), Ok(BYTES / 4));
+    }
+
+    #[test]
+    fn a_head_beyond_the_tail_is_a_violation_and_one_that_goes_back_is_old() {
+        let mut writer = RingWriter::new(BYTES);
+        assert!(writer.set_head(64).is_err());
+        let place = writer.place(100).unwrap();
+        writer.take(place);
+        writer.set_head(100).unwrap();
+        writer.set_head(0).unwrap();
+        assert!(writer.set_head(101).is_err());
+    }
+
+    proptest! {
+        /// Against a model that remembers which bytes hold a request that has not been read.
+        #[test]
+        fn no_request_is_overwritten_before_it_has_been_read(
+            steps in prop::collection::vec((any::<bool>(), 1..=BYTES / 4, any::<bool>()), 1..500)
+        ) {
+            let (mut writer, mut reader) = (RingWriter::new(BYTES), RingReader::new(BYTES));
+            let mut waiting: VecDeque<(u64, u64)> = VecDeque::new();
+            let mut head_word = 0;
+            for (write, len, look) in steps {
+                if look {
+                    prop_assert!(writer.set_head(head_word).is_ok());
+                }
+                if write {
+                    let Ok(place) = writer.place(len) else { continue };
+                    prop_assert!(place.offset + len <= BYTES);
+                    for (offset, other) in &waiting {
+                        prop_assert!(place.offset + len <= *offset || offset + other <= place.offset);
+                    }
+                    writer.take(place);
+                    waiting.push_back((place.offset, len));
+                } else if let Some((offset, len)) = waiting.pop_front() {
+                    prop_assert!(reader.arrive(offset).unwrap() >= len);
+                    reader.advance(len);
+                    head_word = reader.poll_head().unwrap_or(head_word);
+                }
+            }
+            // Once all has been read and the head is known, anything fits.
+            for (offset, len) in waiting {
+                prop_assert!(reader.arrive(offset).is_ok());
+                reader.advance(len);
+                head_word = reader.poll_head().unwrap_or(head_word);
+            }
+            prop_assert!(writer.set_head(head_word).is_ok());
+            prop_assert!(writer.place(BYTES / 4).is_ok());
+        }
+    }
+}

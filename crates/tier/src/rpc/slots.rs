@@ -1,0 +1,396 @@
+//! Reply slots: the places of a caller's node into which servers write.
+//!
+//! ```text
+//!           open            handle_reply         free
+//!   Free ────────> Waiting ──────────────> Replied ────> Free
+//!                    │ │ handle_down
+//!            abandon │ └──────────> Down ── free, handle_cut_off (both) ──> Free
+//!                    v
+//!                Abandoned ── handle_reply (late), handle_cancelled, handle_cut_off ──> Free
+//! ```
+//!
+//! Whoever waits holds a slot's number only.  A slot is free again only when nothing can be written to it any more;
+//! then the next use has another generation, so that even a peer that breaks this rule is found out.
+
+use std::task::Waker;
+
+use halite_fabric::PeerId;
+
+use super::Violation;
+use super::wire::next_generation;
+
+/// One use of a reply slot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SlotId {
+    /// Which slot.
+    pub index: u16,
+    /// Which of its uses: 15 bits.
+    pub generation: u16,
+}
+
+/// Who is to answer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Target {
+    /// A server on this node.
+    Own,
+    /// One behind a connection.
+    Peer(PeerId),
+}
+
+/// All reply slots of a node, with what each holds while it is in use (memory, say).
+#[derive(Debug)]
+pub struct ReplySlots<H> {
+    slots: Vec<Slot<H>>,
+    /// The one used last is used first: it is in the cache.
+    free: Vec<u16>,
+    slots_max: usize,
+    /// No slot that is waited for has an earlier deadline.
+    next_deadline_ns: u64,
+}
+
+#[derive(Debug)]
+struct Slot<H> {
+    generation: u16,
+    state: State,
+    target: Target,
+    held: Option<H>,
+}
+
+#[derive(Debug)]
+enum State {
+    Free,
+    Waiting {
+        waker: Option<Waker>,
+        deadline_ns: u64,
+    },
+    Replied,
+    /// The server is gone; `cut_off` once it can write no more.
+    Down {
+        cut_off: bool,
+    },
+    Abandoned,
+}
+
+/// What a reply means.
+#[derive(Debug)]
+pub enum Arrival {
+    /// Somebody waits for it.
+    Expected(Option<Waker>),
+    /// Nobody does any more: look at it, then [`ReplySlots::free`] the slot.
+    Late,
+}
+
+/// What there is to see for whoever waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// Nothing yet.
+    Waiting,
+    /// The reply is there: copy it out, then [`ReplySlots::free`] the slot.
+    Replied,
+    /// The server's node is gone; then [`ReplySlots::abandon`] the slot.
+    Down,
+    /// The deadline has passed; then [`ReplySlots::abandon`] the slot.
+    Overdue,
+}
+
+/// What is to be done about a slot that nobody waits for any more.
+#[derive(Debug)]
+pub enum Abandoned<H> {
+    /// Ask the server to acknowledge that it will not write.
+    Cancel(Target),
+    /// The reply had come: look at it, then [`ReplySlots::free`] the slot.
+    Replied,
+    /// It is free again.
+    Freed(Option<H>),
+    /// It is free when the server's node is cut off.
+    Kept,
+}
+
+impl<H> ReplySlots<H> {
+    /// At most `slots_max` slots, none in use.
+    pub fn new(slots_max: usize) -> ReplySlots<H> {
+        assert!(slots_max <= 1 << 16, "an index has 16 bits");
+        ReplySlots { slots: Vec::new(), free: Vec::new(), slots_max, next_deadline_ns: u64::MAX }
+    }
+
+    /// Takes a slot into use; `None` if all are.
+    pub fn open(&mut self, target: Target, deadline_ns: u64) -> Option<SlotId> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() < self.slots_max => {
+                let generation = 0;
+                self.slots.push(Slot { generation, state: State::Free, target, held: None });
+                (self.slots.len() - 1) as u16
+            }
+            None => return None,
+        };
+        let slot = &mut self.slots[usize::from(index)];
+        slot.state = State::Waiting { waker: None, deadline_ns };
+        slot.target = target;
+        self.next_deadline_ns = self.next_deadline_ns.min(deadline_ns);
+        Some(SlotId { index, generation: slot.generation })
+    }
+
+    /// Leaves something with a slot that is in use, until it is free again.
+    pub fn hold(&mut self, id: SlotId, held: H) {
+        self.slot_mut(id).expect("whoever opened a slot holds it").held = Some(held);
+    }
+
+    /// Who is to answer into a slot that is in use.
+    pub fn target(&self, id: SlotId) -> Target {
+        self.slots[usize::from(id.index)].target
+    }
+
+    /// Takes what a slot holds; the outer `None` if that use of it is over.
+    pub fn take_held(&mut self, id: SlotId) -> Option<Option<H>> {
+        self.slot_mut(id).map(|slot| slot.held.take())
+    }
+
+    /// What a slot that is in use holds.
+    pub fn held(&self, id: SlotId) -> Option<&H> {
+        let slot = self.slots.get(usize::from(id.index))?;
+        slot.held.as_ref().filter(|_| slot.generation == id.generation)
+    }
+
+    /// A reply has been written.
+    pub fn handle_reply(&mut self, from: Target, id: SlotId) -> Result<Arrival, Violation> {
+        let unknown = Violation("a reply that nothing was asked for");
+        let slot = self.slot_mut(id).filter(|slot| slot.target == from).ok_or(unknown)?;
+        match &mut slot.state {
+            State::Waiting { waker, .. } => {
+                let waker = waker.take();
+                slot.state = State::Replied;
+                Ok(Arrival::Expected(waker))
+            }
+            State::Abandoned => Ok(Arrival::Late),
+            // What a peer said before it went is handled before its end is; and nothing is answered twice.
+            State::Free | State::Replied | State::Down { .. } => Err(unknown),
+        }
+    }
+
+    /// Looks after a slot; where there is nothing yet, `waker` is woken when there is.
+    pub fn look(&mut self, id: SlotId, now_ns: u64, waker: Option<&Waker>) -> Look {
+        let slot = self.slot_mut(id).expect("whoever waits for a slot holds it");
+        match &mut slot.state {
+            State::Waiting { deadline_ns, .. } if *deadline_ns <= now_ns => Look::Overdue,
+            State::Waiting { waker: kept, .. } => {
+                if let Some(waker) = waker {
+                    *kept = Some(waker.clone());
+                }
+                Look::Waiting
+            }
+            State::Replied => Look::Replied,
+            State::Down { .. } => Look::Down,
+            State::Free | State::Abandoned => unreachable!("whoever waits for a slot holds it"),
+        }
+    }
+
+    /// Nobody waits for this slot any more.
+    pub fn abandon(&mut self, id: SlotId) -> Abandoned<H> {
+        let slot = self.slot_mut(id).expect("whoever abandons a slot holds it");
+        match slot.state {
+            State::Waiting { .. } => {
+                slot.state = State::Abandoned;
+                Abandoned::Cancel(slot.target)
+            }
+            State::Replied => Abandoned::Replied,
+            State::Down { cut_off: true } => Abandoned::Freed(self.free(id)),
+            State::Down { cut_off: false } => {
+                slot.state = State::Abandoned;
+                Abandoned::Kept
+            }
+            State::Free | State::Abandoned => unreachable!("a slot is abandoned once"),
+        }
+    }
+
+    /// The server acknowledges that it will not write.  Returns what the slot held, if it is free now.
+    pub fn handle_cancelled(&mut self, from: Target, id: SlotId) -> Option<H> {
+        let slot = self.slot_mut(id).filter(|slot| slot.target == from)?;
+        // The reply may have come before the acknowledgement.
+        if let State::Abandoned = slot.state { self.free(id) } else { None }
+    }
+
+    /// The slot is free again; returns what it held.
+    pub fn free(&mut self, id: SlotId) -> Option<H> {
+        let slot = self.slot_mut(id).expect("whoever frees a slot holds it");
+        slot.state = State::Free;
+        slot.generation = next_generation(slot.generation);
+        let held = slot.held.take();
+        self.free.push(id.index);
+        held
+    }
+
+    /// A peer is gone, but may be able to write still.  Returns whom to wake.
+    pub fn handle_down(&mut self, peer: PeerId) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for slot in self.slots.iter_mut().filter(|slot| slot.target == Target::Peer(peer)) {
+            if let State::Waiting { waker, .. } = &mut slot.state {
+                wakers.extend(waker.take());
+                slot.state = State::Down { cut_off: false };
+            }
+        }
+        wakers
+    }
+
+    /// A peer can write no more.  Returns what the slots held that are free now.
+    pub fn handle_cut_off(&mut self, peer: PeerId) -> Vec<H> {
+        let mut held = Vec::new();
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if slot.target != Target::Peer(peer) {
+                continue;
+            }
+            match slot.state {
+                State::Down { .. } => slot.state = State::Down { cut_off: true },
+                State::Abandoned => {
+                    let id = SlotId { index: index as u16, generation: slot.generation };
+                    held.extend(self.free(id));
+                }
+                State::Free | State::Waiting { .. } | State::Replied => {}
+            }
+        }
+        held
+    }
+
+    /// When some slot may become overdue.
+    pub fn next_deadline_ns(&self) -> u64 {
+        self.next_deadline_ns
+    }
+
+    /// Time has passed.  Returns whom to wake.
+    pub fn handle_time(&mut self, now_ns: u64) -> Vec<Waker> {
+        if now_ns < self.next_deadline_ns {
+            return Vec::new();
+        }
+        let mut wakers = Vec::new();
+        self.next_deadline_ns = u64::MAX;
+        for slot in &mut self.slots {
+            if let State::Waiting { waker, deadline_ns } = &mut slot.state {
+                match *deadline_ns <= now_ns {
+                    true => wakers.extend(waker.take()),
+                    false => self.next_deadline_ns = self.next_deadline_ns.min(*deadline_ns),
+                }
+            }
+        }
+        wakers
+    }
+
+    /// Everything ends: wakes all who wait.  Slots stay reserved, since replies may still be written.
+    pub fn close(&mut self) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for slot in &mut self.slots {
+            if let State::Waiting { waker, .. } = &mut slot.state {
+                wakers.extend(waker.take());
+                slot.state = State::Down { cut_off: false };
+            }
+        }
+        wakers
+    }
+
+    /// How many slots are in use.
+    pub fn used(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<H>> {
+        let slot = self.slots.get_mut(usize::from(id.index))?;
+        (slot.generation == id.generation && !matches!(slot.state, State::Free)).then_some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: PeerId = PeerId(5);
+    const SERVER: Target = Target::Peer(PEER);
+
+    fn slots() -> ReplySlots<&'static str> {
+        ReplySlots::new(2)
+    }
+
+    fn open(slots: &mut ReplySlots<&'static str>) -> SlotId {
+        let id = slots.open(SERVER, 100).unwrap();
+        slots.hold(id, "memory");
+        id
+    }
+
+    #[test]
+    fn a_slot_is_used_again_with_another_generation() {
+        let mut slots = slots();
+        let first = open(&mut slots);
+        assert!(matches!(slots.handle_reply(SERVER, first), Ok(Arrival::Expected(None))));
+        assert_eq!(slots.look(first, 0, None), Look::Replied);
+        assert_eq!(slots.free(first), Some("memory"));
+        let second = open(&mut slots);
+        assert_eq!((second.index, second.generation), (first.index, 1));
+        assert!(slots.handle_reply(SERVER, first).is_err());
+        assert!(slots.handle_reply(Target::Peer(PeerId(6)), second).is_err());
+        assert!(slots.handle_reply(Target::Own, second).is_err());
+    }
+
+    #[test]
+    fn an_abandoned_slot_stays_reserved_until_the_server_acknowledges() {
+        let mut slots = slots();
+        let id = open(&mut slots);
+        assert!(matches!(slots.abandon(id), Abandoned::Cancel(SERVER)));
+        let other = open(&mut slots);
+        assert!(slots.open(SERVER, 100).is_none(), "both are in use");
+        assert_eq!(slots.handle_cancelled(Target::Own, id), None, "that is not who was asked");
+        assert_eq!(slots.handle_cancelled(SERVER, id), Some("memory"));
+        assert_eq!(slots.handle_cancelled(SERVER, id), None, "it is not told twice");
+        assert_eq!(slots.handle_cancelled(SERVER, other), None, "somebody waits for that");
+        assert_eq!(open(&mut slots).index, id.index);
+    }
+
+    #[test]
+    fn a_late_reply_frees_the_slot_and_the_acknowledgement_behind_it_means_nothing() {
+        let mut slots = slots();
+        let id = open(&mut slots);
+        slots.abandon(id);
+        assert!(matches!(slots.handle_reply(SERVER, id), Ok(Arrival::Late)));
+        assert_eq!(slots.free(id), Some("memory"));
+        let next = open(&mut slots);
+        assert_eq!(slots.handle_cancelled(SERVER, id), None);
+        assert_eq!(slots.look(next, 0, None), Look::Waiting);
+    }
+
+    #[test]
+    fn a_dead_server_ends_the_waiting_but_frees_nothing_before_it_is_cut_off() {
+        let mut slots = slots();
+        let (waiting, abandoned) = (open(&mut slots), open(&mut slots));
+        slots.abandon(abandoned);
+        slots.handle_down(PEER);
+        assert_eq!(slots.look(waiting, 0, None), Look::Down);
+        assert!(matches!(slots.abandon(waiting), Abandoned::Kept));
+        assert!(slots.open(SERVER, 100).is_none());
+        assert_eq!(slots.handle_cut_off(PEER), ["memory", "memory"]);
+        assert_eq!(slots.used(), 0);
+    }
+
+    #[test]
+    fn a_waiter_that_looks_after_the_cut_off_frees_the_slot_itself() {
+        let mut slots = slots();
+        let id = open(&mut slots);
+        slots.handle_down(PEER);
+        assert!(slots.handle_cut_off(PEER).is_empty());
+        assert_eq!(slots.look(id, 0, None), Look::Down);
+        assert!(matches!(slots.abandon(id), Abandoned::Freed(Some("memory"))));
+        assert_eq!(slots.used(), 0);
+    }
+
+    #[test]
+    fn whoever_is_overdue_is_woken_and_the_others_are_not() {
+        let mut slots = slots();
+        let soon = slots.open(SERVER, 10).unwrap();
+        let later = slots.open(SERVER, 20).unwrap();
+        for id in [soon, later] {
+            assert_eq!(slots.look(id, 0, Some(Waker::noop())), Look::Waiting);
+        }
+        assert!(slots.handle_time(9).is_empty());
+        assert_eq!(slots.handle_time(10).len(), 1);
+        assert_eq!(slots.next_deadline_ns(), 20);
+        assert_eq!(slots.look(soon, 10, None), Look::Overdue);
+        assert_eq!(slots.look(later, 10, None), Look::Waiting);
+    }
+}

@@ -1,0 +1,465 @@
+//! What requests, replies and notes look like on the wire.  `docs/protocol.md` draws them.
+//!
+//! Everything is little-endian.  A parser takes a private copy of what it parses, and refuses what no emitter writes.
+
+use halite_fabric::Key;
+use serde::{Deserialize, Serialize};
+
+use super::{PAYLOAD_BYTES_MAX, SlotId};
+
+/// The immediate of a send that carries a [`Note`]; the control protocol's sends have 0.
+pub const NOTE_IMM: u32 = 1;
+
+const REPLY_FLAG: u32 = 1 << 31;
+const GENERATION_MASK: u16 = 0x7fff;
+
+/// Bytes that do not mean anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("not a {0}")]
+pub struct WireError(&'static str);
+
+/// What an immediate says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Imm {
+    /// A request lies at this offset of the ring, in bytes.
+    Request {
+        /// Bytes from the start of the ring.
+        offset: u64,
+    },
+    /// A reply lies in this slot.
+    Reply(SlotId),
+}
+
+impl Imm {
+    /// As the fabric carries it.
+    pub fn emit(self) -> u32 {
+        match self {
+            // Rings are shorter than that.
+            Imm::Request { offset } => offset as u32,
+            Imm::Reply(slot) => REPLY_FLAG | u32::from(slot.generation) << 16 | u32::from(slot.index),
+        }
+    }
+
+    /// Understands what the fabric carried.
+    pub fn parse(imm: u32) -> Imm {
+        if imm & REPLY_FLAG == 0 {
+            return Imm::Request { offset: u64::from(imm) };
+        }
+        let generation = (imm >> 16) as u16 & GENERATION_MASK;
+        Imm::Reply(SlotId { index: imm as u16, generation })
+    }
+}
+
+/// The generation behind `generation`: 15 bits.
+pub(super) fn next_generation(generation: u16) -> u16 {
+    (generation + 1) & GENERATION_MASK
+}
+
+/// What a request wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Have a function called.
+    Call,
+    /// Put a message into a port, as soon as there is room.
+    Send,
+    /// Put a message into a port if there is room now.
+    TrySend,
+    /// Put a message into a port, where room is kept for it under this number.
+    GrantedSend(u32),
+}
+
+/// Some registered memory of the sender of a request or reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Address {
+    /// Its segment.
+    pub key: Key,
+    /// Bytes from the segment's start.
+    pub offset: u64,
+}
+
+/// Where the input of a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Input {
+    /// Behind the header, and the principal's name.
+    InRing,
+    /// In the client's memory, for the server to read.
+    At(Address),
+}
+
+/// What stands before the input of a request.
+///
+/// ```text
+///   0 kind | 1 name len | 2 slot u16 | 4 generation u16 | 6 flags u16 | 8 number u32 | 12 input len u32 | 16 reply max u32
+///  20 [key u32 | room u32 | offset u64]    where the reply goes, unless it is the slot's usual place
+///     [key u32 | zero u32 | offset u64]    where the input is, unless it follows
+///     name of the principal
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RequestHeader {
+    /// What is wanted.
+    pub kind: Kind,
+    /// Of which function or port.
+    pub number: u32,
+    /// The caller's slot.
+    pub slot: SlotId,
+    /// Where the reply goes and how many bytes fit there, if not in the slot's usual place.
+    pub reply_at: Option<(Address, u32)>,
+    /// Longest reply that the caller takes, in bytes.
+    pub reply_bytes_max: u32,
+    /// Length of the input in bytes.
+    pub input_bytes: u32,
+    /// Where it is.
+    pub input: Input,
+    /// Length of the principal's name, which follows.
+    pub name_bytes: u8,
+}
+
+const FIXED_BYTES: usize = 20;
+const ADDRESS_BYTES: usize = 16;
+const FLAG_REPLY_AT: u16 = 1;
+const FLAG_INPUT_AT: u16 = 2;
+
+/// Longest encoding of a [`RequestHeader`].
+pub const REQUEST_HEADER_BYTES_MAX: usize = FIXED_BYTES + 2 * ADDRESS_BYTES;
+
+impl RequestHeader {
+    /// Length of its encoding.
+    pub fn len_bytes(&self) -> usize {
+        let input_at = matches!(self.input, Input::At(_));
+        FIXED_BYTES + ADDRESS_BYTES * (usize::from(self.reply_at.is_some()) + usize::from(input_at))
+    }
+
+    /// Bytes of the whole request in the ring.
+    pub fn request_bytes(&self) -> u64 {
+        let input_bytes = if self.input == Input::InRing { u64::from(self.input_bytes) } else { 0 };
+        self.len_bytes() as u64 + u64::from(self.name_bytes) + input_bytes
+    }
+
+    /// Writes it to the front of `bytes`, and returns its length.
+    pub fn emit(&self, bytes: &mut [u8; REQUEST_HEADER_BYTES_MAX]) -> usize {
+        let (kind, limit) = match self.kind {
+            Kind::Call => (0, self.reply_bytes_max),
+            Kind::Send => (1, 0),
+            Kind::TrySend => (2, 0),
+            Kind::GrantedSend(grant) => (3, grant),
+        };
+        bytes[0] = kind;
+        bytes[1] = self.name_bytes;
+        bytes[2..4].copy_from_slice(&self.slot.index.to_le_bytes());
+        bytes[4..6].copy_from_slice(&self.slot.generation.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.number.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.input_bytes.to_le_bytes());
+        bytes[16..20].copy_from_slice(&limit.to_le_bytes());
+        let (mut flags, mut at) = (0, FIXED_BYTES);
+        if let Some((address, room)) = self.reply_at {
+            flags |= FLAG_REPLY_AT;
+            emit_address(&mut bytes[at..at + ADDRESS_BYTES], address, room);
+            at += ADDRESS_BYTES;
+        }
+        if let Input::At(address) = self.input {
+            flags |= FLAG_INPUT_AT;
+            emit_address(&mut bytes[at..at + ADDRESS_BYTES], address, 0);
+            at += ADDRESS_BYTES;
+        }
+        bytes[6..8].copy_from_slice(&flags.to_le_bytes());
+        at
+    }
+
+    /// Understands a header at the front of a private copy of the request.
+    pub fn parse(bytes: &[u8]) -> Result<RequestHeader, WireError> {
+        let bad = WireError("request");
+        let fixed: &[u8; FIXED_BYTES] = bytes.first_chunk().ok_or(bad)?;
+        let limit = u32_at(fixed, 16);
+        let (kind, reply_bytes_max) = match fixed[0] {
+            0 => (Kind::Call, limit),
+            1 if limit == 0 => (Kind::Send, 0),
+            2 if limit == 0 => (Kind::TrySend, 0),
+            3 => (Kind::GrantedSend(limit), 0),
+            _ => return Err(bad),
+        };
+        let flags = u16_at(fixed, 6);
+        if flags & !(FLAG_REPLY_AT | FLAG_INPUT_AT) != 0 {
+            return Err(bad);
+        }
+        let mut rest = &bytes[FIXED_BYTES..];
+        let mut address = |flag| match flags & flag {
+            0 => Ok(None),
+            _ => parse_address(&mut rest).map(Some),
+        };
+        let (reply_at, input_at) = (address(FLAG_REPLY_AT)?, address(FLAG_INPUT_AT)?);
+        let header = RequestHeader {
+            kind,
+            number: u32_at(fixed, 8),
+            slot: SlotId { index: u16_at(fixed, 2), generation: u16_at(fixed, 4) & GENERATION_MASK },
+            reply_at,
+            reply_bytes_max,
+            input_bytes: u32_at(fixed, 12),
+            input: input_at.map_or(Input::InRing, |(address, _)| Input::At(address)),
+            name_bytes: fixed[1],
+        };
+        let has_room = header.reply_at.is_none_or(|(_, room)| room as usize >= REPLY_HEADER_BYTES);
+        let fits = u64::from(header.input_bytes) <= PAYLOAD_BYTES_MAX;
+        if has_room && fits { Ok(header) } else { Err(bad) }
+    }
+}
+
+fn emit_address(bytes: &mut [u8], address: Address, room: u32) {
+    bytes[0..4].copy_from_slice(&address.key.0.to_le_bytes());
+    bytes[4..8].copy_from_slice(&room.to_le_bytes());
+    bytes[8..16].copy_from_slice(&address.offset.to_le_bytes());
+}
+
+fn parse_address(rest: &mut &[u8]) -> Result<(Address, u32), WireError> {
+    let (bytes, behind) = rest.split_first_chunk::<ADDRESS_BYTES>().ok_or(WireError("request"))?;
+    *rest = behind;
+    let offset = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+    Ok((Address { key: Key(u32_at(bytes, 0)), offset }, u32_at(bytes, 4)))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
+}
+
+/// Bytes of a [`ReplyHeader`].
+pub const REPLY_HEADER_BYTES: usize = 8;
+
+/// What stands before the output in a reply: status u32, number u32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReplyHeader {
+    /// What became of the request.
+    pub status: Status,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// The output follows: so many bytes.
+    Done(u32),
+    /// The output has so many bytes and is in the server's memory; its address follows.
+    DoneAt(u32),
+    /// Nobody serves the function, or has opened the port.
+    Unknown,
+    /// The function's queue is full.
+    Busy,
+    /// The principal may not.
+    Denied,
+    /// The output has so many bytes, which is more than the caller takes.
+    TooLong(u32),
+    /// The handler dropped the call without an answer.
+    Dropped,
+    /// The server ended while the call waited.
+    Closed,
+    /// The server has no memory for so long an output.
+    NoMemory,
+    /// The port has no room now.
+    WouldBlock,
+    /// The port has room now, kept under this number: send again.
+    Granted(u32),
+}
+
+impl ReplyHeader {
+    /// As it goes on the wire.
+    pub fn emit(self) -> [u8; REPLY_HEADER_BYTES] {
+        let (code, number): (u32, u32) = match self.status {
+            Status::Done(len) => (0, len),
+            Status::DoneAt(len) => (1, len),
+            Status::Unknown => (2, 0),
+            Status::Busy => (3, 0),
+            Status::Denied => (4, 0),
+            Status::TooLong(len) => (5, len),
+            Status::Dropped => (6, 0),
+            Status::Closed => (7, 0),
+            Status::NoMemory => (8, 0),
+            Status::WouldBlock => (9, 0),
+            Status::Granted(grant) => (10, grant),
+        };
+        (u64::from(code) | u64::from(number) << 32).to_le_bytes()
+    }
+
+    /// Understands a private copy of it.
+    pub fn parse(bytes: [u8; REPLY_HEADER_BYTES]) -> Result<ReplyHeader, WireError> {
+        let word = u64::from_le_bytes(bytes);
+        let (code, number) = (word as u32, (word >> 32) as u32);
+        let status = match (code, number) {
+            (0, len) => Status::Done(len),
+            (1, len) => Status::DoneAt(len),
+            (2, 0) => Status::Unknown,
+            (3, 0) => Status::Busy,
+            (4, 0) => Status::Denied,
+            (5, len) => Status::TooLong(len),
+            (6, 0) => Status::Dropped,
+            (7, 0) => Status::Closed,
+            (8, 0) => Status::NoMemory,
+            (9, 0) => Status::WouldBlock,
+            (10, grant) => Status::Granted(grant),
+            _ => return Err(WireError("reply")),
+        };
+        Ok(ReplyHeader { status })
+    }
+}
+
+/// The address behind the header of a [`Status::DoneAt`].
+pub fn emit_output_address(address: Address) -> [u8; ADDRESS_BYTES] {
+    let mut bytes = [0; ADDRESS_BYTES];
+    emit_address(&mut bytes, address, 0);
+    bytes
+}
+
+/// Understands it.
+pub fn parse_output_address(bytes: [u8; ADDRESS_BYTES]) -> Address {
+    let (address, _) = parse_address(&mut bytes.as_slice()).expect("exactly the bytes of one");
+    address
+}
+
+/// Bytes of the address behind the header of a [`Status::DoneAt`].
+pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
+
+/// What nodes tell each other about calls outside of rings and slots, in sends with [`NOTE_IMM`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Note {
+    /// Here is what you need to call me: your ring, and my reply slots' usual places.
+    Open {
+        /// The ring's segment.
+        ring_key: u32,
+        /// Its first byte there.
+        ring_offset: u64,
+        /// Its length in bytes.
+        ring_bytes: u64,
+        /// The segment of my head word, by which you tell me how far you have read the ring that I write to.
+        head_key: u32,
+        /// The word there.
+        head_offset: u64,
+        /// The segment of the usual places of my reply slots.
+        slots_key: u32,
+        /// Where they begin.
+        slots_offset: u64,
+        /// Bytes from one slot to the next.
+        slot_bytes: u32,
+        /// How many slots are in the usual place.
+        slots: u32,
+    },
+    /// The caller has lost interest in the reply to this slot.
+    Cancel {
+        /// Which slot of mine.
+        index: u16,
+        /// In which of its uses.
+        generation: u16,
+    },
+    /// Nothing will be written to this slot of yours any more in that use.
+    Cancelled {
+        /// Which slot of yours.
+        index: u16,
+        /// In which of its uses.
+        generation: u16,
+    },
+    /// The output that you kept for this slot of mine has been read.
+    Release {
+        /// Which slot of mine.
+        index: u16,
+        /// In which of its uses.
+        generation: u16,
+    },
+    /// The room that you keep for a message of mine is not needed.
+    Decline {
+        /// In which port.
+        port: u32,
+        /// Under which number.
+        grant: u32,
+    },
+}
+
+impl Note {
+    /// As it goes on the wire.
+    pub fn emit(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("notes have no unencodable parts")
+    }
+
+    /// Understands it.
+    pub fn parse(bytes: &[u8]) -> Result<Note, WireError> {
+        match postcard::take_from_bytes(bytes) {
+            Ok((note, [])) => Ok(note),
+            _ => Err(WireError("note")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header() -> RequestHeader {
+        RequestHeader {
+            kind: Kind::Call,
+            number: 7,
+            slot: SlotId { index: 3, generation: 4 },
+            reply_at: None,
+            reply_bytes_max: 100,
+            input_bytes: 8,
+            input: Input::InRing,
+            name_bytes: 4,
+        }
+    }
+
+    fn check(header: RequestHeader) {
+        let mut bytes = [0; REQUEST_HEADER_BYTES_MAX];
+        let len = header.emit(&mut bytes);
+        assert_eq!(len, header.len_bytes());
+        assert_eq!(RequestHeader::parse(&bytes[..len]), Ok(header));
+        assert!(RequestHeader::parse(&bytes[..len - 1]).is_err(), "a shorter one is none");
+    }
+
+    #[test]
+    fn a_small_call_and_its_name_take_32_bytes() {
+        assert_eq!(header().request_bytes(), 32);
+    }
+
+    #[test]
+    fn headers_are_read_as_they_were_written() {
+        let address = Address { key: Key(9), offset: 1 << 40 };
+        check(header());
+        check(RequestHeader { reply_at: Some((address, 1 << 20)), ..header() });
+        check(RequestHeader { input: Input::At(address), ..header() });
+        let both = RequestHeader { reply_at: Some((address, 64)), input: Input::At(address), ..header() };
+        check(both);
+        for kind in [Kind::Send, Kind::TrySend, Kind::GrantedSend(5)] {
+            check(RequestHeader { kind, reply_bytes_max: 0, ..both });
+        }
+    }
+
+    #[test]
+    fn immediates_tell_requests_from_replies() {
+        for imm in [
+            Imm::Request { offset: 0 },
+            Imm::Request { offset: (64 << 20) - 64 },
+            Imm::Reply(SlotId { index: 0, generation: 0 }),
+            Imm::Reply(SlotId { index: u16::MAX, generation: 0x7fff }),
+        ] {
+            assert_eq!(Imm::parse(imm.emit()), imm);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_arrives_is_refused_or_means_itself(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            if let Ok(header) = RequestHeader::parse(&bytes) {
+                let mut again = [0; REQUEST_HEADER_BYTES_MAX];
+                let len = header.emit(&mut again);
+                prop_assert_eq!(RequestHeader::parse(&again[..len]), Ok(header));
+            }
+            let _ = Note::parse(&bytes);
+        }
+
+        #[test]
+        fn whatever_lies_in_a_slot_is_refused_or_means_itself(bytes: [u8; REPLY_HEADER_BYTES]) {
+            if let Ok(header) = ReplyHeader::parse(bytes) {
+                prop_assert_eq!(header.emit(), bytes);
+            }
+        }
+    }
+}
