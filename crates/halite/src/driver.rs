@@ -22,6 +22,7 @@ use halite_fabric::{Completion, CompletionKind, Event as FabricEvent};
 use halite_tier::effect::{Command, OpId};
 use halite_tier::engine::Engine;
 use halite_tier::ids::SessionId;
+use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
@@ -232,16 +233,20 @@ impl Core {
         self.callers_polling.fetch_sub(1, Relaxed);
     }
 
-    /// Calls and answers take no lock of the machine.
-    fn handle_notified(&self, completions: &mut Vec<Completion>) {
+    /// What calls need is handled in order, and without the machine's lock.
+    fn handle_calls(&self, completions: &mut Vec<Completion>) {
         if completions.is_empty() {
             return;
         }
         let rpc = &self.ground.rpc;
         let mut wakes = Wakes::default();
-        completions.retain(|completion| match completion.kind {
+        completions.retain(|completion| match &completion.kind {
             CompletionKind::Notified { imm } => {
-                rpc.handle_notified(completion.peer, imm, &mut wakes);
+                rpc.handle_notified(completion.peer, *imm, &mut wakes);
+                false
+            }
+            CompletionKind::Received { bytes, imm: NOTE_IMM } => {
+                rpc.handle_note(completion.peer, bytes, &mut wakes);
                 false
             }
             _ => true,
@@ -329,7 +334,8 @@ impl PollToken<'_> {
         let poller = self.poller.as_mut().expect("the token is held until dropped");
         poller.gather(&self.core.ground);
         let arrived = !poller.is_empty();
-        self.core.handle_notified(&mut poller.completions);
+        poller.introduce(self.core);
+        self.core.handle_calls(&mut poller.completions);
         // Attention is only a hint here: the keeper sleeps no longer than it.
         let needed = !poller.is_empty() || self.core.ground.rpc.is_dirty();
         if needed || self.core.attention_ns.load(Relaxed) <= self.core.now_ns() {
@@ -394,10 +400,16 @@ impl Poller {
             && self.next.is_empty()
     }
 
-    fn hand_over(&mut self, machine: &mut Machine, now: u64) {
-        for event in self.connected.drain(..) {
-            machine.handle_event(now, event);
+    /// New peers are known before anything of theirs is handled.
+    fn introduce(&mut self, core: &Core) {
+        if !self.connected.is_empty() {
+            core.with(|machine, now| {
+                self.connected.drain(..).for_each(|event| machine.handle_event(now, event));
+            });
         }
+    }
+
+    fn hand_over(&mut self, machine: &mut Machine, now: u64) {
         for completion in self.completions.drain(..) {
             machine.handle_completion(now, completion);
         }

@@ -185,9 +185,6 @@ impl Machine {
         // What completes makes room.
         self.retry_ns = self.retry_ns.map(|_| now);
         match completion.kind {
-            CompletionKind::Received { bytes, imm: NOTE_IMM } => {
-                self.ground.rpc.handle_note(completion.peer, &bytes, &mut self.wakes);
-            }
             CompletionKind::Received { bytes, .. } => {
                 if let Some(engine) = &mut self.engine {
                     engine.handle_message(now, completion.peer, &bytes);
@@ -197,7 +194,7 @@ impl Machine {
                 Some(fetch) => self.continue_fetch(now, fetch, completion.status),
                 None => self.ground.posted.complete(id, completion.status, &mut self.wakes),
             },
-            // The former are handled before, and nodes post no atomics in this version of the protocol.
+            // What calls need has been handled before, and nodes post no atomics in this version of the protocol.
             CompletionKind::Notified { .. } | CompletionKind::Atomic { .. } => {}
         }
     }
