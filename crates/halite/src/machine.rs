@@ -19,7 +19,7 @@ use halite_tier::message;
 
 use crate::jobs::{Done, Job};
 use crate::outbox::Outbox;
-use crate::posted::Posted;
+use crate::posted::{Ended, Posted};
 use crate::ticket::{Chore, Tickets, Undo};
 use crate::wait::{Event, Wakes};
 
@@ -183,10 +183,17 @@ impl Machine {
             }
             CompletionKind::Done { id } => match self.fetches.remove(&id) {
                 Some(fetch) => self.continue_fetch(now, fetch, completion.status),
-                None => self.ground.posted.complete(id, completion.status, &mut self.wakes),
+                None => {
+                    let ended = Ended { status: completion.status, old: 0 };
+                    self.ground.posted.complete(id, ended, &mut self.wakes)
+                }
             },
-            // Nodes say nothing by immediates, and post no atomics, in this version of the protocol.
-            CompletionKind::Notified { .. } | CompletionKind::Atomic { .. } => {}
+            CompletionKind::Atomic { id, old } => {
+                let ended = Ended { status: completion.status, old };
+                self.ground.posted.complete(id, ended, &mut self.wakes)
+            }
+            // Nodes say nothing by immediates in this version of the protocol.
+            CompletionKind::Notified { .. } => {}
         }
     }
 
