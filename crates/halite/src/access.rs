@@ -3,8 +3,8 @@
 //! What loads and stores reach is copied on the caller's own thread, without waiting.  The rest waits here: for a
 //! region that is changing, or for the completion of what had to be posted.
 
-use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, Status, WorkId, WorkRequest};
-use halite_tier::access::{Blocked, DataPath, SlotRef};
+use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, Status, WorkRequest};
+use halite_tier::access::{Blocked, DataPath, SlotRef, WORD_BYTES};
 use halite_tier::ids::{NodeLife, SessionId};
 use halite_tier::permissions::Permissions;
 
@@ -143,7 +143,7 @@ impl Transfer for Writing<'_> {
 }
 
 /// What became of the attempt to post a part.
-enum Attempt<'p> {
+pub(crate) enum Attempt<'p> {
     /// It is under way.
     Posted { peer: PeerId, len: usize, operation: PostedOperation<'p> },
     /// The place has changed; look again.
@@ -228,7 +228,7 @@ impl Inner {
         }
     }
 
-    async fn wait_for_change(&self, seen: u64) -> Result<(), AccessCause> {
+    pub(crate) async fn wait_for_change(&self, seen: u64) -> Result<(), AccessCause> {
         if self.core.is_closed() {
             return Err(AccessCause::NodeClosed);
         }
@@ -257,20 +257,25 @@ impl Inner {
         let seen = ground.posted.progress_count();
         match self.try_post(transfer, staged.as_ref(), lh, offset, done, len) {
             Attempt::Posted { peer, len, operation } => {
-                let (status, staged) = operation.posted(staged).await;
-                self.check_status(peer, status)?;
+                let (ended, staged) = operation.posted(staged).await;
+                self.check_status(peer, ended.status)?;
                 transfer.land(staged.as_ref(), done, len);
                 Ok(len)
             }
             Attempt::Again => Ok(0),
-            Attempt::Full if self.core.is_closed() => Err(AccessCause::NodeClosed),
-            Attempt::Full => {
-                self.core.with(|machine, now| machine.note_full(now));
-                ground.posted.progress_after(seen).await;
-                Ok(0)
-            }
+            Attempt::Full => self.wait_for_room(seen).await.map(|()| 0),
             Attempt::Unreachable(peer) => Err(self.cause_of_peer(peer)),
         }
+    }
+
+    /// The fabric's queue is full; `seen` is [`crate::posted::Posted::progress_count`] before it was tried.
+    pub(crate) async fn wait_for_room(&self, seen: u64) -> Result<(), AccessCause> {
+        if self.core.is_closed() {
+            return Err(AccessCause::NodeClosed);
+        }
+        self.core.with(|machine, now| machine.note_full(now));
+        self.core.ground.posted.progress_after(seen).await;
+        Ok(())
     }
 
     /// Looks the place up once more, under an operation that whoever changes it will wait for, and posts.
@@ -288,12 +293,19 @@ impl Inner {
         let found = transfer.step(&self.path, self.id, lh.slot, offset + done as u64, done);
         let Err(Blocked::Post { peer, address, len }) = found else { return Attempt::Again };
         let len = len.min(len_max as u64) as usize;
-        let request = WorkRequest {
-            id: WorkId(operation.id().0),
-            operation: transfer.request(address, staged, done, len),
-            signalled: true,
-        };
-        match ground.fabric.post(peer, &[request]) {
+        self.post(peer, operation, transfer.request(address, staged, done, len), len)
+    }
+
+    /// Posts what was looked up under `operation`.
+    pub(crate) fn post<'p>(
+        &self,
+        peer: PeerId,
+        operation: PostedOperation<'p>,
+        what: Operation<'_>,
+        len: usize,
+    ) -> Attempt<'p> {
+        let request = WorkRequest { id: operation.id(), operation: what, signalled: true };
+        match self.core.ground.fabric.post(peer, &[request]) {
             Ok(()) => Attempt::Posted { peer, len, operation },
             Err(error) => match error.cause {
                 PostCause::QueueFull => Attempt::Full,
@@ -303,7 +315,7 @@ impl Inner {
         }
     }
 
-    fn check_status(&self, peer: PeerId, status: Status) -> Result<(), AccessCause> {
+    pub(crate) fn check_status(&self, peer: PeerId, status: Status) -> Result<(), AccessCause> {
         match status {
             Status::Success => Ok(()),
             // The peer does not know the segment any more: it was given up between the look-up and the copy.
@@ -314,7 +326,7 @@ impl Inner {
     }
 
     #[cold]
-    fn cause_of_peer(&self, peer: PeerId) -> AccessCause {
+    pub(crate) fn cause_of_peer(&self, peer: PeerId) -> AccessCause {
         match self.core.look(|machine| machine.life_of_peer(peer)) {
             Some(life) => self.cause_of_down(life),
             // Forgotten when it was cut off: nothing that it held can come back.
@@ -331,7 +343,7 @@ impl Inner {
     }
 
     #[cold]
-    fn cause_of(&self, blocked: Blocked, offset: u64, len: u64) -> AccessCause {
+    pub(crate) fn cause_of(&self, blocked: Blocked, offset: u64, len: u64) -> AccessCause {
         match blocked {
             Blocked::Unknown => AccessCause::UnknownHandle,
             Blocked::Stale if self.core.is_closed() => AccessCause::NodeClosed,
@@ -340,6 +352,7 @@ impl Inner {
             Blocked::Sealed => AccessCause::Sealed,
             Blocked::OutOfRange { .. } if offset.checked_add(len).is_none() => AccessCause::Overflow,
             Blocked::OutOfRange { region_len } => AccessCause::OutOfRange { region_len },
+            Blocked::Unaligned => AccessCause::Unaligned { alignment: WORD_BYTES },
             Blocked::Down(life) => self.cause_of_down(life),
             Blocked::Changing | Blocked::Post { .. } => unreachable!("waited for before"),
         }

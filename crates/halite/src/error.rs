@@ -214,6 +214,12 @@ pub enum AccessCause {
     /// The region is immutable.
     #[error("the region is sealed")]
     Sealed,
+    /// An atomic aims at an offset that is not a multiple of the size of its word; nothing was touched.
+    #[error("the word is not aligned; its offset must be a multiple of {alignment}")]
+    Unaligned {
+        /// Bytes of which the offset must be a multiple.
+        alignment: u64,
+    },
     /// The session's own node leaves or has left.
     #[error("the node has left the cluster")]
     NodeClosed,

@@ -39,6 +39,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod atomic;
 pub mod blocking;
 pub mod cluster_dir;
 mod config;

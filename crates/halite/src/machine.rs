@@ -20,7 +20,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::jobs::{Done, Job};
 use crate::outbox::Outbox;
-use crate::posted::Posted;
+use crate::posted::{Ended, Posted};
 use crate::rpc::Rpc;
 use crate::ticket::{Chore, Tickets, Undo};
 use crate::wait::{Event, Wakes};
@@ -192,10 +192,17 @@ impl Machine {
             }
             CompletionKind::Done { id } => match self.fetches.remove(&id) {
                 Some(fetch) => self.continue_fetch(now, fetch, completion.status),
-                None => self.ground.posted.complete(id, completion.status, &mut self.wakes),
+                None => {
+                    let ended = Ended { status: completion.status, old: 0 };
+                    self.ground.posted.complete(id, ended, &mut self.wakes)
+                }
             },
-            // What calls need has been handled before, and nodes post no atomics in this version of the protocol.
-            CompletionKind::Notified { .. } | CompletionKind::Atomic { .. } => {}
+            CompletionKind::Atomic { id, old } => {
+                let ended = Ended { status: completion.status, old };
+                self.ground.posted.complete(id, ended, &mut self.wakes)
+            }
+            // What calls need has been handled before.
+            CompletionKind::Notified { .. } => {}
         }
     }
 

@@ -55,7 +55,20 @@ enum State {
     Abandoned(Option<Slot>),
     /// Nobody waits, but this must outlive it.
     Kept(Keepsake),
-    Done(Status),
+    Done(Ended),
+}
+
+/// How a posted operation ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: Status,
+    /// What the word held before an atomic; of other operations 0.
+    pub(crate) old: u64,
+}
+
+impl Ended {
+    /// Never began, or was given up.
+    const FLUSHED: Ended = Ended { status: Status::Flushed, old: 0 };
 }
 
 /// Something that must outlive an operation: the memory of its source, say.
@@ -141,10 +154,10 @@ impl Posted {
     }
 
     /// A completion has arrived.
-    pub(crate) fn complete(&self, id: WorkId, status: Status, wakes: &mut Wakes) {
+    pub(crate) fn complete(&self, id: WorkId, ended: Ended, wakes: &mut Wakes) {
         let mut table = lock(&self.table);
         let Some(state) = table.ops.get_mut(&id.0) else { return };
-        match std::mem::replace(state, State::Done(status)) {
+        match std::mem::replace(state, State::Done(ended)) {
             State::Posted(waker) => wakes.add(waker),
             State::Abandoned(slot) => {
                 table.ops.remove(&id.0);
@@ -208,7 +221,7 @@ impl Posted {
         for state in table.ops.values_mut() {
             if let State::Posted(waker) = state {
                 wakes.add(waker.take());
-                *state = State::Done(Status::Flushed);
+                *state = State::Done(Ended::FLUSHED);
             }
         }
         drop(table);
@@ -284,13 +297,13 @@ impl<'p> Operation<'p> {
     }
 
     /// It has been posted, using `staged`.  Waits for its end and hands the slot back.
-    pub(crate) async fn posted(mut self, staged: Option<Staged<'p>>) -> (Status, Option<Staged<'p>>) {
+    pub(crate) async fn posted(mut self, staged: Option<Staged<'p>>) -> (Ended, Option<Staged<'p>>) {
         let posted = self.posted;
         self.slot = staged.and_then(|mut staged| staged.slot.take());
         self.launch();
-        let status = Completed(&self).await;
+        let ended = Completed(&self).await;
         let slot = self.slot.take();
-        (status, slot.map(|slot| Staged { posted, slot: Some(slot) }))
+        (ended, slot.map(|slot| Staged { posted, slot: Some(slot) }))
     }
 
     fn launch(&self) {
@@ -298,7 +311,7 @@ impl<'p> Operation<'p> {
         let closed = table.closed;
         let state = table.ops.get_mut(&self.id).expect("an operation stays until it is dropped");
         if let State::Idle = state {
-            *state = if closed { State::Done(Status::Flushed) } else { State::Posted(None) };
+            *state = if closed { State::Done(Ended::FLUSHED) } else { State::Posted(None) };
         }
     }
 }
@@ -326,12 +339,12 @@ impl Drop for Operation<'_> {
 struct Completed<'o, 'p>(&'o Operation<'p>);
 
 impl Future for Completed<'_, '_> {
-    type Output = Status;
+    type Output = Ended;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Status> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ended> {
         let mut table = lock(&self.0.posted.table);
         match table.ops.get_mut(&self.0.id).expect("an operation stays until it is dropped") {
-            State::Done(status) => Poll::Ready(*status),
+            State::Done(ended) => Poll::Ready(*ended),
             State::Posted(waker) => {
                 *waker = Some(context.waker().clone());
                 Poll::Pending

@@ -20,6 +20,9 @@ use crate::permissions::Permissions;
 /// whole of a long copy: 256 KiB at 10 GB/s is 26 us.
 pub const COPY_BYTES_MAX: u64 = 256 << 10;
 
+/// Bytes of the words that atomics change.  Chunks begin at multiples of it, in regions and in memory.
+pub const WORD_BYTES: u64 = 8;
+
 /// A slot of the handle table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotRef {
@@ -91,6 +94,34 @@ pub enum Place {
     Down(NodeLife),
 }
 
+/// What is done to an aligned word of [`WORD_BYTES`], in one piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Atomic {
+    /// Adds, wrapping.
+    FetchAdd {
+        /// What is added.
+        add: u64,
+    },
+    /// Replaces the word if it holds what is expected.
+    CompareSwap {
+        /// What it must hold.
+        expected: u64,
+        /// What it then becomes.
+        new: u64,
+    },
+}
+
+impl Atomic {
+    #[inline]
+    fn apply(self, window: &Window, offset: u64) -> u64 {
+        let old = match self {
+            Atomic::FetchAdd { add } => window.fetch_add_u64(offset, add),
+            Atomic::CompareSwap { expected, new } => window.compare_exchange_u64(offset, expected, new),
+        };
+        old.expect("chunks are aligned, and the view keeps inside its windows")
+    }
+}
+
 /// Why an access stopped.
 #[derive(Clone, Debug)]
 pub enum Blocked {
@@ -118,6 +149,8 @@ pub enum Blocked {
         /// The region's length in bytes.
         region_len: u64,
     },
+    /// An atomic aims at an offset that is not a multiple of [`WORD_BYTES`].
+    Unaligned,
     /// The owner of the bytes is down or was restarted.
     Down(NodeLife),
 }
@@ -184,6 +217,25 @@ impl DataPath {
         mapping.view.step(offset, from.len() as u64, |window, start, len| {
             window.write(start, &from[..len as usize]).expect("the view keeps inside its windows");
         })
+    }
+
+    /// Changes the word at `offset`, and returns what it held before.
+    #[inline]
+    pub fn atomic(
+        &self,
+        session: SessionId,
+        slot: SlotRef,
+        offset: u64,
+        atomic: Atomic,
+    ) -> Result<u64, Blocked> {
+        let pin = self.pins.pin();
+        let mapping = self.allowed(&pin, session, slot, Permissions::ATOMIC)?;
+        if !offset.is_multiple_of(WORD_BYTES) {
+            return Err(Blocked::Unaligned);
+        }
+        let mut old = 0;
+        mapping.view.step(offset, WORD_BYTES, |window, start, _| old = atomic.apply(window, start))?;
+        Ok(old)
     }
 
     /// Checks the right to `wanted` on `len` bytes from `offset` without touching them.

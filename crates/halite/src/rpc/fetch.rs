@@ -46,8 +46,8 @@ async fn fetch_slice(
             .post(peer, &[WorkRequest { id: operation.id(), operation: read, signalled: true }])
         {
             Ok(()) => {
-                let (status, staged) = operation.posted(Some(staged)).await;
-                let staged = staged.filter(|_| status == Status::Success).ok_or(NotFetched)?;
+                let (ended, staged) = operation.posted(Some(staged)).await;
+                let staged = staged.filter(|_| ended.status == Status::Success).ok_or(NotFetched)?;
                 return staged.window().read(0, into).map_err(|_| NotFetched);
             }
             Err(error) if error.cause == PostCause::QueueFull && !core.is_closed() => {

@@ -123,6 +123,14 @@ pub fn an_abandoned_access_leaks_nothing(h: &dyn Harness) {
     });
 }
 
+/// Adding nothing leaves the contents as they can be checked.
+pub fn an_abandoned_atomic_leaks_nothing(h: &dyn Harness) {
+    check(h, |session, lh| {
+        Box::pin(async move { assert!(session.fetch_add(lh, 2 * CHUNK, 0).await.is_ok()) })
+    });
+    check(h, |session, lh| Box::pin(async move { assert!(session.compare_swap(lh, 8, 0, 0).await.is_ok()) }));
+}
+
 /// The batched forms, too.
 pub fn an_abandoned_batch_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| {

@@ -8,6 +8,7 @@
 
 pub mod access;
 pub mod alloc;
+pub mod atomics;
 pub mod batch;
 pub mod chunks;
 pub mod cluster;
@@ -113,6 +114,18 @@ macro_rules! conformance_cases {
                 every_alignment_is_exact
                 an_error_names_the_operation_and_the_region
             }
+            atomics {
+                atomics_return_what_the_word_held
+                an_addition_wraps_around
+                a_word_is_eight_bytes_in_the_order_of_the_machine
+                no_addition_is_lost_among_many
+                one_swap_wins_among_many
+                atomics_need_their_permission
+                a_word_must_be_aligned
+                a_word_must_be_inside
+                a_sealed_region_takes_no_atomics
+                no_addition_is_lost_while_the_region_moves
+            }
             batch {
                 a_vectored_write_lays_its_pieces_end_to_end
                 a_vectored_read_fills_its_pieces_in_order
@@ -198,6 +211,7 @@ macro_rules! conformance_cases {
                 an_abandoned_seal_is_done_or_not
                 an_abandoned_move_loses_nothing
                 an_abandoned_access_leaks_nothing
+                an_abandoned_atomic_leaks_nothing
                 an_abandoned_batch_leaks_nothing
                 an_abandoned_question_leaks_nothing
             }
@@ -216,6 +230,7 @@ mod tests {
             include_str!("names.rs"),
             include_str!("sharing.rs"),
             include_str!("access.rs"),
+            include_str!("atomics.rs"),
             include_str!("batch.rs"),
             include_str!("chunks.rs"),
             include_str!("permissions.rs"),

@@ -1,0 +1,140 @@
+//! Atomics: changes of aligned 8-byte words in one piece, whatever else changes them.
+//!
+//! What loads and stores reach is changed on the caller's own thread.  The rest is posted.  An atomic is never
+//! repeated: one whose completion was lost fails, and has happened or not.
+
+use halite_fabric::{Operation, RemoteAddress};
+use halite_tier::access::{Atomic, Blocked, WORD_BYTES};
+
+use crate::access::Attempt;
+use crate::blocking;
+use crate::error::{AccessCause, AccessError};
+use crate::session::{Inner, Lh, Session};
+
+/// Atomics.  They order what their caller did before with what others do after they have seen the new value.  A
+/// future that is dropped may have changed the word.
+impl Session {
+    /// Adds to the 8-byte word at `offset`, wrapping; returns what it held before.  Needs
+    /// [`ATOMIC`](crate::Permissions::ATOMIC).
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId, Permissions, Placement};
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-atomic-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let tickets = session.alloc(None, 8, Placement::Local, Permissions::empty())?;
+    /// assert_eq!(session.fetch_add(tickets, 0, 3)?, 0);
+    /// assert_eq!(session.compare_swap(tickets, 0, 3, 10)?, 3);
+    /// assert_eq!(session.fetch_add(tickets, 0, 1)?, 10);
+    /// # drop((session, node));
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
+        self.inner.atomic(lh, offset, Atomic::FetchAdd { add }).await
+    }
+
+    /// Replaces the 8-byte word at `offset` by `new` if it holds `expected`; returns what it held before, so that
+    /// it was replaced exactly if that equals `expected`.  Needs [`ATOMIC`](crate::Permissions::ATOMIC).
+    pub async fn compare_swap(
+        &self,
+        lh: Lh,
+        offset: u64,
+        expected: u64,
+        new: u64,
+    ) -> Result<u64, AccessError> {
+        self.inner.atomic(lh, offset, Atomic::CompareSwap { expected, new }).await
+    }
+}
+
+/// Atomics.
+impl blocking::Session {
+    /// See [`crate::Session::fetch_add`].
+    #[inline]
+    pub fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
+        self.atomic(lh, offset, Atomic::FetchAdd { add })
+    }
+
+    /// See [`crate::Session::compare_swap`].
+    #[inline]
+    pub fn compare_swap(&self, lh: Lh, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError> {
+        self.atomic(lh, offset, Atomic::CompareSwap { expected, new })
+    }
+
+    #[inline]
+    fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
+        let inner = &*self.as_async().inner;
+        if inner.owns(lh)
+            && let Ok(old) = inner.path.atomic(inner.id, lh.slot, offset, atomic)
+        {
+            return Ok(old);
+        }
+        self.finish_atomic(lh, offset, atomic)
+    }
+
+    #[cold]
+    fn finish_atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
+        self.block_on(self.as_async().inner.atomic(lh, offset, atomic))
+    }
+}
+
+impl Inner {
+    /// Changes a word, waiting where it must.
+    pub(crate) async fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
+        let failed = |cause| self.access_error(name(atomic), lh, offset, WORD_BYTES, cause);
+        if !self.owns(lh) {
+            return Err(failed(AccessCause::ForeignHandle));
+        }
+        loop {
+            // Read before the attempt, so that a change during it is not missed.
+            let seen = self.core.ground.changes.count();
+            match self.path.atomic(self.id, lh.slot, offset, atomic) {
+                Ok(old) => return Ok(old),
+                Err(Blocked::Changing) => self.wait_for_change(seen).await.map_err(failed)?,
+                Err(Blocked::Post { .. }) => {
+                    if let Some(old) = self.atomic_posted(lh, offset, atomic).await.map_err(failed)? {
+                        return Ok(old);
+                    }
+                }
+                Err(blocked) => return Err(failed(self.cause_of(blocked, offset, WORD_BYTES))),
+            }
+        }
+    }
+
+    /// Changes a word by posting; `None` if nothing was posted and the place must be looked up again.
+    async fn atomic_posted(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<Option<u64>, AccessCause> {
+        let ground = &self.core.ground;
+        let seen = ground.posted.progress_count();
+        // Begun before the place is looked up once more, so that whoever changes that will wait for it.
+        let operation = ground.posted.begin();
+        let (peer, address) = match self.path.atomic(self.id, lh.slot, offset, atomic) {
+            Ok(old) => return Ok(Some(old)),
+            Err(Blocked::Post { peer, address, .. }) => (peer, address),
+            Err(_) => return Ok(None),
+        };
+        match self.post(peer, operation, request(atomic, address), WORD_BYTES as usize) {
+            Attempt::Posted { peer, operation, .. } => {
+                let (ended, _) = operation.posted(None).await;
+                self.check_status(peer, ended.status)?;
+                Ok(Some(ended.old))
+            }
+            Attempt::Again => Ok(None),
+            Attempt::Full => self.wait_for_room(seen).await.map(|()| None),
+            Attempt::Unreachable(peer) => Err(self.cause_of_peer(peer)),
+        }
+    }
+}
+
+fn name(atomic: Atomic) -> &'static str {
+    match atomic {
+        Atomic::FetchAdd { .. } => "fetch_add",
+        Atomic::CompareSwap { .. } => "compare_swap",
+    }
+}
+
+fn request(atomic: Atomic, remote: RemoteAddress) -> Operation<'static> {
+    match atomic {
+        Atomic::FetchAdd { add } => Operation::FetchAdd { remote, add },
+        Atomic::CompareSwap { expected, new } => Operation::CompareSwap { remote, expected, new },
+    }
+}

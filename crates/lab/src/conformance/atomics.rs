@@ -1,0 +1,196 @@
+//! Atomics: words that many change at once, and no change is lost.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use halite::{AccessCause, Lh, NodeId, Permissions, blocking};
+
+use super::cluster::{CHUNK, Cluster, Harness, everyone, shared};
+use super::refused;
+
+fn word(session: &blocking::Session, lh: Lh, offset: u64) -> u64 {
+    let mut bytes = [0; 8];
+    session.read(lh, offset, &mut bytes).expect("the region can be read");
+    u64::from_ne_bytes(bytes)
+}
+
+/// The old value, from near and from far; a swap that fails changes nothing.
+pub fn atomics_return_what_the_word_held(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "word", 64);
+    let remote = cluster.session(1);
+    let far = remote.map("word", everyone()).unwrap();
+    assert_eq!(owner.fetch_add(near, 8, 5).unwrap(), 0);
+    assert_eq!(remote.fetch_add(far, 8, 2).unwrap(), 5);
+    assert_eq!(remote.compare_swap(far, 8, 6, 100).unwrap(), 7, "it holds something else");
+    assert_eq!(owner.compare_swap(near, 8, 7, 100).unwrap(), 7);
+    assert_eq!(remote.compare_swap(far, 8, 100, 3).unwrap(), 100);
+    assert_eq!(word(&owner, near, 8), 3);
+    assert_eq!((word(&owner, near, 0), word(&owner, near, 16)), (0, 0), "the neighbours are as they were");
+}
+
+/// As in verbs.
+pub fn an_addition_wraps_around(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "wrap", 8);
+    let remote = cluster.session(1);
+    let far = remote.map("wrap", everyone()).unwrap();
+    for (session, lh) in [(&owner, near), (&remote, far)] {
+        assert_eq!(session.fetch_add(lh, 0, u64::MAX).unwrap(), 0);
+        assert_eq!(session.fetch_add(lh, 0, 1).unwrap(), u64::MAX);
+    }
+}
+
+/// What was written can be compared, and what was added can be read.
+pub fn a_word_is_eight_bytes_in_the_order_of_the_machine(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "order", 8);
+    let remote = cluster.session(1);
+    let far = remote.map("order", everyone()).unwrap();
+    let (before, after) = (0x0102_0304_0506_0708, 0xF0E0_D0C0_B0A0_9080);
+    owner.write(near, 0, &u64::to_ne_bytes(before)).unwrap();
+    assert_eq!(remote.compare_swap(far, 0, before, after).unwrap(), before);
+    assert_eq!(word(&owner, near, 0), after);
+}
+
+/// Threads of all nodes draw numbers: each is drawn once.
+pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
+    const EACH: u64 = 300;
+    let cluster = Cluster::new(h, 3);
+    shared(&cluster.session(0), "numbers", 64);
+    let mut drawn: Vec<u64> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..6)
+            .map(|index| {
+                let session = cluster.session(index % 3);
+                let lh = session.map("numbers", everyone()).unwrap();
+                scope.spawn(move || {
+                    (0..EACH).map(|_| session.fetch_add(lh, 32, 1).unwrap()).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+    });
+    drawn.sort_unstable();
+    assert_eq!(drawn, (0..6 * EACH).collect::<Vec<_>>());
+}
+
+/// Threads of all nodes want the same word: in each round one gets it.
+pub fn one_swap_wins_among_many(h: &dyn Harness) {
+    const ROUNDS: u64 = 200;
+    let cluster = Cluster::new(h, 3);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "throne", 8);
+    let wins: u64 = thread::scope(|scope| {
+        let threads: Vec<_> = (0..3)
+            .map(|index| {
+                let session = cluster.session(index);
+                let lh = session.map("throne", everyone()).unwrap();
+                let try_round = move |round| session.compare_swap(lh, 0, round, round + 1).unwrap() == round;
+                scope.spawn(move || (0..ROUNDS).map(try_round).filter(|won| *won).count() as u64)
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+    });
+    assert_eq!((wins, word(&owner, near, 0)), (ROUNDS, ROUNDS));
+}
+
+/// Neither the right to read nor that to write is enough.
+pub fn atomics_need_their_permission(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "closed", 8);
+    let remote = cluster.session(1);
+    let far = remote.map("closed", Permissions::READ | Permissions::WRITE).unwrap();
+    let missing = Permissions::ATOMIC;
+    refused!(remote.fetch_add(far, 0, 1), AccessCause::PermissionDenied { missing: Permissions::ATOMIC });
+    refused!(
+        remote.compare_swap(far, 0, 0, 1),
+        AccessCause::PermissionDenied { missing: Permissions::ATOMIC }
+    );
+    let allowed = remote.map("closed", missing).unwrap();
+    assert_eq!(remote.fetch_add(allowed, 0, 1).unwrap(), 0);
+    owner.revoke(near, halite::Who::Everyone, missing).unwrap();
+    refused!(remote.fetch_add(allowed, 0, 1), AccessCause::PermissionDenied { .. });
+    assert_eq!(word(&owner, near, 0), 1);
+    let stranger = cluster.session(1);
+    refused!(stranger.fetch_add(near, 0, 1), AccessCause::ForeignHandle);
+}
+
+/// Refused before anything is touched, with the alignment that is needed.
+pub fn a_word_must_be_aligned(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    shared(&cluster.session(0), "odd", 2 * CHUNK);
+    let session = cluster.session(1);
+    let lh = session.map("odd", everyone()).unwrap();
+    for offset in [1, 4, 7, CHUNK - 4, 2 * CHUNK - 7] {
+        refused!(session.fetch_add(lh, offset, 1), AccessCause::Unaligned { alignment: 8 });
+        refused!(session.compare_swap(lh, offset, 0, 1), AccessCause::Unaligned { alignment: 8 });
+    }
+    let text = session.fetch_add(lh, 12, 1).unwrap_err().to_string();
+    for part in ["fetch_add", "offset 12", "multiple of 8"] {
+        assert!(text.contains(part), "{text:?} does not mention {part}");
+    }
+}
+
+/// A word that is cut off by the end is outside.
+pub fn a_word_must_be_inside(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    shared(&cluster.session(0), "short", 100);
+    let session = cluster.session(1);
+    let lh = session.map("short", everyone()).unwrap();
+    assert_eq!(session.fetch_add(lh, 88, 1).unwrap(), 0);
+    for offset in [96, 104, 1 << 40] {
+        refused!(session.fetch_add(lh, offset, 1), AccessCause::OutOfRange { region_len: 100 });
+        refused!(session.compare_swap(lh, offset, 0, 1), AccessCause::OutOfRange { region_len: 100 });
+    }
+    refused!(session.fetch_add(lh, u64::MAX - 7, 1), AccessCause::Overflow);
+}
+
+/// Immutable is immutable.
+pub fn a_sealed_region_takes_no_atomics(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "stone", 8);
+    let session = cluster.session(1);
+    let far = session.map("stone", everyone()).unwrap();
+    owner.seal(near).unwrap();
+    refused!(session.fetch_add(far, 0, 1), AccessCause::Sealed);
+    refused!(owner.compare_swap(near, 0, 0, 1), AccessCause::Sealed);
+    assert_eq!(word(&owner, near, 0), 0);
+}
+
+/// Each addition lands in the old place before the copy, or in the new one.
+pub fn no_addition_is_lost_while_the_region_moves(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "train", 4 * CHUNK);
+    let is_done = AtomicBool::new(false);
+    let sums: Vec<u64> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..3)
+            .map(|index| {
+                let session = cluster.session(index);
+                let lh = session.map("train", everyone()).unwrap();
+                let is_done = &is_done;
+                scope.spawn(move || {
+                    let mut sum = 0;
+                    // Pairs with the Release below: after the last move there is one more round.
+                    while !is_done.load(Ordering::Acquire) || sum < 64 {
+                        session.fetch_add(lh, (sum % 4) * CHUNK + 8, 1).unwrap();
+                        sum += 1;
+                    }
+                    sum
+                })
+            })
+            .collect();
+        for to in [1, 0, 2, 0, 1] {
+            owner.move_to(near, NodeId(to)).unwrap();
+        }
+        is_done.store(true, Ordering::Release);
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let found: u64 = (0..4).map(|chunk| word(&owner, near, chunk * CHUNK + 8)).sum();
+    assert_eq!(found, sums.iter().sum::<u64>());
+}
