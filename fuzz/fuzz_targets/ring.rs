@@ -23,13 +23,13 @@ fuzz_target!(|program: &[u8]| {
             // The push itself may be refused for any reason: the ring may be full, or scribbled over.
             1 => {
                 let len = take(&mut input, 1).map_or(0, |len| len[0] as usize);
-                let _ = producer.try_push(7, &[&vec![len as u8; len]]);
+                let _ = producer.try_push(len as u8 % 8, 7, &[&vec![len as u8; len]]);
             }
-            // Scribbles where it hurts: tail, head, or anywhere.
+            // Scribbles where it hurts: over the head, over a header, or anywhere.
             kind => {
                 let Some(operands) = take(&mut input, 10) else { return };
                 let place = u64::from(u16::from_le_bytes([operands[0], operands[1]]));
-                let offset = if kind == 2 { place % 2 * 128 } else { place % (BYTES - 8) };
+                let offset = if kind == 2 { sore_spot(place) } else { place % (BYTES - 8) };
                 window.write(offset, &operands[2..]).expect("within the ring");
             }
         }
@@ -37,18 +37,23 @@ fuzz_target!(|program: &[u8]| {
     pop_all(&mut consumer);
 });
 
+/// Where the head is, or where a record may begin.
+fn sore_spot(place: u64) -> u64 {
+    let data_offset = BYTES - CAPACITY;
+    match place % (1 + CAPACITY / 64) {
+        0 => 0,
+        line => data_offset + (line - 1) * 64,
+    }
+}
+
 /// Pops until there is nothing, or nothing that can be believed.
 fn pop_all(consumer: &mut Consumer) {
-    let mut payload = Vec::new();
-    for _ in 0..=consumer.records_max() {
-        match consumer.try_pop(&mut payload) {
+    for _ in 0..=consumer.messages_max() {
+        match consumer.try_pop() {
             None => return,
-            Some(Ok(_)) => assert!(payload.len() as u64 <= payload_bytes_max(CAPACITY)),
+            Some(Ok(message)) => assert!(message.to_vec().len() as u64 <= payload_bytes_max(CAPACITY)),
             Some(Err(_)) => {
-                assert!(
-                    matches!(consumer.try_pop(&mut payload), Some(Err(_))),
-                    "corrupt once, corrupt for ever"
-                );
+                assert!(matches!(consumer.try_pop(), Some(Err(_))), "corrupt once, corrupt for ever");
                 return;
             }
         }

@@ -55,6 +55,9 @@ pub enum Operation<'a> {
         remote: RemoteAddress,
     },
     /// A write, after which the peer receives a completion with `imm`.
+    ///
+    /// The bytes are in place when the peer has polled that completion.  Until then they may be or not be, whatever
+    /// our own completion says, and other accesses to the same bytes are in no order with them.
     WriteImm {
         /// Source.
         local: Local<'a>,

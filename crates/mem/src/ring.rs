@@ -5,52 +5,67 @@
 //! messages mean.
 //!
 //! ```text
-//!   offset 0      128      256                                      256 + capacity
-//!          | tail  | head   | data ....................................... |
-//!            |       |
-//!            |       bytes ever consumed; written by the consumer only
-//!            bytes ever published; written by the producer only
+//!   offset 0       128                                        128 + capacity
+//!          | head  | line | line | line | line | ............ |
+//!            |
+//!            bytes that may be overwritten; written by the consumer only, now and then
 //!
-//!   record, at tail modulo capacity:
-//!          | len u32 | imm u32 | payload of len bytes, which may wrap | padding to 8 |
+//!   record, at the beginning of a line of 64 bytes:
+//!          | header u64: imm, len, kind, lap | payload of len bytes, which may wrap | padding to 64 |
 //! ```
 //!
-//! Positions count bytes since the beginning and never wrap in practice (2^64 bytes).  The capacity is a power
-//! of two, at least 64, so a header never wraps.  Tail and head have two cache lines each: processors fetch
-//! lines in pairs.
+//! A message of up to 56 bytes is one cache line, and one such line is all that travels for it: the consumer
+//! waits at the line in which the next record will begin, and the producer publishes by one store of its header.
+//! A producer killed before that store has published nothing, one killed after it has published everything.
 //!
-//! Publishing is one store of `tail`: a producer killed before it has published nothing, one killed after it
-//! has published everything.  Each side keeps its own position privately and trusts only that; what the other
-//! side wrote is copied out once and then checked, so a hostile one can at most have its messages refused.
+//! A header counts only if it bears the lap of its position.  What else may stand there is the header of the lap
+//! before, or zero: fresh memory is zero, and before the consumer moves the head it clears the first word of all
+//! but the first line of each record, since those hold bytes that may look like a header of any lap.  (A record of
+//! one line needs no clearing, which would cost both sides a miss.)
+//!
+//! Positions count bytes since the beginning and never wrap in practice (2^64 bytes).  The capacity is a power
+//! of two, so a header never wraps.  The head moves an eighth of the ring at a time, for each time costs both
+//! sides a miss; so at least 7/8 are free when all has been consumed, and what takes half always fits in the end.
+//!
+//! Each side keeps its own position privately and trusts only that; what the other side wrote is copied out once
+//! and then checked, so a hostile one can at most have its messages refused.
 
+mod header;
 mod memory;
 
+use std::ops::Range;
+
+use header::{Header, KINDS, LEN_MAX, Lap};
 use memory::Memory;
 
 use crate::Window;
+use crate::window::OutOfBounds;
 
-/// Bytes of a ring segment in front of its data.
-const DATA_OFFSET: u64 = 256;
+/// Bytes of a ring segment in front of its data: two cache lines, since processors fetch lines in pairs.
+const DATA_OFFSET: u64 = 128;
+/// Records begin at multiples of this.
+const LINE_BYTES: u64 = 64;
 /// Bytes of a record in front of its payload.
 const HEADER_BYTES: u64 = 8;
-/// A record of one word fits several times.
-const CAPACITY_MIN: u64 = 64;
+/// A record of one line fits several times.
+const CAPACITY_MIN: u64 = 4 * LINE_BYTES;
 
 /// How many bytes of shared memory a ring with `capacity` bytes of data takes.
 pub const fn ring_bytes(capacity: u64) -> u64 {
     DATA_OFFSET + capacity
 }
 
-/// The longest payload that a ring with `capacity` bytes of data can carry at all.
+/// The longest payload that a ring with `capacity` bytes of data can carry at all: what half of it holds.
 pub const fn payload_bytes_max(capacity: u64) -> u64 {
-    capacity - HEADER_BYTES
+    let half = capacity / 2 - HEADER_BYTES;
+    if half < LEN_MAX { half } else { LEN_MAX }
 }
 
 /// Why memory cannot be used as a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadRing {
-    /// The data behind the positions is not a power of two of at least 64 bytes.
-    #[error("cannot use {window_bytes} bytes as a ring: 256 and a power of two of at least 64 are needed")]
+    /// The data is not a power of two of at least 256 bytes.
+    #[error("cannot use {window_bytes} bytes as a ring: 128 and a power of two of at least 256 are needed")]
     Size {
         /// Length of the window that was offered.
         window_bytes: u64,
@@ -95,16 +110,18 @@ pub struct Corrupt;
 /// let window = segment.window(0, segment.len()).expect("in bounds");
 /// let mut producer = ring::Producer::new(window.clone()).expect("a power of two");
 /// let mut consumer = ring::Consumer::new(window).expect("a power of two");
-/// producer.try_push(7, &[b"sa", b"lt"]).expect("room");
-/// let mut payload = Vec::new();
-/// assert_eq!(consumer.try_pop(&mut payload), Some(Ok(7)));
-/// assert_eq!(payload, b"salt");
+/// producer.try_push(1, 7, &[b"sa", b"lt"]).expect("room");
+/// let message = consumer.try_pop().expect("one was pushed").expect("a good one");
+/// assert_eq!((message.kind(), message.imm()), (1, 7));
+/// assert_eq!(message.to_vec(), b"salt");
+/// drop(message);
+/// assert!(consumer.try_pop().is_none());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Producer {
     memory: Memory,
-    /// Bytes ever published; the shared word is only a copy for the consumer.
+    /// Bytes ever published.
     tail: u64,
     /// The consumer's position when it was last looked at, so that most pushes do not look.
     head_seen: u64,
@@ -114,11 +131,21 @@ pub struct Producer {
 #[derive(Debug)]
 pub struct Consumer {
     memory: Memory,
-    /// Bytes ever consumed; the shared word is only a copy for the producer.
+    /// Bytes ever consumed.
     head: u64,
-    /// The producer's position when it was last looked at.
-    tail_seen: u64,
+    /// How much of that the producer has been told.
+    head_told: u64,
+    /// Lines in between that hold payload still where a header may be next: cleared together, for the producer
+    /// has them in its cache, and a reply need not wait for each to come over.
+    unclear: Vec<Range<u64>>,
     corrupt: bool,
+}
+
+/// A message in its ring.  It is consumed when this is dropped.
+#[derive(Debug)]
+pub struct Message<'a> {
+    consumer: &'a mut Consumer,
+    header: Header,
 }
 
 impl Producer {
@@ -131,45 +158,56 @@ impl Producer {
         Producer { memory, tail: 0, head_seen: 0 }
     }
 
-    /// The longest payload that fits into the empty ring.
+    /// The longest payload that this ring carries.
+    #[inline]
     pub fn payload_bytes_max(&self) -> u64 {
-        payload_bytes_max(self.memory.capacity()).min(u32::MAX as u64)
+        payload_bytes_max(self.memory.capacity())
     }
 
     /// Publishes one message made of `parts` one behind the other, or nothing.
-    pub fn try_push(&mut self, imm: u32, parts: &[&[u8]]) -> Result<(), PushError> {
+    ///
+    /// Panics unless `kind`, whose meaning is the caller's, is below 8.
+    #[inline]
+    pub fn try_push(&mut self, kind: u8, imm: u32, parts: &[&[u8]]) -> Result<(), PushError> {
+        assert!(kind < KINDS, "there are {KINDS} kinds of messages, none of which is {kind}");
         let len = parts.iter().map(|part| part.len() as u64).sum();
         self.check_room(len)?;
-        self.memory.write(self.tail, &header(len as u32, imm));
         let mut at = self.tail + HEADER_BYTES;
         for part in parts {
             self.memory.write(at, part);
             at += part.len() as u64;
         }
+        let header = Header { kind, imm, len: len as u32 };
+        let lap = Lap::of(self.tail, self.memory.capacity());
+        // Pairs with the Acquire in the consumer's load_header(): whoever sees the header sees the payload.
+        self.memory.store_header(self.tail, header.pack(lap));
         self.tail += record_bytes(len);
-        // Pairs with the Acquire in the consumer's load_tail(): whoever sees the tail sees the record.
-        self.memory.store_tail(self.tail);
         Ok(())
     }
 
     /// Whether a payload of `len` bytes could be pushed now.
+    #[inline]
     pub fn check_room(&mut self, len: u64) -> Result<(), PushError> {
         let max = self.payload_bytes_max();
         if len > max {
             return Err(PushError::TooLong { len, max });
         }
-        let capacity = self.memory.capacity();
-        let fits = |head: u64| self.tail + record_bytes(len) - head <= capacity;
-        if fits(self.head_seen) {
-            return Ok(());
-        }
+        if self.fits(len) { Ok(()) } else { self.look_for_room(len) }
+    }
+
+    #[cold]
+    fn look_for_room(&mut self, len: u64) -> Result<(), PushError> {
         // Pairs with the Release in the consumer's store_head(): it has copied the bytes that we overwrite.
         let head = self.memory.load_head();
         if head < self.head_seen || head > self.tail {
             return Err(PushError::Corrupt);
         }
         self.head_seen = head;
-        if fits(head) { Ok(()) } else { Err(PushError::Full { len }) }
+        if self.fits(len) { Ok(()) } else { Err(PushError::Full { len }) }
+    }
+
+    fn fits(&self, len: u64) -> bool {
+        self.tail + record_bytes(len) - self.head_seen <= self.memory.capacity()
     }
 }
 
@@ -180,248 +218,130 @@ impl Consumer {
     }
 
     fn over(memory: Memory) -> Consumer {
-        Consumer { memory, head: 0, tail_seen: 0, corrupt: false }
+        Consumer { memory, head: 0, head_told: 0, unclear: Vec::new(), corrupt: false }
     }
 
-    /// The most records that can be waiting at one time.
-    pub fn records_max(&self) -> u64 {
-        self.memory.capacity() / HEADER_BYTES
+    /// The most messages that can be waiting at one time.
+    pub fn messages_max(&self) -> u64 {
+        self.memory.capacity() / LINE_BYTES
     }
 
-    /// Takes the next message, if any: replaces what `payload` holds and returns the immediate.
-    pub fn try_pop(&mut self, payload: &mut Vec<u8>) -> Option<Result<u32, Corrupt>> {
-        if self.corrupt {
+    /// The next message, if any.
+    #[inline]
+    pub fn try_pop(&mut self) -> Option<Result<Message<'_>, Corrupt>> {
+        // Pairs with the Release in the producer's store_header().
+        let word = self.memory.load_header(self.head);
+        let capacity = self.memory.capacity();
+        if !Lap::of(self.head, capacity).is_of(word) || self.corrupt {
+            return self.is_corrupt(word).then_some(Err(Corrupt));
+        }
+        let header = Header::unpack(word);
+        if u64::from(header.len) > payload_bytes_max(capacity) {
+            self.corrupt = true;
             return Some(Err(Corrupt));
         }
-        if self.head == self.tail_seen {
-            // Pairs with the Release in the producer's store_tail().
-            self.tail_seen = self.memory.load_tail();
-        }
-        if self.head == self.tail_seen {
-            return None;
-        }
-        let popped = self.pop_record(payload);
-        self.corrupt = popped.is_err();
-        Some(popped)
+        Some(Ok(Message { consumer: self, header }))
     }
 
-    fn pop_record(&mut self, payload: &mut Vec<u8>) -> Result<u32, Corrupt> {
-        let waiting = self.tail_seen.wrapping_sub(self.head);
-        if waiting > self.memory.capacity() || !waiting.is_multiple_of(8) {
-            return Err(Corrupt);
+    /// Whether `word`, found where no record of this lap begins, cannot have come there by the rules.
+    fn is_corrupt(&mut self, word: u64) -> bool {
+        let capacity = self.memory.capacity();
+        let left_over = |head: u64| Lap::of(head, capacity).is_of(word);
+        let ruly = word == 0 || self.head.checked_sub(capacity).is_some_and(left_over);
+        self.corrupt |= !ruly;
+        self.corrupt
+    }
+
+    #[inline]
+    fn consume(&mut self, len: u64) {
+        let second_line = self.head + LINE_BYTES;
+        self.head += record_bytes(len);
+        if second_line < self.head {
+            self.unclear.push(second_line..self.head);
         }
-        // `waiting` is at least 8 here, so the header is there; its length is copied once, then checked.
-        let mut header = [0; HEADER_BYTES as usize];
-        self.memory.read(self.head, &mut header);
-        let (len, imm) = parse_header(header);
-        if record_bytes(len as u64) > waiting {
-            return Err(Corrupt);
+        if self.head - self.head_told >= self.memory.capacity() / 8 {
+            self.tell_head();
         }
-        payload.clear();
-        payload.resize(len as usize, 0);
-        self.memory.read(self.head + HEADER_BYTES, payload);
-        self.head += record_bytes(len as u64);
-        // Pairs with the Acquire in the producer's load_head(): it may overwrite what we have copied.
+    }
+
+    #[cold]
+    fn tell_head(&mut self) {
+        for lines in self.unclear.drain(..) {
+            for line in lines.step_by(LINE_BYTES as usize) {
+                self.memory.clear_header(line);
+            }
+        }
+        // Pairs with the Acquire in the producer's load_head(): it may overwrite what we have copied and cleared.
         self.memory.store_head(self.head);
-        Ok(imm)
+        self.head_told = self.head;
+    }
+}
+
+/// What is copied out of a message may be anything: the producer may still be writing it.
+impl Message<'_> {
+    /// What the producer calls it; below 8.
+    #[inline]
+    pub fn kind(&self) -> u8 {
+        self.header.kind
+    }
+
+    /// Its immediate.
+    #[inline]
+    pub fn imm(&self) -> u32 {
+        self.header.imm
+    }
+
+    /// Payload bytes; never more than [`payload_bytes_max`].
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.header.len.into()
+    }
+
+    /// Whether there is no payload.
+    pub fn is_empty(&self) -> bool {
+        self.header.len == 0
+    }
+
+    /// Copies as many bytes of the payload as `target` takes, from byte `from` on.  Panics if there are fewer.
+    #[inline]
+    pub fn read(&self, from: u64, target: &mut [u8]) {
+        let left = self.len().checked_sub(from).expect("reading begins inside of the payload");
+        assert!(target.len() as u64 <= left, "reading ends inside of the payload");
+        self.consumer.memory.read(self.payload_at() + from, target);
+    }
+
+    /// The whole payload.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.header.len as usize];
+        self.read(0, &mut bytes);
+        bytes
+    }
+
+    /// Copies the payload from byte `from` on to `offset` of `target`, or nothing if it does not fit there.
+    /// Panics if `from` is beyond the payload.
+    #[inline]
+    pub fn copy_to(&self, from: u64, target: &Window, offset: u64) -> Result<(), OutOfBounds> {
+        let left = self.len().checked_sub(from).expect("copying begins inside of the payload");
+        self.consumer.memory.copy_to(self.payload_at() + from, left as usize, target, offset)
+    }
+
+    fn payload_at(&self) -> u64 {
+        self.consumer.head + HEADER_BYTES
+    }
+}
+
+impl Drop for Message<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.consumer.consume(self.header.len.into());
     }
 }
 
 fn record_bytes(len: u64) -> u64 {
-    HEADER_BYTES + len.next_multiple_of(8)
-}
-
-fn header(len: u32, imm: u32) -> [u8; 8] {
-    (u64::from(len) | u64::from(imm) << 32).to_ne_bytes()
-}
-
-fn parse_header(header: [u8; 8]) -> (u32, u32) {
-    let word = u64::from_ne_bytes(header);
-    (word as u32, (word >> 32) as u32)
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use std::collections::VecDeque;
-
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::{PagePolicy, Segment};
-
-    fn ring(capacity: u64) -> (Producer, Consumer, Window) {
-        let segment = Segment::create("ring", ring_bytes(capacity), PagePolicy::Normal).unwrap();
-        let window = segment.window(0, segment.len()).unwrap();
-        let producer = Producer::new(window.clone()).unwrap();
-        let consumer = Consumer::new(window.clone()).unwrap();
-        (producer, consumer, window)
-    }
-
-    fn pop(consumer: &mut Consumer) -> Option<Result<(u32, Vec<u8>), Corrupt>> {
-        let mut payload = vec![1, 2, 3];
-        let popped = consumer.try_pop(&mut payload)?;
-        Some(popped.map(|imm| (imm, payload)))
-    }
-
-    #[test]
-    fn only_a_power_of_two_makes_a_ring() {
-        let segment = Segment::create("ring", 8192, PagePolicy::Normal).unwrap();
-        for window_bytes in [0, 8, 255, 256, 256 + 32, 256 + 96, 4096] {
-            let window = segment.window(0, window_bytes).unwrap();
-            let refused = Consumer::new(window).err();
-            assert_eq!(refused, Some(BadRing::Size { window_bytes }));
-        }
-        let odd = segment.window(4, ring_bytes(64)).unwrap();
-        assert_eq!(Producer::new(odd).err(), Some(BadRing::Misaligned));
-    }
-
-    #[test]
-    fn a_full_ring_takes_more_once_something_was_consumed() {
-        let (mut producer, mut consumer, _) = ring(64);
-        assert_eq!(producer.try_push(0, &[&[0; 57]]), Err(PushError::TooLong { len: 57, max: 56 }));
-        for imm in 0..4 {
-            producer.try_push(imm, &[b"eight...".as_slice()]).unwrap();
-        }
-        assert_eq!(producer.try_push(4, &[]), Err(PushError::Full { len: 0 }));
-        assert_eq!(pop(&mut consumer), Some(Ok((0, b"eight...".to_vec()))));
-        producer.try_push(4, &[]).unwrap();
-        for imm in 1..4 {
-            assert_eq!(pop(&mut consumer), Some(Ok((imm, b"eight...".to_vec()))));
-        }
-        assert_eq!(pop(&mut consumer), Some(Ok((4, vec![]))));
-        assert_eq!(pop(&mut consumer), None);
-    }
-
-    #[test]
-    fn what_a_producer_wrote_before_it_was_killed_stays_invisible() {
-        let (mut producer, mut consumer, window) = ring(64);
-        // A record without the store of the tail is what a kill leaves behind.
-        window.write(DATA_OFFSET, &header(4, 1)).unwrap();
-        window.write(DATA_OFFSET + 8, b"half").unwrap();
-        assert_eq!(pop(&mut consumer), None);
-        producer.try_push(2, &[b"whole"]).unwrap();
-        assert_eq!(pop(&mut consumer), Some(Ok((2, b"whole".to_vec()))));
-    }
-
-    #[test]
-    fn a_scribbled_tail_is_corrupt_and_stays_so() {
-        for tail in [1, 7, 12, 72, 1 << 40, u64::MAX, u64::MAX - 7] {
-            let (_, mut consumer, window) = ring(64);
-            window.store_u64(0, tail).unwrap();
-            assert_eq!(pop(&mut consumer), Some(Err(Corrupt)), "tail {tail}");
-            window.store_u64(0, 0).unwrap();
-            assert_eq!(pop(&mut consumer), Some(Err(Corrupt)), "tail {tail}");
-        }
-    }
-
-    #[test]
-    fn a_tail_that_goes_back_is_corrupt() {
-        let (mut producer, mut consumer, window) = ring(64);
-        producer.try_push(1, &[b"a"]).unwrap();
-        assert!(pop(&mut consumer).unwrap().is_ok());
-        window.store_u64(0, 8).unwrap();
-        assert_eq!(pop(&mut consumer), Some(Err(Corrupt)));
-    }
-
-    #[test]
-    fn a_scribbled_length_is_corrupt() {
-        for len in [9, 16, 64, u32::MAX - 7, u32::MAX] {
-            let (mut producer, mut consumer, window) = ring(64);
-            producer.try_push(1, &[b"eight..."]).unwrap();
-            window.store_u32(DATA_OFFSET, len).unwrap();
-            assert_eq!(pop(&mut consumer), Some(Err(Corrupt)), "length {len}");
-        }
-    }
-
-    #[test]
-    fn a_scribbled_head_is_corrupt_and_nothing_is_overwritten() {
-        let (mut producer, mut consumer, window) = ring(64);
-        producer.try_push(1, &[&[7; 56]]).unwrap();
-        for head in [65, 1 << 50, u64::MAX] {
-            window.store_u64(memory::HEAD_OFFSET, head).unwrap();
-            assert_eq!(producer.try_push(2, &[]), Err(PushError::Corrupt));
-        }
-        assert_eq!(pop(&mut consumer), Some(Ok((1, vec![7; 56]))));
-    }
-
-    proptest! {
-        #[test]
-        fn messages_come_out_as_they_went_in(
-            steps in prop::collection::vec((any::<bool>(), 0..70usize, 0..70usize, any::<u32>()), 1..400)
-        ) {
-            let (mut producer, mut consumer, _) = ring(128);
-            let mut model: VecDeque<(u32, Vec<u8>)> = VecDeque::new();
-            let mut model_bytes = 0;
-            for (push, first, second, imm) in steps {
-                if push {
-                    let bytes: Vec<u8> = (0..first + second).map(|at| at as u8 ^ imm as u8).collect();
-                    let record = record_bytes(bytes.len() as u64);
-                    let pushed = producer.try_push(imm, &[&bytes[..first], &bytes[first..]]);
-                    if bytes.len() > 120 {
-                        let too_long = PushError::TooLong { len: bytes.len() as u64, max: 120 };
-                        prop_assert_eq!(pushed, Err(too_long));
-                    } else if model_bytes + record > 128 {
-                        prop_assert_eq!(pushed, Err(PushError::Full { len: bytes.len() as u64 }));
-                    } else {
-                        prop_assert_eq!(pushed, Ok(()));
-                        model_bytes += record;
-                        model.push_back((imm, bytes));
-                    }
-                } else {
-                    let expected = model.pop_front();
-                    model_bytes -= expected.as_ref().map_or(0, |(_, bytes)| record_bytes(bytes.len() as u64));
-                    prop_assert_eq!(pop(&mut consumer), expected.map(Ok));
-                }
-            }
-        }
-
-        #[test]
-        fn no_scribble_makes_either_side_panic(
-            words in prop::collection::vec((0..48u64, any::<u64>()), 0..20), tail in 0..20u64
-        ) {
-            let (mut producer, mut consumer, window) = ring(128);
-            window.store_u64(0, tail * 8).unwrap();
-            for (word, value) in words {
-                window.store_u64(word * 8, value).unwrap();
-                let _ = producer.try_push(value as u32, &[&value.to_ne_bytes()]);
-                if let Some(Ok((_, payload))) = pop(&mut consumer) {
-                    prop_assert!(payload.len() <= 120);
-                }
-            }
-        }
-    }
+    (HEADER_BYTES + len).next_multiple_of(LINE_BYTES)
 }
 
 #[cfg(all(test, loom))]
-mod loom_tests {
-    use super::*;
-
-    #[test]
-    fn loom_messages_arrive_whole_and_in_order_through_a_wrap() {
-        loom::model(|| {
-            // 64 bytes hold two of these records of 24 bytes, so the third wraps and waits for room.
-            let memory = Memory::private(64);
-            let mut producer = Producer::over(memory.clone());
-            let mut consumer = Consumer::over(memory);
-            let sender = loom::thread::spawn(move || {
-                for imm in 0..3u32 {
-                    while producer.try_push(imm, &[&[imm as u8; 12]]).is_err() {
-                        loom::thread::yield_now();
-                    }
-                }
-            });
-            let mut payload = Vec::new();
-            for expected in 0..3u32 {
-                let imm = loop {
-                    match consumer.try_pop(&mut payload) {
-                        Some(popped) => break popped.expect("never corrupt"),
-                        None => loom::thread::yield_now(),
-                    }
-                };
-                assert_eq!(imm, expected);
-                assert_eq!(payload, [expected as u8; 12]);
-            }
-            sender.join().unwrap();
-        });
-    }
-}
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -101,7 +101,7 @@ fn segment(len: u64) -> Arc<Segment> {
 }
 
 fn packet(kind: u8, body: &[u8]) -> Vec<u8> {
-    let mut packet = vec![b'H', b'L', b's', b'm', 1, 0, kind, 0];
+    let mut packet = vec![b'H', b'L', b's', b'm', 2, 0, kind, 0];
     packet.extend(body);
     packet
 }
@@ -248,13 +248,19 @@ fn a_crowd_is_told_to_come_back_later() {
 
 #[test]
 fn a_scribbled_ring_costs_the_connection() {
-    let tail = |hello: &Hello| hello.ring.window(0, 8).unwrap();
-    check_connected(|_, hello| tail(hello).store_u64(0, u64::MAX).unwrap());
-    check_connected(|_, hello| tail(hello).store_u64(0, 3).unwrap());
+    // A header of no lap that could be there, one of a payload that is too long, one of an unknown kind.
+    for header in [u64::MAX, u64::from(u32::MAX) << 6 | 1, 7 << 3 | 1] {
+        check_connected(|_, hello| hello.ring.window(128, 8).unwrap().store_u64(0, header).unwrap());
+    }
+}
+
+#[test]
+fn a_small_write_to_where_nothing_is_registered_costs_the_connection() {
     check_connected(|_, hello| {
-        let header = hello.ring.window(256, 8).unwrap();
-        header.store_u64(0, u32::MAX.into()).unwrap();
-        tail(hello).store_u64(0, 4096).unwrap();
+        let ring = hello.ring.window(0, hello.ring.len()).unwrap();
+        let mut ring = ring::Producer::new(ring).unwrap();
+        let (write, key_and_offset) = (2, 7u64 << 48 | 100);
+        ring.try_push(write, 0, &[&key_and_offset.to_ne_bytes(), b"anywhere"]).unwrap();
     });
 }
 

@@ -109,6 +109,42 @@ fn a_write_with_immediate_has_landed_when_it_is_announced() {
 }
 
 #[test]
+fn writes_with_immediate_of_all_lengths_arrive_in_the_order_of_their_list() {
+    let cluster = Cluster::new();
+    let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
+    let (key, target) = two.register(4096);
+    let (to_two, _) = connect(&mut one, &mut two, "two.sock");
+    let bytes = [7; 1000];
+    // From what travels inside of the ring to what is copied when it is posted.
+    let lens = [0, 1, 48, 49, 496, 497, 1000, 8];
+    let request = |(imm, len): (u32, usize)| WorkRequest {
+        id: WorkId(7),
+        operation: Operation::WriteImm { local: inline(&bytes[..len]), remote: remote(key, 2000), imm },
+        signalled: false,
+    };
+    let requests: Vec<_> = (0..).zip(lens).map(request).collect();
+    one.fabric.post(to_two, &requests).unwrap();
+    for expected in 0..lens.len() as u32 {
+        assert_eq!(two.completion().kind, CompletionKind::Notified { imm: expected });
+    }
+    assert_eq!(bytes_of(&target, 2000, 1001), [&bytes[..], &[0]].concat());
+}
+
+#[test]
+fn small_writes_of_a_peer_that_closes_have_landed_when_it_is_gone() {
+    let cluster = Cluster::new();
+    let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
+    let (key, target) = two.register(4096);
+    let (to_two, to_one) = connect(&mut one, &mut two, "two.sock");
+    let write = Operation::WriteImm { local: inline(b"last"), remote: remote(key, 0), imm: 1 };
+    one.post(to_two, write).unwrap();
+    one.fabric.close();
+    assert_eq!(two.event(), Event::Disconnected { peer: to_one });
+    assert_eq!(bytes_of(&target, 0, 4), b"last");
+    assert_eq!(two.completion().kind, CompletionKind::Notified { imm: 1 });
+}
+
+#[test]
 fn messages_arrive_in_order_through_many_wraps() {
     const MESSAGES: u32 = 100_000;
     let cluster = Cluster::new();

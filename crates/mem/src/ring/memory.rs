@@ -1,37 +1,30 @@
 //! The words and bytes of a ring: in a window, or, under loom, in a model of one.
 //!
-//! Only this file knows where the positions lie.  It checks nothing that the ring protocol decides.
+//! Only this file knows where the position and the data lie.  It checks nothing that the ring protocol decides.
 
 #[cfg(loom)]
 pub(crate) use model::Memory;
 #[cfg(not(loom))]
 pub(crate) use shared::Memory;
 
-/// Where the producer's position is.
-#[cfg_attr(loom, allow(dead_code))]
-pub(super) const TAIL_OFFSET: u64 = 0;
 /// Where the consumer's position is.
 #[cfg_attr(loom, allow(dead_code))]
-pub(super) const HEAD_OFFSET: u64 = 128;
+pub(super) const HEAD_OFFSET: u64 = 0;
 
 fn check_capacity(window_bytes: u64) -> Option<u64> {
     let capacity = window_bytes.checked_sub(super::DATA_OFFSET)?;
     (capacity.is_power_of_two() && capacity >= super::CAPACITY_MIN).then_some(capacity)
 }
 
-/// How many of `len` bytes at `position` lie before the wrap, and where in the data they begin.
-fn split(capacity: u64, position: u64, len: usize) -> (u64, usize) {
-    let at = position & (capacity - 1);
-    (at, len.min((capacity - at) as usize))
-}
-
 #[cfg(not(loom))]
 mod shared {
-    use std::sync::atomic::Ordering::{Acquire, Release};
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
     use super::super::{BadRing, DATA_OFFSET};
-    use super::{HEAD_OFFSET, TAIL_OFFSET, check_capacity, split};
+    use super::{HEAD_OFFSET, check_capacity};
     use crate::Window;
+    use crate::window::OutOfBounds;
 
     #[derive(Debug)]
     pub(crate) struct Memory {
@@ -43,22 +36,31 @@ mod shared {
         pub(crate) fn new(window: Window) -> Result<Memory, BadRing> {
             let window_bytes = window.len();
             let capacity = check_capacity(window_bytes).ok_or(BadRing::Size { window_bytes })?;
-            if window.atomic_u64(TAIL_OFFSET).is_err() {
+            if window.atomic_u64(HEAD_OFFSET).is_err() {
                 return Err(BadRing::Misaligned);
             }
             Ok(Memory { window, capacity })
         }
 
+        #[inline]
         pub(crate) fn capacity(&self) -> u64 {
             self.capacity
         }
 
-        pub(crate) fn load_tail(&self) -> u64 {
-            self.word(TAIL_OFFSET).load(Acquire)
+        #[inline]
+        pub(crate) fn load_header(&self, position: u64) -> u64 {
+            self.line_word(position).load(Acquire)
         }
 
-        pub(crate) fn store_tail(&self, tail: u64) {
-            self.word(TAIL_OFFSET).store(tail, Release);
+        #[inline]
+        pub(crate) fn store_header(&self, position: u64, header: u64) {
+            self.line_word(position).store(header, Release);
+        }
+
+        /// Makes the line at `position` one without a header.
+        pub(crate) fn clear_header(&self, position: u64) {
+            // Ordered before the producer's next use of the line by store_head().
+            self.line_word(position).store(0, Relaxed);
         }
 
         pub(crate) fn load_head(&self) -> u64 {
@@ -70,22 +72,60 @@ mod shared {
         }
 
         /// Copies `bytes` in at `position`, around the end if need be; at most the capacity.
+        #[inline]
         pub(crate) fn write(&self, position: u64, bytes: &[u8]) {
-            let (at, first) = split(self.capacity, position, bytes.len());
+            let (at, first) = self.split(position, bytes.len());
             let (before, after) = bytes.split_at(first);
             self.window.write(DATA_OFFSET + at, before).expect(IN_RING);
-            self.window.write(DATA_OFFSET, after).expect(IN_RING);
+            if !after.is_empty() {
+                self.window.write(DATA_OFFSET, after).expect(IN_RING);
+            }
         }
 
         /// Copies bytes out from `position`, around the end if need be; at most the capacity.
+        #[inline]
         pub(crate) fn read(&self, position: u64, bytes: &mut [u8]) {
-            let (at, first) = split(self.capacity, position, bytes.len());
+            let (at, first) = self.split(position, bytes.len());
             let (before, after) = bytes.split_at_mut(first);
             self.window.read(DATA_OFFSET + at, before).expect(IN_RING);
-            self.window.read(DATA_OFFSET, after).expect(IN_RING);
+            if !after.is_empty() {
+                self.window.read(DATA_OFFSET, after).expect(IN_RING);
+            }
         }
 
-        fn word(&self, offset: u64) -> &std::sync::atomic::AtomicU64 {
+        /// As `read`, into a window; nothing is copied if that is too short.
+        #[inline]
+        pub(crate) fn copy_to(
+            &self,
+            position: u64,
+            len: usize,
+            target: &Window,
+            offset: u64,
+        ) -> Result<(), OutOfBounds> {
+            let (at, first) = self.split(position, len);
+            let after = len - first;
+            if after > 0 {
+                // The higher part goes first: where it fits, the lower one does, too.
+                let offset = offset.saturating_add(first as u64);
+                target.copy_from(offset, &self.window, DATA_OFFSET, after as u64)?;
+            }
+            target.copy_from(offset, &self.window, DATA_OFFSET + at, first as u64)
+        }
+
+        /// Where in the data `position` lies, and how many of `len` bytes there come before the wrap.
+        #[inline]
+        fn split(&self, position: u64, len: usize) -> (u64, usize) {
+            let at = position & (self.capacity - 1);
+            (at, len.min((self.capacity - at) as usize))
+        }
+
+        #[inline]
+        fn line_word(&self, position: u64) -> &AtomicU64 {
+            self.word(DATA_OFFSET + (position & (self.capacity - 1)))
+        }
+
+        #[inline]
+        fn word(&self, offset: u64) -> &AtomicU64 {
             self.window.atomic_u64(offset).expect(IN_RING)
         }
     }
@@ -99,13 +139,16 @@ mod model {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicU64;
-    use loom::sync::atomic::Ordering::{Acquire, Release};
+    use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-    use super::super::BadRing;
-    use super::{check_capacity, split};
+    use super::super::{BadRing, LINE_BYTES};
+    use super::check_capacity;
     use crate::Window;
+    use crate::window::OutOfBounds;
 
-    /// Data is a row of words, each of which loom watches for races.
+    const LINE: usize = LINE_BYTES as usize;
+
+    /// Data is a row of lines, whose bytes behind the first word loom watches for races.
     #[derive(Clone, Debug)]
     pub(crate) struct Memory {
         words: Arc<Words>,
@@ -113,9 +156,15 @@ mod model {
 
     #[derive(Debug)]
     struct Words {
-        tail: AtomicU64,
         head: AtomicU64,
-        data: Vec<UnsafeCell<[u8; 8]>>,
+        lines: Vec<Line>,
+    }
+
+    #[derive(Debug)]
+    struct Line {
+        /// A header, or payload of a record that began in a line before.
+        first: AtomicU64,
+        rest: UnsafeCell<[u8; LINE]>,
     }
 
     // SAFETY: loom reports any race on the cells; finding none is what the model is for.
@@ -132,21 +181,25 @@ mod model {
         }
 
         pub(crate) fn private(capacity: u64) -> Memory {
-            let data = (0..capacity / 8).map(|_| UnsafeCell::new([0; 8])).collect();
-            let (tail, head) = (AtomicU64::new(0), AtomicU64::new(0));
-            Memory { words: Arc::new(Words { tail, head, data }) }
+            let line = |_| Line { first: AtomicU64::new(0), rest: UnsafeCell::new([0; LINE]) };
+            let lines = (0..capacity / LINE_BYTES).map(line).collect();
+            Memory { words: Arc::new(Words { head: AtomicU64::new(0), lines }) }
         }
 
         pub(crate) fn capacity(&self) -> u64 {
-            self.words.data.len() as u64 * 8
+            self.words.lines.len() as u64 * LINE_BYTES
         }
 
-        pub(crate) fn load_tail(&self) -> u64 {
-            self.words.tail.load(Acquire)
+        pub(crate) fn load_header(&self, position: u64) -> u64 {
+            self.line(position).first.load(Acquire)
         }
 
-        pub(crate) fn store_tail(&self, tail: u64) {
-            self.words.tail.store(tail, Release);
+        pub(crate) fn store_header(&self, position: u64, header: u64) {
+            self.line(position).first.store(header, Release);
+        }
+
+        pub(crate) fn clear_header(&self, position: u64) {
+            self.line(position).first.store(0, Relaxed);
         }
 
         pub(crate) fn load_head(&self) -> u64 {
@@ -157,24 +210,72 @@ mod model {
             self.words.head.store(head, Release);
         }
 
-        pub(crate) fn write(&self, position: u64, bytes: &[u8]) {
-            for (index, byte) in bytes.iter().enumerate() {
-                let (at, _) = split(self.capacity(), position + index as u64, 1);
-                self.words.data[at as usize / 8].with_mut(|word| {
-                    // SAFETY: loom lends the pointer for this call and reports whoever else has it.
-                    unsafe { (*word)[at as usize % 8] = *byte }
-                });
+        pub(crate) fn write(&self, mut position: u64, mut bytes: &[u8]) {
+            while !bytes.is_empty() {
+                let (line, at) = (self.line(position), (position % LINE_BYTES) as usize);
+                let (now, later) = bytes.split_at(bytes.len().min(LINE - at));
+                line.write(at, now);
+                position += now.len() as u64;
+                bytes = later;
             }
         }
 
-        pub(crate) fn read(&self, position: u64, bytes: &mut [u8]) {
-            for (index, byte) in bytes.iter_mut().enumerate() {
-                let (at, _) = split(self.capacity(), position + index as u64, 1);
-                *byte = self.words.data[at as usize / 8].with(|word| {
-                    // SAFETY: as in write().
-                    unsafe { (*word)[at as usize % 8] }
-                });
+        pub(crate) fn read(&self, mut position: u64, mut bytes: &mut [u8]) {
+            while !bytes.is_empty() {
+                let (line, at) = (self.line(position), (position % LINE_BYTES) as usize);
+                let (now, later) = bytes.split_at_mut(bytes.len().min(LINE - at));
+                line.read(at, now);
+                position += now.len() as u64;
+                bytes = later;
             }
+        }
+
+        pub(crate) fn copy_to(
+            &self,
+            position: u64,
+            len: usize,
+            target: &Window,
+            offset: u64,
+        ) -> Result<(), OutOfBounds> {
+            let mut bytes = vec![0; len];
+            self.read(position, &mut bytes);
+            target.write(offset, &bytes)
+        }
+
+        fn line(&self, position: u64) -> &Line {
+            let index = position / LINE_BYTES % self.words.lines.len() as u64;
+            &self.words.lines[index as usize]
+        }
+    }
+
+    impl Line {
+        fn write(&self, at: usize, bytes: &[u8]) {
+            let (word, rest) = bytes.split_at(bytes.len().min(8usize.saturating_sub(at)));
+            if !word.is_empty() {
+                let mut first = self.first.load(Relaxed).to_ne_bytes();
+                first[at..at + word.len()].copy_from_slice(word);
+                self.first.store(u64::from_ne_bytes(first), Relaxed);
+            }
+            let start = at + word.len();
+            self.rest.with_mut(|line| {
+                // SAFETY: loom lends the pointer for this call and reports whoever else has it.
+                let line = unsafe { &mut *line };
+                line[start..start + rest.len()].copy_from_slice(rest);
+            });
+        }
+
+        fn read(&self, at: usize, bytes: &mut [u8]) {
+            let (word, rest) = bytes.split_at_mut(bytes.len().min(8usize.saturating_sub(at)));
+            if !word.is_empty() {
+                let first = self.first.load(Relaxed).to_ne_bytes();
+                word.copy_from_slice(&first[at..at + word.len()]);
+            }
+            let start = at + word.len();
+            self.rest.with(|line| {
+                // SAFETY: as in write().
+                let line = unsafe { &*line };
+                rest.copy_from_slice(&line[start..start + rest.len()]);
+            });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the threads of one shm fabric share.
 //!
-//! Locks are taken in this order, each briefly: a link's state, then any one of the others.  Nothing calls out
-//! of the fabric while holding one.
+//! Locks are taken in this order, each briefly: a link's state; then a peer's outgoing end or the registered
+//! segments; then any one of the others.  Nothing calls out of the fabric while holding one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -11,12 +11,14 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, RwLock};
 
-use halite_fabric::{Completion, Event, PeerId};
+use halite_fabric::{Event, PeerId};
 use halite_mem::doorbell::DOORBELL_BYTES;
 use halite_mem::{Doorbell, PagePolicy, Segment, Window};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::process::PidfdFlags;
 
+use super::completions::Completions;
+use super::door::FabricNumber;
 use super::inbox::Inbox;
 use super::link::Link;
 use super::peer::Peer;
@@ -26,6 +28,7 @@ use super::{ShmConfig, lock, write};
 /// See the header of this file.
 #[derive(Debug)]
 pub(super) struct Core {
+    pub(super) number: FabricNumber,
     pub(super) config: ShmConfig,
     pub(super) own: Own,
     /// Where our listener is, or was until we closed.
@@ -42,8 +45,7 @@ pub(super) struct Core {
     /// From connected until cut off.
     pub(super) peers: RwLock<BTreeMap<PeerId, Arc<Peer>>>,
     pub(super) inbox: Mutex<Inbox>,
-    /// Of our own requests, and the last words of peers that left.
-    pub(super) completions: Mutex<VecDeque<Completion>>,
+    pub(super) completions: Completions,
     events: Mutex<VecDeque<Event>>,
 }
 
@@ -78,6 +80,7 @@ impl Core {
         let listener = Listener::bind(&config.dir, &config.name)?;
         let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let core = Core {
+            number: FabricNumber::new(),
             own: Own::new()?,
             path: listener.path().to_owned(),
             listener: Mutex::new(None),
@@ -88,7 +91,7 @@ impl Core {
             links: Mutex::default(),
             peers: RwLock::default(),
             inbox: Mutex::default(),
-            completions: Mutex::default(),
+            completions: Completions::default(),
             events: Mutex::default(),
             config,
         };
@@ -113,10 +116,6 @@ impl Core {
         let links = lock(&self.links).by_token.len();
         let events = lock(&self.events).len();
         links >= self.config.peers_max || events >= 4 * self.config.peers_max
-    }
-
-    pub(super) fn complete(&self, completions: impl IntoIterator<Item = Completion>) {
-        lock(&self.completions).extend(completions);
     }
 
     pub(super) fn peer(&self, id: PeerId) -> Option<Arc<Peer>> {

@@ -3,9 +3,10 @@
 //! Polling takes a few messages from each ring in turn, so that one busy peer does not starve the others.
 
 use halite_fabric::{Completion, CompletionKind, PeerId, Status};
-use halite_mem::ring::Consumer;
+use halite_mem::Window;
+use halite_mem::ring::{Consumer, Message};
 
-use super::peer::TAG_SEND;
+use super::record;
 
 /// Messages taken from one ring before the next one has its turn.
 const TURN_MESSAGES_MAX: usize = 32;
@@ -16,6 +17,8 @@ pub(super) struct Inbox {
     incoming: Vec<Incoming>,
     /// Whose turn is first in the next poll.
     first: usize,
+    /// Windows of our own segments, as in the table that all threads share, but behind no lock of its own.
+    registered: Vec<Window>,
 }
 
 #[derive(Debug)]
@@ -29,6 +32,11 @@ struct Incoming {
 pub(super) struct Scribbled(pub(super) PeerId);
 
 impl Inbox {
+    /// Our next segment, into which peers may write from now on.
+    pub(super) fn register(&mut self, window: Window) {
+        self.registered.push(window);
+    }
+
     pub(super) fn add(&mut self, peer: PeerId, ring: Consumer) {
         self.incoming.push(Incoming { peer, ring });
     }
@@ -37,56 +45,86 @@ impl Inbox {
     /// out and reported; what it held before the scribble has been delivered.
     pub(super) fn poll(&mut self, completions: &mut Vec<Completion>, len_max: usize) -> Option<Scribbled> {
         let rings = self.incoming.len();
-        for turn in 0..rings {
+        // A ring may have been taken out since.
+        let first = if self.first < rings { self.first } else { 0 };
+        for index in (first..rings).chain(0..first) {
             if completions.len() >= len_max {
                 break;
             }
-            let index = (self.first + turn) % rings;
             let turn_end = len_max.min(completions.len() + TURN_MESSAGES_MAX);
-            if let Err(scribbled) = self.incoming[index].take(completions, turn_end) {
+            let incoming = &mut self.incoming[index];
+            if let Err(scribbled) = incoming.take(completions, turn_end, &self.registered) {
                 self.incoming.remove(index);
                 return Some(scribbled);
             }
         }
-        self.first = (self.first + 1) % rings.max(1);
+        self.first = first + 1;
         None
     }
 
-    /// Takes the ring of `peer` out and returns what it still holds.
+    /// Takes the ring of `peer` out, lands the writes that it still holds and returns what it says.
     pub(super) fn remove(&mut self, peer: PeerId) -> Vec<Completion> {
         let mut rest = Vec::new();
         let found = self.incoming.iter().position(|incoming| incoming.peer == peer);
         if let Some(index) = found {
             let mut incoming = self.incoming.remove(index);
             // The peer may be alive and pushing still: what one ring can hold at a time is enough.
-            let len_max = incoming.ring.records_max() as usize;
-            let _ = incoming.take(&mut rest, len_max);
+            let len_max = incoming.ring.messages_max() as usize;
+            let _ = incoming.take(&mut rest, len_max, &self.registered);
         }
         rest
     }
 }
 
 impl Incoming {
-    fn take(&mut self, completions: &mut Vec<Completion>, len_max: usize) -> Result<(), Scribbled> {
+    fn take(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        len_max: usize,
+        registered: &[Window],
+    ) -> Result<(), Scribbled> {
+        let peer = self.peer;
         while completions.len() < len_max {
-            let mut payload = Vec::new();
-            let Some(popped) = self.ring.try_pop(&mut payload) else {
+            let Some(popped) = self.ring.try_pop() else {
                 break;
             };
-            let imm = popped.map_err(|_| Scribbled(self.peer))?;
-            let kind = match payload.pop() {
-                None => CompletionKind::Notified { imm },
-                Some(TAG_SEND) => CompletionKind::Received { bytes: payload, imm },
-                Some(_) => return Err(Scribbled(self.peer)),
-            };
-            completions.push(Completion { peer: self.peer, status: Status::Success, kind });
+            let kind = popped.ok().and_then(|message| receive(&message, registered));
+            let kind = kind.ok_or(Scribbled(peer))?;
+            completions.push(Completion { peer, status: Status::Success, kind });
         }
         Ok(())
     }
 }
 
+/// What the poller is told of `message`; `None` if it is none that an honest peer sends.
+fn receive(message: &Message<'_>, registered: &[Window]) -> Option<CompletionKind> {
+    let imm = message.imm();
+    match message.kind() {
+        record::NOTICE if message.is_empty() => Some(CompletionKind::Notified { imm }),
+        record::SEND => Some(CompletionKind::Received { bytes: message.to_vec(), imm }),
+        record::WRITE => {
+            land(message, registered)?;
+            Some(CompletionKind::Notified { imm })
+        }
+        _ => None,
+    }
+}
+
+/// Makes the write inside of `message`; `None` if it leads nowhere.
+fn land(message: &Message<'_>, registered: &[Window]) -> Option<()> {
+    if message.len() < record::ADDRESS_BYTES as u64 {
+        return None;
+    }
+    let mut address = [0; record::ADDRESS_BYTES];
+    message.read(0, &mut address);
+    let address = record::unpack(u64::from_ne_bytes(address));
+    let target = registered.get(address.key.0 as usize)?;
+    message.copy_to(record::ADDRESS_BYTES as u64, target, address.offset).ok()
+}
+
 #[cfg(test)]
 mod tests {
+    use halite_fabric::{Key, RemoteAddress};
     use halite_mem::ring::{Producer, ring_bytes};
     use halite_mem::{PagePolicy, Segment};
 
@@ -112,15 +150,15 @@ mod tests {
         let (mut calm, calmed) = ring();
         inbox.add(PeerId(1), flooded);
         inbox.add(PeerId(2), calmed);
-        for _ in 0..100 {
-            flood.try_push(0, &[]).unwrap();
+        for _ in 0..60 {
+            flood.try_push(record::NOTICE, 0, &[]).unwrap();
         }
-        calm.try_push(0, &[]).unwrap();
+        calm.try_push(record::NOTICE, 0, &[]).unwrap();
         let (peers, _) = poll(&mut inbox, 1000);
         assert_eq!(peers.len(), TURN_MESSAGES_MAX + 1);
         assert_eq!(peers.last(), Some(&2));
         // With room for one turn only, the next peer begins next time.
-        calm.try_push(0, &[]).unwrap();
+        calm.try_push(record::NOTICE, 0, &[]).unwrap();
         let (peers, _) = poll(&mut inbox, 1);
         assert_eq!(peers, [2]);
     }
@@ -132,9 +170,9 @@ mod tests {
         let (mut good, good_end) = ring();
         inbox.add(PeerId(1), bad_end);
         inbox.add(PeerId(2), good_end);
-        bad.try_push(0, &[&[TAG_SEND]]).unwrap();
-        bad.try_push(0, &[&[77]]).unwrap();
-        good.try_push(0, &[]).unwrap();
+        bad.try_push(record::SEND, 0, &[]).unwrap();
+        bad.try_push(record::NOTICE, 0, &[&[77]]).unwrap();
+        good.try_push(record::NOTICE, 0, &[]).unwrap();
         assert_eq!(poll(&mut inbox, 10), (vec![1], Some(Scribbled(PeerId(1)))));
         assert_eq!(poll(&mut inbox, 10), (vec![2], None));
         assert!(inbox.remove(PeerId(1)).is_empty());
@@ -145,14 +183,79 @@ mod tests {
         let mut inbox = Inbox::default();
         let (mut leaving, end) = ring();
         inbox.add(PeerId(1), end);
-        for imm in 0..100 {
-            leaving.try_push(imm, &[]).unwrap();
+        for imm in 0..60 {
+            leaving.try_push(record::NOTICE, imm, &[]).unwrap();
         }
         let rest = inbox.remove(PeerId(1));
         let imms = rest.iter().map(|completion| match completion.kind {
             CompletionKind::Notified { imm } => imm,
             _ => panic!("only notifications were pushed"),
         });
-        assert!(imms.eq(0..100));
+        assert!(imms.eq(0..60));
+    }
+
+    fn segment() -> Window {
+        Segment::create("target", 4096, PagePolicy::Normal).unwrap().window(0, 4096).unwrap()
+    }
+
+    fn push_write(ring: &mut Producer, key: u32, offset: u64, bytes: &[u8]) {
+        let address = record::pack(RemoteAddress { key: Key(key), offset }).unwrap();
+        ring.try_push(record::WRITE, 0, &[&address.to_ne_bytes(), bytes]).unwrap();
+    }
+
+    fn bytes_at(window: &Window, offset: u64) -> [u8; 4] {
+        let mut bytes = [0; 4];
+        window.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_small_write_lands_when_it_is_polled_and_not_before() {
+        let mut inbox = Inbox::default();
+        let (one, two) = (segment(), segment());
+        inbox.register(one.clone());
+        inbox.register(two.clone());
+        let (mut writer, end) = ring();
+        inbox.add(PeerId(1), end);
+        push_write(&mut writer, 1, 4092, b"last");
+        assert_eq!(bytes_at(&two, 4092), [0; 4]);
+        assert_eq!(poll(&mut inbox, 10), (vec![1], None));
+        assert_eq!((bytes_at(&two, 4092), bytes_at(&one, 4092)), (*b"last", [0; 4]));
+    }
+
+    #[test]
+    fn what_a_leaving_peer_wrote_last_lands_with_its_last_words() {
+        let mut inbox = Inbox::default();
+        let target = segment();
+        inbox.register(target.clone());
+        let (mut leaving, end) = ring();
+        inbox.add(PeerId(1), end);
+        push_write(&mut leaving, 0, 0, b"last");
+        assert_eq!(inbox.remove(PeerId(1)).len(), 1);
+        assert_eq!(bytes_at(&target, 0), *b"last");
+        push_write(&mut leaving, 0, 0, b"late");
+        assert_eq!(poll(&mut inbox, 10), (vec![], None));
+        assert_eq!(bytes_at(&target, 0), *b"last");
+    }
+
+    #[test]
+    fn a_small_write_that_leads_nowhere_costs_the_ring() {
+        let lies: [fn(&mut Producer); 4] = [
+            |ring| push_write(ring, 1, 0, b"no such key"),
+            |ring| push_write(ring, 0, 4093, b"over the end"),
+            |ring| push_write(ring, 0, (1 << 48) - 1, b"far over"),
+            |ring| ring.try_push(record::WRITE, 0, &[b"short"]).unwrap(),
+        ];
+        for lie in lies {
+            let mut inbox = Inbox::default();
+            let target = segment();
+            inbox.register(target.clone());
+            let (mut liar, end) = ring();
+            inbox.add(PeerId(1), end);
+            push_write(&mut liar, 0, 0, b"true");
+            lie(&mut liar);
+            assert_eq!(poll(&mut inbox, 10), (vec![1], Some(Scribbled(PeerId(1)))));
+            assert_eq!((bytes_at(&target, 0), bytes_at(&target, 4092)), (*b"true", [0; 4]));
+        }
     }
 }

@@ -215,11 +215,9 @@ impl Link {
         };
         let window = self.ring.window(0, self.ring.len());
         let ring = Producer::new(window.expect("the whole segment"));
-        let outgoing = Outgoing {
-            ring: ring.expect("the configuration was checked when the fabric was opened"),
-            mailbox: greeting.mailbox,
-        };
+        let ring = ring.expect("the configuration was checked when the fabric was opened");
         let windows = std::mem::take(&mut state.heard.windows);
+        let outgoing = Outgoing::new(ring, greeting.mailbox, &windows);
         let id = core.next_peer_id();
         let peer = Peer::new(id, self.token, greeting.process, outgoing, windows);
         let peer = Arc::new(peer);
@@ -269,9 +267,10 @@ impl Link {
         };
         let peer = peer.clone();
         let theirs = peer.disconnect();
-        // What the peer published before it left still arrives, and before the event.
+        // What the peer published before it left still arrives, and before the event; its small writes land now,
+        // and none will later, when the memory may have another use.
         let last_words = lock(&core.inbox).remove(peer.id);
-        core.complete(last_words);
+        core.completions.extend(last_words);
         core.event(Event::Disconnected { peer: peer.id });
         state.phase = Phase::Leaving { peer, theirs, cut_off: false };
         // The gate looks on whether the peer's memory is still held.

@@ -5,11 +5,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
-use halite_fabric::{Key, PeerId, PostCause};
+use halite_fabric::{Key, Local, Operation, PeerId, PostCause, RemoteAddress};
 use halite_mem::ring::{Producer, PushError};
 use halite_mem::{Doorbell, Segment, Window};
 
-use super::{lock, read, write};
+use super::door::Door;
+use super::{lock, read, record, write};
 
 /// A process that we know by a descriptor, so that its number cannot be reused under us.
 #[derive(Debug)]
@@ -25,8 +26,7 @@ pub(super) struct Peer {
     /// The link that it came through.
     pub(super) link_token: u64,
     pub(super) process: Arc<Process>,
-    /// `None` once disconnected.
-    outgoing: Mutex<Option<Outgoing>>,
+    pub(super) door: Arc<Door>,
     /// Its segments by key; `None` once disconnected.
     windows: RwLock<Option<Vec<Window>>>,
 }
@@ -34,8 +34,18 @@ pub(super) struct Peer {
 /// Where our messages to the peer go.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    pub(super) ring: Producer,
-    pub(super) mailbox: Doorbell,
+    ring: Producer,
+    mailbox: Doorbell,
+    /// Lengths of the peer's segments by key: all that a small write needs to know of them.
+    segment_bytes: Vec<u64>,
+}
+
+/// What became of an operation that might travel inside of the ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pushed {
+    Whole,
+    /// It has to be done by way of the peer's memory.  Nothing was done yet.
+    NotInRing,
 }
 
 /// What a key of the peer stands for.
@@ -47,10 +57,6 @@ pub(super) enum Lookup<T> {
     /// The peer is disconnected.
     Gone,
 }
-
-/// What the last byte of a ring record's payload says it is.  An empty payload is the immediate of a write,
-/// which makes the most frequent record the shortest; the byte comes last so that taking it off is free.
-pub(super) const TAG_SEND: u8 = 1;
 
 impl Peer {
     pub(super) fn new(
@@ -64,7 +70,7 @@ impl Peer {
             id,
             link_token,
             process,
-            outgoing: Mutex::new(Some(outgoing)),
+            door: Arc::new(Mutex::new(Some(outgoing))),
             windows: RwLock::new(Some(windows)),
         }
     }
@@ -82,6 +88,9 @@ impl Peer {
 
     /// Adds the peer's next segment.
     pub(super) fn push_window(&self, window: Window) {
+        if let Some(outgoing) = &mut *lock(&self.door) {
+            outgoing.segment_bytes.push(window.len());
+        }
         if let Some(windows) = &mut *write(&self.windows) {
             windows.push(window);
         }
@@ -91,53 +100,86 @@ impl Peer {
         read(&self.windows).as_ref().map_or(0, Vec::len)
     }
 
-    /// Pushes a message, without ringing.
-    pub(super) fn push_send(&self, bytes: &[u8], imm: u32) -> Result<(), PostCause> {
-        self.push(imm, &[bytes, &[TAG_SEND]])
-    }
-
-    /// Pushes the immediate of a write, without ringing.
-    pub(super) fn push_notification(&self, imm: u32) -> Result<(), PostCause> {
-        self.push(imm, &[])
-    }
-
-    /// Whether the immediate of a write would find room now.
-    pub(super) fn check_room(&self) -> Result<(), PostCause> {
-        self.with_outgoing(|outgoing| outgoing.ring.check_room(0))
-    }
-
-    /// Wakes the peer if it sleeps.
-    pub(super) fn ring(&self) {
-        if let Some(outgoing) = &*lock(&self.outgoing) {
-            outgoing.mailbox.ring();
-        }
-    }
-
     /// Drops what we map of the peer.  Returns its segments, which others of this process may still hold.
     pub(super) fn disconnect(&self) -> Vec<Weak<Segment>> {
-        *lock(&self.outgoing) = None;
+        *lock(&self.door) = None;
         // Waits for copies under way: each is bounded by the length of one request.
         let windows = write(&self.windows).take().unwrap_or_default();
         windows.iter().map(|window| Arc::downgrade(window.segment())).collect()
     }
+}
 
-    fn push(&self, imm: u32, parts: &[&[u8]]) -> Result<(), PostCause> {
-        self.with_outgoing(|outgoing| outgoing.ring.try_push(imm, parts))
+/// Nothing here rings of itself: one ring does for many messages.
+impl Outgoing {
+    pub(super) fn new(ring: Producer, mailbox: Doorbell, windows: &[Window]) -> Outgoing {
+        let segment_bytes = windows.iter().map(Window::len).collect();
+        Outgoing { ring, mailbox, segment_bytes }
     }
 
-    fn with_outgoing(
-        &self,
-        push: impl FnOnce(&mut Outgoing) -> Result<(), PushError>,
-    ) -> Result<(), PostCause> {
-        let mut outgoing = lock(&self.outgoing);
-        let Some(connected) = &mut *outgoing else {
-            return Err(PostCause::NotConnected);
-        };
-        match push(connected) {
-            Ok(()) => Ok(()),
-            Err(PushError::Full { .. }) => Err(PostCause::QueueFull),
-            Err(PushError::TooLong { .. }) => Err(PostCause::Malformed),
-            Err(PushError::Corrupt) => Err(PostCause::NotConnected),
+    /// Lends what is behind `door` to `push`, for as many messages as it likes.
+    #[inline]
+    pub(super) fn behind<T>(
+        door: &Door,
+        push: impl FnOnce(&mut Outgoing) -> Result<T, PostCause>,
+    ) -> Result<T, PostCause> {
+        match &mut *lock(door) {
+            Some(outgoing) => push(outgoing),
+            None => Err(PostCause::NotConnected),
         }
+    }
+
+    /// Pushes `operation` if it is one that travels inside of the ring as a whole.
+    #[inline]
+    pub(super) fn try_push(&mut self, operation: &Operation<'_>) -> Result<Pushed, PostCause> {
+        match *operation {
+            Operation::Send { bytes, imm } => self.push(record::SEND, imm, &[bytes]),
+            Operation::WriteImm { local: Local::Inline(bytes), remote, imm } => {
+                match self.small_write_address(remote, bytes) {
+                    Some(address) => self.push(record::WRITE, imm, &[&address.to_ne_bytes(), bytes]),
+                    None => Ok(Pushed::NotInRing),
+                }
+            }
+            _ => Ok(Pushed::NotInRing),
+        }
+    }
+
+    /// Pushes the immediate of a write that has been made.
+    pub(super) fn push_notice(&mut self, imm: u32) -> Result<Pushed, PostCause> {
+        self.push(record::NOTICE, imm, &[])
+    }
+
+    /// Whether the immediate of a write would find room now.
+    pub(super) fn check_room(&mut self) -> Result<(), PostCause> {
+        self.ring.check_room(0).map_err(cause_of)
+    }
+
+    /// Wakes the peer if it sleeps.
+    #[inline]
+    pub(super) fn ring(&self) {
+        self.mailbox.ring();
+    }
+
+    /// `None` if the write is not small, or is not known to be one that the peer would take.
+    #[inline]
+    fn small_write_address(&self, remote: RemoteAddress, bytes: &[u8]) -> Option<u64> {
+        let segment_bytes = *self.segment_bytes.get(remote.key.0 as usize)?;
+        let address = record::pack(remote)?;
+        // An offset that packs is far from where the sum would overflow.
+        let inside = remote.offset + bytes.len() as u64 <= segment_bytes;
+        (bytes.len() <= record::SMALL_WRITE_BYTES_MAX && inside).then_some(address)
+    }
+
+    #[inline]
+    fn push(&mut self, kind: u8, imm: u32, parts: &[&[u8]]) -> Result<Pushed, PostCause> {
+        self.ring.try_push(kind, imm, parts).map_err(cause_of)?;
+        Ok(Pushed::Whole)
+    }
+}
+
+fn cause_of(error: PushError) -> PostCause {
+    match error {
+        PushError::Full { .. } => PostCause::QueueFull,
+        PushError::TooLong { .. } => PostCause::Malformed,
+        PushError::Corrupt => PostCause::NotConnected,
     }
 }

@@ -25,8 +25,8 @@
 
 use halite_fabric::HELLO_BYTES_MAX;
 
-/// Changes whenever a message or the layout of a ring or mailbox changes.
-pub(super) const VERSION: u16 = 1;
+/// Changes whenever a message or the layout of a ring, a record or a mailbox changes.
+pub(super) const VERSION: u16 = 2;
 /// No packet is longer: a header and a hello.
 pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + HELLO_BYTES_MAX;
 /// Reasons are for people; this is enough for a sentence.
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn misshapen_bodies_are_refused() {
-        let bare = |kind: u8| [b'H', b'L', b's', b'm', 1, 0, kind, 0];
+        let bare = |kind: u8| [b'H', b'L', b's', b'm', VERSION as u8, 0, kind, 0];
         for (kind, body_bytes) in [(0, 0), (1, HELLO_BYTES_MAX + 1), (2, 11), (2, 13), (3, 1), (6, 0)] {
             let mut packet = bare(kind).to_vec();
             packet.resize(HEADER_BYTES + body_bytes, 0);
@@ -201,7 +201,7 @@ mod tests {
 
         #[test]
         fn what_decodes_encodes_to_the_same_packet(mut packet in prop::collection::vec(any::<u8>(), 0..64)) {
-            for (byte, header) in packet.iter_mut().zip([b'H', b'L', b's', b'm', 1, 0]) {
+            for (byte, header) in packet.iter_mut().zip([b'H', b'L', b's', b'm', VERSION as u8, 0]) {
                 *byte = header;
             }
             if let Ok(message) = Message::decode(&packet) {

@@ -1,0 +1,88 @@
+//! The word in front of every record.  Its store publishes the record, so it says everything but the payload.
+//!
+//! ```text
+//!   bit 0      3      6            32             64
+//!       | lap  | kind | len        | imm          |
+//! ```
+//!
+//! The lap tells a record from what the lap before has left in the same place.  It is never 0, so that fresh
+//! memory, and lines that the consumer has cleared, hold no header.
+
+const LAP_BITS: u32 = 3;
+const KIND_SHIFT: u32 = LAP_BITS;
+const KIND_BITS: u32 = 3;
+const LEN_SHIFT: u32 = KIND_SHIFT + KIND_BITS;
+const LEN_BITS: u32 = 26;
+const IMM_SHIFT: u32 = LEN_SHIFT + LEN_BITS;
+
+/// How many kinds of records there can be.
+pub(super) const KINDS: u8 = 1 << KIND_BITS;
+/// The longest payload that a header can express.
+pub(super) const LEN_MAX: u64 = (1 << LEN_BITS) - 1;
+
+/// What a ring says of a record; whose record it is, the lap says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Header {
+    pub(super) kind: u8,
+    pub(super) imm: u32,
+    /// Payload bytes.
+    pub(super) len: u32,
+}
+
+/// Which time around the ring, from 1 to 4 and then from 1 again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Lap(u8);
+
+impl Lap {
+    /// The lap in which `position` lies.  Two are enough to tell one lap from the next; with four, a consumer
+    /// that finds a header of neither this lap nor the last one knows that it was scribbled.
+    pub(super) fn of(position: u64, capacity: u64) -> Lap {
+        Lap(1 + (position >> capacity.trailing_zeros()) as u8 % 4)
+    }
+
+    /// Whether `word` is the header of a record of this lap.
+    pub(super) fn is_of(self, word: u64) -> bool {
+        word as u8 % (1 << LAP_BITS) == self.0
+    }
+}
+
+impl Header {
+    pub(super) fn pack(self, lap: Lap) -> u64 {
+        debug_assert!(self.kind < KINDS && u64::from(self.len) <= LEN_MAX);
+        u64::from(lap.0)
+            | u64::from(self.kind) << KIND_SHIFT
+            | u64::from(self.len) << LEN_SHIFT
+            | u64::from(self.imm) << IMM_SHIFT
+    }
+
+    /// Every word means something; only the length can be out of bounds.
+    pub(super) fn unpack(word: u64) -> Header {
+        Header {
+            kind: (word >> KIND_SHIFT) as u8 % KINDS,
+            imm: (word >> IMM_SHIFT) as u32,
+            len: (word >> LEN_SHIFT & LEN_MAX) as u32,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_come_back_as_they_were_packed() {
+        for (kind, imm, len) in [(0, 0, 0), (KINDS - 1, u32::MAX, LEN_MAX as u32), (3, 1 << 31, 1)] {
+            let header = Header { kind, imm, len };
+            let lap = Lap::of(64, 64);
+            let word = header.pack(lap);
+            assert_eq!(Header::unpack(word), header);
+            assert!(lap.is_of(word));
+            assert!(!Lap::of(0, 64).is_of(word) && !Lap::of(128, 64).is_of(word));
+        }
+    }
+
+    #[test]
+    fn fresh_memory_is_of_no_lap() {
+        assert!((0..9).all(|lap| !Lap::of(lap * 64, 64).is_of(0)));
+    }
+}

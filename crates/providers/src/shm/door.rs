@@ -1,0 +1,89 @@
+//! Doors: where messages to a peer go in, remembered by each thread that posts.
+//!
+//! Finding a peer in the table takes a lock that all posting threads share; a remembered door takes a look at a
+//! line of the thread's own.  It never misleads: numbers of fabrics and peers are not used twice, and the door
+//! of a peer that left is closed, an empty mutex.
+
+use std::cell::RefCell;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+
+use halite_fabric::PeerId;
+
+use super::peer::Outgoing;
+
+/// `None` once the peer is disconnected.
+pub(super) type Door = Mutex<Option<Outgoing>>;
+
+/// Tells a fabric from all others of this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct FabricNumber(u64);
+
+impl FabricNumber {
+    pub(super) fn new() -> FabricNumber {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // The counter orders nothing.
+        FabricNumber(NEXT.fetch_add(1, Relaxed))
+    }
+}
+
+/// Doors that a thread remembers; peers whose numbers agree modulo this displace each other.
+const DOORS_MAX: usize = 16;
+
+thread_local! {
+    static DOORS: RefCell<[Option<Known>; DOORS_MAX]> =
+        const { RefCell::new([const { None }; DOORS_MAX]) };
+}
+
+struct Known {
+    fabric: FabricNumber,
+    peer: PeerId,
+    door: Arc<Door>,
+}
+
+/// Calls `enter`, which must not come here again, with the door to `peer`: the one that this thread knows, or else
+/// what `find` finds.  `None` if there is none.
+#[inline]
+pub(super) fn with_door<T>(
+    fabric: FabricNumber,
+    peer: PeerId,
+    find: impl Fn() -> Option<Arc<Door>>,
+    mut enter: impl FnMut(&Door) -> T,
+) -> Option<T> {
+    let entered = DOORS.try_with(|doors| {
+        let known = &mut doors.borrow_mut()[peer.0 as usize % DOORS_MAX];
+        if !matches!(known, Some(known) if known.fabric == fabric && known.peer == peer) {
+            *known = Some(Known { fabric, peer, door: find()? });
+        }
+        known.as_ref().map(|known| enter(&known.door))
+    });
+    // A thread that is ending remembers nothing any more.
+    entered.unwrap_or_else(|_| find().map(|door| enter(&door)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_door_is_looked_up_once_and_never_mistaken_for_another() {
+        let fabrics = [FabricNumber::new(), FabricNumber::new()];
+        let doors: Vec<Arc<Door>> = (0..4).map(|_| Arc::default()).collect();
+        let enter = |fabric: usize, peer, finds: Option<usize>| {
+            let find = || finds.map(|door| doors[door].clone());
+            let which = |door: &Door| doors.iter().position(|each| std::ptr::eq(&**each, door));
+            with_door(fabrics[fabric], PeerId(peer), find, which).flatten()
+        };
+        assert_eq!(enter(0, 1, None), None);
+        assert_eq!(enter(0, 1, Some(0)), Some(0));
+        assert_eq!(enter(0, 2, Some(1)), Some(1));
+        // Both are known now, and nothing is asked.
+        assert_eq!((enter(0, 1, None), enter(0, 2, None)), (Some(0), Some(1)));
+        // Those that share a place displace each other.
+        assert_eq!(enter(1, 1, Some(2)), Some(2));
+        assert_eq!(enter(0, 1, None), None);
+        assert_eq!(enter(0, 2 + DOORS_MAX as u32, Some(3)), Some(3));
+        assert_eq!(enter(0, 2, None), None);
+    }
+}

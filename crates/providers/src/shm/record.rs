@@ -1,0 +1,65 @@
+//! What the records of a ring mean: their kinds, and how a small write travels inside one.
+//!
+//! ```text
+//!   kind        payload
+//!   0 Notice    -                                   a write with this immediate has been made
+//!   1 Send      the message                         a message with this immediate
+//!   2 Write     address u64, bytes to the end       a write to be made by the receiver, then as Notice
+//!
+//!   address:    | offset, 48 bits | key, 16 bits |
+//! ```
+//!
+//! A write of up to 48 bytes and its immediate are one cache line, which is all that travels for them.
+
+use halite_fabric::{Key, RemoteAddress};
+
+pub(super) const NOTICE: u8 = 0;
+pub(super) const SEND: u8 = 1;
+pub(super) const WRITE: u8 = 2;
+
+/// Bytes in front of a write's own.
+pub(super) const ADDRESS_BYTES: usize = 8;
+/// Writes up to this length travel inside of the ring, which makes eight lines: see the header of [`super`].
+///
+/// Round trips in ns between two processes on a busy virtual machine, best of 50 runs (examples/shm_costs.rs), of which
+/// two bare cache lines take 281:
+///
+/// ```text
+///   bytes               48   112   240   496
+///   inside the ring    346   501   565   769
+///   copied when posted 588   629   750  1109
+/// ```
+///
+/// Beyond, the second copy would weigh more and the bytes wait longer for their place.
+pub(super) const SMALL_WRITE_BYTES_MAX: usize = 496;
+
+const OFFSET_BITS: u32 = 48;
+
+/// `None` if a number is too large for an address; such a write goes another way.
+pub(super) fn pack(address: RemoteAddress) -> Option<u64> {
+    let RemoteAddress { key, offset } = address;
+    let packs = key.0 <= u16::MAX.into() && offset < 1 << OFFSET_BITS;
+    packs.then_some(offset | u64::from(key.0) << OFFSET_BITS)
+}
+
+/// Every word is an address of something, which need not exist.
+pub(super) fn unpack(word: u64) -> RemoteAddress {
+    let key = Key((word >> OFFSET_BITS) as u32);
+    RemoteAddress { key, offset: word & ((1 << OFFSET_BITS) - 1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_back_or_are_not_packed() {
+        let address = |key, offset| RemoteAddress { key: Key(key), offset };
+        for (key, offset) in [(0, 0), (1, 2), (u16::MAX.into(), (1 << 48) - 1)] {
+            let address = address(key, offset);
+            assert_eq!(pack(address).map(unpack), Some(address));
+        }
+        assert_eq!(pack(address(1 << 16, 0)), None);
+        assert_eq!(pack(address(0, 1 << 48)), None);
+    }
+}
