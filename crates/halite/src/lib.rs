@@ -52,6 +52,7 @@ mod outbox;
 mod posted;
 mod session;
 mod ticket;
+mod turns;
 mod wait;
 
 pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, NodeId};
