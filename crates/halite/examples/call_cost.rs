@@ -16,10 +16,10 @@ fn main() {
     }
     let dir = std::env::temp_dir().join(format!("halite-call-cost-{}", std::process::id()));
     pin(1);
-    let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() }).unwrap();
+    let node =
+        Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() }).unwrap();
     let program = std::env::current_exe().unwrap();
-    let mut server =
-        Command::new(program).arg(&dir).arg("server").stdin(Stdio::piped()).spawn().unwrap();
+    let mut server = Command::new(program).arg(&dir).arg("server").stdin(Stdio::piped()).spawn().unwrap();
     let session = node.blocking_session();
     let mut output = [0; 8];
     while session.call_into(NodeId(1), ECHO, b"12345678", &mut output, PATIENCE).is_err() {

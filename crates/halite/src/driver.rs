@@ -6,16 +6,15 @@
 //!   keeper ──────────┘      poll token       └─ jobs (copies, growth), outside of all locks
 //! ```
 //!
-//! The token is a mutex that is only tried.  Its holder disarms the doorbell while it polls.  When it lets go it
-//! arms the doorbell and polls once more; whoever found the token taken meanwhile is the keeper, who then leaves
-//! a note that makes the holder ring for it.  So no arrival is left without somebody to handle it.
+//! Who holds the token when, and who sees to arrivals when nobody does, is [`crate::turns`]'s to say; how long a
+//! caller spins before it sleeps, [`crate::wait`]'s.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, atomic::fence};
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use halite_fabric::{Completion, CompletionKind, Event as FabricEvent};
@@ -26,16 +25,20 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
+use crate::rpc::Rpc;
 use crate::ticket::{Ending, Undo};
-use crate::wait::{Parker, Wakes, lock};
+use crate::turns::{Bell, Look, Turn, Turns, WATCH_NS};
+use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, lock};
 
-/// How long a caller polls for its own end before it sleeps: a round trip between two threads that are awake
-/// takes a few microseconds, and a wake-up by the kernel about as long as this.
-const CALLER_SPIN_NS: u64 = 100_000;
+/// For how many rounds a spinning caller keeps its processor: about 2 us, in which a peer that is awake answers.
+///
+/// After them it yields, which is more than to pause: on two processors, three that spin keep the one from running
+/// that has the answer (median round trip between two nodes of one process: 131 us, with yielding 7 to 11).
+const ROUNDS_BEFORE_YIELD: u32 = 32;
+/// How often the clock is read before that: it takes as long as half a round.
+const ROUNDS_PER_CLOCK: u32 = 16;
 /// How often a thread that leaves the node looks whether it may go.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// How many rounds the token is kept for arrivals that came while it was being given up.
-const LAST_ROUNDS_MAX: usize = 4;
 /// How many polls in a row may be needed to take in what a peer said before it went.
 const LAST_WORDS_POLLS_MAX: usize = 4096;
 
@@ -43,22 +46,22 @@ const LAST_WORDS_POLLS_MAX: usize = 4096;
 pub(crate) struct Core {
     pub(crate) ground: Arc<Ground>,
     machine: Mutex<Machine>,
-    poller: Mutex<Poller>,
+    turns: Turns<Poller>,
     arena: Arena,
     begin: Instant,
     /// When the machine needs attention although nothing arrives.
     attention_ns: AtomicU64,
     /// Until when the keeper sleeps; 0 while it is awake.  Changed under the machine's lock.
     keeper_sleeps_until_ns: AtomicU64,
-    /// The keeper found the token taken.
-    keeper_missed: AtomicBool,
-    /// Threads of the application that wait for an answer and have not gone to sleep yet.
+    /// Threads of the application that have waited for a microsecond at least and have not gone to sleep yet.
     callers_polling: AtomicUsize,
+    /// How many of them may spin for long: so many that as many peers can run beside them.
+    spinners_max: usize,
     /// The node leaves, has left, or has failed.
     closed: AtomicBool,
 }
 
-/// What polling needs; whoever has it holds the poll token.
+/// What polling needs; only the holder of the poll token has it.
 #[derive(Debug, Default)]
 struct Poller {
     completions: Vec<Completion>,
@@ -74,24 +77,31 @@ impl Core {
         Arc::new(Core {
             machine: Mutex::new(Machine::new(ground.clone(), engine)),
             ground,
-            poller: Mutex::default(),
+            turns: Turns::new(Poller::default()),
             arena: Arena::default(),
             begin,
             attention_ns: AtomicU64::new(0),
             keeper_sleeps_until_ns: AtomicU64::new(0),
-            keeper_missed: AtomicBool::new(false),
             callers_polling: AtomicUsize::new(0),
+            spinners_max: std::thread::available_parallelism().map_or(1, |count| count.get().div_ceil(2)),
             closed: AtomicBool::new(false),
         })
     }
 
-    /// Nanoseconds on the engine's clock.
+    /// Nanoseconds on the engine's clock, the only one that is read.
     pub(crate) fn now_ns(&self) -> u64 {
         self.begin.elapsed().as_nanos() as u64
     }
 
     /// Changes the machine, lets it settle, and wakes whoever should know.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Machine, u64) -> R) -> R {
+        let (result, wakes) = self.change(change);
+        wakes.wake_all();
+        result
+    }
+
+    /// Changes the machine and lets it settle; the wakers are to be called when no lock is held.
+    fn change<R>(&self, change: impl FnOnce(&mut Machine, u64) -> R) -> (R, Wakes) {
         let mut machine = lock(&self.machine);
         let now = self.now_ns();
         let result = change(&mut machine, now);
@@ -102,11 +112,10 @@ impl Core {
         let keeper_is_late = attention < self.keeper_sleeps_until_ns.load(Relaxed);
         let wakes = std::mem::take(&mut machine.wakes);
         drop(machine);
-        wakes.wake_all();
         if keeper_is_late {
             self.ground.fabric.wake();
         }
-        result
+        (result, wakes)
     }
 
     /// Looks at the machine without changing it.
@@ -117,12 +126,6 @@ impl Core {
     /// Lets the machine settle.
     pub(crate) fn settle(&self) {
         self.with_unless_failed(|_, _| ());
-    }
-
-    /// Polls until `done`, but not for long.
-    pub(crate) fn spin_until(&self, done: impl Fn() -> bool) -> bool {
-        self.help_until(&done);
-        done()
     }
 
     // Commands.
@@ -155,14 +158,9 @@ impl Core {
 
     /// The poll token, unless somebody has it.
     pub(crate) fn try_token(&self) -> Option<PollToken<'_>> {
-        let poller = match self.poller.try_lock() {
-            Ok(poller) => poller,
-            Err(TryLockError::WouldBlock) => return None,
-            Err(TryLockError::Poisoned(_)) => panic!("a thread panicked while it polled for the node"),
-        };
-        self.ground.fabric.arm(false);
+        let turn = self.turns.try_take(&*self.ground)?;
         let unwinding = std::thread::panicking();
-        Some(PollToken { core: self, poller: Some(poller), unwinding })
+        Some(PollToken { core: self, turn: Some(turn), wakes: Wakes::default(), unwinding })
     }
 
     /// Does the jobs that wait.
@@ -173,6 +171,7 @@ impl Core {
             // Jobs may come in long rows: who is heard in between is not taken for dead.
             if let Some(mut token) = self.try_token() {
                 token.drive();
+                token.rest();
             }
         }
     }
@@ -188,72 +187,64 @@ impl Core {
 
     /// Runs a future on the calling thread, which helps to move the node forward while it waits.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
-        let parker = Parker::new();
-        let waker = Waker::from(parker.clone());
-        let mut context = Context::from_waker(&waker);
+        let parking = Parking::take();
+        let mut context = Context::from_waker(parking.waker());
         let mut future = std::pin::pin!(future);
         loop {
             let output = future.as_mut().poll(&mut context);
             // Who frees memory also cleans it, rather than who asks for memory next.
             self.run_jobs();
             if let Poll::Ready(output) = output {
+                parking.give_back();
                 return output;
             }
-            self.help_until(|| parker.is_notified());
-            parker.park();
+            self.spin_until(|| parking.parker().is_notified());
+            self.sleep(parking.parker());
         }
+    }
+
+    /// Moves the node forward until `done`, for as long as that is likely to pay.  Returns whether it is done; if
+    /// not, the thread is to [`Core::sleep`].
+    pub(crate) fn spin_until(&self, done: impl Fn() -> bool) -> bool {
+        let mut spin = Spin::new(self);
+        while !done() {
+            if spin.is_over() {
+                return false;
+            }
+            match self.try_token() {
+                Some(token) => token.drive_until(&mut spin, &done),
+                None => spin.pause(),
+            }
+            self.run_jobs();
+        }
+        Patience::change(|patience| patience.note_wait(0));
+        true
+    }
+
+    /// Sleeps until the calling thread's parker is notified.
+    pub(crate) fn sleep(&self, parker: &Parker) {
+        if parker.is_notified() {
+            // Returns at once.
+            return parker.park();
+        }
+        let begin = self.now_ns();
+        parker.park();
+        let slept = self.now_ns() - begin;
+        Patience::change(|patience| patience.note_wait(slept));
     }
 
     /// Moves the node forward until `done`, for `patience` at most.
     pub(crate) fn drive_until(&self, patience: Duration, done: impl Fn(&Machine) -> bool) {
-        let deadline = Instant::now() + patience;
-        while !self.look(&done) && Instant::now() < deadline {
+        let deadline = self.now_ns() + patience.as_nanos() as u64;
+        while !self.look(&done) && self.now_ns() < deadline {
             let seen = self.ground.fabric.doorbell();
             if let Some(mut token) = self.try_token() {
-                token.drive();
+                token.drive_at(self.now_ns());
+                token.rest();
             }
             self.run_jobs();
             // The keeper may take what we wait for, hence not for long.
             self.ground.fabric.wait(seen, Some(LOOK_AGAIN));
-        }
-    }
-
-    /// Polls until `done`, but not for long.
-    fn help_until(&self, done: impl Fn() -> bool) {
-        let deadline = self.now_ns() + CALLER_SPIN_NS;
-        self.callers_polling.fetch_add(1, Relaxed);
-        while !done() && self.now_ns() < deadline {
-            match self.try_token() {
-                Some(mut token) => token.drive_until(deadline, &done),
-                // Whoever has the token may need this processor.
-                None => std::thread::yield_now(),
-            }
-            self.run_jobs();
-        }
-        self.callers_polling.fetch_sub(1, Relaxed);
-    }
-
-    /// What calls need is handled in order, and without the machine's lock.
-    fn handle_calls(&self, completions: &mut Vec<Completion>) {
-        if completions.is_empty() {
-            return;
-        }
-        let rpc = &self.ground.rpc;
-        let mut wakes = Wakes::default();
-        completions.retain(|completion| match &completion.kind {
-            CompletionKind::Notified { imm } => {
-                rpc.handle_notified(completion.peer, *imm, &mut wakes);
-                false
-            }
-            CompletionKind::Received { bytes, imm: NOTE_IMM } => {
-                rpc.handle_note(completion.peer, bytes, &mut wakes);
-                false
-            }
-            _ => true,
-        });
-        wakes.wake_all();
-        if rpc.take_hungry() {
-            self.with(|machine, now| machine.retry_now(now));
         }
     }
 
@@ -265,19 +256,22 @@ impl Core {
 
     // For the keeper.
 
-    /// Leaves the note that makes the token's holder ring.
-    pub(crate) fn note_missed(&self) {
-        self.keeper_missed.store(true, SeqCst);
-        // Pairs with the fence in PollToken::drop(): either the holder sees the note, or the next try finds the
-        // token free.
-        fence(SeqCst);
+    /// Sees to what is due, although somebody else polls.
+    pub(crate) fn see_to_what_is_due(&self) {
+        // A hint, as in PollToken::drive_at().
+        if self.attention_ns.load(Relaxed) <= self.now_ns() {
+            self.with(|_, _| ());
+        }
     }
 
     /// How long the keeper may sleep.  Whoever makes that too long rings.
-    pub(crate) fn begin_sleep(&self) -> Duration {
+    pub(crate) fn begin_sleep(&self, look: Look) -> Duration {
         let machine = lock(&self.machine);
         let now = self.now_ns();
-        let until = machine.attention_ns(now);
+        let until = match look {
+            Look::WhenRung => machine.attention_ns(now),
+            Look::Soon => machine.attention_ns(now).min(now + WATCH_NS),
+        };
         self.keeper_sleeps_until_ns.store(until, Relaxed);
         Duration::from_nanos(until.saturating_sub(now))
     }
@@ -309,57 +303,171 @@ impl Core {
     }
 }
 
-/// The right to poll; see the module's documentation.
+impl Bell for Ground {
+    fn arm(&self, armed: bool) {
+        self.fabric.arm(armed);
+    }
+
+    fn ring(&self) {
+        self.fabric.wake();
+    }
+}
+
+/// The right to poll; see the module's documentation.  Dropped by a thread that may be back soon.
 pub(crate) struct PollToken<'c> {
     core: &'c Core,
-    poller: Option<MutexGuard<'c, Poller>>,
+    /// `None` once given up.
+    turn: Option<Turn<'c, Poller>>,
+    /// Called when the token has been given up, since they may run anything.
+    wakes: Wakes,
     /// Whether the thread was unwinding already when it took the token.
     unwinding: bool,
 }
 
 impl PollToken<'_> {
-    /// Polls until `done`, or until `deadline_ns`.
-    pub(crate) fn drive_until(&mut self, deadline_ns: u64, done: impl Fn() -> bool) {
-        while !done() && self.core.now_ns() < deadline_ns && !self.core.has_jobs() {
-            if !self.drive() {
-                // And not a mere pause: on two processors, three that spin keep the one from running that has the
-                // answer (median round trip between two nodes of one process: 131 us, with yielding 7 to 11).
-                std::thread::yield_now();
+    /// Polls until `done`, for as long as `spin` lasts, and gives the token up.  Returns early if there is something
+    /// to be done without the token.
+    fn drive_until(mut self, spin: &mut Spin<'_>, done: impl Fn() -> bool) {
+        while !done() && self.wakes.is_empty() && !self.core.has_jobs() {
+            if spin.is_over() {
+                return self.rest();
+            }
+            let arrived = match spin.now_ns {
+                Some(now) => self.drive_at(now),
+                None => self.drive(),
+            };
+            if !arrived {
+                spin.pause();
             }
         }
     }
 
     /// Takes in what has arrived, once.  Returns whether anything had.
     pub(crate) fn drive(&mut self) -> bool {
-        let poller = self.poller.as_mut().expect("the token is held until dropped");
-        poller.gather(&self.core.ground);
-        let arrived = !poller.is_empty();
-        poller.introduce(self.core);
-        self.core.handle_calls(&mut poller.completions);
+        let turn = self.turn.as_mut().expect("the token is held until given up");
+        drive(self.core, turn.poller(), &mut self.wakes)
+    }
+
+    /// As [`PollToken::drive`], and sees to what is due.
+    pub(crate) fn drive_at(&mut self, now_ns: u64) -> bool {
+        let arrived = self.drive();
         // Attention is only a hint here: the keeper sleeps no longer than it.
-        let needed = !poller.is_empty() || self.core.ground.rpc.is_dirty();
-        if needed || self.core.attention_ns.load(Relaxed) <= self.core.now_ns() {
-            self.core.with(|machine, now| poller.hand_over(machine, now));
+        if !arrived && self.core.attention_ns.load(Relaxed) <= now_ns {
+            self.wakes.append(self.core.change(|_, _| ()).1);
         }
         arrived
+    }
+
+    /// Whether somebody is to be woken, which is done when the token is given up.
+    pub(crate) fn has_wakes(&self) -> bool {
+        !self.wakes.is_empty()
+    }
+
+    /// Gives the token up, for a thread that goes to sleep.
+    pub(crate) fn rest(mut self) {
+        let turn = self.turn.take().expect("the token is held until given up");
+        turn.rest(&*self.core.ground, |poller| drive(self.core, poller, &mut self.wakes));
+    }
+
+    /// Gives the token up, for the keeper.
+    pub(crate) fn keep(mut self, now_ns: u64) -> Look {
+        let turn = self.turn.take().expect("the token is held until given up");
+        turn.keep(&*self.core.ground, now_ns, |poller| drive(self.core, poller, &mut self.wakes))
     }
 }
 
 impl Drop for PollToken<'_> {
     fn drop(&mut self) {
+        let core = self.core;
         if std::thread::panicking() && !self.unwinding {
-            // The panic came from inside: the poller's lock stays poisoned, and the keeper raises the alarm.
-            self.core.ground.fabric.wake();
+            // The panic came from inside: the token's lock stays poisoned, and the keeper raises the alarm.
+            self.turn = None;
+            core.ground.fabric.wake();
             return;
         }
-        let fabric = &self.core.ground.fabric;
-        fabric.arm(true);
-        let more = (0..LAST_ROUNDS_MAX).all(|_| self.drive());
-        self.poller = None;
-        // Pairs with the fence in note_missed().
-        fence(SeqCst);
-        if self.core.keeper_missed.swap(false, SeqCst) || more {
-            fabric.wake();
+        if let Some(turn) = self.turn.take() {
+            turn.pass(&*core.ground, || core.now_ns(), |poller| drive(core, poller, &mut self.wakes));
+        }
+        std::mem::take(&mut self.wakes).wake_all();
+    }
+}
+
+/// See [`PollToken::drive`].
+fn drive(core: &Core, poller: &mut Poller, wakes: &mut Wakes) -> bool {
+    poller.gather(&core.ground);
+    let arrived = !poller.is_empty();
+    if arrived {
+        poller.introduce(core, wakes);
+        poller.handle_calls(&core.ground.rpc, wakes);
+    }
+    if arrived && core.ground.rpc.take_hungry() {
+        // What has arrived may have made room.
+        core.ground.posted.retry(wakes);
+    }
+    if !poller.is_empty() || core.ground.rpc.is_dirty() {
+        wakes.append(core.change(|machine, now| poller.hand_over(machine, now)).1);
+    }
+    arrived
+}
+
+/// A caller's polling for its own end, in rounds.
+struct Spin<'c> {
+    core: &'c Core,
+    rounds: u32,
+    /// When it began and how long it may last, once the clock has been read.
+    limit: Option<(u64, u64)>,
+    /// The time, in a round in which the clock was read.
+    now_ns: Option<u64>,
+}
+
+impl<'c> Spin<'c> {
+    fn new(core: &'c Core) -> Spin<'c> {
+        Spin { core, rounds: 0, limit: None, now_ns: None }
+    }
+
+    /// Begins a round, unless the spin has lasted long enough.
+    fn is_over(&mut self) -> bool {
+        self.rounds += 1;
+        // A round with a yield in it takes longer than the clock.
+        let reads = self.rounds > ROUNDS_BEFORE_YIELD || self.rounds.is_multiple_of(ROUNDS_PER_CLOCK);
+        self.now_ns = reads.then(|| self.core.now_ns());
+        self.now_ns.is_some_and(|now| self.is_over_at(now))
+    }
+
+    fn is_over_at(&mut self, now_ns: u64) -> bool {
+        let Some((begin_ns, spin_ns)) = self.limit else {
+            self.limit = Some((now_ns, self.join_pollers_ns()));
+            return false;
+        };
+        let spun_ns = now_ns - begin_ns;
+        let is_over = spun_ns >= spin_ns;
+        if is_over {
+            Patience::change(|patience| patience.note_spin(spun_ns));
+        }
+        is_over
+    }
+
+    /// Counts the caller among those that poll; returns for how long it may.
+    fn join_pollers_ns(&self) -> u64 {
+        // A hint: it orders nothing.
+        let others = self.core.callers_polling.fetch_add(1, Relaxed);
+        if others < self.core.spinners_max { Patience::of_thread().spin_ns() } else { SPIN_SHORT_NS }
+    }
+
+    /// What a round without an arrival ends with.
+    fn pause(&self) {
+        if self.rounds < ROUNDS_BEFORE_YIELD {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Spin<'_> {
+    fn drop(&mut self) {
+        if self.limit.is_some() {
+            self.core.callers_polling.fetch_sub(1, Relaxed);
         }
     }
 }
@@ -372,12 +480,17 @@ impl Poller {
         while let Some(event) = ground.fabric.poll_event() {
             events.push(event);
         }
+        let nothing_before = events.is_empty();
         let ends = events.iter().any(|event| matches!(event, FabricEvent::Disconnected { .. }));
         let rounds = if ends { LAST_WORDS_POLLS_MAX } else { 1 };
         for _ in 0..rounds {
             if ground.fabric.poll(&mut self.completions) == 0 {
                 break;
             }
+        }
+        if nothing_before && self.completions.is_empty() {
+            // What connects from here on is found by the next poll, before any message of it.
+            return;
         }
         for event in events {
             match event {
@@ -401,12 +514,29 @@ impl Poller {
     }
 
     /// New peers are known before anything of theirs is handled.
-    fn introduce(&mut self, core: &Core) {
-        if !self.connected.is_empty() {
-            core.with(|machine, now| {
-                self.connected.drain(..).for_each(|event| machine.handle_event(now, event));
-            });
+    fn introduce(&mut self, core: &Core, wakes: &mut Wakes) {
+        if self.connected.is_empty() {
+            return;
         }
+        let introduced = core.change(|machine, now| {
+            self.connected.drain(..).for_each(|event| machine.handle_event(now, event));
+        });
+        wakes.append(introduced.1);
+    }
+
+    /// What calls need is handled in order, and without the machine's lock.
+    fn handle_calls(&mut self, rpc: &Rpc, wakes: &mut Wakes) {
+        self.completions.retain(|completion| match &completion.kind {
+            CompletionKind::Notified { imm } => {
+                rpc.handle_notified(completion.peer, *imm, wakes);
+                false
+            }
+            CompletionKind::Received { bytes, imm: NOTE_IMM } => {
+                rpc.handle_note(completion.peer, bytes, wakes);
+                false
+            }
+            _ => true,
+        });
     }
 
     fn hand_over(&mut self, machine: &mut Machine, now: u64) {

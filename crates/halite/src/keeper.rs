@@ -9,10 +9,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::JoinHandle;
 
 use crate::driver::{Core, PollToken};
-
-/// How long the keeper goes on polling after the last arrival: an answer that follows within this time does not
-/// wait for a wake-up by the kernel, and an idle node stops using its processor at once.
-const SPIN_NS: u64 = 100_000;
+use crate::turns::Look;
+use crate::wait::Patience;
 
 /// The thread; ends when dropped.
 pub(crate) struct Keeper {
@@ -48,40 +46,66 @@ impl Drop for Keeper {
 fn keep(core: &Core, stopping: &AtomicBool) {
     let _alarm = Alarm(core);
     let fabric = &core.ground.fabric;
-    // Pairs with the Release in drop().
-    while !stopping.load(Acquire) {
-        // Read before polling, so that what rings from here on ends the sleep.
+    let mut arrivals = Arrivals { patience: Patience::NEW, last_ns: 0, quiet_at_ns: 0 };
+    loop {
+        // Read before anything is looked at, so that what rings from here on ends the sleep.
         let seen = fabric.doorbell();
-        if let Some(token) = take_token(core) {
-            look_after(core, token);
+        // Pairs with the Release in drop().
+        if stopping.load(Acquire) {
+            return;
         }
+        let look = look_after(core, &mut arrivals);
         core.run_jobs();
-        fabric.wait(seen, Some(core.begin_sleep()));
+        fabric.wait(seen, Some(core.begin_sleep(look)));
         core.end_sleep();
     }
 }
 
-/// The poll token; else its holder will ring when it lets go.
-fn take_token(core: &Core) -> Option<PollToken<'_>> {
-    core.try_token().or_else(|| {
-        core.note_missed();
-        core.try_token()
-    })
+/// Takes in what has arrived, and what follows on its heels.  Returns when to look again.
+fn look_after(core: &Core, arrivals: &mut Arrivals) -> Look {
+    while let Some(token) = core.try_token() {
+        if let Some(look) = poll_until_quiet(core, token, arrivals) {
+            return look;
+        }
+    }
+    core.see_to_what_is_due();
+    Look::Soon
 }
 
-fn look_after(core: &Core, mut token: PollToken<'_>) {
-    let mut quiet_at = 0;
+/// Polls until nothing is likely to follow.  Returns early, with nothing, if the token had to be given up for
+/// somebody to be woken.
+fn poll_until_quiet(core: &Core, mut token: PollToken<'_>, arrivals: &mut Arrivals) -> Option<Look> {
     loop {
         let now = core.now_ns();
-        if token.drive() {
-            quiet_at = now + SPIN_NS;
-        } else if now >= quiet_at || core.has_jobs() || core.has_polling_caller() {
-            // A caller that waits for its answer polls better: it need not be woken.
-            return;
-        } else {
-            // As in PollToken::drive_until().
-            std::thread::yield_now();
+        if token.drive_at(now) {
+            arrivals.note(now);
         }
+        let woke = token.has_wakes();
+        // A caller that waits for its answer polls better: it need not be woken.
+        let leaves = now >= arrivals.quiet_at_ns || core.has_jobs() || core.has_polling_caller();
+        if woke || leaves {
+            let look = token.keep(now);
+            return if woke { None } else { Some(look) };
+        }
+        // As in the driver's Spin::pause().
+        std::thread::yield_now();
+    }
+}
+
+/// How closely arrivals follow each other: what comes during a spin does not wait for a wake-up by the kernel, but
+/// an idle node is to stop using its processor at once.
+struct Arrivals {
+    patience: Patience,
+    last_ns: u64,
+    /// Until when the next one is polled for.
+    quiet_at_ns: u64,
+}
+
+impl Arrivals {
+    fn note(&mut self, now_ns: u64) {
+        self.patience.note_wait(now_ns - self.last_ns);
+        self.last_ns = now_ns;
+        self.quiet_at_ns = now_ns + self.patience.spin_ns();
     }
 }
 

@@ -54,6 +54,7 @@ mod posted;
 mod rpc;
 mod session;
 mod ticket;
+mod turns;
 mod wait;
 
 pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, NodeId};

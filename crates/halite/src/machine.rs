@@ -256,11 +256,6 @@ impl Machine {
         }
     }
 
-    /// Lets those try again now who wait for room.
-    pub(crate) fn retry_now(&mut self, now: u64) {
-        self.retry_ns = self.retry_ns.map(|_| now);
-    }
-
     fn apply(&mut self, now: u64, effect: Effect) {
         match effect {
             Effect::Send { peer, bytes } => self.outbox.push(peer, 0, bytes),
