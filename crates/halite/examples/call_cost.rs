@@ -7,6 +7,7 @@ use halite::{Config, Function, Node, NodeId, ServeOptions};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 const ECHO: Function = Function(1);
+const CALLS: usize = 200_000;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn main() {
@@ -27,15 +28,16 @@ fn main() {
     }
     for _ in 0..5 {
         let mut samples = Vec::new();
-        for _ in 0..100 {
-            let begin = Instant::now();
-            for _ in 0..1000 {
-                session.call_into(NodeId(1), ECHO, b"12345678", &mut output, PATIENCE).unwrap();
-            }
-            samples.push(begin.elapsed().as_nanos() as f64 / 1000.0);
+        let mut before = Instant::now();
+        for _ in 0..CALLS {
+            session.call_into(NodeId(1), ECHO, b"12345678", &mut output, PATIENCE).unwrap();
+            let now = Instant::now();
+            samples.push((now - before).as_nanos() as u64);
+            before = now;
         }
-        samples.sort_by(f64::total_cmp);
-        println!("round trip of 8 B: median {:.1} ns, least {:.1} ns", samples[50], samples[0]);
+        samples.sort();
+        let [least, median, tail] = [0, CALLS / 2, CALLS / 100 * 99].map(|index| samples[index]);
+        println!("round trip of 8 B: median {median} ns, least {least} ns, 99 % within {tail} ns");
     }
     drop(server.stdin.take());
     let _ = server.kill();

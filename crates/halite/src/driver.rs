@@ -30,11 +30,11 @@ use crate::ticket::{Ending, Undo};
 use crate::turns::{Bell, Look, Turn, Turns, WATCH_NS};
 use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, lock};
 
-/// For how many rounds a spinning caller keeps its processor: about 2 us, in which a peer that is awake answers.
+/// For how many rounds a spinning caller keeps its processor: about 3 us, in which a peer that is awake answers.
 ///
 /// After them it yields, which is more than to pause: on two processors, three that spin keep the one from running
 /// that has the answer (median round trip between two nodes of one process: 131 us, with yielding 7 to 11).
-const ROUNDS_BEFORE_YIELD: u32 = 32;
+const ROUNDS_BEFORE_YIELD: u32 = 128;
 /// How often the clock is read before that: it takes as long as half a round.
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// How often a thread that leaves the node looks whether it may go.
@@ -456,9 +456,9 @@ impl<'c> Spin<'c> {
 
     /// What a round without an arrival ends with.
     fn pause(&self) {
-        if self.rounds < ROUNDS_BEFORE_YIELD {
-            std::hint::spin_loop();
-        } else {
+        // Before that it does not even pause: a round looks at other memory than the last one, and a pause takes as
+        // long as two rounds.
+        if self.rounds >= ROUNDS_BEFORE_YIELD {
             std::thread::yield_now();
         }
     }

@@ -8,7 +8,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::{Arc, Mutex, RwLock};
 
 use halite_fabric::{Event, PeerId};
@@ -47,6 +48,8 @@ pub(super) struct Core {
     pub(super) inbox: Mutex<Inbox>,
     pub(super) completions: Completions,
     events: Mutex<VecDeque<Event>>,
+    /// How many events wait, for those who poll: mostly none.
+    events_waiting: AtomicUsize,
 }
 
 /// What this fabric shows of itself to every peer.
@@ -93,6 +96,7 @@ impl Core {
             inbox: Mutex::default(),
             completions: Completions::default(),
             events: Mutex::default(),
+            events_waiting: AtomicUsize::new(0),
             config,
         };
         core.watch(&core.kick, Source::Kick, epoll::EventFlags::IN)?;
@@ -103,12 +107,24 @@ impl Core {
 
     /// Queues an event and wakes whoever waits for it.
     pub(super) fn event(&self, event: Event) {
-        lock(&self.events).push_back(event);
+        {
+            let mut events = lock(&self.events);
+            events.push_back(event);
+            // Pairs with the Acquire in next_event().
+            self.events_waiting.store(events.len(), Release);
+        }
         self.own.doorbell.wake();
     }
 
     pub(super) fn next_event(&self) -> Option<Event> {
-        lock(&self.events).pop_front()
+        // Pairs with the Release in event(); the doorbell, which that rings next, orders a look that misses it.
+        if self.events_waiting.load(Acquire) == 0 {
+            return None;
+        }
+        let mut events = lock(&self.events);
+        let event = events.pop_front();
+        self.events_waiting.store(events.len(), Release);
+        event
     }
 
     /// Whether so many events wait that no more peers should be let in.
