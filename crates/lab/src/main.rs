@@ -1,6 +1,7 @@
 //! The `lab` program: measures Halite beside what its users would pick instead.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -16,8 +17,15 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs Halite, UCX and the bare machine in alternating rounds and prints the ratios
+    /// Runs Halite, UCX, gRPC, Redis and the bare machine in alternating rounds and prints the ratios
     Peers(Options),
+    /// Serves the echo that `peers` measures gRPC with
+    #[command(hide = true)]
+    GrpcEcho {
+        /// Where to listen
+        #[arg(long)]
+        socket: PathBuf,
+    },
     /// Runs a program that dies together with its parent
     #[command(hide = true)]
     Tethered {
@@ -36,6 +44,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Peers(options) => peers::run(&options),
+        Command::GrpcEcho { socket } => peers::grpc::serve(&socket).map_err(Into::into),
         Command::Tethered { parent, core, program } => {
             Err(peers::child::become_tethered(parent, core, &program).into())
         }

@@ -4,9 +4,12 @@ use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::child::pin;
+use super::cores::{CLIENT_CORE, SERVER_CORE, on_core};
+use super::laps::Laps;
 use super::probe::{ProbeError, Sample};
-use super::{CLIENT_CORE, SERVER_CORE};
+
+/// Round trips that share a reading of the clock: about 6 us of them, of which the reading is half a percent.
+const TURNS_OF_LAP: u64 = 64;
 
 /// A word on a cache line of its own; 128 bytes because lines are fetched in pairs.
 #[repr(align(128))]
@@ -31,46 +34,40 @@ pub fn memcpy(size: usize, iterations: u64) -> Result<Sample, ProbeError> {
 
 /// A word thrown back and forth between two cores; a sample's operation is half a round trip.
 pub fn ping_pong(iterations: u64) -> Result<Sample, ProbeError> {
+    let laps = iterations.div_ceil(TURNS_OF_LAP);
     let (ping, pong) = (Line::default(), Line::default());
-    let elapsed = std::thread::scope(|scope| {
-        // Each store's Release pairs with the Acquire of the other side's loop.
-        let server = scope.spawn(|| {
-            on_core(SERVER_CORE, || {
-                for turn in 1..=iterations {
-                    await_turn(&ping, turn);
-                    pong.0.store(turn, Ordering::Release);
-                }
-            })
-        });
-        let client = scope.spawn(|| {
-            on_core(CLIENT_CORE, || {
-                let begin = Instant::now();
-                for turn in 1..=iterations {
-                    ping.0.store(turn, Ordering::Release);
-                    await_turn(&pong, turn);
-                }
-                begin.elapsed().as_secs_f64()
-            })
-        });
+    let timed = std::thread::scope(|scope| {
+        let server = scope.spawn(|| on_core(SERVER_CORE, || throw_back(&ping, &pong, laps)));
+        let client = scope.spawn(|| on_core(CLIENT_CORE, || throw(&ping, &pong, laps)));
         server.join().expect("the server's loop does not panic")?;
         client.join().expect("the client's loop does not panic")
     })?;
-    Ok(Sample::of_operations(2 * iterations, elapsed))
+    Ok(timed.sample(2 * TURNS_OF_LAP))
+}
+
+fn throw_back(ping: &Line, pong: &Line, laps: u64) {
+    for turn in 1..=laps * TURNS_OF_LAP {
+        await_turn(ping, turn);
+        // Release pairs with the Acquire of `await_turn`, here and below.
+        pong.0.store(turn, Ordering::Release);
+    }
+}
+
+fn throw(ping: &Line, pong: &Line, laps: u64) -> Laps {
+    let mut timed = Laps::begin(laps);
+    for lap in 0..laps {
+        for turn in 1..=TURNS_OF_LAP {
+            let turn = lap * TURNS_OF_LAP + turn;
+            ping.0.store(turn, Ordering::Release);
+            await_turn(pong, turn);
+        }
+        timed.lap();
+    }
+    timed
 }
 
 fn await_turn(line: &Line, turn: u64) {
     while line.0.load(Ordering::Acquire) != turn {
         spin_loop();
     }
-}
-
-/// Runs `work` on a thread of its own that stays on `core`.
-fn on_core<T: Send>(core: usize, work: impl FnOnce() -> T + Send) -> Result<T, ProbeError> {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(move || pin(core).map(|()| work()));
-        thread
-            .join()
-            .expect("what is measured does not panic")
-            .map_err(|source| ProbeError::Core { core, source })
-    })
 }

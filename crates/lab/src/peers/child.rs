@@ -8,11 +8,16 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};
-use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::cores::pin;
+
+/// Until a server accepts connections.
+const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// What went wrong with a program.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +43,14 @@ pub enum ChildError {
     /// It was stopped after its time.
     #[error("{command} did not end within {limit_s} s")]
     TooLong {
+        /// Name and arguments.
+        command: String,
+        /// The limit in seconds.
+        limit_s: u64,
+    },
+    /// It did not begin to serve in time.
+    #[error("{command} accepted no connection within {limit_s} s")]
+    NotReady {
         /// Name and arguments.
         command: String,
         /// The limit in seconds.
@@ -88,9 +101,21 @@ impl Tethered {
         Ok(stdout.join().unwrap_or_default())
     }
 
-    /// Whether it has ended already.
-    pub fn has_ended(&mut self) -> bool {
-        self.child.try_wait().is_ok_and(|status| status.is_some())
+    /// Waits until `is_ready` says so; an error if it ends or takes too long instead.
+    pub fn await_ready(&mut self, mut is_ready: impl FnMut() -> bool) -> Result<(), ChildError> {
+        let deadline = Instant::now() + START_LIMIT;
+        while !is_ready() {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let stderr = collect(self.child.stderr.take()).join().unwrap_or_default();
+                return Err(ChildError::Failed { command: self.command.clone(), status, stderr });
+            }
+            if Instant::now() > deadline {
+                let limit_s = START_LIMIT.as_secs();
+                return Err(ChildError::NotReady { command: self.command.clone(), limit_s });
+            }
+            thread::park_timeout(Duration::from_millis(2));
+        }
+        Ok(())
     }
 
     fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, ChildError> {
@@ -140,16 +165,8 @@ pub fn become_tethered(parent: u32, core: Option<usize>, program: &[OsString]) -
     refused(Command::new(&name).args(&program[1..]).exec())
 }
 
-/// Keeps the calling thread on `core`.
-pub fn pin(core: usize) -> io::Result<()> {
-    let mut cores = CpuSet::new();
-    cores.set(core);
-    let refused = |error: rustix::io::Errno| io::Error::other(format!("cannot move to core {core}: {error}"));
-    sched_setaffinity(None, &cores).map_err(refused)
-}
-
-fn collect(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
+fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
             // What came before an error is still worth showing.

@@ -77,6 +77,7 @@ struct Line {
 #[derive(Deserialize)]
 struct Latency {
     p50: f64,
+    p99: f64,
 }
 
 #[derive(Deserialize, Default)]
@@ -97,7 +98,8 @@ pub fn parse_line(output: &str) -> Option<Sample> {
     }
     let baseline = line.baseline.unwrap_or_default();
     Some(Sample {
-        latency_us: line.lat_us.map(|latency| latency.p50),
+        latency_us: line.lat_us.as_ref().map(|latency| latency.p50),
+        p99_us: line.lat_us.map(|latency| latency.p99),
         rate_per_s: line.rate_mops.map(|rate| rate * 1e6),
         printed_mbps: line.bw_mbps,
         baseline_us: baseline.memcpy_lat_us.or(baseline.store_ns.map(|ns| ns / 1e3)),
@@ -121,7 +123,7 @@ mod tests {
     #[test]
     fn a_line_is_read_with_its_baseline() {
         let sample = parse_line(&line()).expect("a line");
-        assert_eq!(sample.latency_us, Some(0.02));
+        assert_eq!((sample.latency_us, sample.p99_us), (Some(0.02), Some(0.04)));
         assert_eq!(sample.rate_per_s, Some(50e6));
         assert_eq!((sample.baseline_us, sample.overhead_ns), (Some(0.005), Some(15.0)));
     }

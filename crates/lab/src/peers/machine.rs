@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use super::probe::Tools;
-use super::{halite, ucx};
+use super::tools::{Program, Tools};
+use super::{halite, redis, ucx};
 
 /// One fact a line, each `name: value`; what cannot be found out is left out.
 pub fn describe(tools: &Tools) -> Vec<String> {
@@ -12,9 +12,22 @@ pub fn describe(tools: &Tools) -> Vec<String> {
         ("memory", memory()),
         ("kernel", kernel()),
         ("Halite", halite::version(&tools.halite)),
-        ("UCX", if tools.has_ucx { ucx::version() } else { Some("not installed".to_owned()) }),
+        ("UCX", installed(tools, Program::Ucx, ucx::version)),
+        ("gRPC", locked("tonic").map(|version| format!("tonic {version}"))),
+        ("Redis", installed(tools, Program::Redis, redis::version)),
     ];
     facts.into_iter().filter_map(|(name, value)| value.map(|value| format!("{name}: {value}"))).collect()
+}
+
+fn installed(tools: &Tools, program: Program, version: fn() -> Option<String>) -> Option<String> {
+    if tools.has(program) { version() } else { Some("not installed".to_owned()) }
+}
+
+/// The version of a crate that we are linked with.
+fn locked(package: &str) -> Option<String> {
+    let lock = include_str!("../../../../Cargo.lock");
+    let (_, entry) = lock.split_once(&format!("name = \"{package}\"\nversion = \""))?;
+    entry.split('"').next().map(str::to_owned)
 }
 
 fn processor() -> Option<String> {
@@ -39,4 +52,16 @@ fn kernel() -> Option<String> {
 fn field<'a>(table: &'a str, name: &str) -> Option<&'a str> {
     let mut pairs = table.lines().filter_map(|line| line.split_once(':'));
     pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_a_crate_is_the_one_that_was_locked() {
+        let version = locked("tonic").expect("it is linked");
+        assert!(version.split('.').all(|part| part.parse::<u32>().is_ok()), "{version}");
+        assert_eq!(locked("no such crate"), None);
+    }
 }

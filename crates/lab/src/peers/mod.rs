@@ -1,4 +1,4 @@
-//! Halite, UCX and the bare machine, measured in alternating rounds on the same two cores.
+//! Halite, what its users would pick instead and the bare machine, measured in alternating rounds on the same two cores.
 //!
 //! Every figure is a ratio of two things measured within the same round; the table shows the median of those ratios
 //! over all rounds with their spread.  This module only runs programs and small loops and compares: what Halite is
@@ -6,24 +6,26 @@
 
 pub mod bare;
 pub mod child;
+pub mod cores;
+pub mod grpc;
 pub mod halite;
+pub mod laps;
 pub mod machine;
 pub mod probe;
+pub mod redis;
 pub mod report;
 pub mod rows;
+pub mod socket;
 pub mod spread;
+pub mod tools;
 pub mod ucx;
 
 use std::path::PathBuf;
 
-use probe::{Probe, ProbeError, Sample, Tools};
+use probe::{Probe, ProbeError, Sample};
 use report::Report;
 use rows::{Row, Sizes};
-
-/// The core that servers run on.
-pub const SERVER_CORE: usize = 0;
-/// The core that whoever measures runs on.
-pub const CLIENT_CORE: usize = 1;
+use tools::{Program, Tools};
 
 /// What `lab peers` is told.
 #[derive(clap::Args, Clone, Debug)]
@@ -37,6 +39,9 @@ pub struct Options {
     /// Fails when a peer is not installed, instead of leaving out its rows
     #[arg(long)]
     pub require_peers: bool,
+    /// Only the rows whose name or peer contains this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
     /// Regions of the random-access row [default: 1000000; smoke: 1000]
     #[arg(long)]
     pub regions: Option<u64>,
@@ -63,11 +68,13 @@ pub enum PeersError {
     /// The `halite` program is not there and could not be built.
     #[error(transparent)]
     Halite(#[from] halite::HalitePathError),
-    /// `--require-peers` was given and UCX is not installed.
+    /// `--require-peers` was given and a program is not installed.
     #[error(
-        "ucx_perftest is not installed (Debian: apt-get install ucx-utils), and --require-peers asks for it"
+        "{} is not installed (Debian: apt-get install {}), and --require-peers asks for it",
+        .0.name(),
+        .0.package()
     )]
-    NoUcx,
+    Missing(Program),
     /// The table could not be written.
     #[error(transparent)]
     Report(#[from] report::ReportError),
@@ -77,22 +84,29 @@ pub enum PeersError {
 pub fn run(options: &Options) -> Result<(), PeersError> {
     let sizes = if options.smoke { Sizes::smoke(options) } else { Sizes::real(options) };
     let rounds = if options.smoke { 2 } else { options.rounds };
-    let tools = Tools { halite: halite::locate(options.halite.as_deref())?, has_ucx: ucx::is_installed() };
-    if options.require_peers && !tools.has_ucx {
-        return Err(PeersError::NoUcx);
-    }
-    if !tools.has_ucx {
-        eprintln!("ucx_perftest is not installed (Debian: apt-get install ucx-utils): its rows are left out");
-    }
+    let tools = Tools::find(halite::locate(options.halite.as_deref())?);
+    report_missing(&tools, options.require_peers)?;
     // Fails early, and not after minutes, if the file cannot take the table.
     options.markdown.as_deref().map(report::check_markers).transpose()?;
 
-    let rows: Vec<Row> = rows::rows(&sizes).into_iter().filter(|row| row.can_run(&tools)).collect();
+    let mut rows = rows::rows(&sizes);
+    rows.retain(|row| row.can_run(&tools) && options.only.as_deref().is_none_or(|text| row.mentions(text)));
     let samples = measure(&rows, &tools, rounds)?;
     let report = Report::new(&rows, &samples, rounds, options.smoke, machine::describe(&tools))?;
     print!("{}", report.text());
     if let Some(path) = &options.markdown {
         report::splice(path, &report.markdown())?;
+    }
+    Ok(())
+}
+
+fn report_missing(tools: &Tools, are_required: bool) -> Result<(), PeersError> {
+    for program in &tools.missing {
+        if are_required {
+            return Err(PeersError::Missing(*program));
+        }
+        let (name, package) = (program.name(), program.package());
+        eprintln!("{name} is not installed (Debian: apt-get install {package}): its rows are left out");
     }
     Ok(())
 }

@@ -2,18 +2,10 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
 
 use super::child::ChildError;
-use super::{bare, halite, ucx};
-
-/// The programs at hand.
-pub struct Tools {
-    /// The `halite` program.
-    pub halite: PathBuf,
-    /// Whether `ucx_perftest` is installed.
-    pub has_ucx: bool,
-}
+use super::tools::{Program, Tools};
+use super::{bare, grpc, halite, redis, ucx};
 
 /// One run of one thing.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,6 +31,22 @@ pub enum Probe {
         /// How many operations.
         iterations: u64,
     },
+    /// Unary calls of a gRPC service that echoes 8 bytes.
+    Grpc {
+        /// How many calls are in flight.
+        window: u64,
+        /// How many calls.
+        iterations: u64,
+    },
+    /// Commands for a Redis server, on values of 8 bytes.
+    Redis {
+        /// Which.
+        command: redis::Command,
+        /// How many are sent at a time.
+        window: u64,
+        /// How many commands.
+        iterations: u64,
+    },
     /// `halite perf`.
     Halite {
         /// All that follows `perf`, other than `--json`.
@@ -51,6 +59,8 @@ pub enum Probe {
 pub struct Sample {
     /// Typical time of an operation (of half a round trip, for a ping-pong), in microseconds.
     pub latency_us: Option<f64>,
+    /// The time that one operation in a hundred exceeds (where many share a reading of the clock: one reading).
+    pub p99_us: Option<f64>,
     /// Operations per second.
     pub rate_per_s: Option<f64>,
     /// Bandwidth in MB/s as that run prints it; to be compared with nothing but `baseline_mbps`.
@@ -64,10 +74,9 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// `operations` that took `elapsed_s` seconds together.
+    /// `operations` that took `elapsed_s` seconds together: that is a rate, and no typical time.
     pub fn of_operations(operations: u64, elapsed_s: f64) -> Sample {
-        let each_s = elapsed_s / operations as f64;
-        Sample { latency_us: Some(each_s * 1e6), rate_per_s: Some(1.0 / each_s), ..Sample::default() }
+        Sample { rate_per_s: Some(operations as f64 / elapsed_s), ..Sample::default() }
     }
 }
 
@@ -84,6 +93,14 @@ pub enum ProbeError {
         program: &'static str,
         /// All of it.
         output: String,
+    },
+    /// Its server could not be talked to, or answered something else than expected.
+    #[error("cannot measure {peer}, the conversation with its server failed: {source}")]
+    Conversation {
+        /// Whose server.
+        peer: &'static str,
+        /// What went wrong.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A figure that a row needs is not among what it gave.
     #[error("{probe} gave no {figure}")]
@@ -113,13 +130,19 @@ impl Probe {
             Probe::Memcpy { size, iterations } => bare::memcpy(*size, *iterations),
             Probe::PingPong { iterations } => bare::ping_pong(*iterations),
             Probe::Ucx { test, size, iterations } => ucx::run(test, *size, *iterations),
+            Probe::Grpc { window, iterations } => grpc::run(*window, *iterations),
+            Probe::Redis { command, window, iterations } => redis::run(*command, *window, *iterations),
             Probe::Halite { arguments } => halite::run(&tools.halite, arguments),
         }
     }
 
-    /// Whether what it needs is installed.
-    pub fn can_run(&self, tools: &Tools) -> bool {
-        tools.has_ucx || !matches!(self, Probe::Ucx { .. })
+    /// What must have been installed for it.
+    pub fn needs(&self) -> Option<Program> {
+        match self {
+            Probe::Ucx { .. } => Some(Program::Ucx),
+            Probe::Redis { .. } => Some(Program::Redis),
+            Probe::Memcpy { .. } | Probe::PingPong { .. } | Probe::Grpc { .. } | Probe::Halite { .. } => None,
+        }
     }
 
     /// Bytes moved by an operation, where that is the point.
@@ -127,7 +150,7 @@ impl Probe {
         match self {
             Probe::Memcpy { size, .. } => Some(*size as u64),
             Probe::Ucx { size, .. } => Some(*size),
-            Probe::PingPong { .. } => None,
+            Probe::PingPong { .. } | Probe::Grpc { .. } | Probe::Redis { .. } => None,
             Probe::Halite { arguments } => {
                 let letter = arguments.iter().position(|argument| argument == "-s")?;
                 arguments.get(letter + 1)?.parse().ok()
@@ -149,6 +172,16 @@ impl fmt::Display for Probe {
             Probe::Ucx { test, size, iterations } => {
                 let arguments = ucx::arguments(test, *size, *iterations).join(" ");
                 write!(f, "UCX_TLS=posix,self ucx_perftest 127.0.0.1 {arguments}")
+            }
+            Probe::Grpc { window, iterations } => {
+                write!(f, "tonic over a Unix socket, echo of 8 B, {window} in flight, {iterations} calls")
+            }
+            Probe::Redis { command, window, iterations } => {
+                let command = command.name();
+                write!(
+                    f,
+                    "redis-server, Unix socket, {command} of 8 B, {window} in flight, {iterations} times"
+                )
             }
             Probe::Halite { arguments } => write!(f, "halite perf {} --json", arguments.join(" ")),
         }

@@ -146,6 +146,7 @@ impl Line {
             Target::RatioAtMost(bound) => format!("at most {bound:.2}"),
             Target::RatioAtLeast(bound) => format!("at least {bound:.2}"),
             Target::AtMost(bound) => format!("at most {bound} {}", self.unit),
+            Target::AtLeast(bound) => format!("at least {bound} {}", self.unit),
         }
     }
 
@@ -155,6 +156,7 @@ impl Line {
             Some(Target::RatioAtMost(bound)) => self.ratio.map(|ratio| ratio.median <= bound),
             Some(Target::RatioAtLeast(bound)) => self.ratio.map(|ratio| ratio.median >= bound),
             Some(Target::AtMost(bound)) => self.ours.map(|ours| ours.median <= bound),
+            Some(Target::AtLeast(bound)) => self.ours.map(|ours| ours.median >= bound),
             None => None,
         };
         match is_met {
@@ -254,6 +256,8 @@ mod tests {
         assert_eq!(report(Target::RatioAtMost(0.49)).lines[0].verdict(), "missed");
         assert_eq!(report(Target::AtMost(1.4)).lines[0].verdict(), "missed");
         assert_eq!(report(Target::AtMost(1.5)).lines[0].verdict(), "met");
+        assert_eq!(report(Target::AtLeast(1.5)).lines[0].verdict(), "met");
+        assert_eq!(report(Target::AtLeast(1.6)).lines[0].verdict(), "missed");
     }
 
     #[test]

@@ -3,30 +3,23 @@
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::child::{ChildError, Tethered};
+use super::child::Tethered;
+use super::cores::{CLIENT_CORE, SERVER_CORE};
 use super::probe::{ProbeError, Sample};
-use super::{CLIENT_CORE, SERVER_CORE};
 
 /// The environment under which it moves data by shared memory only.
 pub const ENVIRONMENT: &[(&str, &str)] = &[("UCX_TLS", "posix,self")];
 
-const PROGRAM: &str = "ucx_perftest";
+/// Both ends' program.
+pub const PROGRAM: &str = "ucx_perftest";
 const RUN_LIMIT: Duration = Duration::from_secs(120);
-const START_LIMIT: Duration = Duration::from_secs(10);
-
-/// Whether `ucx_perftest` can be found.
-pub fn is_installed() -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(PROGRAM).is_file())
-}
 
 /// The first line of `ucx_info -v`, such as `Version 1.13.1`.
 pub fn version() -> Option<String> {
     let info = Tethered::start(Path::new("ucx_info"), &["-v".to_owned()], None, &[]).ok()?;
-    let text = info.output(START_LIMIT).ok()?;
+    let text = info.output(Duration::from_secs(10)).ok()?;
     text.lines().next().map(|line| line.trim_start_matches(['#', ' ']).to_owned())
 }
 
@@ -41,7 +34,7 @@ pub fn run(test: &str, size: u64, iterations: u64) -> Result<Sample, ProbeError>
     let on_port = ["-p".to_owned(), port.to_string()];
     let program = PathBuf::from(PROGRAM);
     let mut server = Tethered::start(&program, &on_port, Some(SERVER_CORE), ENVIRONMENT)?;
-    await_listener(&mut server, port)?;
+    server.await_ready(|| is_listening(port))?;
     let mut to_server = vec![Ipv4Addr::LOCALHOST.to_string()];
     to_server.extend(on_port);
     to_server.extend(arguments(test, size, iterations));
@@ -79,18 +72,6 @@ fn free_port() -> Result<u16, ProbeError> {
 
 /// The server serves a single connection, so its readiness cannot be found out by connecting: look into the kernel's
 /// table of sockets.
-fn await_listener(server: &mut Tethered, port: u16) -> Result<(), ProbeError> {
-    let deadline = Instant::now() + START_LIMIT;
-    while !is_listening(port) {
-        if server.has_ended() || Instant::now() > deadline {
-            let command = format!("{PROGRAM} -p {port} (the server)");
-            return Err(ChildError::TooLong { command, limit_s: START_LIMIT.as_secs() }.into());
-        }
-        thread::park_timeout(Duration::from_millis(2));
-    }
-    Ok(())
-}
-
 fn is_listening(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         let table = fs::read_to_string(table).unwrap_or_default();

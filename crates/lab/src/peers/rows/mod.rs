@@ -1,7 +1,12 @@
 //! The rows of the table: what is compared with what, and which ratio is wanted.
 
+mod calls;
+mod memory;
+mod sync;
+
 use super::Options;
-use super::probe::{Probe, ProbeError, Sample, Tools};
+use super::probe::{Probe, ProbeError, Sample};
+use super::tools::Tools;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -10,8 +15,14 @@ const GIB: u64 = 1 << 30;
 /// Which figure of a sample a row takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Figure {
-    /// Time of an operation, us.
+    /// Typical time of an operation, us.
     Latency,
+    /// Time that one operation in a hundred exceeds, us.
+    P99,
+    /// Typical time there and back, us, of a ping-pong whose operation is half of that.
+    RoundTrip,
+    /// The same as a mean, for peers whose medians come in coarse steps.
+    MeanRoundTrip,
     /// Operations per second times their size, MB/s with a megabyte of 10^6 bytes.
     Bandwidth,
     /// Bandwidth as printed, in whatever megabyte; for the ratio to `BaselineBandwidth` only.
@@ -44,6 +55,8 @@ pub enum Target {
     RatioAtLeast(f64),
     /// Halite's own figure, at most.
     AtMost(f64),
+    /// Halite's own figure, at least.
+    AtLeast(f64),
 }
 
 /// One line of the table.
@@ -72,6 +85,10 @@ pub struct Sizes {
     pub bulk: u64,
     /// Iterations of control operations.
     pub control: u64,
+    /// Round trips through a socket, tens of microseconds each.
+    pub socket: u64,
+    /// Round trips through a socket of which many are under way.
+    pub pipelined: u64,
     /// Regions of the random-access row.
     pub regions: u64,
     /// Spans of the random-access rows, in bytes.
@@ -85,6 +102,8 @@ impl Sizes {
             small: 1_000_000,
             bulk: 32_000,
             control: 10_000,
+            socket: 20_000,
+            pipelined: 100_000,
             regions: options.regions.unwrap_or(1_000_000),
             spans: spans(options.span.unwrap_or(8 * GIB)),
         }
@@ -96,6 +115,8 @@ impl Sizes {
             small: 2_000,
             bulk: 64,
             control: 50,
+            socket: 200,
+            pipelined: 320,
             regions: options.regions.unwrap_or(1_000),
             spans: spans(options.span.unwrap_or(16 * MIB)),
         }
@@ -111,14 +132,7 @@ fn spans(span_max: u64) -> Vec<u64> {
 
 /// The table's rows in their order.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
-    let mut rows = latency(sizes);
-    for size in [64 * KIB, MIB] {
-        rows.extend(bandwidth(sizes, size));
-    }
-    rows.extend(control(sizes));
-    rows.extend(random_access(sizes));
-    rows.push(threads(sizes));
-    rows
+    [memory::rows(sizes), calls::rows(sizes), sync::rows(sizes)].concat()
 }
 
 /// The distinct probes of `rows`, in the order of their first use.
@@ -135,7 +149,13 @@ pub fn probes(rows: &[Row]) -> Vec<Probe> {
 impl Row {
     /// Whether everything it compares is installed.
     pub fn can_run(&self, tools: &Tools) -> bool {
-        [&self.ours, &self.theirs].into_iter().flatten().all(|source| source.probe.can_run(tools))
+        let sources = [&self.ours, &self.theirs].into_iter().flatten();
+        sources.filter_map(|source| source.probe.needs()).all(|program| tools.has(program))
+    }
+
+    /// Whether `text` stands in its name or in its peer's.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.name.contains(text) || self.peer.contains(text)
     }
 }
 
@@ -145,6 +165,9 @@ impl Source {
         let size = self.probe.size().unwrap_or(0) as f64;
         let value = match self.figure {
             Figure::Latency => sample.latency_us,
+            Figure::P99 => sample.p99_us,
+            Figure::RoundTrip => sample.latency_us.map(|half| 2.0 * half),
+            Figure::MeanRoundTrip => sample.rate_per_s.map(|rate| 2e6 / rate),
             Figure::Bandwidth => sample.rate_per_s.map(|rate| rate * size / 1e6),
             Figure::PrintedBandwidth => sample.printed_mbps,
             Figure::Rate => sample.rate_per_s.map(|rate| rate / 1e6),
@@ -156,85 +179,6 @@ impl Source {
             || ProbeError::NoFigure { probe: self.probe.to_string(), figure: format!("{:?}", self.figure) };
         value.filter(|value| value.is_finite()).ok_or_else(missing)
     }
-}
-
-fn latency(sizes: &Sizes) -> Vec<Row> {
-    let small = sizes.small;
-    let ping_pong = Source { probe: Probe::PingPong { iterations: small }, figure: Figure::Latency };
-    let write = halite(&["write_lat", "-s", "8"], small);
-    let completion = halite(&["write_lat", "--completion", "-s", "8"], small);
-    let read = halite(&["read_lat", "-s", "8"], small);
-    vec![
-        row("write 8 B, half a ping-pong", "us", latency_of(&write), "bare word", Some(ping_pong)),
-        row("write 8 B, half a ping-pong", "us", latency_of(&write), "UCX put", ucx("ucp_put_lat", 8, small))
-            .wants(Target::RatioAtMost(1.0)),
-        row("write 8 B, the call", "us", latency_of(&completion), "memcpy", baseline_of(&completion)),
-        row("write 8 B, the call beyond memcpy", "ns", figure_of(&completion, Figure::Overhead), "", None)
-            .wants(Target::AtMost(50.0)),
-        row("read 8 B, the call", "us", latency_of(&read), "UCX get", ucx("ucp_get", 8, small)),
-        row("fetch-add 8 B", "us", None, "UCX fadd", ucx("ucp_fadd", 8, small)),
-    ]
-}
-
-fn bandwidth(sizes: &Sizes, size: u64) -> Vec<Row> {
-    let iterations = (sizes.bulk * 64 * KIB / size).max(1);
-    let label = if size < MIB { format!("{} KiB", size / KIB) } else { format!("{} MiB", size / MIB) };
-    let limit = Probe::Memcpy { size: size as usize, iterations };
-    let limit = Source { probe: limit, figure: Figure::Bandwidth };
-    let mut rows = vec![row(&format!("copy {label} within a process"), "MB/s", None, "memcpy", Some(limit))];
-    for (verb, test, ucx_test) in [("write", "write_bw", "ucp_put_bw"), ("read", "read_bw", "ucp_get")] {
-        let name = format!("{verb} {label}");
-        let probe = halite(&[test, "-s", &size.to_string()], iterations);
-        let theirs =
-            ucx(ucx_test, size, iterations).map(|source| Source { figure: Figure::Bandwidth, ..source });
-        let printed = figure_of(&probe, Figure::PrintedBandwidth);
-        let baseline = figure_of(&probe, Figure::BaselineBandwidth);
-        rows.push(row(&name, "MB/s", printed, "memcpy", baseline).wants(Target::RatioAtLeast(0.95)));
-        let peer = if verb == "write" { "UCX put" } else { "UCX get" };
-        let ours = figure_of(&probe, Figure::Bandwidth);
-        rows.push(row(&name, "MB/s", ours, peer, theirs));
-    }
-    rows
-}
-
-fn control(sizes: &Sizes) -> Vec<Row> {
-    let map = halite(&["map_lat"], sizes.control);
-    let small = halite(&["alloc_lat", "-s", &(4 * KIB).to_string()], sizes.control);
-    let large = halite(&["alloc_lat", "-s", &(4 * GIB).to_string()], sizes.control);
-    vec![
-        row("map", "us", latency_of(&map), "", None).wants(Target::AtMost(20.0)),
-        // A region is a list of extents, and nothing is touched until it is used: size must not matter.
-        row("alloc 4 GiB, against 4 KiB", "us", latency_of(&large), "Halite", latency_of(&small))
-            .wants(Target::RatioAtMost(2.0)),
-    ]
-}
-
-fn random_access(sizes: &Sizes) -> Vec<Row> {
-    let regions = sizes.regions.to_string();
-    let over_regions = halite(&["write_lat", "--completion", "-s", "8", "--regions", &regions], sizes.small);
-    let mut rows = against_stores(&format!("write 8 B at random in {regions} regions"), over_regions);
-    for span in &sizes.spans {
-        let over_span =
-            halite(&["write_lat", "--completion", "-s", "8", "--span", &span.to_string()], sizes.small);
-        rows.extend(against_stores(&format!("write 8 B at random in {} MiB", span / MIB), over_span));
-    }
-    rows
-}
-
-/// Bare stores to the same random addresses meet the same misses; what is left is ours.
-fn against_stores(name: &str, probe: Probe) -> Vec<Row> {
-    let beyond = format!("{name}, beyond a bare store");
-    vec![
-        row(name, "us", latency_of(&probe), "bare store", baseline_of(&probe)),
-        row(&beyond, "ns", figure_of(&probe, Figure::Overhead), "", None).wants(Target::AtMost(200.0)),
-    ]
-}
-
-fn threads(sizes: &Sizes) -> Row {
-    let one = halite(&["write_lat", "--completion", "-s", "8", "-t", "1"], sizes.small);
-    let two = halite(&["write_lat", "--completion", "-s", "8", "-t", "2"], sizes.small);
-    let (ours, theirs) = (figure_of(&two, Figure::Rate), figure_of(&one, Figure::Rate));
-    row("write 8 B, two threads against one", "Mops", ours, "Halite", theirs).wants(Target::RatioAtLeast(1.9))
 }
 
 fn row(
@@ -278,9 +222,10 @@ fn baseline_of(probe: &Probe) -> Option<Source> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::tools::Program;
 
     fn sizes() -> Sizes {
-        Sizes { small: 1, bulk: 16, control: 1, regions: 10, spans: spans(8 * GIB) }
+        Sizes { small: 1, bulk: 16, control: 1, socket: 1, pipelined: 16, regions: 10, spans: spans(8 * GIB) }
     }
 
     #[test]
@@ -294,12 +239,22 @@ mod tests {
     }
 
     #[test]
-    fn without_ucx_its_rows_go_and_the_others_stay() {
+    fn the_rows_of_whoever_is_not_installed_go_and_the_others_stay() {
         let rows = rows(&sizes());
-        let tools = Tools { halite: "halite".into(), has_ucx: false };
-        let kept = rows.iter().filter(|row| row.can_run(&tools)).count();
-        let of_ucx = rows.iter().filter(|row| row.peer.starts_with("UCX")).count();
-        assert_eq!((of_ucx, kept), (7, rows.len() - 7));
+        for (program, peer) in [(Program::Ucx, "UCX"), (Program::Redis, "Redis")] {
+            let tools = Tools { halite: "halite".into(), missing: vec![program] };
+            let (kept, gone): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.can_run(&tools));
+            assert!(!gone.is_empty() && gone.iter().all(|row| row.peer.starts_with(peer)), "{gone:?}");
+            assert!(!kept.iter().any(|row| row.peer.starts_with(peer)), "{kept:?}");
+        }
+    }
+
+    #[test]
+    fn a_round_trip_is_twice_a_ping_pongs_operation() {
+        let source = |figure| Source { probe: Probe::PingPong { iterations: 1 }, figure };
+        let sample = Sample { latency_us: Some(0.2), rate_per_s: Some(4e6), ..Sample::default() };
+        assert_eq!(source(Figure::RoundTrip).value(&sample).unwrap(), 0.4);
+        assert_eq!(source(Figure::MeanRoundTrip).value(&sample).unwrap(), 0.5);
     }
 
     #[test]

@@ -1,0 +1,72 @@
+//! Laps: how long each of many turns took, one after another.
+
+use std::time::{Duration, Instant};
+
+use super::probe::Sample;
+
+/// The end of each lap since the beginning, kept apart so that medians and percentiles can be taken.
+pub struct Laps {
+    begin: Instant,
+    ends: Vec<Instant>,
+}
+
+impl Laps {
+    /// Begins the first of `laps` laps; so many fit without an allocation in between.
+    pub fn begin(laps: u64) -> Laps {
+        let ends = Vec::with_capacity(laps as usize);
+        Laps { begin: Instant::now(), ends }
+    }
+
+    /// Ends a lap, and begins the next.
+    pub fn lap(&mut self) {
+        self.ends.push(Instant::now());
+    }
+
+    /// Of at least one lap, each of which consisted of `operations`.
+    pub fn sample(&self, operations: u64) -> Sample {
+        let begins = std::iter::once(&self.begin).chain(&self.ends);
+        let times: Vec<Duration> = begins.zip(&self.ends).map(|(begin, end)| *end - *begin).collect();
+        of_times(times, operations)
+    }
+}
+
+fn of_times(mut times: Vec<Duration>, operations: u64) -> Sample {
+    let elapsed: Duration = times.iter().sum();
+    times.sort_unstable();
+    let each_us = |time: Duration| time.as_secs_f64() * 1e6 / operations as f64;
+    let rank = |percent: usize| each_us(times[(times.len() * percent).div_ceil(100) - 1]);
+    Sample {
+        latency_us: Some(rank(50)),
+        p99_us: Some(rank(99)),
+        ..Sample::of_operations(operations * times.len() as u64, elapsed.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn close(value: Option<f64>, expected: f64) {
+        let value = value.expect("a figure");
+        assert!((value / expected - 1.0).abs() < 1e-9, "{value} is not {expected}");
+    }
+
+    #[test]
+    fn one_slow_lap_moves_the_rate_but_neither_the_median_nor_the_percentile() {
+        let mut times = vec![Duration::from_micros(20); 99];
+        times.push(Duration::from_micros(20_020));
+        let sample = of_times(times, 10);
+        close(sample.latency_us, 2.0);
+        close(sample.p99_us, 2.0);
+        close(sample.rate_per_s, 1000.0 / 0.022);
+    }
+
+    #[test]
+    fn the_percentile_is_the_time_that_one_lap_in_a_hundred_exceeds() {
+        let times = (1..=200).map(Duration::from_micros).collect();
+        let sample = of_times(times, 1);
+        close(sample.latency_us, 100.0);
+        close(sample.p99_us, 198.0);
+    }
+}

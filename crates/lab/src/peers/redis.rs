@@ -1,0 +1,151 @@
+//! Redis, what many put between processes today: `redis-server` behind a Unix socket, and a client that blocks.
+//!
+//! Of its protocol we need three commands whose replies are known to the byte, so that is all the client knows.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use super::child::Tethered;
+use super::cores::{CLIENT_CORE, on_core};
+use super::laps::Laps;
+use super::probe::{ProbeError, Sample};
+use super::socket::SocketServer;
+
+/// The server's program.
+pub const PROGRAM: &str = "redis-server";
+const REPLY_LIMIT: Duration = Duration::from_secs(10);
+
+/// What is asked of the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// A round trip and nothing else.
+    Ping,
+    /// Reads a value of 8 bytes.
+    Get,
+    /// Writes a value of 8 bytes.
+    Set,
+}
+
+impl Command {
+    /// As Redis calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Command::Ping => "PING",
+            Command::Get => "GET",
+            Command::Set => "SET",
+        }
+    }
+
+    fn request(self) -> &'static [u8] {
+        match self {
+            Command::Ping => b"*1\r\n$4\r\nPING\r\n",
+            Command::Get => b"*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n",
+            Command::Set => b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$8\r\n8 octets\r\n",
+        }
+    }
+
+    fn reply(self) -> &'static [u8] {
+        match self {
+            Command::Ping => b"+PONG\r\n",
+            Command::Get => b"$8\r\n8 octets\r\n",
+            Command::Set => b"+OK\r\n",
+        }
+    }
+}
+
+/// Its version, such as `7.0.15`.
+pub fn version() -> Option<String> {
+    let running = Tethered::start(Path::new(PROGRAM), &["--version".to_owned()], None, &[]).ok()?;
+    let text = running.output(Duration::from_secs(10)).ok()?;
+    text.split_whitespace().find_map(|word| word.strip_prefix("v=")).map(str::to_owned)
+}
+
+/// At least `iterations` commands, `window` of them at a time: sent together, then answered together.
+pub fn run(command: Command, window: u64, iterations: u64) -> Result<Sample, ProbeError> {
+    let server = SocketServer::start(Path::new(PROGRAM), arguments)?;
+    let measured = on_core(CLIENT_CORE, || {
+        let mut stream = UnixStream::connect(server.path())?;
+        // A reply shorter than expected would be waited for without an end.
+        stream.set_read_timeout(Some(REPLY_LIMIT))?;
+        // Whoever gets wants to find something.
+        Batch::new(Command::Set, 1).exchange(&mut stream)?;
+        time(Batch::new(command, window), &mut stream, iterations.div_ceil(window))
+    })?;
+    let laps =
+        measured.map_err(|source| ProbeError::Conversation { peer: "Redis", source: source.into() })?;
+    Ok(laps.sample(window))
+}
+
+/// No other listener, and nothing ever written to a disk.
+fn arguments(socket: &Path) -> Vec<String> {
+    let socket = socket.display().to_string();
+    ["--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no", "--loglevel", "warning"]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+fn time(mut batch: Batch, stream: &mut UnixStream, count: u64) -> io::Result<Laps> {
+    let mut laps = Laps::begin(count);
+    for _ in 0..count {
+        batch.exchange(stream)?;
+        laps.lap();
+    }
+    Ok(laps)
+}
+
+/// Some commands in a row, made ready once: what is timed is the server and the way there.
+struct Batch {
+    requests: Vec<u8>,
+    expected: Vec<u8>,
+    replies: Vec<u8>,
+}
+
+impl Batch {
+    fn new(command: Command, window: u64) -> Batch {
+        let expected = command.reply().repeat(window as usize);
+        let replies = vec![0; expected.len()];
+        Batch { requests: command.request().repeat(window as usize), expected, replies }
+    }
+
+    fn exchange(&mut self, stream: &mut (impl Read + Write)) -> io::Result<()> {
+        stream.write_all(&self.requests)?;
+        stream.read_exact(&mut self.replies)?;
+        if self.replies != self.expected {
+            let reply = String::from_utf8_lossy(&self.replies);
+            return Err(io::Error::other(format!("a reply is not as expected: {reply:?}")));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a batch of two commands makes of `replies`, which are there before it asks.
+    fn exchange(command: Command, replies: &[u8]) -> (io::Result<()>, Vec<u8>) {
+        let (mut ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+        theirs.write_all(replies).expect("room for the replies");
+        let result = Batch::new(command, 2).exchange(&mut ours);
+        drop(ours);
+        let mut asked = Vec::new();
+        theirs.read_to_end(&mut asked).expect("the other side is closed");
+        (result, asked)
+    }
+
+    #[test]
+    fn a_window_of_commands_is_sent_before_any_reply_is_read() {
+        let (result, asked) = exchange(Command::Ping, b"+PONG\r\n+PONG\r\n");
+        result.expect("as expected");
+        assert_eq!(asked, b"*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\n");
+    }
+
+    #[test]
+    fn a_reply_that_differs_is_shown() {
+        let (result, _) = exchange(Command::Set, b"+OK\r\n-NO\r\n");
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("-NO"), "{error}");
+    }
+}

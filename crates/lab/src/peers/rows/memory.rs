@@ -1,0 +1,96 @@
+//! Regions: one-sided reads and writes, and what it takes to make and map them.
+
+use super::{
+    Figure, GIB, KIB, MIB, Row, Sizes, Source, Target, baseline_of, figure_of, halite, latency_of, row, ucx,
+};
+use crate::peers::probe::Probe;
+
+/// The rows in their order.
+pub fn rows(sizes: &Sizes) -> Vec<Row> {
+    let mut rows = latency(sizes);
+    for size in [64 * KIB, MIB] {
+        rows.extend(bandwidth(sizes, size));
+    }
+    rows.extend(control(sizes));
+    rows.extend(random_access(sizes));
+    rows.push(threads(sizes));
+    rows
+}
+
+fn latency(sizes: &Sizes) -> Vec<Row> {
+    let small = sizes.small;
+    let ping_pong = Source { probe: Probe::PingPong { iterations: small }, figure: Figure::Latency };
+    let write = halite(&["write_lat", "-s", "8"], small);
+    let completion = halite(&["write_lat", "--completion", "-s", "8"], small);
+    let read = halite(&["read_lat", "-s", "8"], small);
+    vec![
+        row("write 8 B, half a ping-pong", "us", latency_of(&write), "bare word", Some(ping_pong)),
+        row("write 8 B, half a ping-pong", "us", latency_of(&write), "UCX put", ucx("ucp_put_lat", 8, small))
+            .wants(Target::RatioAtMost(1.0)),
+        row("write 8 B, the call", "us", latency_of(&completion), "memcpy", baseline_of(&completion)),
+        row("write 8 B, the call beyond memcpy", "ns", figure_of(&completion, Figure::Overhead), "", None)
+            .wants(Target::AtMost(50.0)),
+        row("read 8 B, the call", "us", latency_of(&read), "UCX get", ucx("ucp_get", 8, small)),
+    ]
+}
+
+fn bandwidth(sizes: &Sizes, size: u64) -> Vec<Row> {
+    let iterations = (sizes.bulk * 64 * KIB / size).max(1);
+    let label = if size < MIB { format!("{} KiB", size / KIB) } else { format!("{} MiB", size / MIB) };
+    let limit = Probe::Memcpy { size: size as usize, iterations };
+    let limit = Source { probe: limit, figure: Figure::Bandwidth };
+    let mut rows = vec![row(&format!("copy {label} within a process"), "MB/s", None, "memcpy", Some(limit))];
+    for (verb, test, ucx_test) in [("write", "write_bw", "ucp_put_bw"), ("read", "read_bw", "ucp_get")] {
+        let name = format!("{verb} {label}");
+        let probe = halite(&[test, "-s", &size.to_string()], iterations);
+        let theirs =
+            ucx(ucx_test, size, iterations).map(|source| Source { figure: Figure::Bandwidth, ..source });
+        let printed = figure_of(&probe, Figure::PrintedBandwidth);
+        let baseline = figure_of(&probe, Figure::BaselineBandwidth);
+        rows.push(row(&name, "MB/s", printed, "memcpy", baseline).wants(Target::RatioAtLeast(0.95)));
+        let peer = if verb == "write" { "UCX put" } else { "UCX get" };
+        let ours = figure_of(&probe, Figure::Bandwidth);
+        rows.push(row(&name, "MB/s", ours, peer, theirs));
+    }
+    rows
+}
+
+fn control(sizes: &Sizes) -> Vec<Row> {
+    let map = halite(&["map_lat"], sizes.control);
+    let small = halite(&["alloc_lat", "-s", &(4 * KIB).to_string()], sizes.control);
+    let large = halite(&["alloc_lat", "-s", &(4 * GIB).to_string()], sizes.control);
+    vec![
+        row("map", "us", latency_of(&map), "", None).wants(Target::AtMost(20.0)),
+        // A region is a list of extents, and nothing is touched until it is used: size must not matter.
+        row("alloc 4 GiB, against 4 KiB", "us", latency_of(&large), "Halite", latency_of(&small))
+            .wants(Target::RatioAtMost(2.0)),
+    ]
+}
+
+fn random_access(sizes: &Sizes) -> Vec<Row> {
+    let regions = sizes.regions.to_string();
+    let over_regions = halite(&["write_lat", "--completion", "-s", "8", "--regions", &regions], sizes.small);
+    let mut rows = against_stores(&format!("write 8 B at random in {regions} regions"), over_regions);
+    for span in &sizes.spans {
+        let over_span =
+            halite(&["write_lat", "--completion", "-s", "8", "--span", &span.to_string()], sizes.small);
+        rows.extend(against_stores(&format!("write 8 B at random in {} MiB", span / MIB), over_span));
+    }
+    rows
+}
+
+/// Bare stores to the same random addresses meet the same misses; what is left is ours.
+fn against_stores(name: &str, probe: Probe) -> Vec<Row> {
+    let beyond = format!("{name}, beyond a bare store");
+    vec![
+        row(name, "us", latency_of(&probe), "bare store", baseline_of(&probe)),
+        row(&beyond, "ns", figure_of(&probe, Figure::Overhead), "", None).wants(Target::AtMost(200.0)),
+    ]
+}
+
+fn threads(sizes: &Sizes) -> Row {
+    let one = halite(&["write_lat", "--completion", "-s", "8", "-t", "1"], sizes.small);
+    let two = halite(&["write_lat", "--completion", "-s", "8", "-t", "2"], sizes.small);
+    let (ours, theirs) = (figure_of(&two, Figure::Rate), figure_of(&one, Figure::Rate));
+    row("write 8 B, two threads against one", "Mops", ours, "Halite", theirs).wants(Target::RatioAtLeast(1.9))
+}
