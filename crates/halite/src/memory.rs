@@ -17,10 +17,7 @@ use crate::session::{Commanded, Inner, Lh, Session};
 impl Session {
     /// Sets `len` bytes from `offset` to `byte`.  Needs [`Permissions::WRITE`](crate::Permissions::WRITE).
     pub async fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
-        let inner = &*self.inner;
-        let mut filling = Filling { at: spot(lh, offset), len, byte };
-        let filled = inner.carry_out(&mut filling, inner.check_owned(&[(Side::Target, lh)])).await;
-        filled.map_err(|failure| failure.of_fill(inner, lh, offset, len))
+        self.inner.finish_fill(Filling { at: spot(lh, offset), len, byte }, lh, offset, len).await
     }
 
     /// Copies `len` bytes from one place to another, of the same region or another one.  Needs
@@ -34,11 +31,8 @@ impl Session {
         from_offset: u64,
         len: u64,
     ) -> Result<(), CopyError> {
-        let inner = &*self.inner;
-        let mut copying = Copying { to: spot(to, to_offset), from: spot(from, from_offset), len };
-        let owned = inner.check_owned(&[(Side::Source, from), (Side::Target, to)]);
-        let copied = inner.carry_out(&mut copying, owned).await;
-        copied.map_err(|failure| failure.of_copy(inner, (to, to_offset), (from, from_offset), len))
+        let copying = Copying { to: spot(to, to_offset), from: spot(from, from_offset), len };
+        self.inner.finish_copy(copying, (to, to_offset), (from, from_offset), len).await
     }
 }
 
@@ -46,7 +40,12 @@ impl Session {
 impl blocking::Session {
     /// See [`crate::Session::fill`].
     pub fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
-        self.block_on(self.as_async().fill(lh, offset, len, byte))
+        let inner = &*self.as_async().inner;
+        let mut filling = Filling { at: spot(lh, offset), len, byte };
+        if inner.owns(lh) && inner.step_on(&mut filling).is_ok() {
+            return Ok(());
+        }
+        self.block_on(inner.finish_fill(filling, lh, offset, len))
     }
 
     /// See [`crate::Session::copy`].
@@ -58,7 +57,12 @@ impl blocking::Session {
         from_offset: u64,
         len: u64,
     ) -> Result<(), CopyError> {
-        self.block_on(self.as_async().copy(to, to_offset, from, from_offset, len))
+        let inner = &*self.as_async().inner;
+        let mut copying = Copying { to: spot(to, to_offset), from: spot(from, from_offset), len };
+        if inner.owns(to) && inner.owns(from) && inner.step_on(&mut copying).is_ok() {
+            return Ok(());
+        }
+        self.block_on(inner.finish_copy(copying, (to, to_offset), (from, from_offset), len))
     }
 }
 
@@ -182,20 +186,35 @@ impl Failure {
 }
 
 impl Inner {
-    /// Fails if one of these handles was made by another session.
-    fn check_owned(&self, handles: &[(Side, Lh)]) -> Result<(), Failure> {
-        let foreign = handles.iter().find(|(_, lh)| !self.owns(*lh));
-        let failure = |(side, _): &(Side, Lh)| Failure {
-            side: *side,
-            cause: AccessCause::ForeignHandle,
-            partly: false,
-        };
-        foreign.map_or(Ok(()), |handle| Err(failure(handle)))
+    /// Fills what is missing of `len` bytes, waiting where it must.
+    async fn finish_fill(&self, filling: Filling, lh: Lh, offset: u64, len: u64) -> Result<(), AccessError> {
+        let filled = self.carry_out(filling, &[(Side::Target, lh)], len).await;
+        filled.map_err(|failure| failure.of_fill(self, lh, offset, len))
     }
 
-    async fn carry_out<B: Bulk>(&self, bulk: &mut B, owned: Result<(), Failure>) -> Result<(), Failure> {
-        owned?;
-        let whole = bulk.len();
+    /// Copies what is missing of `len` bytes, waiting where it must.
+    async fn finish_copy(
+        &self,
+        copying: Copying,
+        to: (Lh, u64),
+        from: (Lh, u64),
+        len: u64,
+    ) -> Result<(), CopyError> {
+        let copied = self.carry_out(copying, &[(Side::Source, from.0), (Side::Target, to.0)], len).await;
+        copied.map_err(|failure| failure.of_copy(self, to, from, len))
+    }
+
+    /// Does what is left of an operation on `whole` bytes.
+    async fn carry_out<B: Bulk>(
+        &self,
+        mut bulk: B,
+        handles: &[(Side, Lh)],
+        whole: u64,
+    ) -> Result<(), Failure> {
+        let bulk = &mut bulk;
+        if let Some((side, _)) = handles.iter().find(|(_, lh)| !self.owns(*lh)) {
+            return Err(Failure { side: *side, cause: AccessCause::ForeignHandle, partly: false });
+        }
         loop {
             // Read before the attempt, so that a change during it is not missed.
             let seen = self.core.ground.changes.count();

@@ -13,11 +13,12 @@ use crate::output;
 
 /// A number is a node, everything else the name of a region.
 pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
-    let session = Client::join(dir)?.session;
+    let client = Client::join(dir)?;
+    let session = &client.session;
     match args.what.parse() {
         Ok(node) => tell(&session.explain_peer(NodeId(node))?, args.listing.json),
         Err(_) => {
-            let lh = map(&session, &args.what)?;
+            let lh = map(session, &args.what)?;
             tell(&session.explain(lh)?, args.listing.json)
         }
     }
