@@ -182,25 +182,36 @@ impl Inner {
         mut done: usize,
     ) -> Result<(), AccessError> {
         let len = transfer.len() as u64;
-        let failed = |cause| self.access_error(T::OPERATION, lh, offset, len, cause);
+        self.finish_from(&mut transfer, lh, offset, &mut done).await.map_err(|cause| {
+            let error = self.access_error(T::OPERATION, lh, offset, len, cause);
+            AccessError { partly: done > 0, ..error }
+        })
+    }
+
+    async fn finish_from<T: Transfer>(
+        &self,
+        transfer: &mut T,
+        lh: Lh,
+        offset: u64,
+        done: &mut usize,
+    ) -> Result<(), AccessCause> {
         if !self.owns(lh) {
-            return Err(failed(AccessCause::ForeignHandle));
+            return Err(AccessCause::ForeignHandle);
         }
         loop {
             // Read before the attempt, so that a change during it is not missed.
             let seen = self.core.ground.changes.count();
-            match self.copy(&mut transfer, lh, offset, &mut done) {
+            match self.copy(transfer, lh, offset, done) {
                 Ok(()) => return Ok(()),
-                Err(Blocked::Changing) => self.wait_for_change(seen).await.map_err(failed)?,
+                Err(Blocked::Changing) => self.wait_for_change(seen).await?,
                 Err(Blocked::Post { len, .. }) => {
                     let len = len.min(SLICE_BYTES_MAX as u64) as usize;
-                    let moved = self.transfer_posted(&mut transfer, lh, offset, done, len).await;
-                    done += moved.map_err(failed)?;
-                    if done == transfer.len() {
+                    *done += self.transfer_posted(transfer, lh, offset, *done, len).await?;
+                    if *done == transfer.len() {
                         return Ok(());
                     }
                 }
-                Err(blocked) => return Err(failed(self.cause_of(blocked, offset, len))),
+                Err(blocked) => return Err(self.cause_of(blocked, offset, transfer.len() as u64)),
             }
         }
     }
@@ -367,7 +378,7 @@ impl Inner {
         len: u64,
         cause: AccessCause,
     ) -> AccessError {
-        AccessError { operation, region: self.describe(lh), offset, len, cause }
+        AccessError { operation, region: self.describe(lh), offset, len, cause, partly: false }
     }
 
     /// Length in bytes of the region behind a handle.

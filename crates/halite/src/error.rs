@@ -140,6 +140,8 @@ impl From<CommandError> for RegionCause {
             CommandError::NoMemoryNode => RegionCause::NoMemoryNode,
             CommandError::UnknownHandle => RegionCause::UnknownHandle,
             CommandError::Stale => RegionCause::Stale,
+            CommandError::Broken { refusal, .. } => refusal.into(),
+            CommandError::Access { .. } => unreachable!("only memory operations are refused so"),
             CommandError::TableFull(table) => RegionCause::TableFull(table),
         }
     }
@@ -164,9 +166,9 @@ impl From<Refusal> for RegionCause {
     }
 }
 
-/// An access to the bytes of a region failed.  Bytes before the one that failed may have been copied.
+/// An access to the bytes of a region failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot {operation} {len} bytes at offset {offset} of {region}: {cause}")]
+#[error("cannot {operation} {len} bytes at offset {offset} of {region}: {cause}{}", half_way(*partly))]
 pub struct AccessError {
     /// What was attempted: `read`, `write`, ...
     pub operation: &'static str,
@@ -178,6 +180,71 @@ pub struct AccessError {
     pub len: u64,
     /// Why it failed.
     pub cause: AccessCause,
+    /// Whether some of its bytes may have been accessed before it failed.
+    pub partly: bool,
+}
+
+/// What errors say of operations that may be done in part.
+fn half_way(partly: bool) -> &'static str {
+    if partly { " (part of it may be done)" } else { "" }
+}
+
+/// A copy failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot copy {len} bytes from {from} to {to}: {side}: {cause}{}", half_way(*partly))]
+pub struct CopyError {
+    /// How many bytes.
+    pub len: u64,
+    /// Where from.
+    pub from: CopyEnd,
+    /// Where to.
+    pub to: CopyEnd,
+    /// Which of them failed.
+    pub side: CopySide,
+    /// Why.
+    pub cause: AccessCause,
+    /// Whether some bytes may have been copied before.
+    pub partly: bool,
+}
+
+/// An end of a copy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CopyEnd {
+    /// The region.
+    pub region: String,
+    /// From where on, in bytes.
+    pub offset: u64,
+}
+
+impl std::fmt::Display for CopyEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "offset {} of {}", self.offset, self.region)
+    }
+}
+
+/// Which end of a copy an error is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopySide {
+    /// The bytes that are read.
+    Source,
+    /// The bytes that are written.
+    Target,
+}
+
+impl std::fmt::Display for CopySide {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            CopySide::Source => "its source",
+            CopySide::Target => "its target",
+        })
+    }
+}
+
+impl CopyError {
+    /// Why it failed.
+    pub fn cause(&self) -> &AccessCause {
+        &self.cause
+    }
 }
 
 /// Why an access failed.

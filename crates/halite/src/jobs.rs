@@ -17,6 +17,8 @@ pub(crate) enum Job {
     Grow(u64),
     /// Copy all of `from` to `to`.
     Copy { token: Token, from: Window, to: Window },
+    /// Set all of `window` to `byte`.
+    Fill { token: Token, window: Window, byte: u8 },
     /// Make a part of our memory read as zero.
     Discard { token: Token, key: Key, offset: u64, len: u64 },
 }
@@ -51,6 +53,10 @@ impl Arena {
             Job::Copy { token, from, to } => {
                 let len = to.len().min(from.len());
                 to.copy_from(0, &from, 0, len).expect("the length is in both windows");
+                Done::Copied(token)
+            }
+            Job::Fill { token, window, byte } => {
+                window.fill(0, window.len(), byte).expect("all of the window");
                 Done::Copied(token)
             }
             Job::Discard { token, key, offset, len } => {

@@ -45,9 +45,11 @@ pub mod cluster_dir;
 mod config;
 mod driver;
 mod error;
+mod explain;
 mod jobs;
 mod keeper;
 mod machine;
+mod memory;
 mod node;
 mod outbox;
 mod posted;
@@ -58,7 +60,10 @@ mod turns;
 mod wait;
 
 pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, NodeId};
-pub use error::{AccessCause, AccessError, BatchError, JoinError, RegionCause, RegionError};
+pub use error::{
+    AccessCause, AccessError, BatchError, CopyEnd, CopyError, CopySide, JoinError, RegionCause, RegionError,
+};
+pub use explain::{AccessPath, PeerExplained, PieceExplained, RegionExplained, Verbs};
 pub use halite_tier::message::{NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
 pub use halite_tier::permissions::Permissions;
 pub use node::{Node, Seat};

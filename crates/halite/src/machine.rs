@@ -267,6 +267,7 @@ impl Machine {
                 self.graces.push(Waiting { token, grace, mark });
             }
             Effect::Copy { token, from, to } => self.jobs.push_back(Job::Copy { token, from, to }),
+            Effect::Fill { token, window, byte } => self.jobs.push_back(Job::Fill { token, window, byte }),
             Effect::Fetch { token, peer, address, key, offset, len } => {
                 self.post_fetch(now, Fetch { token, peer, address, key, offset, len })
             }
@@ -376,6 +377,11 @@ impl Machine {
     /// A caller found the fabric's queue full, and waits for [`Posted::progress_after`].
     pub(crate) fn note_full(&mut self, now: u64) {
         self.retry_ns.get_or_insert(now + BACKLOG_RETRY_NS);
+    }
+
+    /// The engine, unless the node has left.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        self.engine.as_ref()
     }
 
     /// What a node says of itself.

@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::driver::Core;
 use crate::error::JoinError;
 use crate::keeper::Keeper;
-use crate::machine::Ground;
+use crate::machine::{Ground, Machine};
 use crate::posted::Posted;
 use crate::rpc::Rpc;
 use crate::session::Session;
@@ -153,7 +153,7 @@ impl Node {
         config: &Config,
         unreachable: impl Fn(String, String) -> JoinError,
     ) -> Result<(), JoinError> {
-        let is_joined = |machine: &crate::machine::Machine| machine.is_connected_to(NodeId::FIRST);
+        let is_joined = |machine: &Machine| machine.is_connected_to(NodeId::FIRST);
         if self.life.node == NodeId::FIRST || self.core.look(is_joined) {
             return Ok(());
         }
@@ -203,9 +203,13 @@ impl Drop for Node {
         // Peers take "I leave" to mean that nothing of theirs is touched any more.
         retire_handles(core);
         let mark = core.ground.posted.mark();
-        core.drive_until(LEAVE_PATIENCE, |_| core.ground.posted.is_over(mark));
+        let is_over = |machine: &Machine| {
+            let commands = machine.engine().is_some_and(|engine| engine.has_commands_under_way());
+            core.ground.posted.is_over(mark) && !commands
+        };
+        core.drive_until(LEAVE_PATIENCE, is_over);
         // Where that is not so, the fabric tells them when it is.
-        if core.ground.posted.is_over(mark) {
+        if core.look(is_over) {
             core.with(|machine, now| machine.leave(now));
         }
         core.drive_until(LEAVE_PATIENCE, |machine| machine.is_quiet());

@@ -367,11 +367,15 @@ impl Session {
         })
     }
 
-    fn own(&self, operation: &'static str, lh: Lh) -> Result<(), RegionError> {
+    pub(crate) fn own(&self, operation: &'static str, lh: Lh) -> Result<(), RegionError> {
         if self.inner.owns(lh) {
             return Ok(());
         }
-        Err(Object::Handle(self, lh).failed(operation, RegionCause::ForeignHandle))
+        Err(self.failed_on(operation, lh, RegionCause::ForeignHandle))
+    }
+
+    pub(crate) fn failed_on(&self, operation: &'static str, lh: Lh, cause: RegionCause) -> RegionError {
+        Object::Handle(self, lh).failed(operation, cause)
     }
 
     fn who(&self, operation: &'static str, lh: Lh, who: Who) -> Result<permissions::Who, RegionError> {
@@ -461,14 +465,14 @@ fn check_alloc(name: Option<&str>, len: u64, chunk_bytes: u64) -> Result<(), Reg
 }
 
 /// A command: submitted when first polled, and undone when dropped before its end.
-struct Commanded<'s> {
+pub(crate) struct Commanded<'s> {
     inner: &'s Inner,
     command: Option<Command>,
     op: Option<OpId>,
 }
 
 impl<'s> Commanded<'s> {
-    fn new(inner: &'s Inner, command: Command) -> Commanded<'s> {
+    pub(crate) fn new(inner: &'s Inner, command: Command) -> Commanded<'s> {
         Commanded { inner, command: Some(command), op: None }
     }
 }

@@ -123,6 +123,11 @@ impl Segment {
         self.fd.as_fd()
     }
 
+    /// Where it is mapped in this process.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
     /// Length in bytes; never zero.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {

@@ -88,6 +88,11 @@ impl Window {
         &self.segment
     }
 
+    /// Where it starts in its segment, in bytes.
+    pub fn offset(&self) -> u64 {
+        (self.base.addr().get() - self.segment.base().addr().get()) as u64
+    }
+
     /// A smaller view, or `None` if it is not wholly inside.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Window> {
         let base = self.range(offset, len).ok()?;
@@ -261,6 +266,13 @@ mod tests {
     fn a_window_is_three_words() {
         assert_eq!(size_of::<Window>(), 24);
         assert_eq!(size_of::<Option<Window>>(), 24);
+    }
+
+    #[test]
+    fn a_window_knows_where_it_starts() {
+        let part = window(4096).slice(100, 50).unwrap();
+        assert_eq!(part.slice(7, 1).unwrap().offset(), 107);
+        assert_eq!(part.segment().window(107, 1).unwrap().offset(), 107);
     }
 
     #[test]

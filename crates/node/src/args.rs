@@ -56,6 +56,8 @@ pub enum Command {
     Ls(Listing),
     /// Shows a region
     Stat(Stat),
+    /// Tells which way bytes take to a region or a node, and why
+    Explain(Explain),
     /// Frees a region
     Rm(Region),
     /// Moves a region to another node
@@ -161,6 +163,17 @@ pub struct Region {
 pub struct Stat {
     /// Name of the region
     pub name: String,
+    /// How to print.
+    #[command(flatten)]
+    pub listing: Listing,
+}
+
+/// `halite explain`
+#[derive(Args, Debug)]
+pub struct Explain {
+    /// Name of a region, or number of a node
+    #[arg(value_name = "NAME|NODE")]
+    pub what: String,
     /// How to print.
     #[command(flatten)]
     pub listing: Listing,

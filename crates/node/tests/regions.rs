@@ -77,6 +77,31 @@ fn a_region_moves_and_keeps_its_bytes() {
 }
 
 #[test]
+fn explain_tells_which_way_bytes_take() {
+    let scratch = Scratch::new("explain");
+    let _up = scratch.up(2);
+    check_round_trip(&scratch, "region", &bytes(9 * MIB), "--spread");
+    let told = &scratch.json("explain region --json")[0];
+    let pieces = told["pieces"].as_array().unwrap();
+    assert_eq!(pieces.len(), 2);
+    assert!(pieces.iter().all(|piece| piece["path"] == "direct" && piece["provider"] == "shm"), "{told}");
+    assert_eq!(pieces.iter().map(|piece| piece["bytes"].as_u64().unwrap()).sum::<u64>(), told["len"]);
+    let text = scratch.ok("explain region");
+    assert!(text.contains("read: loads; write: stores") && text.contains("mapped here"), "{text}");
+
+    let peer = &scratch.json("explain 1 --json")[0];
+    assert_eq!(
+        (&peer["state"], &peer["connected"], &peer["direct"]),
+        (&"alive".into(), &true.into(), &true.into())
+    );
+    assert_eq!(peer["pid"], scratch.pid(1));
+    assert!(scratch.ok("explain 1").starts_with("node 1: alive, connected\n"));
+    let complaint = scratch.fails("explain 7", 1);
+    assert_eq!(complaint, "halite: cannot explain node 7: node 7 is not in the cluster\n");
+    assert!(scratch.fails("explain nosuch", 1).contains("there is no such region"));
+}
+
+#[test]
 fn a_region_that_is_removed_is_gone() {
     let scratch = Scratch::new("remove");
     let _up = scratch.up(1);

@@ -8,6 +8,8 @@
 //! Nothing here waits, allocates, takes a lock or sends a message.  What cannot be done at once is handed back
 //! as a [`Blocked`]; the session waits and tries again from where it stopped.
 
+mod memory;
+
 use std::sync::Arc;
 
 use halite_fabric::{PeerId, RemoteAddress};
@@ -15,6 +17,8 @@ use halite_mem::{Lookup, Pin, Pins, Slots, Window};
 
 use crate::ids::{NodeLife, RegionId, SessionId};
 use crate::permissions::Permissions;
+
+pub use memory::{Side, Spot, Step};
 
 /// Most bytes copied under one pin, so that a change of the region waits for tens of microseconds, not for the
 /// whole of a long copy: 256 KiB at 10 GB/s is 26 us.
@@ -122,8 +126,23 @@ impl Atomic {
     }
 }
 
+impl Place {
+    /// Why an access to `len` bytes from `start` on, which loads and stores do not reach, stops.
+    fn blocked(&self, start: u64, len: u64) -> Blocked {
+        match self {
+            Place::Direct(_) => unreachable!("nothing stops an access by loads and stores"),
+            Place::Frozen => Blocked::Changing,
+            Place::Down(life) => Blocked::Down(*life),
+            Place::Posted { peer, address } => {
+                let address = RemoteAddress { offset: address.offset + start, ..*address };
+                Blocked::Post { peer: *peer, address, len }
+            }
+        }
+    }
+}
+
 /// Why an access stopped.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Blocked {
     /// The handle or the place is changing; try again after the next change.
     Changing,
@@ -331,12 +350,7 @@ impl Pieces {
         let (start, len) = (offset - piece.start, len.min(end - offset));
         match &piece.place {
             Place::Direct(window) => copy(window, start, len),
-            Place::Frozen => return Err(Blocked::Changing),
-            Place::Down(life) => return Err(Blocked::Down(*life)),
-            Place::Posted { peer, address } => {
-                let address = RemoteAddress { offset: address.offset + start, ..*address };
-                return Err(Blocked::Post { peer: *peer, address, len });
-            }
+            other => return Err(other.blocked(start, len)),
         }
         Ok(len as usize)
     }

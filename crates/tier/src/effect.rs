@@ -3,7 +3,7 @@
 use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
 
-use crate::access::SlotRef;
+use crate::access::{Blocked, Side, SlotRef, Spot, Step};
 use crate::ids::{NodeId, RegionId};
 use crate::message::{NodeStatus, Order, Refusal, RegionInfo};
 use crate::permissions::Permissions;
@@ -51,6 +51,24 @@ pub enum Command {
     List,
     /// Describe all nodes.
     Status,
+    /// Set bytes that loads and stores do not reach, or some of them ([`Outcome::Stepped`] says which).
+    Fill {
+        /// From where on.
+        at: Spot,
+        /// How many bytes, not 0.
+        len: u64,
+        /// To what.
+        byte: u8,
+    },
+    /// Copy bytes where loads and stores do not reach both sides, or some of them ([`Outcome::Stepped`] says which).
+    Copy {
+        /// Where to.
+        to: Spot,
+        /// Where from.
+        from: Spot,
+        /// How many bytes, not 0.
+        len: u64,
+    },
 }
 
 /// Where a region's chunks shall be.
@@ -84,6 +102,8 @@ pub enum Outcome {
     List(Vec<RegionInfo>),
     /// Nodes, in order.
     Status(Vec<NodeStatus>),
+    /// A part of a memory operation is done.
+    Stepped(Step),
 }
 
 /// Why a command failed.
@@ -101,6 +121,22 @@ pub enum CommandError {
     /// The handle was valid once.
     #[error("the handle is stale")]
     Stale,
+    /// Bytes of a memory operation cannot be accessed; none has been touched.
+    #[error("the bytes cannot be accessed: {blocked:?}")]
+    Access {
+        /// In which of the regions.
+        side: Side,
+        /// Why.
+        blocked: Blocked,
+    },
+    /// A memory operation stopped half way: maybe some of it is done.
+    #[error("{refusal}; some of it may be done")]
+    Broken {
+        /// At which of the regions.
+        side: Side,
+        /// Why.
+        refusal: Refusal,
+    },
     /// A table is full.
     #[error("{0}")]
     TableFull(&'static str),
@@ -141,6 +177,15 @@ pub enum Effect {
         from: Window,
         /// Destination.
         to: Window,
+    },
+    /// Set all of `window` to `byte`; `handle_copied` when done.
+    Fill {
+        /// What to call back with.
+        token: Token,
+        /// Memory of ours.
+        window: Window,
+        /// What it becomes.
+        byte: u8,
     },
     /// Read from a peer's memory into our own; `handle_copied` when done, `handle_copy_failed` if the peer went.
     Fetch {

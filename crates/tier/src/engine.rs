@@ -8,8 +8,10 @@
 //!
 //! Requests to this node itself take the same path as those to others, through a queue inside.
 
+mod explain;
 mod home;
 mod membership;
+mod memory;
 mod moving;
 mod user;
 
@@ -32,6 +34,9 @@ use crate::permissions::AccessList;
 use crate::region::Region;
 use crate::store::{Shortage, Store};
 use user::UserStep;
+
+pub use explain::KnownPeer;
+pub use memory::COMMAND_BYTES_MAX;
 
 /// What an engine needs to know from the start.
 #[derive(Clone, Debug)]
@@ -82,6 +87,8 @@ enum Purpose {
     Adopt(RegionId),
     /// To have everybody drop the regions of a dead home.
     Sweep(NodeLife),
+    /// To have a part of a memory operation done by the node.
+    Memory(OpId, NodeId),
 }
 
 /// One node's brain.  See the module's documentation.
@@ -109,6 +116,7 @@ pub struct Engine {
     copies: BTreeMap<Token, Copying>,
     /// Chunks that are given back once the copies into them are over.
     copied_into: Vec<(Extents, BTreeSet<NodeLife>)>,
+    memory: memory::Memory,
     sweeps: BTreeMap<NodeLife, membership::Sweep>,
     commands: user::Commands,
     asked: BTreeMap<RequestId, (NodeId, Purpose)>,
@@ -137,6 +145,7 @@ impl Engine {
             unmapping: BTreeMap::new(),
             copies: BTreeMap::new(),
             copied_into: Vec::new(),
+            memory: memory::Memory::default(),
             sweeps: BTreeMap::new(),
             commands: user::Commands::default(),
             asked: BTreeMap::new(),
@@ -228,6 +237,10 @@ impl Engine {
                 self.serve_reserve(asker, region, chunk_bytes, len)
             }
             Request::CopyChunk { from, to } => self.serve_copy(asker, from, to),
+            Request::FillBytes { region, parts, byte } => self.serve_fill(asker, region, parts, byte),
+            Request::CopyBytes { to, from, legs, at_end } => {
+                self.serve_copy_bytes(asker, (to, from), legs, at_end)
+            }
             Request::Change { region, change, .. } => match self.mapper.change(region, change) {
                 Ok(Some(token)) => self.owe(token, asker),
                 Ok(None) => self.answer(asker, Ok(Reply::Done)),
@@ -257,6 +270,7 @@ impl Engine {
             Purpose::CopyChunk(region) => self.handle_chunk_copied(region, body),
             Purpose::Adopt(region) => self.handle_adopted(region, body),
             Purpose::Sweep(home) => self.handle_swept(home, from),
+            Purpose::Memory(op, node) => self.handle_memory_done(op, node, body),
         }
     }
 
@@ -302,10 +316,10 @@ impl Engine {
         };
         self.mapper.handle_quiescent(token, elapsed, &locator);
         for asker in self.owed.remove(&token).unwrap_or_default() {
-            self.answer(asker, Ok(Reply::Done));
+            self.say_when_over(memory::Due::Answer(asker));
         }
         if let Some(unmapping) = self.unmapping.remove(&token) {
-            self.finish_unmap(unmapping);
+            self.say_when_over(memory::Due::Unmapped(unmapping));
         }
         self.effects.push_back(Effect::Changed);
         self.settle();
@@ -317,6 +331,8 @@ impl Engine {
         if let Some(copy) = self.copies.remove(&token) {
             self.answer(copy.asker, Ok(Reply::Done));
             self.release_copied();
+        } else {
+            self.handle_step(token, false);
         }
         self.settle();
     }
@@ -327,6 +343,8 @@ impl Engine {
         if let Some(copy) = self.copies.remove(&token) {
             self.answer(copy.asker, Err(Refusal::PeerDown(copy.source)));
             self.release_copied();
+        } else {
+            self.handle_step(token, true);
         }
         self.settle();
     }
@@ -446,14 +464,12 @@ impl Engine {
         }
     }
 
-    /// Gives up chunks of ours, when nobody touches them any more: neither the tainted, nor a copy of our own driver.
+    /// Gives up chunks of ours, when nobody touches them any more: neither the tainted, nor our own driver.
     fn release(&mut self, extents: Extents, tainted: BTreeSet<NodeLife>) {
-        let touches = |extent: &Extent, copy: &Copying| {
-            let (start, end) = (extent.offset, extent.offset + extent.len);
-            copy.to.key == extent.key && copy.to.offset < end && start < copy.to.offset + copy.to.len
+        let is_busy = |extent: &Extent| {
+            self.copies.values().any(|copy| copy.to.touches(extent)) || self.is_being_changed(extent)
         };
-        let (busy, free): (Extents, Extents) =
-            extents.into_iter().partition(|extent| self.copies.values().any(|copy| touches(extent, copy)));
+        let (busy, free): (Extents, Extents) = extents.into_iter().partition(is_busy);
         if !busy.is_empty() {
             // Nobody may give them back a second time meanwhile.
             busy.iter().for_each(|extent| self.store.forget_foreign(extent));
@@ -494,17 +510,31 @@ impl Engine {
         };
         self.counter += 1;
         let token = Token(self.counter);
-        match self.locator().place(&from) {
-            Place::Direct(from) => self.effects.push_back(Effect::Copy { token, from, to: target }),
+        match self.copy_effect(token, &from, &to, target) {
+            Ok(effect) => {
+                self.effects.push_back(effect);
+                self.copies.insert(token, Copying { asker, source: from.owner.node, to });
+            }
+            Err(refusal) => self.answer(asker, Err(refusal)),
+        }
+    }
+
+    /// What the driver does to copy `from`, wherever it is, to `to`, which is `target` here.
+    fn copy_effect(
+        &self,
+        token: Token,
+        from: &Extent,
+        to: &Extent,
+        target: Window,
+    ) -> Result<Effect, Refusal> {
+        match self.locator().place(from) {
+            Place::Direct(from) => Ok(Effect::Copy { token, from, to: target }),
             Place::Posted { peer, address } => {
                 let (key, offset, len) = (to.key, to.offset, to.len);
-                self.effects.push_back(Effect::Fetch { token, peer, address, key, offset, len });
+                Ok(Effect::Fetch { token, peer, address, key, offset, len })
             }
-            Place::Frozen | Place::Down(_) => {
-                return self.answer(asker, Err(Refusal::PeerDown(from.owner.node)));
-            }
+            Place::Frozen | Place::Down(_) => Err(Refusal::PeerDown(from.owner.node)),
         }
-        self.copies.insert(token, Copying { asker, source: from.owner.node, to });
     }
 
     fn locator(&self) -> Locator<'_> {

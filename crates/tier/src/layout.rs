@@ -35,6 +35,21 @@ pub struct Extent {
     pub len: u64,
 }
 
+impl Extent {
+    /// Whether the two, of one and the same node, have a byte in common.
+    pub fn touches(&self, other: &Extent) -> bool {
+        let (end, other_end) = (self.offset + self.len, other.offset + other.len);
+        self.key == other.key && self.offset < other_end && other.offset < end
+    }
+
+    /// Takes `len` bytes off its front, which it has.
+    pub fn cut_front(&mut self, len: u64) -> Extent {
+        let front = Extent { len, ..*self };
+        (self.offset, self.len) = (self.offset + len, self.len - len);
+        front
+    }
+}
+
 mod key_as_u32 {
     use halite_fabric::Key;
     use serde::{Deserialize, Deserializer, Serializer};

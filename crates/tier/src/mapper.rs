@@ -9,6 +9,8 @@
 //!
 //! Changes that arrive meanwhile alter the state at once; the handles stay frozen until the last is over.
 
+mod resolve;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -21,6 +23,8 @@ use crate::ids::{NodeLife, Principal, RegionId, SessionId};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, MappedReply};
 use crate::permissions::{AccessList, Permissions};
+
+pub use resolve::Known;
 
 /// How the memory of nodes is reached; the driver implements it over the fabric and our own arena.
 pub trait Reach: Send + Sync {
@@ -80,6 +84,9 @@ pub struct Mapper {
     changing: BTreeMap<RegionId, Changing>,
     waiting: BTreeMap<Token, Waiting>,
     lives: Vec<NodeLife>,
+    /// The owners' keys for the segments that regions are reached in as one window: there are few of them, and
+    /// millions of regions, which therefore do not keep theirs.
+    keys: BTreeMap<(u32, usize), Key>,
     dead: BTreeSet<NodeLife>,
     principals: BTreeMap<SessionId, Principal>,
     last_session: SessionId,
@@ -97,6 +104,7 @@ impl Mapper {
             changing: BTreeMap::new(),
             waiting: BTreeMap::new(),
             lives: Vec::new(),
+            keys: BTreeMap::new(),
             dead: BTreeSet::new(),
             principals: BTreeMap::new(),
             last_session: SessionId(u16::MAX),
@@ -141,15 +149,18 @@ impl Mapper {
         locate: &dyn Locate,
     ) -> SlotRef {
         let home = self.life_index(reply.home);
-        let whole = self.whole_owner(reply, locate);
+        let whole = Mapper::whole(reply, locate);
         if whole.is_some() {
             self.large.remove(&reply.region);
         } else {
             let large = Large { extents: reply.extents.clone(), frozen: reply.frozen };
             self.large.insert(reply.region, large);
         }
-        let owner = whole.map_or(SEVERAL, |owner| self.life_index(owner));
+        let owner = whole.map_or(SEVERAL, |extent| self.life_index(extent.owner));
         let view = self.view(reply.home, &reply.extents, reply.frozen, locate);
+        if let (Some(extent), View::Whole(window)) = (whole, &view) {
+            self.remember_key(owner, window, extent.key);
+        }
         let mapping = Mapping { view, region: reply.region, session, permissions, sealed: reply.sealed };
         let (index, generation) = self.path.slots().insert(mapping);
         match self.regions.get_mut(&reply.region) {
@@ -165,12 +176,16 @@ impl Mapper {
         SlotRef { index, generation }
     }
 
-    /// The owner of the whole region, if this node reaches it as one window.
-    fn whole_owner(&self, reply: &MappedReply, locate: &dyn Locate) -> Option<NodeLife> {
+    /// The extent of the whole region, if this node reaches it as one window.
+    fn whole(reply: &MappedReply, locate: &dyn Locate) -> Option<Extent> {
         match (&reply.extents[..], reply.frozen) {
-            ([extent], None) => matches!(locate.place(extent), Place::Direct(_)).then_some(extent.owner),
+            ([extent], None) => matches!(locate.place(extent), Place::Direct(_)).then_some(*extent),
             _ => None,
         }
+    }
+
+    fn remember_key(&mut self, owner: u32, window: &Window, key: Key) {
+        self.keys.insert((owner, segment_of(window)), key);
     }
 
     fn life_index(&mut self, life: NodeLife) -> u32 {
@@ -427,9 +442,12 @@ impl Mapper {
     fn shrink(&mut self, region: RegionId, locate: &dyn Locate) {
         let Some(Large { extents, frozen: None }) = self.large.get(&region) else { return };
         let [extent] = extents[..] else { return };
-        if matches!(locate.place(&extent), Place::Direct(_)) && !self.dead.contains(&extent.owner) {
+        if let Place::Direct(window) = locate.place(&extent)
+            && !self.dead.contains(&extent.owner)
+        {
             self.large.remove(&region);
             let owner = self.life_index(extent.owner);
+            self.remember_key(owner, &window, extent.key);
             self.set_owner(region, owner);
         }
     }
@@ -442,25 +460,39 @@ impl Mapper {
         locate: &dyn Locate,
     ) -> View {
         let mut pieces = Vec::new();
-        let len = layout::total_len(extents);
-        let (frozen_from, frozen_len) = frozen.unwrap_or((len, 0));
         let mut start = 0;
-        let parts = [
-            (layout::slice(extents, 0, frozen_from), false),
-            (layout::slice(extents, frozen_from, frozen_from.saturating_add(frozen_len)), true),
-            (layout::slice(extents, frozen_from.saturating_add(frozen_len), len), false),
-        ];
-        for (part, is_frozen) in parts {
-            for extent in part {
-                let place = self.piece_place(home, &extent, is_frozen, locate);
-                pieces.push(Piece { start, place });
-                start += extent.len;
-            }
+        for (extent, place) in self.places(home, extents, frozen, locate) {
+            pieces.push(Piece { start, place });
+            start += extent.len;
         }
+        let len = start;
         if let [Piece { place: Place::Direct(window), .. }] = &pieces[..] {
             return View::Whole(window.clone());
         }
         View::Pieces(Arc::new(Pieces { len, pieces }))
+    }
+
+    /// Every extent, cut where it is frozen in part, and how this node reaches it.
+    fn places(
+        &self,
+        home: NodeLife,
+        extents: &[Extent],
+        frozen: Option<(u64, u64)>,
+        locate: &dyn Locate,
+    ) -> Vec<(Extent, Place)> {
+        let len = layout::total_len(extents);
+        let (frozen_from, frozen_len) = frozen.unwrap_or((len, 0));
+        let frozen_to = frozen_from.saturating_add(frozen_len);
+        let parts = [
+            (layout::slice(extents, 0, frozen_from), false),
+            (layout::slice(extents, frozen_from, frozen_to), true),
+            (layout::slice(extents, frozen_to, len), false),
+        ];
+        let placed = |(part, is_frozen): (Extents, bool)| {
+            let place = move |extent: Extent| (extent, self.piece_place(home, &extent, is_frozen, locate));
+            part.into_iter().map(place)
+        };
+        parts.into_iter().flat_map(placed).collect()
     }
 
     fn piece_place(&self, home: NodeLife, extent: &Extent, frozen: bool, locate: &dyn Locate) -> Place {
@@ -474,6 +506,11 @@ impl Mapper {
     fn allowed(&self, access: &AccessList, session: SessionId) -> Permissions {
         self.principals.get(&session).map_or(Permissions::empty(), |principal| access.of(principal))
     }
+}
+
+/// Tells segments apart that are mapped at the same time.
+fn segment_of(window: &Window) -> usize {
+    Arc::as_ptr(window.segment()).addr()
 }
 
 /// A change that no home would announce for this region.

@@ -92,6 +92,19 @@ pub enum Request {
     Adopt { record: Box<Record> },
     /// How are you?
     Status,
+    /// To the owner of memory: set these parts of a region.
+    FillBytes { region: RegionId, parts: Extents, byte: u8 },
+    /// To the owner of memory: copy into it, one leg after the other; `at_end` if each must begin at its end.
+    CopyBytes { to: RegionId, from: RegionId, legs: Vec<Leg>, at_end: bool },
+}
+
+/// A part of a copy: both sides are of one length, and each in one place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Leg {
+    /// What is read.
+    pub from: Extent,
+    /// What is written.
+    pub to: Extent,
 }
 
 /// What a master may ask for.

@@ -88,6 +88,13 @@ impl Store {
         extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
     }
 
+    /// Bytes that are kept back because `life` could reach them.
+    pub fn bytes_kept_from(&self, life: NodeLife) -> u64 {
+        let kept = self.quarantine.iter().filter(|(_, tainted)| tainted.contains(&life));
+        let extents = kept.flat_map(|(extents, _)| extents);
+        extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
+    }
+
     /// Bytes that we contribute at most.
     pub fn bytes_total(&self) -> u64 {
         self.bytes_total
@@ -196,12 +203,21 @@ impl Store {
 
     /// Whether all of `extent` is ours and held for `home`.
     pub fn is_held_for(&self, home: NodeLife, extent: &Extent) -> bool {
-        let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
-        before.is_some_and(|(&(key, start), held)| {
-            let end = extent.offset.checked_add(extent.len);
-            let inside = end.is_some_and(|end| end <= start + held.len);
-            key == extent.key && held.home == home && extent.owner == self.me && extent.len > 0 && inside
-        })
+        self.held(extent).is_some_and(|held| held.home == home)
+    }
+
+    /// Whether all of `extent` is ours and held for `region`, whose home is another node.
+    pub fn is_held_of(&self, region: RegionId, extent: &Extent) -> bool {
+        self.held(extent).is_some_and(|held| held.region == region)
+    }
+
+    /// For whom all of `extent` is held.
+    fn held(&self, extent: &Extent) -> Option<&Foreign> {
+        let (&(key, start), held) = self.foreign.range(..=(extent.key, extent.offset)).next_back()?;
+        let end = extent.offset.checked_add(extent.len);
+        let inside = end.is_some_and(|end| end <= start + held.len);
+        let is_ours = key == extent.key && extent.owner == self.me && extent.len > 0 && inside;
+        is_ours.then_some(held)
     }
 
     /// Whether any of our chunks is held for `home`.

@@ -151,6 +151,19 @@ pub fn an_abandoned_batch_leaks_nothing(h: &dyn Harness) {
     });
 }
 
+/// What was told to travel comes to its end, and nothing is freed before.
+pub fn an_abandoned_memory_operation_leaks_nothing(h: &dyn Harness) {
+    check(h, |session, lh| {
+        Box::pin(async move {
+            let other = session.alloc(None, LEN, Placement::On(NodeId(1)), everyone()).await.expect("alloc");
+            session.fill(other, 0, LEN, 7).await.expect("fill");
+            session.copy(other, 0, lh, 0, LEN).await.expect("copy");
+            session.copy(lh, 0, other, 0, LEN).await.expect("copy back");
+            session.unmap(other).await.expect("unmap");
+        })
+    });
+}
+
 /// Questions that nobody waits for are forgotten.
 pub fn an_abandoned_question_leaks_nothing(h: &dyn Harness) {
     check(h, |session, _| Box::pin(async move { drop(session.stat(NAME).await.expect("stat")) }));

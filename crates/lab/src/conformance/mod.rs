@@ -14,9 +14,11 @@ pub mod chunks;
 pub mod cluster;
 pub mod directory;
 pub mod dropped;
+pub mod explain;
 pub mod free;
 pub mod handles;
 pub mod members;
+pub mod memory;
 pub mod moving;
 pub mod names;
 pub mod permissions;
@@ -126,6 +128,17 @@ macro_rules! conformance_cases {
                 a_sealed_region_takes_no_atomics
                 no_addition_is_lost_while_the_region_moves
             }
+            memory {
+                a_fill_sets_just_its_bytes
+                a_copy_goes_from_region_to_region
+                a_copy_may_overlap_itself
+                copies_agree_with_arrays
+                a_long_copy_moves_up_and_down
+                nothing_is_touched_unless_all_is_permitted
+                nothing_can_be_filled_and_copied
+                memory_operations_during_a_move_are_kept
+                what_is_gone_is_neither_filled_nor_copied
+            }
             batch {
                 a_vectored_write_lays_its_pieces_end_to_end
                 a_vectored_read_fills_its_pieces_in_order
@@ -201,6 +214,13 @@ macro_rules! conformance_cases {
                 a_returned_node_is_a_new_one
                 who_joins_later_sees_everything
             }
+            explain {
+                an_explanation_accounts_for_every_byte
+                an_explanation_tells_what_a_handle_lacks
+                only_handles_that_lead_somewhere_are_explained
+                bytes_that_are_gone_are_explained
+                a_peer_is_explained
+            }
             dropped {
                 an_abandoned_nameless_alloc_is_undone
                 an_abandoned_alloc_is_whole_or_undone
@@ -213,6 +233,7 @@ macro_rules! conformance_cases {
                 an_abandoned_access_leaks_nothing
                 an_abandoned_atomic_leaks_nothing
                 an_abandoned_batch_leaks_nothing
+                an_abandoned_memory_operation_leaks_nothing
                 an_abandoned_question_leaks_nothing
             }
         }
@@ -231,6 +252,7 @@ mod tests {
             include_str!("sharing.rs"),
             include_str!("access.rs"),
             include_str!("atomics.rs"),
+            include_str!("memory.rs"),
             include_str!("batch.rs"),
             include_str!("chunks.rs"),
             include_str!("permissions.rs"),
@@ -240,6 +262,7 @@ mod tests {
             include_str!("handles.rs"),
             include_str!("directory.rs"),
             include_str!("members.rs"),
+            include_str!("explain.rs"),
             include_str!("dropped.rs"),
         ];
         let cases = areas

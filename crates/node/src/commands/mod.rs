@@ -2,6 +2,7 @@
 
 mod access;
 mod down;
+mod explain;
 mod get;
 mod ls;
 mod mv;
@@ -33,6 +34,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Get(args) => get::run(&dir, &args),
         Command::Ls(args) => ls::run(&dir, &args),
         Command::Stat(args) => stat::run(&dir, &args),
+        Command::Explain(args) => explain::run(&dir, &args),
         Command::Rm(args) => rm::run(&dir, &args),
         Command::Mv(args) => mv::run(&dir, &args),
         Command::Grant(args) => access::grant(&dir, &args),

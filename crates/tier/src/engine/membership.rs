@@ -266,6 +266,11 @@ impl Engine {
         self.members.peer_of(node).map(|(_, peer)| peer.life)
     }
 
+    /// Which node this is, in which life.
+    pub fn life(&self) -> NodeLife {
+        self.config.life
+    }
+
     /// All nodes that this one has seen.
     pub fn members(&self) -> Vec<Member> {
         self.members.all().cloned().collect()

@@ -105,6 +105,8 @@ impl Engine {
                 Some(_) => self.unmap(slot.index, Some(op)),
                 None => self.finish(op, Err(CommandError::Stale)),
             },
+            Command::Fill { at, len, byte } => self.start_fill(op, session, at, len, byte),
+            Command::Copy { to, from, len } => self.start_copy(op, session, to, from, len),
             Command::List => self.list_names(op, Vec::new()),
             Command::Status => {
                 self.ask(NodeId::FIRST, Request::ListMembers, Purpose::User(op, UserStep::Members))
@@ -114,7 +116,7 @@ impl Engine {
         op
     }
 
-    fn finish(&mut self, op: OpId, outcome: Result<Outcome, CommandError>) {
+    pub(super) fn finish(&mut self, op: OpId, outcome: Result<Outcome, CommandError>) {
         self.effects.push_back(Effect::Finish { op, outcome });
     }
 

@@ -11,6 +11,7 @@ use halite_tier::access::{DataPath, SlotRef};
 use halite_tier::effect::{Command, CommandError, Effect, OpId, Outcome, Placement, Token};
 use halite_tier::engine::{Engine, EngineConfig};
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
+use halite_tier::layout::Extent;
 use halite_tier::mapper::Reach;
 use halite_tier::permissions::Permissions;
 
@@ -21,11 +22,45 @@ pub const LEASE_NS: u64 = 1_000_000;
 type Arenas = Arc<Mutex<BTreeMap<(usize, Key), Window>>>;
 
 /// Peers are numbered by the index of the host plus one, the same for everybody.
-struct Everything(Arenas);
+struct Everything {
+    arenas: Arenas,
+    /// Whether peers' memory is reached by posting only.
+    posted: bool,
+}
 
 impl Reach for Everything {
     fn window(&self, peer: PeerId, key: Key) -> Option<Window> {
-        self.0.lock().unwrap().get(&(peer.0 as usize - 1, key)).cloned()
+        let arenas = self.arenas.lock().unwrap();
+        arenas.get(&(peer.0 as usize - 1, key)).filter(|_| !self.posted).cloned()
+    }
+}
+
+/// What a driver does outside of its engine.
+enum Work {
+    Copy {
+        from: Window,
+        to: Window,
+    },
+    /// From the memory of that host, by posted reads.
+    Fetch {
+        host: usize,
+        from: Window,
+        to: Window,
+    },
+    Fill {
+        window: Window,
+        byte: u8,
+    },
+}
+
+impl Work {
+    fn run(self) {
+        match self {
+            Work::Copy { from, to } | Work::Fetch { from, to, .. } => {
+                to.copy_from(0, &from, 0, to.len()).unwrap()
+            }
+            Work::Fill { window, byte } => window.fill(0, window.len(), byte).unwrap(),
+        }
     }
 }
 
@@ -49,13 +84,14 @@ pub struct Cluster {
     /// Wires that deliver nothing for now.
     pub held: Vec<(usize, usize)>,
     arenas: Arenas,
+    posted: bool,
     /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
     pub kills: bool,
     /// A wire whose messages come late when steps are taken one by one.
     pub slow_wire: Option<(usize, usize)>,
     /// Whether drivers are slow to copy; what they have not copied yet.
     pub slow_to_copy: bool,
-    copies: Vec<(usize, Token, Window, Window)>,
+    copies: Vec<(usize, Token, Work)>,
     /// Whether drivers are slow to clean freed memory; what they have not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
@@ -67,12 +103,18 @@ pub struct Cluster {
 impl Cluster {
     /// `count` nodes with memory, all connected, each with a session of principal `ada`.
     pub fn of(count: usize) -> Cluster {
+        Cluster::reaching(count, false)
+    }
+
+    /// The same, where nodes reach each other's memory by posting only, if `posted`.
+    pub fn reaching(count: usize, posted: bool) -> Cluster {
         let mut cluster = Cluster {
             hosts: Vec::new(),
             now_ns: 0,
             wires: BTreeMap::new(),
             held: Vec::new(),
             arenas: Arenas::default(),
+            posted,
             kills: true,
             slow_wire: None,
             slow_to_copy: false,
@@ -109,7 +151,7 @@ impl Cluster {
             send_bytes_max: 256,
         };
         let path = Arc::new(DataPath::default());
-        let reach = Arc::new(Everything(self.arenas.clone()));
+        let reach = Arc::new(Everything { arenas: self.arenas.clone(), posted: self.posted });
         let mut engine = Engine::new(config, path.clone(), reach, self.now_ns);
         let session = engine.open_session(Principal("ada".into())).unwrap();
         let (graces, cut_offs, finished) = (Vec::new(), Vec::new(), BTreeMap::new());
@@ -189,9 +231,23 @@ impl Cluster {
                     host.engine.handle_grown(now_ns, Some((key, window)));
                 }
                 Effect::Quiesce(token) => host.graces.push((token, host.path.pins().start_grace())),
-                Effect::Copy { token, from, to } => self.copies.push((index, token, from, to)),
-                // All memory is direct here: what is not cannot be had.
-                Effect::Fetch { token, .. } => host.engine.handle_copy_failed(now_ns, token),
+                Effect::Copy { token, from, to } => {
+                    self.copies.push((index, token, Work::Copy { from, to }));
+                }
+                Effect::Fill { token, window, byte } => {
+                    self.copies.push((index, token, Work::Fill { window, byte }));
+                }
+                Effect::Fetch { token, peer, address, key, offset, len } => {
+                    let (source, arenas) = (peer.0 as usize - 1, self.arenas.lock().unwrap());
+                    let from = arenas.get(&(source, address.key)).and_then(|w| w.slice(address.offset, len));
+                    let to = arenas[&(index, key)].slice(offset, len).expect("a place of ours");
+                    match from {
+                        Some(from) => {
+                            self.copies.push((index, token, Work::Fetch { host: source, from, to }))
+                        }
+                        None => host.engine.handle_copy_failed(now_ns, token),
+                    }
+                }
                 Effect::Discard { token, key, offset, len } => {
                     self.uncleaned.push((index, token, key, offset, len));
                 }
@@ -213,11 +269,26 @@ impl Cluster {
         progress
     }
 
+    /// How many copies were asked for and are not done.
+    pub fn copies_under_way(&self) -> usize {
+        self.copies.len()
+    }
+
     /// Does all copies that were asked for.
     pub fn finish_copies(&mut self) {
-        for (index, token, from, to) in std::mem::take(&mut self.copies) {
-            to.copy_from(0, &from, 0, to.len()).unwrap();
-            self.hosts[index].engine.handle_copied(self.now_ns, token);
+        for (index, token, work) in std::mem::take(&mut self.copies) {
+            if !self.hosts[index].running {
+                continue;
+            }
+            match work {
+                Work::Fetch { host, .. } if !self.hosts[host].running => {
+                    self.hosts[index].engine.handle_copy_failed(self.now_ns, token)
+                }
+                work => {
+                    work.run();
+                    self.hosts[index].engine.handle_copied(self.now_ns, token);
+                }
+            }
         }
     }
 
@@ -349,6 +420,25 @@ impl Cluster {
         while done < len {
             let step = host.path.read(host.session, slot, offset + done as u64, &mut bytes[done..]);
             done += step.expect("the region can be read");
+        }
+        bytes
+    }
+
+    /// Where the bytes of a region are, as `host` knows it.
+    pub fn extents(&self, host: usize, slot: SlotRef) -> Vec<Extent> {
+        let host = &self.hosts[host];
+        let known = host.engine.known_region(host.session, slot).expect("the handle is good");
+        known.pieces.into_iter().map(|(extent, _)| extent).collect()
+    }
+
+    /// The bytes of a region, wherever they are.
+    pub fn peek(&self, host: usize, slot: SlotRef) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for extent in self.extents(host, slot) {
+            let owner = self.hosts.iter().position(|host| host.life == extent.owner).unwrap();
+            let mut part = vec![0; extent.len as usize];
+            self.arenas.lock().unwrap()[&(owner, extent.key)].read(extent.offset, &mut part).unwrap();
+            bytes.append(&mut part);
         }
         bytes
     }

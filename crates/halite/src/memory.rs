@@ -1,0 +1,288 @@
+//! Memory operations: filling and copying, wherever the bytes are.
+//!
+//! What loads and stores reach is done on the caller's own thread, and no data travels.  Else the command travels
+//! (`halite_tier::engine`), a part at a time, and this goes on with what is left.
+
+use halite_tier::access::{Blocked, DataPath, Side, Spot, Step};
+use halite_tier::effect::{Command, CommandError, Outcome};
+use halite_tier::ids::SessionId;
+use halite_tier::message::Refusal;
+
+use crate::blocking;
+use crate::error::{AccessCause, AccessError, CopyEnd, CopyError, CopySide};
+use crate::session::{Commanded, Inner, Lh, Session};
+
+/// Memory operations.  All checks of the whole are made before a byte is touched.  A future that is dropped may have
+/// done any part of its work, and goes no further than the part under way.
+impl Session {
+    /// Sets `len` bytes from `offset` to `byte`.  Needs [`Permissions::WRITE`](crate::Permissions::WRITE).
+    pub async fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
+        self.inner.finish_fill(Filling { at: spot(lh, offset), len, byte }, lh, offset, len).await
+    }
+
+    /// Copies `len` bytes from one place to another, of the same region or another one.  Needs
+    /// [`Permissions::READ`](crate::Permissions::READ) there and [`Permissions::WRITE`](crate::Permissions::WRITE)
+    /// here.  The two may overlap: the result is as if the bytes had gone through a buffer.
+    pub async fn copy(
+        &self,
+        to: Lh,
+        to_offset: u64,
+        from: Lh,
+        from_offset: u64,
+        len: u64,
+    ) -> Result<(), CopyError> {
+        let copying = Copying { to: spot(to, to_offset), from: spot(from, from_offset), len };
+        self.inner.finish_copy(copying, (to, to_offset), (from, from_offset), len).await
+    }
+}
+
+/// Memory operations.
+impl blocking::Session {
+    /// See [`crate::Session::fill`].
+    pub fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
+        let inner = &*self.as_async().inner;
+        let mut filling = Filling { at: spot(lh, offset), len, byte };
+        if inner.owns(lh) && inner.step_on(&mut filling).is_ok() {
+            return Ok(());
+        }
+        self.block_on(inner.finish_fill(filling, lh, offset, len))
+    }
+
+    /// See [`crate::Session::copy`].
+    pub fn copy(
+        &self,
+        to: Lh,
+        to_offset: u64,
+        from: Lh,
+        from_offset: u64,
+        len: u64,
+    ) -> Result<(), CopyError> {
+        let inner = &*self.as_async().inner;
+        let mut copying = Copying { to: spot(to, to_offset), from: spot(from, from_offset), len };
+        if inner.owns(to) && inner.owns(from) && inner.step_on(&mut copying).is_ok() {
+            return Ok(());
+        }
+        self.block_on(inner.finish_copy(copying, (to, to_offset), (from, from_offset), len))
+    }
+}
+
+fn spot(lh: Lh, offset: u64) -> Spot {
+    Spot { slot: lh.slot, offset }
+}
+
+/// What is left of a memory operation.
+trait Bulk {
+    /// How many bytes.
+    fn len(&self) -> u64;
+
+    /// From where on in the region of that side.
+    fn offset(&self, side: Side) -> u64;
+
+    /// Does some of it by loads and stores.
+    fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (Side, Blocked)>;
+
+    /// What the engine is told where that does not go.
+    fn command(&self) -> Command;
+
+    /// Some of it is done.
+    fn advance(&mut self, step: Step);
+}
+
+struct Filling {
+    at: Spot,
+    len: u64,
+    byte: u8,
+}
+
+struct Copying {
+    to: Spot,
+    from: Spot,
+    len: u64,
+}
+
+impl Bulk for Filling {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn offset(&self, _: Side) -> u64 {
+        self.at.offset
+    }
+
+    fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (Side, Blocked)> {
+        let step = path.fill(session, self.at, self.len, self.byte);
+        step.map_err(|blocked| (Side::Target, blocked))
+    }
+
+    fn command(&self) -> Command {
+        Command::Fill { at: self.at, len: self.len, byte: self.byte }
+    }
+
+    fn advance(&mut self, step: Step) {
+        self.at.offset += step.len;
+        self.len -= step.len;
+    }
+}
+
+impl Bulk for Copying {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn offset(&self, side: Side) -> u64 {
+        match side {
+            Side::Source => self.from.offset,
+            Side::Target => self.to.offset,
+        }
+    }
+
+    fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (Side, Blocked)> {
+        path.copy(session, self.to, self.from, self.len)
+    }
+
+    fn command(&self) -> Command {
+        Command::Copy { to: self.to, from: self.from, len: self.len }
+    }
+
+    fn advance(&mut self, step: Step) {
+        if !step.at_end {
+            self.to.offset += step.len;
+            self.from.offset += step.len;
+        }
+        self.len -= step.len;
+    }
+}
+
+/// Why a memory operation failed, at which of its regions, and whether some of it is done.
+struct Failure {
+    side: Side,
+    cause: AccessCause,
+    partly: bool,
+}
+
+impl Failure {
+    #[cold]
+    fn of_fill(self, inner: &Inner, lh: Lh, offset: u64, len: u64) -> AccessError {
+        let error = inner.access_error("fill", lh, offset, len, self.cause);
+        AccessError { partly: self.partly, ..error }
+    }
+
+    #[cold]
+    fn of_copy(
+        self,
+        inner: &Inner,
+        (to, to_offset): (Lh, u64),
+        (from, from_offset): (Lh, u64),
+        len: u64,
+    ) -> CopyError {
+        let side = match self.side {
+            Side::Source => CopySide::Source,
+            Side::Target => CopySide::Target,
+        };
+        let from = CopyEnd { region: inner.describe(from), offset: from_offset };
+        let to = CopyEnd { region: inner.describe(to), offset: to_offset };
+        CopyError { len, from, to, side, cause: self.cause, partly: self.partly }
+    }
+}
+
+impl Inner {
+    /// Fills what is missing of `len` bytes, waiting where it must.
+    async fn finish_fill(&self, filling: Filling, lh: Lh, offset: u64, len: u64) -> Result<(), AccessError> {
+        let filled = self.carry_out(filling, &[(Side::Target, lh)], len).await;
+        filled.map_err(|failure| failure.of_fill(self, lh, offset, len))
+    }
+
+    /// Copies what is missing of `len` bytes, waiting where it must.
+    async fn finish_copy(
+        &self,
+        copying: Copying,
+        to: (Lh, u64),
+        from: (Lh, u64),
+        len: u64,
+    ) -> Result<(), CopyError> {
+        let copied = self.carry_out(copying, &[(Side::Source, from.0), (Side::Target, to.0)], len).await;
+        copied.map_err(|failure| failure.of_copy(self, to, from, len))
+    }
+
+    /// Does what is left of an operation on `whole` bytes.
+    async fn carry_out<B: Bulk>(
+        &self,
+        mut bulk: B,
+        handles: &[(Side, Lh)],
+        whole: u64,
+    ) -> Result<(), Failure> {
+        let bulk = &mut bulk;
+        if let Some((side, _)) = handles.iter().find(|(_, lh)| !self.owns(*lh)) {
+            return Err(Failure { side: *side, cause: AccessCause::ForeignHandle, partly: false });
+        }
+        loop {
+            // Read before the attempt, so that a change during it is not missed.
+            let seen = self.core.ground.changes.count();
+            let stopped = match self.step_on(bulk) {
+                Ok(()) => return Ok(()),
+                Err((_, Blocked::Post { .. })) => match self.command_step(bulk).await {
+                    Ok(()) if bulk.len() == 0 => return Ok(()),
+                    Ok(()) => continue,
+                    Err(error) => self.stop_of(error),
+                },
+                Err((side, blocked)) => Stop::Access(side, blocked),
+            };
+            let partly = bulk.len() < whole;
+            match stopped {
+                Stop::Access(side, Blocked::Changing) => {
+                    let waited = self.wait_for_change(seen).await;
+                    waited.map_err(|cause| Failure { side, cause, partly })?;
+                }
+                Stop::Access(side, blocked) => {
+                    let cause = self.cause_of(blocked, bulk.offset(side), bulk.len());
+                    return Err(Failure { side, cause, partly });
+                }
+                Stop::HalfWay(side, cause) => return Err(Failure { side, cause, partly: true }),
+            }
+        }
+    }
+
+    /// Does all that can be done without waiting.
+    fn step_on<B: Bulk>(&self, bulk: &mut B) -> Result<(), (Side, Blocked)> {
+        loop {
+            let step = bulk.step(&self.path, self.id)?;
+            bulk.advance(step);
+            if bulk.len() == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn command_step<B: Bulk>(&self, bulk: &mut B) -> Result<(), CommandError> {
+        match Commanded::new(self, bulk.command()).await? {
+            Outcome::Stepped(step) => bulk.advance(step),
+            _ => unreachable!("a step was asked for"),
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn stop_of(&self, error: CommandError) -> Stop {
+        match error {
+            CommandError::Access { side, blocked } => Stop::Access(side, blocked),
+            CommandError::Broken { side, refusal } => Stop::HalfWay(side, cause_of_refusal(refusal)),
+            CommandError::Refused(refusal) => Stop::HalfWay(Side::Target, cause_of_refusal(refusal)),
+            _ => Stop::HalfWay(Side::Target, AccessCause::Stale),
+        }
+    }
+}
+
+/// Why a memory operation does not go on.
+enum Stop {
+    Access(Side, Blocked),
+    HalfWay(Side, AccessCause),
+}
+
+fn cause_of_refusal(refusal: Refusal) -> AccessCause {
+    match refusal {
+        Refusal::PeerDown(node) | Refusal::UnknownNode(node) => AccessCause::PeerDown(node),
+        Refusal::NodeClosed => AccessCause::NodeClosed,
+        // The owner of the bytes knows nothing of the region any more.
+        _ => AccessCause::Stale,
+    }
+}

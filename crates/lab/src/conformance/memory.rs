@@ -1,0 +1,204 @@
+//! Memory operations: fill and copy, within and between nodes.
+
+use halite::{AccessCause, CopySide, Lh, NodeId, Permissions, Placement, blocking};
+
+use super::cluster::{CHUNK, Cluster, Harness, Random, contents, everyone, pattern, shared};
+use super::refused;
+
+/// A region spread over the nodes of these numbers, as `session` maps it, with random bytes.
+fn spread(session: &blocking::Session, nodes: &[u32], len: u64, seed: u64) -> (Lh, Vec<u8>) {
+    let nodes = nodes.iter().map(|node| NodeId(*node)).collect();
+    let lh = session.alloc(None, len, Placement::Spread(nodes), everyone()).unwrap();
+    let bytes = pattern(len, seed);
+    session.write(lh, 0, &bytes).unwrap();
+    (lh, bytes)
+}
+
+/// Over every border between chunks and nodes, and at every alignment, a fill touches what it is told and nothing else.
+pub fn a_fill_sets_just_its_bytes(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let session = cluster.session(0);
+    let (lh, mut model) = spread(&session, &[1, 0, 2], 5 * CHUNK + 9, 1);
+    let mut random = Random::new(2);
+    for round in 0..60 {
+        let offset = random.below(model.len() as u64);
+        let len = random.below(model.len() as u64 - offset + 1);
+        session.fill(lh, offset, len, round).unwrap();
+        model[offset as usize..][..len as usize].fill(round);
+    }
+    assert!(contents(&session, lh) == model);
+}
+
+/// Wherever the two regions are: here, there, both there, or on two other nodes.
+pub fn a_copy_goes_from_region_to_region(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let session = cluster.session(0);
+    for (from_node, to_node) in [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)] {
+        let (from, bytes) = spread(&session, &[from_node], 3 * CHUNK + 5, 3);
+        let (to, mut model) = spread(&session, &[to_node], 4 * CHUNK, 4);
+        session.copy(to, 77, from, 1, 3 * CHUNK + 1).unwrap();
+        model[77..][..3 * CHUNK as usize + 1].copy_from_slice(&bytes[1..][..3 * CHUNK as usize + 1]);
+        assert!(contents(&session, to) == model, "from node {from_node} to node {to_node}");
+        assert!(contents(&session, from) == bytes);
+    }
+}
+
+/// The result is as if the bytes had gone through a buffer, by whatever distance they move, also where the two handles
+/// are different ones of the same region.
+pub fn a_copy_may_overlap_itself(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let session = cluster.session(0);
+    let nodes = vec![NodeId(1), NodeId(2), NodeId(0)];
+    let len = 7 * CHUNK + 3;
+    let lh = session.alloc(Some("twice"), len, Placement::Spread(nodes), everyone()).unwrap();
+    let again = session.map("twice", everyone()).unwrap();
+    for distance in [0, 1, 8, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7] {
+        for (to, from) in [(distance, 0), (0, distance)] {
+            let mut model = pattern(len, distance);
+            session.write(lh, 0, &model).unwrap();
+            session.copy(lh, to, again, from, len - distance).unwrap();
+            model.copy_within(from as usize..(from + len - distance) as usize, to as usize);
+            assert!(contents(&session, lh) == model, "from {from} to {to}");
+        }
+    }
+}
+
+/// Any mixture of fills and copies is what it would be on arrays.
+pub fn copies_agree_with_arrays(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let session = cluster.session(1);
+    let mut regions =
+        [spread(&session, &[0, 1, 2], 5 * CHUNK + 100, 5), spread(&session, &[2, 1], 4 * CHUNK + 1, 6)];
+    let mut random = Random::new(7);
+    for round in 0..80 {
+        let (source, target) = (random.below(2) as usize, random.below(2) as usize);
+        let (source_len, target_len) = (regions[source].1.len() as u64, regions[target].1.len() as u64);
+        let (from, to) = (random.below(source_len), random.below(target_len));
+        let len = random.below((source_len - from).min(target_len - to) + 1);
+        session.copy(regions[target].0, to, regions[source].0, from, len).unwrap();
+        let bytes = regions[source].1[from as usize..][..len as usize].to_vec();
+        regions[target].1[to as usize..][..len as usize].copy_from_slice(&bytes);
+        for (lh, model) in &regions {
+            assert!(contents(&session, *lh) == *model, "round {round}");
+        }
+    }
+}
+
+/// Longer than any single command.
+pub fn a_long_copy_moves_up_and_down(h: &dyn Harness) {
+    let cluster = Cluster::with(h, &[("ada", 32 << 20), ("ada", 32 << 20)]);
+    let session = cluster.session(0);
+    let len = 36 << 20;
+    let (lh, mut model) = spread(&session, &[0, 1], len, 8);
+    for (to, from) in [(CHUNK * 3 + 5, 0), (0, 5), (1 << 20, 0)] {
+        let part = len - to.max(from);
+        session.copy(lh, to, lh, from, part).unwrap();
+        model.copy_within(from as usize..(from + part) as usize, to as usize);
+        assert!(contents(&session, lh) == model, "from {from} to {to}");
+    }
+    session.fill(lh, 1, len - 2, 9).unwrap();
+    model[1..len as usize - 1].fill(9);
+    assert!(contents(&session, lh) == model);
+}
+
+/// All is checked before a byte is touched, and errors name the region that is to blame.
+pub fn nothing_is_touched_unless_all_is_permitted(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(0);
+    let (lh, bytes) = spread(&session, &[0, 1], 2 * CHUNK, 9);
+    let other = shared(&session, "other", CHUNK);
+    let check = |result: Result<(), halite::CopyError>, side, matches: fn(&AccessCause) -> bool| {
+        let error = result.expect_err("it was not refused");
+        assert!(error.side == side && matches(&error.cause) && !error.partly, "{error}");
+    };
+    let out_of_range = |cause: &AccessCause| matches!(cause, AccessCause::OutOfRange { .. });
+    check(session.copy(lh, 0, other, 1, CHUNK), CopySide::Source, out_of_range);
+    check(session.copy(lh, CHUNK + 1, other, 0, CHUNK), CopySide::Target, out_of_range);
+    let overflows = |cause: &AccessCause| *cause == AccessCause::Overflow;
+    check(session.copy(lh, u64::MAX, other, 0, 2), CopySide::Target, overflows);
+    check(session.copy(lh, 0, other, 2, u64::MAX), CopySide::Source, overflows);
+    refused!(session.fill(lh, 1, 2 * CHUNK, 1), AccessCause::OutOfRange { .. });
+    refused!(session.fill(lh, 1, u64::MAX, 1), AccessCause::Overflow);
+
+    let denied = |cause: &AccessCause| matches!(cause, AccessCause::PermissionDenied { .. });
+    let readable = session.map("other", Permissions::READ).unwrap();
+    let writable = session.map("other", Permissions::WRITE).unwrap();
+    check(session.copy(readable, 0, lh, 0, 1), CopySide::Target, denied);
+    check(session.copy(lh, 0, writable, 0, 1), CopySide::Source, denied);
+    refused!(session.fill(readable, 0, 1, 1), AccessCause::PermissionDenied { .. });
+
+    let foreign = cluster.session(0).map("other", everyone()).unwrap();
+    let is_foreign = |cause: &AccessCause| *cause == AccessCause::ForeignHandle;
+    check(session.copy(foreign, 0, lh, 0, 1), CopySide::Target, is_foreign);
+    check(session.copy(lh, 0, foreign, 0, 1), CopySide::Source, is_foreign);
+    refused!(session.fill(foreign, 0, 1, 1), AccessCause::ForeignHandle);
+
+    session.seal(other).unwrap();
+    check(session.copy(other, 0, lh, 0, 1), CopySide::Target, |cause| *cause == AccessCause::Sealed);
+    refused!(session.fill(other, 0, 1, 1), AccessCause::Sealed);
+    assert!(contents(&session, lh) == bytes);
+    session.copy(lh, 0, other, 0, CHUNK).unwrap();
+    assert!(contents(&session, lh)[..CHUNK as usize].iter().all(|byte| *byte == 0));
+
+    session.free(other).unwrap();
+    check(session.copy(lh, 0, other, 0, 1), CopySide::Source, |cause| *cause == AccessCause::Stale);
+    let text = session.fill(other, 3, 5, 1).unwrap_err().to_string();
+    assert!(text.starts_with("cannot fill 5 bytes at offset 3 of"), "{text}");
+}
+
+/// No bytes can be filled and copied anywhere up to the very end, and not behind it.
+pub fn nothing_can_be_filled_and_copied(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(1);
+    let lh = session.alloc(None, CHUNK, Placement::On(NodeId(0)), everyone()).unwrap();
+    session.fill(lh, CHUNK, 0, 1).unwrap();
+    session.copy(lh, CHUNK, lh, 0, 0).unwrap();
+    refused!(session.fill(lh, CHUNK + 1, 0, 1), AccessCause::OutOfRange { .. });
+    refused!(session.copy(lh, 0, lh, CHUNK + 1, 0), AccessCause::OutOfRange { .. });
+}
+
+/// What is filled and copied while a region moves is where the region is then.
+pub fn memory_operations_during_a_move_are_kept(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "moving", 20 * CHUNK);
+    let session = cluster.session(2);
+    let lh = session.map("moving", everyone()).unwrap();
+    std::thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            for node in [1, 0, 2, 0, 1] {
+                owner.move_to(near, NodeId(node)).unwrap();
+            }
+        });
+        let mut round = 0u8;
+        while !mover.is_finished() || round < 3 {
+            round = round.wrapping_add(1).max(1);
+            session.fill(lh, 0, 10 * CHUNK, round).unwrap();
+            session.copy(lh, 5 * CHUNK + 1, lh, 0, 10 * CHUNK).unwrap();
+            let all = contents(&session, lh);
+            assert!(all[..15 * CHUNK as usize + 1].iter().all(|byte| *byte == round));
+            assert!(all[15 * CHUNK as usize + 1..].iter().all(|byte| *byte == 0));
+        }
+        mover.join().unwrap();
+    });
+    assert_eq!(contents(&session, lh), contents(&owner, near));
+}
+
+/// Bytes whose node has gone cannot be filled or copied; the error names the side.
+pub fn what_is_gone_is_neither_filled_nor_copied(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let session = cluster.session(0);
+    let (gone, _) = spread(&session, &[0, 2], 2 * CHUNK, 10);
+    let here = shared(&session, "here", 2 * CHUNK);
+    cluster.leave(2);
+    super::cluster::eventually("the node is known to have left", || match session.fill(gone, CHUNK, 1, 1) {
+        Err(_) => Ok(()),
+        Ok(()) => Err("filled".to_owned()),
+    });
+    let error = session.copy(here, 0, gone, 0, 2 * CHUNK).unwrap_err();
+    assert_eq!((error.side, error.cause), (CopySide::Source, AccessCause::PeerDown(NodeId(2))), "{error}");
+    let error = session.copy(gone, CHUNK, here, 0, 1).unwrap_err();
+    assert_eq!((error.side, error.cause), (CopySide::Target, AccessCause::PeerDown(NodeId(2))), "{error}");
+    refused!(session.fill(gone, 0, 2 * CHUNK, 1), AccessCause::PeerDown(NodeId(2)));
+    session.fill(gone, 0, CHUNK, 1).unwrap();
+}

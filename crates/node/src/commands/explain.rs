@@ -1,0 +1,44 @@
+//! `halite explain`: which way bytes take to a region or a node, and why.
+//!
+//! It is told as an application sees it that has just joined on this host.
+
+use std::path::Path;
+
+use halite::{Lh, NodeId, Permissions, RegionCause, RegionError, blocking};
+use serde::Serialize;
+
+use crate::args::Explain;
+use crate::client::Client;
+use crate::output;
+
+/// A number is a node, everything else the name of a region.
+pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
+    let client = Client::join(dir)?;
+    let session = &client.session;
+    match args.what.parse() {
+        Ok(node) => tell(&session.explain_peer(NodeId(node))?, args.listing.json),
+        Err(_) => {
+            let lh = map(session, &args.what)?;
+            tell(&session.explain(lh)?, args.listing.json)
+        }
+    }
+}
+
+/// Maps a region for all that its principal may do with its bytes.
+fn map(session: &blocking::Session, name: &str) -> Result<Lh, RegionError> {
+    let wanted = Permissions::READ | Permissions::WRITE | Permissions::ATOMIC;
+    let less = match session.map(name, wanted) {
+        Err(RegionError { cause: RegionCause::PermissionDenied { missing }, .. }) => wanted - missing,
+        Err(RegionError { cause: RegionCause::Sealed, .. }) => Permissions::READ,
+        other => return other,
+    };
+    session.map(name, less).or_else(|_| session.map(name, Permissions::empty()))
+}
+
+fn tell(explained: &(impl Serialize + ToString), json: bool) -> anyhow::Result<()> {
+    match json {
+        true => output::print_json(explained)?,
+        false => output::print(&explained.to_string())?,
+    }
+    Ok(())
+}

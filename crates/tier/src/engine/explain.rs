@@ -1,0 +1,50 @@
+//! What the engine knows of a region or a peer, for people who ask why something is as it is.  Nobody is asked.
+
+use halite_fabric::PeerId;
+
+use super::Engine;
+use crate::access::SlotRef;
+use crate::ids::{NodeId, NodeLife, SessionId};
+use crate::mapper::Known;
+use crate::message::NodeState;
+
+/// What this node knows of another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KnownPeer {
+    /// In which life it was seen last.
+    pub life: NodeLife,
+    /// Its process.
+    pub pid: u32,
+    /// Whether it lives.
+    pub state: NodeState,
+    /// The connection to it; `None` if there is none, or it is this node itself.
+    pub peer: Option<PeerId>,
+    /// For how long nothing was heard of it, in ns, if it is connected.
+    pub silent_ns: Option<u64>,
+    /// Whether it is dead and may still reach memory here.
+    pub is_zombie: bool,
+    /// Bytes of this node's memory that are kept back because it could reach them.
+    pub bytes_quarantined: u64,
+}
+
+impl Engine {
+    /// What is known of the region behind a handle; `None` if it is not one of `session`'s.
+    pub fn known_region(&self, session: SessionId, slot: SlotRef) -> Option<Known> {
+        self.mapper.known(session, slot, &self.locator())
+    }
+
+    /// What is known of a node; `None` if it was never seen.
+    pub fn known_peer(&self, now_ns: u64, node: NodeId) -> Option<KnownPeer> {
+        let member = self.members.all().find(|member| member.life.node == node)?;
+        let connection = self.members.peer_of(node);
+        Some(KnownPeer {
+            life: member.life,
+            pid: member.pid,
+            state: member.state,
+            peer: connection.map(|(peer, _)| peer),
+            silent_ns: connection.map(|(_, peer)| now_ns.saturating_sub(peer.heard_ns)),
+            is_zombie: self.members.is_zombie(member.life),
+            bytes_quarantined: self.store.bytes_kept_from(member.life),
+        })
+    }
+}

@@ -1,0 +1,410 @@
+//! Memory operations: fills and copies that loads and stores do not reach.  The command travels, not the data: each
+//! part is carried out by the node whose memory it changes, which reads what it copies by itself.
+//!
+//! ```text
+//!  node of the session             owner of the target                    owner of the source
+//!   CopyBytes(parts) ────────────────►  step after step:  one-sided read ──►  (not asked)
+//!   ◄───────────────────────── Done ┘
+//! ```
+//!
+//! Nobody but its owner writes to memory by command, so an owner knows by itself how long it must keep memory back
+//! that was freed meanwhile, whoever has died.  What the session's node maps stays as it is until the answer has
+//! come: until then it acknowledges no change, and announces no unmapping.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use halite_fabric::Key;
+
+use super::user::Unmapping;
+use super::{Asker, Engine, Purpose};
+use crate::access::{Blocked, Side, Spot, Step};
+use crate::effect::{CommandError, Effect, OpId, Outcome, Token};
+use crate::ids::{NodeId, RegionId, SessionId};
+use crate::layout::{Extent, Extents};
+use crate::message::{Leg, Refusal, Reply, Request};
+use crate::permissions::Permissions;
+
+/// Most bytes of one command: about 3 ms, for which a change of the region has to wait.
+pub const COMMAND_BYTES_MAX: u64 = 16 << 20;
+
+/// Most bytes of one step, after which others have their turn: about 0.2 ms.
+const STEP_BYTES_MAX: u64 = 1 << 20;
+
+/// Memory operations under way.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    /// Of sessions of ours.
+    given: BTreeMap<OpId, Given>,
+    /// What is said when the commands up to that one are over.
+    held: Vec<(OpId, Due)>,
+    /// On memory of ours.
+    running: BTreeMap<u64, Running>,
+    steps: BTreeMap<Token, u64>,
+}
+
+/// A command of a session of ours.
+#[derive(Debug)]
+struct Given {
+    step: Step,
+    /// Requests that are to be sent one after the other, each when the one before is answered.
+    queue: VecDeque<(NodeId, Request)>,
+    awaited: usize,
+    failure: Option<CommandError>,
+}
+
+/// What others hear when no access of ours under an old state is under way.
+#[derive(Debug)]
+pub(super) enum Due {
+    Answer(Asker),
+    Unmapped(Unmapping),
+}
+
+/// A command on memory of ours.
+#[derive(Debug)]
+struct Running {
+    asker: Asker,
+    work: Work,
+    legs: Vec<Leg>,
+    /// The leg under way, and how much of it is done.
+    at: usize,
+    done: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Fill(u8),
+    /// Each leg from its end, if its ends overlap so.
+    Copy {
+        at_end: bool,
+    },
+}
+
+/// The side of the session that gives the command.
+impl Engine {
+    pub(super) fn start_fill(&mut self, op: OpId, session: SessionId, at: Spot, len: u64, byte: u8) {
+        let step = Step { len: len.min(COMMAND_BYTES_MAX), at_end: false };
+        let (region, extents) = match self.mapper.resolve(session, at, Permissions::WRITE, step.len) {
+            Ok(found) => found,
+            Err(blocked) => return self.refuse_access(op, Side::Target, blocked),
+        };
+        let mut by_owner: BTreeMap<NodeId, Extents> = BTreeMap::new();
+        for extent in extents {
+            by_owner.entry(extent.owner.node).or_default().push(extent);
+        }
+        let request = |(node, parts)| (node, Request::FillBytes { region, parts, byte });
+        self.give(op, step, by_owner.into_iter().map(request).collect(), false);
+    }
+
+    pub(super) fn start_copy(&mut self, op: OpId, session: SessionId, to: Spot, from: Spot, len: u64) {
+        let region_of = |spot: Spot| self.mapper.region_of(session, spot.slot).map(|(region, _)| region);
+        let same_region = region_of(to) == region_of(from);
+        let step = Step::of_copy(same_region, to.offset, from.offset, len, COMMAND_BYTES_MAX);
+        let behind = |spot: Spot| Spot { offset: spot.offset + step.skip(len), ..spot };
+        let source = match self.mapper.resolve(session, behind(from), Permissions::READ, step.len) {
+            Ok(found) => found,
+            Err(blocked) => return self.refuse_access(op, Side::Source, blocked),
+        };
+        let target = match self.mapper.resolve(session, behind(to), Permissions::WRITE, step.len) {
+            Ok(found) => found,
+            Err(blocked) => return self.refuse_access(op, Side::Target, blocked),
+        };
+        let overlap = same_region && to.offset.abs_diff(from.offset) < step.len;
+        let mut legs = legs(&source.1, &target.1);
+        if step.at_end {
+            legs.reverse();
+        }
+        let groups = if overlap { runs_by_owner(legs) } else { all_by_owner(legs) };
+        let (from, to, at_end) = (source.0, target.0, step.at_end);
+        let request = |(node, legs)| (node, Request::CopyBytes { to, from, legs, at_end });
+        self.give(op, step, groups.into_iter().map(request).collect(), overlap);
+    }
+
+    fn refuse_access(&mut self, op: OpId, side: Side, blocked: Blocked) {
+        self.finish(op, Err(CommandError::Access { side, blocked }));
+    }
+
+    /// Sends a command's requests: all at once, or each when the one before is answered.
+    fn give(&mut self, op: OpId, step: Step, requests: VecDeque<(NodeId, Request)>, in_order: bool) {
+        let at_once = if in_order { 1 } else { requests.len() };
+        self.memory.given.insert(op, Given { step, queue: requests, awaited: 0, failure: None });
+        for _ in 0..at_once {
+            self.ask_next(op);
+        }
+    }
+
+    fn ask_next(&mut self, op: OpId) {
+        let given = self.memory.given.get_mut(&op).expect("it is under way");
+        let Some((node, request)) = given.queue.pop_front() else { return };
+        given.awaited += 1;
+        self.ask(node, request, Purpose::Memory(op, node));
+    }
+
+    pub(super) fn handle_memory_done(&mut self, op: OpId, node: NodeId, body: Result<Reply, Refusal>) {
+        let Some(given) = self.memory.given.get_mut(&op) else { return };
+        given.awaited -= 1;
+        let refusal = match body {
+            Ok(Reply::Done) => None,
+            Ok(_) => Some(Refusal::Malformed),
+            Err(refusal) => Some(refusal),
+        };
+        if let Some(refusal) = refusal {
+            // What is left would be copied on top of what is missing.
+            given.queue.clear();
+            given.failure.get_or_insert(broken(node, refusal));
+        }
+        if given.awaited > 0 {
+            return;
+        }
+        match given.queue.is_empty() {
+            true => self.finish_given(op),
+            false => self.ask_next(op),
+        }
+    }
+
+    fn finish_given(&mut self, op: OpId) {
+        let given = self.memory.given.remove(&op).expect("it is under way");
+        self.finish(op, given.failure.map_or(Ok(Outcome::Stepped(given.step)), Err));
+        self.say_what_was_held();
+    }
+
+    /// Says something as soon as no command is under way that has been given already.
+    pub(super) fn say_when_over(&mut self, due: Due) {
+        match self.memory.given.last_key_value() {
+            Some((last, _)) => self.memory.held.push((*last, due)),
+            None => self.say_due(due),
+        }
+    }
+
+    fn say_what_was_held(&mut self) {
+        let first = self.memory.given.first_key_value().map(|(op, _)| *op);
+        for (upto, due) in std::mem::take(&mut self.memory.held) {
+            match first.is_some_and(|first| first <= upto) {
+                true => self.memory.held.push((upto, due)),
+                false => self.say_due(due),
+            }
+        }
+    }
+
+    fn say_due(&mut self, due: Due) {
+        match due {
+            Due::Answer(asker) => self.answer(asker, Ok(Reply::Done)),
+            Due::Unmapped(unmapping) => self.finish_unmap(unmapping),
+        }
+    }
+
+    /// Whether other nodes carry out commands of sessions of this one.
+    pub fn has_commands_under_way(&self) -> bool {
+        !self.memory.given.is_empty()
+    }
+}
+
+/// The side of the node whose memory is changed.
+impl Engine {
+    pub(super) fn serve_fill(&mut self, asker: Asker, region: RegionId, parts: Extents, byte: u8) {
+        let legs = parts.into_iter().map(|to| Leg { from: to, to }).collect();
+        self.start_running(asker, Work::Fill(byte), region, region, legs);
+    }
+
+    pub(super) fn serve_copy_bytes(
+        &mut self,
+        asker: Asker,
+        (to, from): (RegionId, RegionId),
+        legs: Vec<Leg>,
+        at_end: bool,
+    ) {
+        self.start_running(asker, Work::Copy { at_end }, to, from, legs);
+    }
+
+    fn start_running(&mut self, asker: Asker, work: Work, to: RegionId, from: RegionId, legs: Vec<Leg>) {
+        let is_sound = |extent: &Extent| extent.len > 0 && extent.offset.checked_add(extent.len).is_some();
+        if !legs.iter().all(|leg| leg.from.len == leg.to.len && is_sound(&leg.from) && is_sound(&leg.to)) {
+            return self.answer(asker, Err(Refusal::Malformed));
+        }
+        // The asker may have died long ago, and what it speaks of may have been given to others since.
+        let me = self.config.life;
+        let targets = legs.iter().map(|leg| leg.to);
+        let own_sources = legs.iter().map(|leg| leg.from).filter(|extent| extent.owner == me);
+        if !self.are_of_region(to, targets) || !self.are_of_region(from, own_sources) {
+            return self.answer(asker, Err(Refusal::NotFound));
+        }
+        self.counter += 1;
+        self.memory.running.insert(self.counter, Running { asker, work, legs, at: 0, done: 0 });
+        self.next_step(self.counter);
+    }
+
+    /// Whether all of these are memory of ours that belongs to `region` now.
+    fn are_of_region(&self, region: RegionId, mut extents: impl Iterator<Item = Extent>) -> bool {
+        let Some(found) = self.homes.get(&region) else {
+            return extents.all(|extent| self.store.is_held_of(region, &extent));
+        };
+        // Sorted, since there may be thousands on both sides.
+        let me = self.config.life;
+        let mut ours: Vec<(Key, u64, u64)> = (found.extents.iter().filter(|extent| extent.owner == me))
+            .map(|extent| (extent.key, extent.offset, extent.len))
+            .collect();
+        ours.sort_unstable();
+        extents.all(|extent| extent.owner == me && is_inside(&ours, &extent))
+    }
+
+    /// Goes on with a command, or ends it.
+    fn next_step(&mut self, id: u64) {
+        let Some(running) = self.memory.running.get(&id) else { return };
+        let asker = running.asker;
+        let Some(step) = running.step() else { return self.end_running(id, Ok(Reply::Done)) };
+        if !self.is_present(asker.life) {
+            return self.end_running(id, Err(Refusal::PeerDown(asker.life.node)));
+        }
+        let work = running.work;
+        self.counter += 1;
+        let token = Token(self.counter);
+        match self.step_effect(token, work, &step) {
+            Ok(effect) => {
+                self.memory.steps.insert(token, id);
+                self.effects.push_back(effect);
+            }
+            Err(refusal) => self.end_running(id, Err(refusal)),
+        }
+    }
+
+    fn step_effect(&self, token: Token, work: Work, step: &Leg) -> Result<Effect, Refusal> {
+        let target = self.store.window(&step.to).ok_or(Refusal::NotFound)?;
+        match work {
+            Work::Fill(byte) => Ok(Effect::Fill { token, window: target, byte }),
+            Work::Copy { .. } => self.copy_effect(token, &step.from, &step.to, target),
+        }
+    }
+
+    /// A step has been taken.  Returns whether it was one of a command.
+    pub(super) fn handle_step(&mut self, token: Token, failed: bool) -> bool {
+        let Some(id) = self.memory.steps.remove(&token) else { return false };
+        let Some(running) = self.memory.running.get_mut(&id) else { return true };
+        let source = running.legs[running.at].from.owner.node;
+        match failed {
+            true => self.end_running(id, Err(Refusal::PeerDown(source))),
+            false => {
+                running.advance();
+                self.next_step(id);
+            }
+        }
+        true
+    }
+
+    fn end_running(&mut self, id: u64, body: Result<Reply, Refusal>) {
+        let running = self.memory.running.remove(&id).expect("it is under way");
+        self.answer(running.asker, body);
+        self.release_copied();
+    }
+
+    /// Whether a command under way changes any of these bytes of ours.
+    pub(super) fn is_being_changed(&self, extent: &Extent) -> bool {
+        let mut legs = self.memory.running.values().flat_map(|running| &running.legs);
+        legs.any(|leg| leg.to.touches(extent))
+    }
+}
+
+impl Running {
+    /// What is to be done next.
+    fn step(&self) -> Option<Leg> {
+        let leg = self.legs.get(self.at)?;
+        let missing = leg.to.len - self.done;
+        let len = missing.min(STEP_BYTES_MAX);
+        let skip = match self.work {
+            Work::Copy { at_end: true } => missing - len,
+            _ => self.done,
+        };
+        let part = |extent: Extent| Extent { offset: extent.offset + skip, len, ..extent };
+        Some(Leg { from: part(leg.from), to: part(leg.to) })
+    }
+
+    fn advance(&mut self) {
+        self.done += self.step().expect("a step has been taken").to.len;
+        if self.done == self.legs[self.at].to.len {
+            (self.at, self.done) = (self.at + 1, 0);
+        }
+    }
+}
+
+/// Which side is to blame when `node`, which owns the target, does not do as it was asked.
+fn broken(node: NodeId, refusal: Refusal) -> CommandError {
+    let side = match refusal {
+        Refusal::PeerDown(down) if down != node => Side::Source,
+        _ => Side::Target,
+    };
+    CommandError::Broken { side, refusal }
+}
+
+/// Both lists, of the same length in bytes, cut where either of them is.
+fn legs(from: &[Extent], to: &[Extent]) -> Vec<Leg> {
+    let (mut from, mut to) = (from.iter().copied(), to.iter().copied());
+    let (mut source, mut target) = (from.next(), to.next());
+    let mut legs = Vec::new();
+    while let (Some(mut a), Some(mut b)) = (source, target) {
+        let len = a.len.min(b.len);
+        legs.push(Leg { from: a.cut_front(len), to: b.cut_front(len) });
+        source = if a.len > 0 { Some(a) } else { from.next() };
+        target = if b.len > 0 { Some(b) } else { to.next() };
+    }
+    legs
+}
+
+/// Legs that follow each other and have one owner of their targets, in order.
+fn runs_by_owner(legs: Vec<Leg>) -> Vec<(NodeId, Vec<Leg>)> {
+    let mut runs: Vec<(NodeId, Vec<Leg>)> = Vec::new();
+    for leg in legs {
+        match runs.last_mut() {
+            Some((node, run)) if *node == leg.to.owner.node => run.push(leg),
+            _ => runs.push((leg.to.owner.node, vec![leg])),
+        }
+    }
+    runs
+}
+
+/// All legs with one owner of their targets.
+fn all_by_owner(legs: Vec<Leg>) -> Vec<(NodeId, Vec<Leg>)> {
+    let mut groups: BTreeMap<NodeId, Vec<Leg>> = BTreeMap::new();
+    for leg in legs {
+        groups.entry(leg.to.owner.node).or_default().push(leg);
+    }
+    groups.into_iter().collect()
+}
+
+/// Whether one of the stretches `ours`, which are sorted, holds all of `extent`.
+fn is_inside(ours: &[(Key, u64, u64)], extent: &Extent) -> bool {
+    let next = ours.partition_point(|(key, offset, _)| (*key, *offset) <= (extent.key, extent.offset));
+    let Some((key, offset, len)) = next.checked_sub(1).map(|index| ours[index]) else { return false };
+    let end = extent.offset.checked_add(extent.len);
+    key == extent.key && end.is_some_and(|end| end <= offset + len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Incarnation, NodeLife};
+
+    fn extent(node: u32, offset: u64, len: u64) -> Extent {
+        let owner = NodeLife { node: NodeId(node), incarnation: Incarnation(1) };
+        Extent { owner, key: Key(0), offset, len }
+    }
+
+    #[test]
+    fn legs_are_cut_where_either_side_is() {
+        let cut = legs(&[extent(0, 0, 3), extent(1, 10, 5)], &[extent(2, 100, 6), extent(0, 50, 2)]);
+        let expected = [
+            Leg { from: extent(0, 0, 3), to: extent(2, 100, 3) },
+            Leg { from: extent(1, 10, 3), to: extent(2, 103, 3) },
+            Leg { from: extent(1, 13, 2), to: extent(0, 50, 2) },
+        ];
+        assert_eq!(cut, expected);
+        let runs: Vec<usize> = runs_by_owner(cut).iter().map(|(_, run)| run.len()).collect();
+        assert_eq!(runs, [2, 1]);
+    }
+
+    #[test]
+    fn memory_that_is_partly_of_a_region_is_not_of_it() {
+        let ours = [(Key(0), 100, 10), (Key(0), 200, 10), (Key(1), 0, 10)];
+        assert!(is_inside(&ours, &extent(0, 203, 7)));
+        assert!(!is_inside(&ours, &extent(0, 203, 8)));
+        assert!(!is_inside(&ours, &extent(0, 99, 2)));
+        assert!(!is_inside(&ours, &extent(0, 5, u64::MAX)));
+    }
+}

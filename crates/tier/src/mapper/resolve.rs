@@ -1,0 +1,86 @@
+//! Where mapped bytes are, for those who do not go there by themselves: commands that travel, and explanations.
+
+use std::borrow::Cow;
+
+use halite_fabric::Key;
+
+use super::{Large, Locate, Mapped, Mapper, segment_of};
+use crate::access::{Blocked, Mapping, Place, SlotRef, Spot, View};
+use crate::ids::{NodeLife, RegionId, SessionId};
+use crate::layout::{self, Extent, Extents};
+use crate::permissions::Permissions;
+
+/// What this node knows of the region behind a handle.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Which region.
+    pub region: RegionId,
+    /// The node that orders its changes.
+    pub home: NodeLife,
+    /// What the handle may be used for.
+    pub permissions: Permissions,
+    /// Whether the region is immutable.
+    pub sealed: bool,
+    /// Where its bytes are, in order, and how this node reaches them.
+    pub pieces: Vec<(Extent, Place)>,
+}
+
+/// The extents of a region, and what of it is frozen: first byte and length.
+type Layout<'m> = (Cow<'m, [Extent]>, Option<(u64, u64)>);
+
+impl Mapper {
+    /// Region and extents of `len` bytes behind a handle, for an operation of `session` that needs `wanted`.
+    pub fn resolve(
+        &self,
+        session: SessionId,
+        at: Spot,
+        wanted: Permissions,
+        len: u64,
+    ) -> Result<(RegionId, Extents), Blocked> {
+        self.path.check(session, at.slot, wanted, at.offset, len)?;
+        let (region, _) = self.region_of(session, at.slot).ok_or(Blocked::Stale)?;
+        let mapped = self.regions.get(&region).ok_or(Blocked::Stale)?;
+        let (extents, frozen) = self.layout(region, mapped).ok_or(Blocked::Stale)?;
+        let extents = layout::slice(&extents, at.offset, at.offset + len);
+        let home = self.lives[mapped.home as usize];
+        let mut lives = extents.iter().map(|extent| extent.owner).chain([home]);
+        if let Some(dead) = lives.find(|life| self.dead.contains(life)) {
+            return Err(Blocked::Down(dead));
+        }
+        match frozen {
+            Some((from, frozen_len)) if from < at.offset + len && at.offset < from + frozen_len => {
+                Err(Blocked::Changing)
+            }
+            _ => Ok((region, extents)),
+        }
+    }
+
+    /// All that is known here of the region behind a handle; `None` if it is not one of `session`'s.
+    pub fn known(&self, session: SessionId, slot: SlotRef, locate: &dyn Locate) -> Option<Known> {
+        let (region, home) = self.region_of(session, slot)?;
+        let mapped = self.regions.get(&region)?;
+        let (extents, frozen) = self.layout(region, mapped)?;
+        let (permissions, sealed) =
+            self.path.slots().inspect(slot.index, |mapping| (mapping.permissions, mapping.sealed))?;
+        let pieces = self.places(home, &extents, frozen, locate);
+        Some(Known { region, home, permissions, sealed, pieces })
+    }
+
+    /// The extents of a mapped region, and what of it is frozen.
+    fn layout(&self, region: RegionId, mapped: &Mapped) -> Option<Layout<'_>> {
+        if let Some(Large { extents, frozen }) = self.large.get(&region) {
+            return Some((Cow::Borrowed(extents), *frozen));
+        }
+        let owner = *self.lives.get(mapped.owner as usize)?;
+        let place = |mapping: &Mapping| match &mapping.view {
+            View::Whole(window) => {
+                let key = self.keys.get(&(mapped.owner, segment_of(window)));
+                (key.copied(), window.offset(), window.len())
+            }
+            // Down: nobody needs to know where it was.
+            View::Pieces(pieces) => (Some(Key(0)), 0, pieces.len),
+        };
+        let (key, offset, len) = self.path.slots().inspect(mapped.first, place)?;
+        Some((Cow::Owned(vec![Extent { owner, key: key?, offset, len }]), None))
+    }
+}
