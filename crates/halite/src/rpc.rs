@@ -183,8 +183,11 @@ impl Rpc {
         drop(links);
         link.set_gone();
         *lock(&link.outbound) = None;
-        wakes.extend(lock(&self.slots).handle_down(peer));
-        self.arrived();
+        {
+            let mut slots = lock(&self.slots);
+            wakes.extend(slots.handle_down(peer));
+            self.arrived(&slots);
+        }
         let services: Vec<_> = self.services.read().expect(POISONED).all().cloned().collect();
         for service in services {
             self.grant(service.handle_down(Target::Peer(peer)), wakes);
@@ -232,8 +235,7 @@ impl Rpc {
         match slots.handle_reply(from, slot)? {
             Arrival::Expected(waker) => {
                 wakes.add(waker);
-                drop(slots);
-                self.arrived();
+                self.arrived(&slots);
             }
             Arrival::Late => {
                 drop(slots);
@@ -243,10 +245,10 @@ impl Rpc {
         Ok(())
     }
 
-    /// Those who spin look again.
-    fn arrived(&self) {
+    /// Those who spin look again.  Counted under the lock of the slots.
+    fn arrived(&self, _: &ReplySlots<Held>) {
         // Pairs with the Acquire in arrivals(): whoever sees the count finds the reply.
-        self.arrivals.fetch_add(1, Release);
+        self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
     }
 
     /// How many replies have arrived.
@@ -256,12 +258,12 @@ impl Rpc {
     }
 
     fn handle_request(&self, peer: PeerId, offset: u64, wakes: &mut Wakes) -> Result<(), Violation> {
-        let link = self.links.read().expect(POISONED).by_peer.get(&peer).cloned();
+        let links = self.links.read().expect(POISONED);
         // Nobody else may write to our rings.
-        let link = link.ok_or(Violation("a request without a ring"))?;
+        let link = links.by_peer.get(&peer).ok_or(Violation("a request without a ring"))?;
         let (kind, number, incoming, head) = {
             let inbound = &mut *lock(&link.inbound);
-            let (header, incoming) = read_request(&link, inbound, offset)?;
+            let (header, incoming) = read_request(link, inbound, offset)?;
             inbound.served.open(header.slot)?;
             let (reader, _) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
             let head = reader.poll_head().zip(inbound.theirs);
@@ -284,11 +286,9 @@ impl Rpc {
     fn deliver(&self, kind: Kind, number: u32, incoming: Incoming, wakes: &mut Wakes) {
         let id = ServiceId::of(kind, number);
         let services = self.services.read().expect(POISONED);
-        let Some(service) = services.get(id).cloned() else {
-            drop(services);
+        let Some(service) = services.get(id) else {
             return self.refuse_request(incoming, Status::Unknown, wakes);
         };
-        drop(services);
         if !service.admits(&incoming.principal) {
             return self.refuse_request(incoming, Status::Denied, wakes);
         }
@@ -370,8 +370,7 @@ impl Rpc {
         let own =
             lock(&self.slots).held(slot).and_then(|held| held.reply.as_ref().map(|b| b.window().clone()));
         own.unwrap_or_else(|| {
-            let offset = u64::from(slot.index) * USUAL_SLOT_BYTES;
-            let window = self.usual.window().slice(offset, USUAL_SLOT_BYTES);
+            let window = self.usual.window().slice(usual_offset(slot), USUAL_SLOT_BYTES);
             window.expect("slots beyond the usual ones hold memory")
         })
     }
@@ -457,8 +456,11 @@ impl Rpc {
 
     /// The node ends: so does all waiting.
     pub(crate) fn close(&self, wakes: &mut Wakes) {
-        wakes.extend(lock(&self.slots).close());
-        self.arrived();
+        {
+            let mut slots = lock(&self.slots);
+            wakes.extend(slots.close());
+            self.arrived(&slots);
+        }
         let services: Vec<_> = self.services.read().expect(POISONED).all().cloned().collect();
         for service in services {
             if let Some(ended) = service.close() {
@@ -494,6 +496,11 @@ impl Rpc {
         // Pairs with the Release in set_dirty(): what made it dirty is seen.
         self.is_dirty() && self.dirty.swap(false, AcqRel)
     }
+}
+
+/// Where a slot is in the memory of the usual places.
+fn usual_offset(slot: SlotId) -> u64 {
+    u64::from(slot.index) * USUAL_SLOT_BYTES
 }
 
 /// A head word has a cache line of its own.

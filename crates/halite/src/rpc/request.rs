@@ -4,19 +4,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use halite_fabric::PostCause;
+use halite_mem::Window;
 use halite_tier::ids::{NodeId, Principal};
+use halite_tier::rpc::ring::request_bytes_max;
 use halite_tier::rpc::wire::parse_output_address;
 use halite_tier::rpc::wire::{OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX};
 use halite_tier::rpc::{
-    Abandoned, Address, Imm, Input, Kind, Look, PAYLOAD_BYTES_MAX, ReplyHeader, RequestHeader, SlotId,
-    Status, Target,
+    Abandoned, Address, Imm, Input, Kind, Look, PAYLOAD_BYTES_MAX, RING_BYTES_MIN, ReplyHeader,
+    RequestHeader, SlotId, Status, Target,
 };
 
 use super::answer::ReplyTo;
 use super::link::{Link, Outbound};
 use super::memory::Block;
 use super::service::{Incoming, Payload};
-use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
+use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS, usual_offset};
 use crate::driver::Core;
 use crate::wait::{Wakes, lock};
 
@@ -119,11 +121,15 @@ impl Rpc {
     /// Where a long input is for the server to read.
     fn place_input(&self, link: &Link, request: &Request<'_>) -> Result<Option<Block>, NotPosted> {
         let len = request.input.len() as u64;
+        let overhead = (REQUEST_HEADER_BYTES_MAX + request.principal.0.len()) as u64;
+        if len + overhead <= request_bytes_max(RING_BYTES_MIN) {
+            // It travels in any ring.
+            return Ok(None);
+        }
         let in_ring_max = match &*lock(&link.outbound) {
             Some(outbound) => outbound.ring.request_bytes_max(),
             None => RING_INPUT_BYTES_MAX,
         };
-        let overhead = (REQUEST_HEADER_BYTES_MAX + request.principal.0.len()) as u64;
         if len + overhead <= in_ring_max.min(RING_INPUT_BYTES_MAX + overhead) {
             return Ok(None);
         }
@@ -194,25 +200,30 @@ impl Rpc {
         Ok(())
     }
 
+    /// Looks after a slot, and if the reply is there, copies it out and frees the slot in the same step.
+    fn try_take(&self, slot: SlotId, now_ns: u64, into: Into<'_>) -> Result<Reply, Look> {
+        let mut slots = lock(&self.slots);
+        match slots.look(slot, now_ns, None) {
+            Look::Replied if slots.held(slot).is_none() => {}
+            Look::Replied => {
+                drop(slots);
+                return Ok(self.take_reply(slot, into));
+            }
+            look => return Err(look),
+        }
+        let reply = read_reply(self.usual.window(), usual_offset(slot), into);
+        if !matches!(reply, Reply::DoneAt(..)) {
+            slots.free(slot);
+        }
+        Ok(reply)
+    }
+
     /// Copies a reply out, as many bytes as `into` takes, and frees the slot, unless the output is elsewhere.
     fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
-        let window = self.slot_window(slot);
-        let mut header = [0; REPLY_HEADER_BYTES];
-        window.read(0, &mut header).expect("a slot holds a header");
-        let reply = match ReplyHeader::parse(header).map(|header| header.status) {
-            Ok(Status::Done(len)) => match into.read(&window, len as usize) {
-                Some(len) => Reply::Done(len),
-                None => Reply::NotUnderstood,
-            },
-            Ok(Status::DoneAt(len)) => {
-                let mut address = [0; OUTPUT_ADDRESS_BYTES];
-                window.read(header.len() as u64, &mut address).expect("a slot holds an address");
-                return Reply::DoneAt(len as usize, parse_output_address(address));
-            }
-            Ok(status) => Reply::Refused(status),
-            Err(_) => Reply::NotUnderstood,
-        };
-        self.free_slot(slot);
+        let reply = read_reply(&self.slot_window(slot), 0, into);
+        if !matches!(reply, Reply::DoneAt(..)) {
+            self.free_slot(slot);
+        }
         reply
     }
 
@@ -238,6 +249,26 @@ impl Outbound {
     fn look_at_head(&mut self) -> Result<(), halite_tier::rpc::Violation> {
         let head = self.head.load_u64(0).expect("the word is aligned");
         self.ring.set_head(head)
+    }
+}
+
+/// Reads the reply that lies at `offset`.
+fn read_reply(window: &Window, offset: u64, into: Into<'_>) -> Reply {
+    let mut header = [0; REPLY_HEADER_BYTES];
+    window.read(offset, &mut header).expect("a slot holds a header");
+    let behind = offset + REPLY_HEADER_BYTES as u64;
+    match ReplyHeader::parse(header).map(|header| header.status) {
+        Ok(Status::Done(len)) => match into.read(window, behind, len as usize) {
+            Some(len) => Reply::Done(len),
+            None => Reply::NotUnderstood,
+        },
+        Ok(Status::DoneAt(len)) => {
+            let mut address = [0; OUTPUT_ADDRESS_BYTES];
+            window.read(behind, &mut address).expect("a slot holds an address");
+            Reply::DoneAt(len as usize, parse_output_address(address))
+        }
+        Ok(status) => Reply::Refused(status),
+        Err(_) => Reply::NotUnderstood,
     }
 }
 
@@ -287,11 +318,11 @@ impl Into<'_> {
         }
     }
 
-    fn read(mut self, window: &halite_mem::Window, len: usize) -> Option<usize> {
+    fn read(mut self, window: &Window, offset: u64, len: usize) -> Option<usize> {
         if len as u64 > window.len() {
             return None;
         }
-        window.read(REPLY_HEADER_BYTES as u64, self.prepare(len)?).ok()?;
+        window.read(offset, self.prepare(len)?).ok()?;
         Some(len)
     }
 }
@@ -305,9 +336,11 @@ impl<'c> Pending<'c> {
         self.target
     }
 
-    /// Looks after the answer without waiting.
-    pub(crate) fn look(&self) -> Look {
-        lock(&self.core.ground.rpc.slots).look(self.slot, self.core.now_ns(), None)
+    /// Takes the answer if it is there.
+    pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, Look> {
+        let reply = self.core.ground.rpc.try_take(self.slot, self.core.now_ns(), into)?;
+        self.open = matches!(reply, Reply::DoneAt(..));
+        Ok(reply)
     }
 
     /// Waits for the answer, the end of the server's node, or the deadline.

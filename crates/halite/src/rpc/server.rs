@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use halite_tier::ids::{NodeId, Principal};
-use halite_tier::rpc::{Kind, Look, PAYLOAD_BYTES_MAX, SlotId, Status};
+use halite_tier::rpc::{Address, Kind, Look, PAYLOAD_BYTES_MAX, SlotId, Status};
 
 use super::POISONED;
 use super::answer::{Answered, ReplyTo};
@@ -530,17 +530,18 @@ impl<'a> Calling<'a> {
         let seen = core.ground.rpc.arrivals();
         let Some(mut pending) = self.try_post() else { return core.block_on(self.run(into)) };
         let mut seen = seen;
-        loop {
-            match pending.look() {
-                Look::Waiting => {}
-                Look::Replied => return core.block_on(self.take(&mut pending, into.reborrow())),
-                look => return Err(self.failed(self.ended(look))),
-            }
-            if !core.spin_until(|| core.ground.rpc.arrivals() != seen) {
-                return core.block_on(self.finish(pending, into));
-            }
+        while core.spin_until(|| core.ground.rpc.arrivals() != seen) {
             seen = core.ground.rpc.arrivals();
+            match pending.try_take(into.reborrow()) {
+                Err(Look::Waiting) => {}
+                Err(look) => return Err(self.failed(self.ended(look))),
+                Ok(Reply::DoneAt(len, address)) => {
+                    return core.block_on(self.fetch_output(&mut pending, len, address, into));
+                }
+                Ok(reply) => return self.output_of(reply),
+            }
         }
+        core.block_on(self.finish(pending, into))
     }
 
     async fn post(&self) -> Result<Pending<'a>, CallError> {
@@ -569,17 +570,32 @@ impl<'a> Calling<'a> {
         mut into: Into<'_>,
     ) -> Result<usize, CallError> {
         match pending.take(into.reborrow()) {
-            Reply::DoneAt(len, address) => {
-                let core = &self.session.inner.core;
-                let target = into.prepare(len).ok_or_else(|| self.failed(CallCause::NotUnderstood))?;
-                let fetched = fetch(core, pending.target(), address, target).await;
-                fetched.map_err(|_| self.failed(CallCause::PeerDown))?;
-                Ok(len)
-            }
+            Reply::DoneAt(len, address) => self.fetch_output(pending, len, address, into).await,
+            reply => self.output_of(reply),
+        }
+    }
+
+    fn output_of(&self, reply: Reply) -> Result<usize, CallError> {
+        match reply {
             Reply::Done(len) => Ok(len),
             Reply::Refused(status) => Err(self.failed(self.refused(status))),
-            Reply::NotUnderstood => Err(self.failed(CallCause::NotUnderstood)),
+            Reply::DoneAt(..) | Reply::NotUnderstood => Err(self.failed(CallCause::NotUnderstood)),
         }
+    }
+
+    /// Reads a long answer out of the memory of the server's node.
+    async fn fetch_output(
+        &self,
+        pending: &mut Pending<'a>,
+        len: usize,
+        address: Address,
+        mut into: Into<'_>,
+    ) -> Result<usize, CallError> {
+        let core = &self.session.inner.core;
+        let target = into.prepare(len).ok_or_else(|| self.failed(CallCause::NotUnderstood))?;
+        let fetched = fetch(core, pending.target(), address, target).await;
+        fetched.map_err(|_| self.failed(CallCause::PeerDown))?;
+        Ok(len)
     }
 
     pub(crate) fn ended(&self, look: Look) -> CallCause {
