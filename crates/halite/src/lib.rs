@@ -39,7 +39,9 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod alarm;
 mod atomic;
+mod barrier;
 pub mod blocking;
 pub mod cluster_dir;
 mod config;
@@ -47,6 +49,7 @@ mod driver;
 mod error;
 mod jobs;
 mod keeper;
+mod lock;
 mod machine;
 mod node;
 mod outbox;
@@ -56,8 +59,12 @@ mod ticket;
 mod wait;
 
 pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, NodeId};
-pub use error::{AccessCause, AccessError, BatchError, JoinError, RegionCause, RegionError};
+pub use error::{
+    AccessCause, AccessError, BarrierCause, BarrierError, BatchError, JoinError, LockCause, LockError,
+    RegionCause, RegionError,
+};
 pub use halite_tier::message::{NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
 pub use halite_tier::permissions::Permissions;
+pub use lock::Guard;
 pub use node::{Node, Seat};
 pub use session::{Lh, Placement, REGION_BYTES_MAX, ReadOp, Session, Who, WriteOp};

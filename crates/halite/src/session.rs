@@ -12,15 +12,19 @@ use std::task::{Context, Poll};
 use halite_mem::Lookup;
 use halite_tier::access::{DataPath, SlotRef};
 use halite_tier::effect::{Command, OpId, Outcome};
-use halite_tier::ids::{NodeId, Principal, SessionId};
+use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::CHUNK_BYTES_MIN;
+use halite_tier::lockword::Holder;
 use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Order, RegionInfo};
+use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
 use crate::access::{Reading, Transfer, Writing};
+use crate::barrier::Barriers;
 use crate::blocking;
 use crate::driver::Core;
 use crate::error::{AccessError, BatchError, RegionCause, RegionError};
+use crate::lock::Locks;
 use crate::ticket::{Ending, Undo};
 
 pub use halite_tier::effect::Placement;
@@ -113,12 +117,15 @@ pub(crate) struct Inner {
     pub(crate) tag: u64,
     pub(crate) core: Arc<Core>,
     chunk_bytes: u64,
+    pub(crate) locks: Locks,
+    pub(crate) barriers: Barriers,
 }
 
 impl Session {
-    pub(crate) fn new(core: Arc<Core>, id: SessionId, tag: u64, chunk_bytes: u64) -> Session {
-        let path = core.ground.path.clone();
-        Session { inner: Arc::new(Inner { path, id, tag, core, chunk_bytes }) }
+    pub(crate) fn new(core: Arc<Core>, life: NodeLife, id: SessionId, tag: u64, chunk_bytes: u64) -> Session {
+        let (path, locks) = (core.ground.path.clone(), Locks::new(Holder::new(life, id)));
+        let barriers = Barriers::default();
+        Session { inner: Arc::new(Inner { path, id, tag, core, chunk_bytes, locks, barriers }) }
     }
 
     /// The same session for threads.
@@ -400,6 +407,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.forsake_locks();
         self.core.close_session(self.id);
     }
 }
@@ -429,8 +437,9 @@ impl<'a> Object<'a> {
     }
 }
 
-fn check_name(name: &str) -> Result<(), RegionCause> {
+pub(crate) fn check_name(name: &str) -> Result<(), RegionCause> {
     match name.len() {
+        _ if names::is_reserved(name) => Err(RegionCause::NameReserved),
         0 => Err(RegionCause::NameEmpty),
         len if len > NAME_BYTES_MAX => Err(RegionCause::NameTooLong { len }),
         _ => Ok(()),
@@ -454,15 +463,21 @@ fn check_alloc(name: Option<&str>, len: u64, chunk_bytes: u64) -> Result<(), Reg
 }
 
 /// A command: submitted when first polled, and undone when dropped before its end.
-struct Commanded<'s> {
+pub(crate) struct Commanded<'s> {
     inner: &'s Inner,
     command: Option<Command>,
     op: Option<OpId>,
 }
 
 impl<'s> Commanded<'s> {
-    fn new(inner: &'s Inner, command: Command) -> Commanded<'s> {
+    pub(crate) fn new(inner: &'s Inner, command: Command) -> Commanded<'s> {
         Commanded { inner, command: Some(command), op: None }
+    }
+
+    /// One that is submitted already.
+    pub(crate) fn submitted(inner: &'s Inner, command: Command) -> Commanded<'s> {
+        let undo = Undo::of(&command);
+        Commanded { inner, command: None, op: inner.core.submit(inner.id, command, undo) }
     }
 }
 

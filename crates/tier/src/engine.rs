@@ -8,10 +8,13 @@
 //!
 //! Requests to this node itself take the same path as those to others, through a queue inside.
 
+mod barriers;
 mod home;
+mod locks;
 mod membership;
 mod moving;
 mod user;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -82,6 +85,8 @@ enum Purpose {
     Adopt(RegionId),
     /// To have everybody drop the regions of a dead home.
     Sweep(NodeLife),
+    /// To get a lock, or past a barrier.
+    Wait(OpId),
 }
 
 /// One node's brain.  See the module's documentation.
@@ -110,6 +115,9 @@ pub struct Engine {
     /// Chunks that are given back once the copies into them are over.
     copied_into: Vec<(Extents, BTreeSet<NodeLife>)>,
     sweeps: BTreeMap<NodeLife, membership::Sweep>,
+    locks: locks::Locks,
+    barriers: barriers::Barriers,
+    waits: waits::Waits,
     commands: user::Commands,
     asked: BTreeMap<RequestId, (NodeId, Purpose)>,
     loopback: VecDeque<Message>,
@@ -138,6 +146,9 @@ impl Engine {
             copies: BTreeMap::new(),
             copied_into: Vec::new(),
             sweeps: BTreeMap::new(),
+            locks: locks::Locks::default(),
+            barriers: barriers::Barriers::default(),
+            waits: waits::Waits::default(),
             commands: user::Commands::default(),
             asked: BTreeMap::new(),
             loopback: VecDeque::new(),
@@ -233,6 +244,16 @@ impl Engine {
                 Ok(None) => self.answer(asker, Ok(Reply::Done)),
                 Err(BadChange) => self.answer(asker, Err(Refusal::Malformed)),
             },
+            Request::Lock { region, principal, session, wait, base_ns } => {
+                let waiter = locks::Waiter::new(asker, session, base_ns);
+                self.serve_lock(waiter, region, &principal, wait)
+            }
+            Request::Unlock { region, session, recover } => {
+                self.serve_unlock(asker, region, session, recover)
+            }
+            Request::Arrive { region, principal, participants, timeout_ns } => {
+                self.serve_arrival(asker, region, &principal, participants, timeout_ns)
+            }
             Request::DropHome { home } => self.serve_drop_home(asker, home),
             Request::Adopt { record } => self.serve_adopt(asker, *record),
             Request::Status => {
@@ -257,6 +278,7 @@ impl Engine {
             Purpose::CopyChunk(region) => self.handle_chunk_copied(region, body),
             Purpose::Adopt(region) => self.handle_adopted(region, body),
             Purpose::Sweep(home) => self.handle_swept(home, from),
+            Purpose::Wait(op) => self.end_wait(op, body),
         }
     }
 
@@ -268,6 +290,10 @@ impl Engine {
             Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
             Notice::ReleaseName { name, region } => self.directory.release(&name, region),
             Notice::Names { names, done } => self.handle_names(from, names, done),
+            Notice::CancelLock { region, session, request } => {
+                self.handle_cancelled(from, region, session, request)
+            }
+            Notice::Withdraw { region, request } => self.withdraw(region, Asker { life: from, id: request }),
             Notice::Return { extents, tainted } => self.handle_return(from, extents, tainted),
         }
     }
@@ -304,6 +330,7 @@ impl Engine {
         for asker in self.owed.remove(&token).unwrap_or_default() {
             self.answer(asker, Ok(Reply::Done));
         }
+        self.finish_forsaking(token);
         if let Some(unmapping) = self.unmapping.remove(&token) {
             self.finish_unmap(unmapping);
         }
