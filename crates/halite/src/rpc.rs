@@ -231,18 +231,27 @@ impl Rpc {
     }
 
     fn handle_reply(&self, from: Target, slot: SlotId, wakes: &mut Wakes) -> Result<(), Violation> {
-        let mut slots = lock(&self.slots);
-        match slots.handle_reply(from, slot)? {
-            Arrival::Expected(waker) => {
-                wakes.add(waker);
-                self.arrived(&slots);
-            }
-            Arrival::Late => {
-                drop(slots);
-                self.drop_reply(from, slot, wakes);
-            }
-        }
+        let arrival = self.arrive(from, slot)?;
+        self.handle_arrival(from, slot, arrival, wakes);
         Ok(())
+    }
+
+    /// The first part of that, which may be done under a link's lock.
+    fn arrive(&self, from: Target, slot: SlotId) -> Result<Arrival, Violation> {
+        let mut slots = lock(&self.slots);
+        let arrival = slots.handle_reply(from, slot)?;
+        if let Arrival::Expected(_) = arrival {
+            self.arrived(&slots);
+        }
+        Ok(arrival)
+    }
+
+    /// The rest, under no lock.
+    fn handle_arrival(&self, from: Target, slot: SlotId, arrival: Arrival, wakes: &mut Wakes) {
+        match arrival {
+            Arrival::Expected(waker) => wakes.add(waker),
+            Arrival::Late => self.drop_reply(from, slot, wakes),
+        }
     }
 
     /// Those who spin look again.  Counted under the lock of the slots.
