@@ -55,6 +55,7 @@ pub(crate) struct Pending<'c> {
     core: &'c Core,
     slot: SlotId,
     target: Target,
+    deadline_ns: u64,
     open: bool,
 }
 
@@ -328,8 +329,8 @@ impl Into<'_> {
 }
 
 impl<'c> Pending<'c> {
-    pub(crate) fn new(core: &'c Core, target: Target, slot: SlotId) -> Pending<'c> {
-        Pending { core, slot, target, open: true }
+    pub(crate) fn new(core: &'c Core, target: Target, slot: SlotId, deadline_ns: u64) -> Pending<'c> {
+        Pending { core, slot, target, deadline_ns, open: true }
     }
 
     pub(crate) fn target(&self) -> Target {
@@ -350,10 +351,12 @@ impl<'c> Pending<'c> {
 
     fn poll(&self, context: &mut Context<'_>) -> Poll<Look> {
         let now = self.core.now_ns();
-        match lock(&self.core.ground.rpc.slots).look(self.slot, now, Some(context.waker())) {
-            Look::Waiting => Poll::Pending,
-            look => Poll::Ready(look),
+        let look = lock(&self.core.ground.rpc.slots).look(self.slot, now, Some(context.waker()));
+        if look != Look::Waiting {
+            return Poll::Ready(look);
         }
+        self.core.expect_by(self.deadline_ns);
+        Poll::Pending
     }
 
     /// Takes the answer, after [`Look::Replied`].

@@ -702,7 +702,7 @@ impl Core {
         let posted: Result<SlotId, NotPosted> =
             self.with_calls(|rpc, wakes| rpc.try_request(&link, request, wakes));
         match posted {
-            Ok(slot) => Ok(Pending::new(self, target, slot)),
+            Ok(slot) => Ok(Pending::new(self, target, slot, request.deadline_ns)),
             Err(NotPosted::Full) => Err(None),
             Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),
             Err(NotPosted::NoMemory) => Err(Some(PostFailure::NoMemory)),
