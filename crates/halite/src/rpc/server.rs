@@ -462,15 +462,16 @@ impl Session {
         let mut pending = Vec::with_capacity(nodes.len());
         for node in nodes {
             let calling = Calling::new(self, *node, function, input, timeout).unlimited();
-            let posted = calling.post().await;
+            let posted = calling.try_post();
             pending.push((calling, posted));
         }
         let mut answers = Vec::with_capacity(nodes.len());
         for (calling, posted) in pending {
             let mut output = Vec::new();
+            // Whoever has no room now holds up none of the others.
             let answer = match posted {
-                Ok(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
-                Err(error) => Err(error),
+                Some(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
+                None => calling.run(Into::Vec(&mut output)).await,
             };
             answers.push(answer.map(|_| output));
         }
@@ -519,7 +520,7 @@ impl<'a> Calling<'a> {
         self
     }
 
-    pub(crate) async fn run(self, into: Into<'_>) -> Result<usize, CallError> {
+    pub(crate) async fn run(&self, into: Into<'_>) -> Result<usize, CallError> {
         let pending = self.post().await?;
         self.finish(pending, into).await
     }
