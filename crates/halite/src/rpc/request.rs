@@ -266,7 +266,10 @@ fn read_reply(window: &Window, offset: u64, into: Into<'_>) -> Reply {
         Ok(Status::DoneAt(len)) => {
             let mut address = [0; OUTPUT_ADDRESS_BYTES];
             window.read(behind, &mut address).expect("a slot holds an address");
-            Reply::DoneAt(len as usize, parse_output_address(address))
+            match parse_output_address(address) {
+                Ok(address) => Reply::DoneAt(len as usize, address),
+                Err(_) => Reply::NotUnderstood,
+            }
         }
         Ok(status) => Reply::Refused(status),
         Err(_) => Reply::NotUnderstood,
