@@ -133,12 +133,13 @@ impl Rpc {
             drop(inbound);
             return self.send_own_answer(&to, status, output, wakes);
         }
+        let posted;
         if output.len() > UNDER_LOCK_BYTES_MAX {
             drop(inbound);
-            let posted = self.write_answer(&to, status, output);
+            posted = self.write_answer(&to, status, output);
             self.end_answer(to, status, output, posted, wakes);
         } else {
-            let posted = self.write_answer(&to, status, output);
+            posted = self.write_answer(&to, status, output);
             if posted == Err(PostCause::QueueFull) {
                 drop(inbound);
                 self.end_answer(to, status, output, posted, wakes);
@@ -147,7 +148,7 @@ impl Rpc {
                 self.acknowledge(&to.link, to.slot, wakes);
             }
         }
-        Answered::Sent
+        if posted == Err(PostCause::NotConnected) { Answered::Unwanted } else { Answered::Sent }
     }
 
     /// A call of this node itself sees its answer and its end in one step: neither comes before the other.
@@ -228,17 +229,19 @@ impl Rpc {
         };
         let payload = Operation::Write { local, remote: remote(at, head.len() as u64) };
         let notice = Operation::WriteImm { local: Local::Inline(head), remote: remote(at, 0), imm };
-        let posted = self.post(
+        let posted = self.fabric.post(
             peer,
             &[
                 WorkRequest { id, operation: payload, signalled: id != CALL_WORK },
                 WorkRequest { id: CALL_WORK, operation: notice, signalled: false },
             ],
         );
-        if posted.is_err() && id != CALL_WORK {
-            self.posted.release(id);
-        }
-        posted
+        posted.map_err(|error| {
+            if error.posted == 0 && id != CALL_WORK {
+                self.posted.release(id);
+            }
+            error.cause
+        })
     }
 
     /// Posts both in one piece, put together in `whole`, whose size is that of most: to clear more takes time.
@@ -280,8 +283,10 @@ impl Rpc {
     }
 
     /// Tries again to post the answers that the fabric did not take.
-    pub(crate) fn retry_owed(&self, wakes: &mut Wakes) {
-        for Owed { to, status, output } in std::mem::take(&mut *lock(&self.owed)) {
+    pub(super) fn retry_owed(&self, wakes: &mut Wakes) {
+        // Not in the head of the loop, which would hold the lock while it runs.
+        let owed = std::mem::take(&mut *lock(&self.owed));
+        for Owed { to, status, output } in owed {
             let posted = self.write_answer(&to, status, &output);
             self.end_answer(to, status, &output, posted, wakes);
         }

@@ -109,6 +109,9 @@ impl Rpc {
         let Some(outbound) = outbound.as_mut() else {
             return Err(if link.is_gone() { NotPosted::Gone } else { NotPosted::Full });
         };
+        if !link.is_introduced() {
+            return Err(NotPosted::Full);
+        }
         let at = input.as_ref().map(|block| block.address());
         let (slot, reply_at) = self.open_slot(link.target, request, input)?;
         let header = header_of(request, slot, reply_at, at);
