@@ -20,7 +20,7 @@ mod request;
 mod server;
 mod service;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -36,10 +36,10 @@ use halite_tier::rpc::{
     RingWriter, SlotId, Status, Target, Violation,
 };
 
-use self::answer::{Owed, ReplyTo, remote};
+use self::answer::{Answered, Owed, ReplyTo, remote};
 use self::link::{Inbound, Link, Outbound, Theirs};
 use self::memory::{Block, Pool};
-use self::service::{Admission, Incoming, Payload, ServiceId, Services};
+use self::service::{Admission, Incoming, Payload, Service, ServiceId, Services};
 use crate::posted::Posted;
 use crate::wait::{Wakes, lock};
 
@@ -228,7 +228,7 @@ impl Rpc {
         }
         let services: Vec<_> = self.services.read().expect(POISONED).all().cloned().collect();
         for service in services {
-            self.grant(service.handle_down(Target::Peer(peer)), wakes);
+            self.grant(&service, service.handle_down(Target::Peer(peer)), wakes);
         }
     }
 
@@ -372,9 +372,14 @@ impl Rpc {
     }
 
     /// Tells senders that there is room for them now.
-    pub(crate) fn grant(&self, granted: Vec<(ReplyTo, u32)>, wakes: &mut Wakes) {
-        for (reply, grant) in granted {
-            self.send_answer(reply, Status::Granted(grant), &[], wakes);
+    pub(crate) fn grant(&self, service: &Service, granted: Vec<(ReplyTo, u32)>, wakes: &mut Wakes) {
+        let mut granted = VecDeque::from(granted);
+        while let Some((reply, grant)) = granted.pop_front() {
+            let from = reply.target();
+            if self.send_answer(reply, Status::Granted(grant), &[], wakes) == Answered::Unwanted {
+                // It gave up in this moment, and will not decline what it was not told of.
+                granted.extend(service.decline(from, grant));
+            }
         }
     }
 
@@ -420,7 +425,7 @@ impl Rpc {
         let service = services.get(ServiceId::Port(port)).cloned();
         drop(services);
         if let Some(service) = service {
-            self.grant(service.decline(from, grant), wakes);
+            self.grant(&service, service.decline(from, grant), wakes);
         }
     }
 

@@ -272,7 +272,7 @@ impl Receiver {
     fn accept_here(&self, taken: Taken) -> Result<Option<Accepted>, Incoming> {
         let Taken { incoming, granted } = taken;
         if !granted.is_empty() {
-            self.core().with_calls(|rpc, wakes| rpc.grant(granted, wakes));
+            self.core().with_calls(|rpc, wakes| rpc.grant(&self.service, granted, wakes));
         }
         let Incoming { reply, node, principal, input } = incoming;
         match input {
