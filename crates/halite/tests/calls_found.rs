@@ -12,9 +12,7 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use common::Dir;
-use halite::{
-    CallCause, Config, Function, Node, NodeId, NodeState, Port, ReplyCause, ServeOptions, blocking,
-};
+use halite::{CallCause, Config, Function, Node, NodeId, Port, ReplyCause, ServeOptions, blocking};
 use halite_fabric::Fabric;
 use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
 
@@ -203,34 +201,4 @@ fn messages_to_ones_own_node_may_be_given_up_at_any_moment() {
     });
     while mailbox.try_recv().unwrap().is_some() {}
     session.try_send(NodeId(0), PORT, b"last").expect("no room is kept for those that have gone");
-}
-
-/// What a node that joins has to say of its names fills the queue, and its introduction came behind that: a call that
-/// overtook it looked like a violation.
-#[test]
-fn calls_do_not_overtake_the_introduction() {
-    let dir = Dir::new();
-    let config = |node| Config { ring_bytes: 4096, ..dir.config(node) };
-    let first = dir.try_join(config(0)).unwrap();
-    let home = dir.try_join(config(1)).unwrap();
-    let session = home.blocking_session();
-    for number in 0..200 {
-        let name = format!("{number:0>200}");
-        session.alloc(Some(&name), 64, halite::Placement::Local, halite::Permissions::READ).unwrap();
-    }
-    first.leave();
-    let back = dir.try_join(config(0)).unwrap();
-    let server = back.blocking_session().serve(ECHO, ServeOptions::default()).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| serve_lengths(&server));
-        while let Err(error) = session.call(NodeId(0), ECHO, &4u32.to_le_bytes(), PATIENCE) {
-            // The former life is remembered until the new one is known.
-            let causes = [CallCause::PeerDown, CallCause::UnknownFunction];
-            assert!(causes.contains(&error.cause), "{error}");
-            let nodes = session.status().unwrap();
-            let is_known = |state| nodes.iter().any(|node| node.node == NodeId(0) && node.state == state);
-            assert!(is_known(NodeState::Alive) || is_known(NodeState::Dead), "{nodes:?}");
-        }
-        server.close();
-    });
 }
