@@ -215,7 +215,7 @@ impl Rpc {
             }
             look => return Err(look),
         }
-        let reply = read_reply(self.usual.window(), usual_offset(slot), into);
+        let reply = read_reply(self.usual.window(), usual_offset(slot), USUAL_SLOT_BYTES, into);
         if !matches!(reply, Reply::DoneAt(..)) {
             slots.free(slot);
         }
@@ -224,7 +224,8 @@ impl Rpc {
 
     /// Copies a reply out, as many bytes as `into` takes, and frees the slot, unless the output is elsewhere.
     fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
-        let reply = read_reply(&self.slot_window(slot), 0, into);
+        let window = self.slot_window(slot);
+        let reply = read_reply(&window, 0, window.len(), into);
         if !matches!(reply, Reply::DoneAt(..)) {
             self.free_slot(slot);
         }
@@ -257,11 +258,13 @@ impl Outbound {
 }
 
 /// Reads the reply that lies at `offset`.
-fn read_reply(window: &Window, offset: u64, into: Into<'_>) -> Reply {
+fn read_reply(window: &Window, offset: u64, room: u64, into: Into<'_>) -> Reply {
     let mut header = [0; REPLY_HEADER_BYTES];
     window.read(offset, &mut header).expect("a slot holds a header");
     let behind = offset + REPLY_HEADER_BYTES as u64;
     match ReplyHeader::parse(header).map(|header| header.status) {
+        // Not what lies behind the slot, whatever the server says.
+        Ok(Status::Done(len)) if REPLY_HEADER_BYTES as u64 + u64::from(len) > room => Reply::NotUnderstood,
         Ok(Status::Done(len)) => match into.read(window, behind, len as usize) {
             Some(len) => Reply::Done(len),
             None => Reply::NotUnderstood,
