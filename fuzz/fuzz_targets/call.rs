@@ -82,7 +82,7 @@ fuzz_target!(|program: &[u8]| {
 
 impl End {
     fn call(&mut self) {
-        self.waiting.extend(self.slots.open(Target::Peer(PEER), 0));
+        self.waiting.extend(self.slots.open(Target::Peer(PEER)));
     }
 
     fn look(&mut self) {

@@ -273,19 +273,7 @@ impl Core {
             Look::Soon => machine.attention_ns(now).min(now + WATCH_NS),
         };
         self.keeper_sleeps_until_ns.store(until, Relaxed);
-        // Calls do not take the machine's lock: of one that was opened since, either this sees the deadline, or
-        // expect_by() sees the word above; the lock of the slots orders the two.
-        let until = until.min(self.ground.rpc.next_deadline_ns());
-        self.attention_ns.store(until, Relaxed);
         Duration::from_nanos(until.saturating_sub(now))
-    }
-
-    /// Somebody is about to sleep, behind the lock of the slots, who must be woken at `deadline_ns`.
-    pub(crate) fn expect_by(&self, deadline_ns: u64) {
-        // Ordered with begin_sleep() by that lock.
-        if deadline_ns < self.keeper_sleeps_until_ns.load(Relaxed) {
-            self.ground.fabric.wake();
-        }
     }
 
     pub(crate) fn end_sleep(&self) {

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use halite_fabric::{Fabric, Key, Local, Operation, PeerId, PostCause, WorkId, WorkRequest};
 use halite_mem::Window;
@@ -64,7 +64,7 @@ const USUAL_SLOT_BYTES: u64 = 4096 + 64;
 /// Most calls under way.
 const SLOTS_MAX: usize = 1 << 16;
 /// How much of a request is looked at first: header, name and input of a small one.
-const FIRST_LOOK_BYTES: usize = 128;
+const FIRST_LOOK_BYTES: usize = 64;
 
 /// What a slot holds while it is in use.
 #[derive(Debug, Default)]
@@ -90,8 +90,7 @@ pub(crate) struct Rpc {
     slots: Mutex<ReplySlots<Held>>,
     /// How many replies have arrived.
     arrivals: AtomicU64,
-    links: RwLock<Links>,
-    services: RwLock<Services>,
+    routes: RwLock<Routes>,
     owed: Mutex<Vec<Owed>>,
     /// Heads that the fabric did not take yet: where they go, and what they are.
     heads: Mutex<BTreeMap<PeerId, (Address, u64)>>,
@@ -104,12 +103,14 @@ pub(crate) struct Rpc {
     hungry: AtomicBool,
 }
 
+/// Which way requests go.
 #[derive(Debug, Default)]
-struct Links {
+struct Routes {
     by_node: BTreeMap<NodeId, Arc<Link>>,
     by_peer: BTreeMap<PeerId, Arc<Link>>,
     /// Of peers that are gone but may still write to our memory.
     fading: BTreeMap<PeerId, Arc<Link>>,
+    services: Services,
 }
 
 impl Rpc {
@@ -124,7 +125,7 @@ impl Rpc {
         let usual = pool.allocate(&*fabric, u64::from(USUAL_SLOTS) * USUAL_SLOT_BYTES)?;
         let inline_bytes_max = fabric.capabilities().inline_bytes_max;
         let own = Arc::new(Link::new(node, Target::Own, None, None));
-        let links = Links { by_node: [(node, own.clone())].into(), ..Links::default() };
+        let routes = Routes { by_node: [(node, own.clone())].into(), ..Routes::default() };
         Some(Rpc {
             fabric,
             posted,
@@ -135,8 +136,7 @@ impl Rpc {
             usual,
             slots: Mutex::new(ReplySlots::new(SLOTS_MAX)),
             arrivals: AtomicU64::new(0),
-            links: RwLock::new(links),
-            services: RwLock::default(),
+            routes: RwLock::new(routes),
             owed: Mutex::default(),
             heads: Mutex::default(),
             introductions: Mutex::default(),
@@ -158,10 +158,10 @@ impl Rpc {
         let introduction = self.introduction(&ring, &head);
         let reader = RingReader::new(self.ring_bytes);
         let link = Arc::new(Link::new(node, Target::Peer(peer), Some((reader, ring)), Some(head)));
-        let mut links = self.links.write().expect(POISONED);
-        links.by_node.insert(node, link.clone());
-        links.by_peer.insert(peer, link.clone());
-        drop(links);
+        let mut routes = self.routes_mut();
+        routes.by_node.insert(node, link.clone());
+        routes.by_peer.insert(peer, link.clone());
+        drop(routes);
         self.introduce(peer, &link, introduction);
     }
 
@@ -184,7 +184,7 @@ impl Rpc {
         let introductions = std::mem::take(&mut *lock(&self.introductions));
         let heads = std::mem::take(&mut *lock(&self.heads));
         for (peer, note) in introductions {
-            let link = self.links.read().expect(POISONED).by_peer.get(&peer).cloned();
+            let link = self.routes().by_peer.get(&peer).cloned();
             if let Some(link) = link {
                 self.introduce(peer, &link, note);
             }
@@ -212,13 +212,14 @@ impl Rpc {
 
     /// A peer is gone, but may still write to our memory.
     pub(crate) fn handle_disconnected(&self, peer: PeerId, wakes: &mut Wakes) {
-        let mut links = self.links.write().expect(POISONED);
-        let Some(link) = links.by_peer.remove(&peer) else { return };
-        if links.by_node.get(&link.node).is_some_and(|known| Arc::ptr_eq(known, &link)) {
-            links.by_node.remove(&link.node);
+        let mut routes = self.routes_mut();
+        let Some(link) = routes.by_peer.remove(&peer) else { return };
+        if routes.by_node.get(&link.node).is_some_and(|known| Arc::ptr_eq(known, &link)) {
+            routes.by_node.remove(&link.node);
         }
-        links.fading.insert(peer, link.clone());
-        drop(links);
+        routes.fading.insert(peer, link.clone());
+        let services: Vec<_> = routes.services.all().cloned().collect();
+        drop(routes);
         link.set_gone();
         *lock(&link.outbound) = None;
         {
@@ -226,7 +227,6 @@ impl Rpc {
             wakes.extend(slots.handle_down(peer));
             self.arrived(&slots);
         }
-        let services: Vec<_> = self.services.read().expect(POISONED).all().cloned().collect();
         for service in services {
             self.grant(&service, service.handle_down(Target::Peer(peer)), wakes);
         }
@@ -236,7 +236,7 @@ impl Rpc {
     pub(crate) fn handle_cut_off(&self, peer: PeerId) {
         let held = lock(&self.slots).handle_cut_off(peer);
         drop(held);
-        let link = self.links.write().expect(POISONED).fading.remove(&peer);
+        let link = self.routes_mut().fading.remove(&peer);
         if let Some(link) = link {
             let inbound = &mut *lock(&link.inbound);
             inbound.ring = None;
@@ -247,7 +247,17 @@ impl Rpc {
 
     /// The link to a node, once both ends can write to each other.
     pub(crate) fn link_to(&self, node: NodeId) -> Option<Arc<Link>> {
-        self.links.read().expect(POISONED).by_node.get(&node).cloned()
+        self.routes().by_node.get(&node).cloned()
+    }
+
+    /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
+    /// for the writer.
+    fn routes(&self) -> RwLockReadGuard<'_, Routes> {
+        self.routes.read().expect(POISONED)
+    }
+
+    fn routes_mut(&self) -> RwLockWriteGuard<'_, Routes> {
+        self.routes.write().expect(POISONED)
     }
 
     // What arrives.
@@ -305,9 +315,9 @@ impl Rpc {
     }
 
     fn handle_request(&self, peer: PeerId, offset: u64, wakes: &mut Wakes) -> Result<(), Violation> {
-        let links = self.links.read().expect(POISONED);
+        let routes = self.routes();
         // Nobody else may write to our rings.
-        let link = links.by_peer.get(&peer).ok_or(Violation("a request without a ring"))?;
+        let link = routes.by_peer.get(&peer).ok_or(Violation("a request without a ring"))?;
         let (kind, number, incoming, head) = {
             let inbound = &mut *lock(&link.inbound);
             let (header, incoming) = read_request(link, inbound, offset)?;
@@ -319,7 +329,7 @@ impl Rpc {
         if let Some((head, theirs)) = head {
             self.return_head(peer, theirs.head, head);
         }
-        self.deliver(kind, number, incoming, wakes);
+        self.deliver(&routes.services, kind, number, incoming, wakes);
         Ok(())
     }
 
@@ -344,9 +354,8 @@ impl Rpc {
         self.enforce(peer, Err(Violation("it named memory that it does not have")));
     }
 
-    fn deliver(&self, kind: Kind, number: u32, incoming: Incoming, wakes: &mut Wakes) {
+    fn deliver(&self, services: &Services, kind: Kind, number: u32, incoming: Incoming, wakes: &mut Wakes) {
         let id = ServiceId::of(kind, number);
-        let services = self.services.read().expect(POISONED);
         let Some(service) = services.get(id) else {
             return self.refuse_request(incoming, Status::Unknown, wakes);
         };
@@ -385,7 +394,7 @@ impl Rpc {
 
     /// A note has arrived.
     pub(crate) fn handle_note(&self, peer: PeerId, bytes: &[u8], wakes: &mut Wakes) {
-        let link = self.links.read().expect(POISONED).by_peer.get(&peer).cloned();
+        let link = self.routes().by_peer.get(&peer).cloned();
         let Some(link) = link else { return };
         let note = Note::parse(bytes).map_err(|_| Violation("not a note"));
         let handled = note.and_then(|note| self.apply_note(&link, peer, note, wakes));
@@ -413,6 +422,7 @@ impl Rpc {
         let cancelling = {
             let inbound = &mut *lock(&link.inbound);
             inbound.kept.remove(&slot);
+            link.note_cancel();
             inbound.served.cancel(slot)
         };
         if cancelling == Cancelling::Acknowledge {
@@ -421,9 +431,7 @@ impl Rpc {
     }
 
     fn decline(&self, port: u32, from: Target, grant: u32, wakes: &mut Wakes) {
-        let services = self.services.read().expect(POISONED);
-        let service = services.get(ServiceId::Port(port)).cloned();
-        drop(services);
+        let service = self.routes().services.get(ServiceId::Port(port)).cloned();
         if let Some(service) = service {
             self.grant(&service, service.decline(from, grant), wakes);
         }
@@ -527,7 +535,7 @@ impl Rpc {
             wakes.extend(slots.close());
             self.arrived(&slots);
         }
-        let services: Vec<_> = self.services.read().expect(POISONED).all().cloned().collect();
+        let services: Vec<_> = self.routes().services.all().cloned().collect();
         for service in services {
             if let Some(ended) = service.close() {
                 wakes.extend(ended.wakers);
@@ -633,8 +641,14 @@ fn read_request(
     let principal = inbound.principal(name)?;
     let theirs = inbound.theirs.ok_or(Violation("a request before the introduction"))?;
     let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
-    let reply =
-        ReplyTo { link: link.clone(), slot: header.slot, at, room, bytes_max: header.reply_bytes_max };
+    let reply = ReplyTo {
+        link: link.clone(),
+        cancels: link.cancels(),
+        slot: header.slot,
+        at,
+        room,
+        bytes_max: header.reply_bytes_max,
+    };
     let input = match header.input {
         Input::InRing => Payload::Here(input),
         Input::At(address) => Payload::There { address, len: header.input_bytes },

@@ -47,7 +47,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Call => {
-                    let Some(slot) = slots.open(server, 0) else {
+                    let Some(slot) = slots.open(server) else {
                         prop_assert!(open.len() + waiting.len() >= usize::from(SLOTS));
                         continue;
                     };

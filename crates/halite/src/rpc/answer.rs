@@ -15,6 +15,8 @@ use crate::wait::{Wakes, lock};
 #[derive(Debug)]
 pub(crate) struct ReplyTo {
     pub(crate) link: Arc<Link>,
+    /// [`Link::cancels`] when the request arrived.
+    pub(crate) cancels: u32,
     pub(crate) slot: SlotId,
     /// The place of the slot, and how many bytes it has.
     pub(crate) at: Address,
@@ -30,7 +32,8 @@ impl ReplyTo {
 
     /// Whether somebody still waits for it.
     pub(crate) fn is_wanted(&self) -> bool {
-        !self.link.is_gone() && lock(&self.link.inbound).served.is_open(self.slot)
+        let untouched = || self.link.cancels() == self.cancels;
+        !self.link.is_gone() && (untouched() || lock(&self.link.inbound).served.is_open(self.slot))
     }
 }
 

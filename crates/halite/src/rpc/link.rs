@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use halite_fabric::Key;
@@ -23,6 +24,8 @@ pub(crate) struct Link {
     pub(crate) inbound: Mutex<Inbound>,
     gone: AtomicBool,
     introduced: AtomicBool,
+    /// How many calls the peer has cancelled.
+    cancels: AtomicU32,
 }
 
 /// Where our requests go.
@@ -81,6 +84,7 @@ impl Link {
             }),
             gone: AtomicBool::new(false),
             introduced: AtomicBool::new(false),
+            cancels: AtomicU32::new(0),
         }
     }
 
@@ -99,6 +103,16 @@ impl Link {
     pub(crate) fn is_gone(&self) -> bool {
         // A hint that saves work; what must not happen after the end is kept from it by the locks.
         self.gone.load(Relaxed)
+    }
+
+    /// How many calls the peer has cancelled: while there are no more, each that was open is so still.
+    pub(crate) fn cancels(&self) -> u32 {
+        // A hint: a call that is cancelled at this moment may be handed to its handler all the same.
+        self.cancels.load(Relaxed)
+    }
+
+    pub(crate) fn note_cancel(&self) {
+        self.cancels.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn set_gone(&self) {

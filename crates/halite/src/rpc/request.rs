@@ -17,7 +17,7 @@ use halite_tier::rpc::{
 use super::answer::ReplyTo;
 use super::link::{Link, Outbound};
 use super::memory::Block;
-use super::service::{Incoming, Payload};
+use super::service::{Incoming, Payload, Services};
 use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS, usual_offset};
 use crate::driver::Core;
 use crate::wait::{Wakes, lock};
@@ -44,6 +44,8 @@ pub(crate) struct Request<'a> {
 pub(crate) enum NotPosted {
     /// There is no room now, in the ring or in the fabric's queue; or the server's node is not ready yet.
     Full,
+    /// There is no link to the node.
+    NoLink,
     /// The server's node is gone.
     Gone,
     NoMemory,
@@ -55,7 +57,6 @@ pub(crate) struct Pending<'c> {
     core: &'c Core,
     slot: SlotId,
     target: Target,
-    deadline_ns: u64,
     open: bool,
 }
 
@@ -76,30 +77,35 @@ impl Rpc {
     /// Posts a request, or says why not; nothing has happened then.
     pub(crate) fn try_request(
         &self,
-        link: &Arc<Link>,
+        node: NodeId,
         request: &Request<'_>,
         wakes: &mut Wakes,
-    ) -> Result<SlotId, NotPosted> {
-        match link.target {
-            Target::Own => self.deliver_own(link, request, wakes),
-            Target::Peer(_) => self.post_request(link, request),
-        }
+    ) -> Result<(Target, SlotId), NotPosted> {
+        let routes = self.routes();
+        let link = routes.by_node.get(&node).ok_or(NotPosted::NoLink)?;
+        let slot = match link.target {
+            Target::Own => self.deliver_own(link, &routes.services, request, wakes)?,
+            Target::Peer(_) => self.post_request(link, request)?,
+        };
+        Ok((link.target, slot))
     }
 
     fn deliver_own(
         &self,
         link: &Arc<Link>,
+        services: &Services,
         request: &Request<'_>,
         wakes: &mut Wakes,
     ) -> Result<SlotId, NotPosted> {
         let (slot, reply_at) = self.open_slot(Target::Own, request, None)?;
         let (at, room) = reply_at.unwrap_or((self.usual.address(), USUAL_SLOT_BYTES as u32));
         lock(&link.inbound).served.open(slot).expect("the slot was free");
-        let reply = ReplyTo { link: link.clone(), slot, at, room, bytes_max: request.reply_bytes_max };
+        let (bytes_max, cancels) = (request.reply_bytes_max, link.cancels());
+        let reply = ReplyTo { link: link.clone(), cancels, slot, at, room, bytes_max };
         let input = Payload::Here(request.input.to_vec());
         let principal = request.principal.clone();
         let incoming = Incoming { reply: Some(reply), node: link.node, principal, input };
-        self.deliver(request.kind, request.number, incoming, wakes);
+        self.deliver(services, request.kind, request.number, incoming, wakes);
         Ok(slot)
     }
 
@@ -149,8 +155,10 @@ impl Rpc {
         request: &Request<'_>,
         input: Option<Block>,
     ) -> Result<(SlotId, Option<(Address, u32)>), NotPosted> {
-        let opened = lock(&self.slots).open(target, request.deadline_ns);
-        let slot = opened.ok_or(NotPosted::TooManyCalls)?;
+        let slot = lock(&self.slots).open(target).ok_or(NotPosted::TooManyCalls)?;
+        if request.deadline_ns < u64::MAX {
+            self.set_deadline(slot, request.deadline_ns);
+        }
         let wanted = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
         let room = if request.reply_in_place { wanted.max(USUAL_SLOT_BYTES) } else { USUAL_SLOT_BYTES };
         let mut held = Held { input, ..Held::default() };
@@ -205,9 +213,9 @@ impl Rpc {
     }
 
     /// Looks after a slot, and if the reply is there, copies it out and frees the slot in the same step.
-    fn try_take(&self, slot: SlotId, now_ns: u64, into: Into<'_>) -> Result<Reply, Look> {
+    fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, Look> {
         let mut slots = lock(&self.slots);
-        match slots.look(slot, now_ns, None) {
+        match slots.look(slot, 0, None) {
             Look::Replied if slots.held(slot).is_none() => {}
             Look::Replied => {
                 drop(slots);
@@ -230,6 +238,16 @@ impl Rpc {
             self.free_slot(slot);
         }
         reply
+    }
+
+    fn set_deadline(&self, slot: SlotId, deadline_ns: u64) {
+        let mut slots = lock(&self.slots);
+        let before = slots.next_deadline_ns();
+        slots.set_deadline(slot, deadline_ns);
+        if deadline_ns < before {
+            // Whoever sleeps until the next deadline is to sleep less.
+            self.set_dirty();
+        }
     }
 
     fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
@@ -338,17 +356,22 @@ impl Into<'_> {
 }
 
 impl<'c> Pending<'c> {
-    pub(crate) fn new(core: &'c Core, target: Target, slot: SlotId, deadline_ns: u64) -> Pending<'c> {
-        Pending { core, slot, target, deadline_ns, open: true }
+    pub(crate) fn new(core: &'c Core, target: Target, slot: SlotId) -> Pending<'c> {
+        Pending { core, slot, target, open: true }
     }
 
     pub(crate) fn target(&self) -> Target {
         self.target
     }
 
-    /// Takes the answer if it is there.
+    /// Sets the deadline of a call that was posted without one.
+    pub(crate) fn set_deadline(&self, deadline_ns: u64) {
+        self.core.with_calls(|rpc, _| rpc.set_deadline(self.slot, deadline_ns));
+    }
+
+    /// Takes the answer if it is there.  Looks at no clock.
     pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, Look> {
-        let reply = self.core.ground.rpc.try_take(self.slot, self.core.now_ns(), into)?;
+        let reply = self.core.ground.rpc.try_take(self.slot, into)?;
         self.open = matches!(reply, Reply::DoneAt(..));
         Ok(reply)
     }
@@ -364,7 +387,6 @@ impl<'c> Pending<'c> {
         if look != Look::Waiting {
             return Poll::Ready(look);
         }
-        self.core.expect_by(self.deadline_ns);
         Poll::Pending
     }
 
@@ -384,31 +406,7 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// A node of the cluster, or why it cannot be called.
-pub(crate) enum Callee {
-    Ready(Arc<Link>),
-    NotYet,
-    Down,
-    Unknown,
-}
-
 impl Core {
-    /// The link to a node.
-    pub(crate) fn callee(&self, node: NodeId) -> Callee {
-        if let Some(link) = self.ground.rpc.link_to(node) {
-            return Callee::Ready(link);
-        }
-        self.look(|machine| {
-            if machine.is_connected_to(node) {
-                Callee::NotYet
-            } else if machine.knows(node) {
-                Callee::Down
-            } else {
-                Callee::Unknown
-            }
-        })
-    }
-
     /// Does something with calls, and lets the machine settle if that is needed.
     pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
         let mut wakes = Wakes::default();
