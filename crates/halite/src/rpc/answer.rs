@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
-use halite_tier::rpc::{Address, Imm, Note, ReplyHeader, SlotId, Status, Target};
+use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, SlotId, Status, Target};
 
 use super::link::Link;
 use super::memory::Block;
@@ -132,12 +132,17 @@ impl Rpc {
         if to.link.is_gone() || !inbound.served.begin(to.slot) {
             return Answered::Unwanted;
         }
+        if to.link.target == Target::Own {
+            drop(inbound);
+            return self.send_own_answer(&to, status, output, wakes);
+        }
+        let posted;
         if output.len() > UNDER_LOCK_BYTES_MAX {
             drop(inbound);
-            let posted = self.write_answer(&to, status, output, wakes);
+            posted = self.write_answer(&to, status, output);
             self.end_answer(to, status, output, posted, wakes);
         } else {
-            let posted = self.write_answer(&to, status, output, wakes);
+            posted = self.write_answer(&to, status, output);
             if posted == Err(PostCause::QueueFull) {
                 drop(inbound);
                 self.end_answer(to, status, output, posted, wakes);
@@ -146,7 +151,24 @@ impl Rpc {
                 self.acknowledge(&to.link, to.slot, wakes);
             }
         }
-        Answered::Sent
+        if posted == Err(PostCause::NotConnected) { Answered::Unwanted } else { Answered::Sent }
+    }
+
+    /// A call of this node itself sees its answer and its end in one step: neither comes before the other.
+    fn send_own_answer(&self, to: &ReplyTo, status: Status, output: &[u8], wakes: &mut Wakes) -> Answered {
+        self.write_own_slot(to.slot, &ReplyHeader { status }.emit(), output);
+        let arrival = {
+            let mut inbound = lock(&to.link.inbound);
+            let arrival = self.arrive(Target::Own, to.slot);
+            // If the call was cancelled meanwhile, a late answer is all the acknowledgement that it needs.
+            inbound.served.end(to.slot, true);
+            arrival
+        };
+        // The node ended before, and with it all waiting.
+        let Ok(arrival) = arrival else { return Answered::Unwanted };
+        let answered = if matches!(arrival, Arrival::Late) { Answered::Unwanted } else { Answered::Sent };
+        self.handle_arrival(Target::Own, to.slot, arrival, wakes);
+        answered
     }
 
     fn end_answer(
@@ -178,25 +200,10 @@ impl Rpc {
         let _ = wakes;
     }
 
-    fn write_answer(
-        &self,
-        to: &ReplyTo,
-        status: Status,
-        output: &[u8],
-        wakes: &mut Wakes,
-    ) -> Result<(), PostCause> {
+    fn write_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
+        let Target::Peer(peer) = to.link.target else { unreachable!("own answers need no fabric") };
         let header = ReplyHeader { status }.emit();
-        match to.link.target {
-            Target::Own => {
-                self.write_own_slot(to.slot, &header, output);
-                self.handle_reply(Target::Own, to.slot, wakes).expect("a call of our own is open");
-                Ok(())
-            }
-            Target::Peer(peer) => {
-                let imm = Imm::Reply(to.slot).emit();
-                self.post_parts(peer, to.at, &header, output, imm)
-            }
-        }
+        self.post_parts(peer, to.at, &header, output, Imm::Reply(to.slot).emit())
     }
 
     /// Posts `head`, and `rest` behind it, to `at`: in one piece where that is short enough to be put together.
@@ -225,17 +232,19 @@ impl Rpc {
         };
         let payload = Operation::Write { local, remote: remote(at, head.len() as u64) };
         let notice = Operation::WriteImm { local: Local::Inline(head), remote: remote(at, 0), imm };
-        let posted = self.post(
+        let posted = self.fabric.post(
             peer,
             &[
                 WorkRequest { id, operation: payload, signalled: id != CALL_WORK },
                 WorkRequest { id: CALL_WORK, operation: notice, signalled: false },
             ],
         );
-        if posted.is_err() && id != CALL_WORK {
-            self.posted.release(id);
-        }
-        posted
+        posted.map_err(|error| {
+            if error.posted == 0 && id != CALL_WORK {
+                self.posted.release(id);
+            }
+            error.cause
+        })
     }
 
     /// Posts both in one piece, put together in `whole`, whose size is that of most: to clear more takes time.
@@ -277,9 +286,11 @@ impl Rpc {
     }
 
     /// Tries again to post the answers that the fabric did not take.
-    pub(crate) fn retry_owed(&self, wakes: &mut Wakes) {
-        for Owed { to, status, output } in std::mem::take(&mut *lock(&self.owed)) {
-            let posted = self.write_answer(&to, status, &output, wakes);
+    pub(super) fn retry_owed(&self, wakes: &mut Wakes) {
+        // Not in the head of the loop, which would hold the lock while it runs.
+        let owed = std::mem::take(&mut *lock(&self.owed));
+        for Owed { to, status, output } in owed {
+            let posted = self.write_answer(&to, status, &output);
             self.end_answer(to, status, &output, posted, wakes);
         }
     }

@@ -271,7 +271,7 @@ impl Receiver {
     fn accept_here(&self, taken: Taken) -> Result<Option<Accepted>, Incoming> {
         let Taken { incoming, granted } = taken;
         if !granted.is_empty() {
-            self.core().with_calls(|rpc, wakes| rpc.grant(granted, wakes));
+            self.core().with_calls(|rpc, wakes| rpc.grant(&self.service, granted, wakes));
         }
         let Incoming { reply, node, principal, input } = incoming;
         match input {
@@ -462,15 +462,19 @@ impl Session {
         for node in nodes {
             let mut calling = Calling::new(self, *node, function, input, timeout).unlimited();
             calling.start();
-            let posted = calling.post().await;
+            let posted = calling.try_post();
             pending.push((calling, posted));
         }
         let mut answers = Vec::with_capacity(nodes.len());
         for (calling, posted) in pending {
             let mut output = Vec::new();
+            // Whoever has no room now holds up none of the others.
             let answer = match posted {
-                Ok(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
-                Err(error) => Err(error),
+                Some(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
+                None => match calling.post().await {
+                    Ok(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
+                    Err(error) => Err(error),
+                },
             };
             answers.push(answer.map(|_| output));
         }

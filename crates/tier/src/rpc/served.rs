@@ -7,7 +7,9 @@
 //!                      └──> Idle        v
 //! ```
 //!
-//! A call is *busy* while its slot is being written, or its input read: only then must a cancel wait.
+//! A call is *busy* while its slot is being written, or its input read: only then must a cancel wait.  The caller may
+//! see the answer, and use the slot for its next call, before the thread that wrote it comes to `end`; that then ends
+//! nothing.
 
 use super::{SlotId, Violation};
 
@@ -48,8 +50,10 @@ impl Served {
         if index >= self.calls.len() {
             self.calls.resize(index + 1, State::Idle);
         }
-        if self.calls[index] != State::Idle {
-            return Err(Violation("a slot is used for two requests"));
+        match self.calls[index] {
+            State::Idle => {}
+            State::Busy { generation } | State::Cancelled { generation } if generation != id.generation => {}
+            _ => return Err(Violation("a slot is used for two requests")),
         }
         self.calls[index] = State::Open { generation: id.generation };
         Ok(())
@@ -69,7 +73,8 @@ impl Served {
         open
     }
 
-    /// That is over; the call is `answered` or not yet.  Returns whether a cancel is to be acknowledged now.
+    /// That is over; the call is `answered` or not yet.  Returns whether a cancel is to be acknowledged now.  Nothing is
+    /// left to be ended where the slot is in its next use.
     pub fn end(&mut self, id: SlotId, answered: bool) -> bool {
         let generation = id.generation;
         let (next, acknowledge) = match self.state(id) {
@@ -78,7 +83,7 @@ impl Served {
             }
             State::Busy { generation: busy } if busy == generation => (State::Idle, false),
             State::Cancelled { generation: busy } if busy == generation => (State::Idle, true),
-            other => unreachable!("{id:?} was begun, and is {other:?}"),
+            _ => return false,
         };
         self.calls[usize::from(id.index)] = next;
         acknowledge
@@ -149,6 +154,24 @@ mod tests {
         assert!(served.begin(ID));
         assert!(!served.end(ID, true));
         assert_eq!(served.cancel(ID), Cancelling::Acknowledge);
+    }
+
+    #[test]
+    fn a_caller_may_call_again_before_its_answer_is_noted_down() {
+        let next = SlotId { generation: 8, ..ID };
+        for cancelled in [false, true] {
+            let mut served = Served::default();
+            served.open(ID).unwrap();
+            assert!(served.begin(ID));
+            if cancelled {
+                assert_eq!(served.cancel(ID), Cancelling::Later);
+            }
+            assert!(served.open(ID).is_err(), "not in the same use");
+            served.open(next).unwrap();
+            assert!(!served.end(ID, true), "the answer told the caller all there is to know");
+            assert!(served.begin(next));
+            assert!(!served.end(next, true));
+        }
     }
 
     #[test]
