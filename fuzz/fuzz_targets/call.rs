@@ -8,7 +8,7 @@ use halite_fabric::PeerId;
 use halite_tier::rpc::wire::{REQUEST_HEADER_BYTES_MAX, parse_output_address};
 use halite_tier::rpc::{
     Abandoned, Arrival, Cancelling, Imm, Look, Note, RING_BYTES_MIN, ReplyHeader, ReplySlots, RequestHeader,
-    RingReader, RingWriter, Served, SlotId, Target,
+    RingReader, RingWriter, Served, ServedId, SlotId, Target,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -22,7 +22,7 @@ struct End {
     writer: RingWriter,
     served: Served,
     /// Requests that are being answered.
-    busy: Vec<SlotId>,
+    busy: Vec<ServedId>,
     slots: ReplySlots<()>,
     /// Calls of our own that somebody waits for.
     waiting: Vec<SlotId>,
@@ -107,8 +107,8 @@ impl End {
 
     /// A handler comes to its end.
     fn answer(&mut self) {
-        if let Some(slot) = self.busy.pop() {
-            self.served.end(slot, true);
+        if let Some(call) = self.busy.pop() {
+            self.served.end(call, true);
         }
     }
 
@@ -135,8 +135,10 @@ impl End {
         if let Some(head) = self.reader.poll_head() {
             assert!(head > 0);
         }
-        if self.served.open(header.slot).is_ok() && self.served.begin(header.slot) {
-            self.busy.push(header.slot);
+        if let Ok(call) = self.served.open(header.slot)
+            && self.served.begin(call)
+        {
+            self.busy.push(call);
         }
     }
 
@@ -145,7 +147,7 @@ impl End {
             Ok(Note::Cancel { index, generation }) => {
                 let slot = SlotId { index, generation };
                 if self.served.cancel(slot) == Cancelling::Later {
-                    assert!(self.busy.contains(&slot));
+                    assert!(self.busy.iter().any(|call| call.slot == slot));
                 }
             }
             Ok(Note::Cancelled { index, generation }) => {

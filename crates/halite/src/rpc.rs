@@ -11,6 +11,7 @@
 //! each briefly: a service, a link's outbound, a link's inbound, the slots; the fabric's own come last.
 
 mod answer;
+mod call;
 mod error;
 mod fetch;
 mod link;
@@ -43,12 +44,13 @@ use self::service::{Admission, Incoming, Payload, Service, ServiceId, Services};
 use crate::posted::Posted;
 use crate::wait::{Wakes, lock};
 
+pub(crate) use self::call::Calling;
+pub use self::call::PendingCall;
 pub use self::error::{
     CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
 };
 pub use self::port::{Mailbox, Message, Port};
 pub(crate) use self::request::Into;
-pub(crate) use self::server::Calling;
 pub use self::server::{Call, Function, Server};
 pub use self::service::ServeOptions;
 
@@ -321,7 +323,6 @@ impl Rpc {
         let (kind, number, incoming, head) = {
             let inbound = &mut *lock(&link.inbound);
             let (header, incoming) = read_request(link, inbound, offset)?;
-            inbound.served.open(header.slot)?;
             let (reader, _) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
             let head = reader.poll_head().zip(inbound.theirs);
             (header.kind, header.number, incoming, head)
@@ -639,12 +640,13 @@ fn read_request(
     }
     reader.advance(len);
     let principal = inbound.principal(name)?;
+    let id = inbound.served.open(header.slot)?;
     let theirs = inbound.theirs.ok_or(Violation("a request before the introduction"))?;
     let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
     let reply = ReplyTo {
         link: link.clone(),
         cancels: link.cancels(),
-        slot: header.slot,
+        id,
         at,
         room,
         bytes_max: header.reply_bytes_max,

@@ -108,18 +108,21 @@ proptest! {
         steps in prop::collection::vec((0..4_u8, slot(), any::<bool>()), 1..200),
     ) {
         let mut served = Served::default();
-        let mut busy = Vec::new();
+        let (mut open, mut busy) = (Vec::new(), Vec::new());
         for (kind, slot, answered) in steps {
             match kind {
-                0 => drop(served.open(slot)),
+                0 => open.extend(served.open(slot)),
                 1 => drop(served.cancel(slot)),
-                2 if served.begin(slot) => {
-                    prop_assert!(!served.begin(slot), "it is begun once");
-                    busy.push(slot);
+                2 => {
+                    let Some(call) = open.pop() else { continue };
+                    if served.begin(call) {
+                        prop_assert!(!served.begin(call), "it is begun once");
+                        busy.push(call);
+                    }
                 }
                 _ => {
-                    if let Some(slot) = busy.pop() {
-                        served.end(slot, answered);
+                    if let Some(call) = busy.pop() {
+                        served.end(call, answered);
                     }
                 }
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
-use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, SlotId, Status, Target};
+use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, ServedId, SlotId, Status, Target};
 
 use super::link::Link;
 use super::memory::Block;
@@ -17,7 +17,7 @@ pub(crate) struct ReplyTo {
     pub(crate) link: Arc<Link>,
     /// [`Link::cancels`] when the request arrived.
     pub(crate) cancels: u32,
-    pub(crate) slot: SlotId,
+    pub(crate) id: ServedId,
     /// The place of the slot, and how many bytes it has.
     pub(crate) at: Address,
     pub(crate) room: u32,
@@ -33,7 +33,7 @@ impl ReplyTo {
     /// Whether somebody still waits for it.
     pub(crate) fn is_wanted(&self) -> bool {
         let untouched = || self.link.cancels() == self.cancels;
-        !self.link.is_gone() && (untouched() || lock(&self.link.inbound).served.is_open(self.slot))
+        !self.link.is_gone() && (untouched() || lock(&self.link.inbound).served.is_open(self.id))
     }
 }
 
@@ -95,12 +95,12 @@ impl Rpc {
         let address = emit_output_address(block.address());
         {
             let mut inbound = lock(&to.link.inbound);
-            if !inbound.served.is_open(to.slot) {
+            if !inbound.served.is_open(to.id) {
                 return Answered::Unwanted;
             }
-            inbound.kept.insert(to.slot, block);
+            inbound.kept.insert(to.id.slot, block);
         }
-        let (link, slot) = (to.link.clone(), to.slot);
+        let (link, slot) = (to.link.clone(), to.id.slot);
         let answered = self.send_answer(to, Status::DoneAt(output.len() as u32), &address, wakes);
         if answered == Answered::Unwanted {
             lock(&link.inbound).kept.remove(&slot);
@@ -115,7 +115,7 @@ impl Rpc {
             self.refuse(to, Status::NoMemory, wakes);
             return Answered::NoMemory;
         };
-        if !self.give_slot_memory(to.slot, block) {
+        if !self.give_slot_memory(to.id.slot, block) {
             return Answered::Unwanted;
         }
         self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
@@ -129,7 +129,7 @@ impl Rpc {
         wakes: &mut Wakes,
     ) -> Answered {
         let mut inbound = lock(&to.link.inbound);
-        if to.link.is_gone() || !inbound.served.begin(to.slot) {
+        if to.link.is_gone() || !inbound.served.begin(to.id) {
             return Answered::Unwanted;
         }
         if to.link.target == Target::Own {
@@ -146,9 +146,9 @@ impl Rpc {
             if posted == Err(PostCause::QueueFull) {
                 drop(inbound);
                 self.end_answer(to, status, output, posted, wakes);
-            } else if inbound.served.end(to.slot, true) {
+            } else if inbound.served.end(to.id, true) {
                 drop(inbound);
-                self.acknowledge(&to.link, to.slot, wakes);
+                self.acknowledge(&to.link, to.id.slot, wakes);
             }
         }
         if posted == Err(PostCause::NotConnected) { Answered::Unwanted } else { Answered::Sent }
@@ -156,18 +156,18 @@ impl Rpc {
 
     /// A call of this node itself sees its answer and its end in one step: neither comes before the other.
     fn send_own_answer(&self, to: &ReplyTo, status: Status, output: &[u8], wakes: &mut Wakes) -> Answered {
-        self.write_own_slot(to.slot, &ReplyHeader { status }.emit(), output);
+        self.write_own_slot(to.id.slot, &ReplyHeader { status }.emit(), output);
         let arrival = {
             let mut inbound = lock(&to.link.inbound);
-            let arrival = self.arrive(Target::Own, to.slot);
+            let arrival = self.arrive(Target::Own, to.id.slot);
             // If the call was cancelled meanwhile, a late answer is all the acknowledgement that it needs.
-            inbound.served.end(to.slot, true);
+            inbound.served.end(to.id, true);
             arrival
         };
         // The node ended before, and with it all waiting.
         let Ok(arrival) = arrival else { return Answered::Unwanted };
         let answered = if matches!(arrival, Arrival::Late) { Answered::Unwanted } else { Answered::Sent };
-        self.handle_arrival(Target::Own, to.slot, arrival, wakes);
+        self.handle_arrival(Target::Own, to.id.slot, arrival, wakes);
         answered
     }
 
@@ -183,9 +183,9 @@ impl Rpc {
             return self.owe(Owed { to, status, output: output.to_vec() });
         }
         // A peer that is gone needs no answer.
-        let acknowledge = lock(&to.link.inbound).served.end(to.slot, true);
+        let acknowledge = lock(&to.link.inbound).served.end(to.id, true);
         if acknowledge {
-            self.acknowledge(&to.link, to.slot, wakes);
+            self.acknowledge(&to.link, to.id.slot, wakes);
         }
     }
 
@@ -203,7 +203,7 @@ impl Rpc {
     fn write_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
         let Target::Peer(peer) = to.link.target else { unreachable!("own answers need no fabric") };
         let header = ReplyHeader { status }.emit();
-        self.post_parts(peer, to.at, &header, output, Imm::Reply(to.slot).emit())
+        self.post_parts(peer, to.at, &header, output, Imm::Reply(to.id.slot).emit())
     }
 
     /// Posts `head`, and `rest` behind it, to `at`: in one piece where that is short enough to be put together.

@@ -99,9 +99,9 @@ impl Rpc {
     ) -> Result<SlotId, NotPosted> {
         let (slot, reply_at) = self.open_slot(Target::Own, request, None)?;
         let (at, room) = reply_at.unwrap_or((self.usual.address(), USUAL_SLOT_BYTES as u32));
-        lock(&link.inbound).served.open(slot).expect("the slot was free");
+        let id = lock(&link.inbound).served.open(slot).expect("the slot was free");
         let (bytes_max, cancels) = (request.reply_bytes_max, link.cancels());
-        let reply = ReplyTo { link: link.clone(), cancels, slot, at, room, bytes_max };
+        let reply = ReplyTo { link: link.clone(), cancels, id, at, room, bytes_max };
         let input = Payload::Here(request.input.to_vec());
         let principal = request.principal.clone();
         let incoming = Incoming { reply: Some(reply), node: link.node, principal, input };
