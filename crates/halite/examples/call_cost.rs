@@ -39,13 +39,13 @@ fn main() {
         let [least, median, tail] = [0, CALLS / 2, CALLS / 100 * 99].map(|index| samples[index]);
         println!("round trip of 8 B: median {median} ns, least {least} ns, 99 % within {tail} ns");
     }
-    for _ in 0..3 {
+    for _ in 0..std::env::var("MANY").map_or(3, |n| n.parse().unwrap()) {
         let begin = Instant::now();
         session.block_on(many(session.as_async(), CALLS / 16));
         let ns = begin.elapsed().as_nanos() as f64 / CALLS as f64;
         println!("16 in flight: {:.2} million calls/s", 1e3 / ns);
     }
-    for _ in 0..3 {
+    for _ in 0..std::env::var("WINDOWS").map_or(3, |n| n.parse().unwrap()) {
         let mut window = std::collections::VecDeque::new();
         let begin = Instant::now();
         for _ in 0..CALLS {
