@@ -17,8 +17,9 @@ use halite_tier::rpc::{
 use super::answer::ReplyTo;
 use super::link::{Link, Outbound};
 use super::memory::Block;
+use super::replies::usual_offset;
 use super::service::{Incoming, Payload, Services};
-use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS, usual_offset};
+use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
 use crate::driver::Core;
 use crate::wait::{Wakes, lock};
 

@@ -1,0 +1,294 @@
+//! What arrives: requests, replies and notes, handled by whoever polls.
+//!
+//! Nothing here waits, and no handler runs here.  A peer that does not follow the protocol loses its connection.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use halite_fabric::{Key, Local, Operation, PeerId, PostCause, WorkRequest};
+use halite_tier::rpc::ring::is_ring_size;
+use halite_tier::rpc::{
+    Address, Arrival, Cancelling, Imm, Input, Kind, Note, ReplySlots, RequestHeader, RingWriter, SlotId,
+    Status, Target, Violation,
+};
+
+use super::answer::{Answered, ReplyTo, remote};
+use super::link::{Inbound, Link, Outbound, Theirs};
+use super::service::{Admission, Incoming, Payload, Service, ServiceId, Services};
+use super::{CALL_WORK, FIRST_LOOK_BYTES, Held, Rpc};
+use crate::wait::{Wakes, lock};
+
+impl Rpc {
+    /// A write with immediate has landed.
+    pub(crate) fn handle_notified(&self, peer: PeerId, imm: u32, wakes: &mut Wakes) {
+        let handled = match Imm::parse(imm) {
+            Imm::Reply(slot) => self.handle_reply(Target::Peer(peer), slot, wakes),
+            Imm::Request { offset } => self.handle_request(peer, offset, wakes),
+        };
+        self.enforce(peer, handled);
+    }
+
+    /// A peer that does not follow the protocol is given up.
+    pub(super) fn enforce(&self, peer: PeerId, handled: Result<(), Violation>) {
+        if handled.is_err() {
+            self.fabric.disconnect(peer);
+        }
+    }
+
+    pub(super) fn handle_reply(
+        &self,
+        from: Target,
+        slot: SlotId,
+        wakes: &mut Wakes,
+    ) -> Result<(), Violation> {
+        let arrival = self.arrive(from, slot)?;
+        self.handle_arrival(from, slot, arrival, wakes);
+        Ok(())
+    }
+
+    /// The first part of that, which may be done under a link's lock.
+    pub(super) fn arrive(&self, from: Target, slot: SlotId) -> Result<Arrival, Violation> {
+        let mut slots = lock(&self.slots);
+        let arrival = slots.handle_reply(from, slot)?;
+        if let Arrival::Expected(_) = arrival {
+            self.arrived(&slots);
+        }
+        Ok(arrival)
+    }
+
+    /// The rest, under no lock.
+    pub(super) fn handle_arrival(&self, from: Target, slot: SlotId, arrival: Arrival, wakes: &mut Wakes) {
+        match arrival {
+            Arrival::Expected(waker) => wakes.add(waker),
+            Arrival::Late => self.drop_reply(from, slot, wakes),
+        }
+    }
+
+    /// Those who spin look again.  Counted under the lock of the slots.
+    pub(super) fn arrived(&self, _: &ReplySlots<Held>) {
+        // Pairs with the Acquire in arrivals(): whoever sees the count finds the reply.
+        self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
+    }
+
+    /// How many replies have arrived.
+    pub(crate) fn arrivals(&self) -> u64 {
+        // Pairs with the Release in arrived().
+        self.arrivals.load(Acquire)
+    }
+
+    pub(super) fn handle_request(
+        &self,
+        peer: PeerId,
+        offset: u64,
+        wakes: &mut Wakes,
+    ) -> Result<(), Violation> {
+        let routes = self.routes();
+        // Nobody else may write to our rings.
+        let link = routes.by_peer.get(&peer).ok_or(Violation("a request without a ring"))?;
+        let (kind, number, incoming, head) = {
+            let inbound = &mut *lock(&link.inbound);
+            let (header, incoming) = read_request(link, inbound, offset)?;
+            let (reader, _) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
+            let head = reader.poll_head().zip(inbound.theirs);
+            (header.kind, header.number, incoming, head)
+        };
+        if let Some((head, theirs)) = head {
+            self.return_head(peer, theirs.head, head);
+        }
+        self.deliver(&routes.services, kind, number, incoming, wakes);
+        Ok(())
+    }
+
+    /// A plain write: whoever waits for room looks.
+    pub(super) fn return_head(&self, peer: PeerId, at: Address, head: u64) {
+        let bytes = head.to_le_bytes();
+        let operation = Operation::Write { local: Local::Inline(&bytes), remote: remote(at, 0) };
+        let posted = self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]);
+        if posted == Err(PostCause::QueueFull) {
+            // There may be no next one: who finds the ring full sends nothing until it knows of this.  A newer head
+            // that was posted meanwhile is not undone, for the client believes only heads that rise.
+            let mut heads = lock(&self.heads);
+            let owed = heads.entry(peer).or_insert((at, head));
+            owed.1 = owed.1.max(head);
+            drop(heads);
+            self.set_dirty();
+        }
+    }
+
+    /// A peer does not take what it asked for, or told us to put somewhere.
+    pub(crate) fn handle_refused(&self, peer: PeerId) {
+        self.enforce(peer, Err(Violation("it named memory that it does not have")));
+    }
+
+    pub(super) fn deliver(
+        &self,
+        services: &Services,
+        kind: Kind,
+        number: u32,
+        incoming: Incoming,
+        wakes: &mut Wakes,
+    ) {
+        let id = ServiceId::of(kind, number);
+        let Some(service) = services.get(id) else {
+            return self.refuse_request(incoming, Status::Unknown, wakes);
+        };
+        if !service.admits(&incoming.principal) {
+            return self.refuse_request(incoming, Status::Denied, wakes);
+        }
+        match service.push(kind, incoming) {
+            Admission::Queued { waker, accepted } => {
+                wakes.add(waker);
+                if let Some(reply) = accepted {
+                    self.answer(reply, &[], wakes);
+                }
+            }
+            Admission::Parked => {}
+            Admission::Refused(reply, status) => self.refuse(reply, status, wakes),
+        }
+    }
+
+    pub(super) fn refuse_request(&self, incoming: Incoming, status: Status, wakes: &mut Wakes) {
+        if let Some(reply) = incoming.reply {
+            self.refuse(reply, status, wakes);
+        }
+    }
+
+    /// Tells senders that there is room for them now.
+    pub(crate) fn grant(&self, service: &Service, granted: Vec<(ReplyTo, u32)>, wakes: &mut Wakes) {
+        let mut granted = VecDeque::from(granted);
+        while let Some((reply, grant)) = granted.pop_front() {
+            let from = reply.target();
+            if self.send_answer(reply, Status::Granted(grant), &[], wakes) == Answered::Unwanted {
+                // It gave up in this moment, and will not decline what it was not told of.
+                granted.extend(service.decline(from, grant));
+            }
+        }
+    }
+
+    /// A note has arrived.
+    pub(crate) fn handle_note(&self, peer: PeerId, bytes: &[u8], wakes: &mut Wakes) {
+        let link = self.routes().by_peer.get(&peer).cloned();
+        let Some(link) = link else { return };
+        let note = Note::parse(bytes).map_err(|_| Violation("not a note"));
+        let handled = note.and_then(|note| self.apply_note(&link, peer, note, wakes));
+        self.enforce(peer, handled);
+    }
+
+    pub(super) fn apply_note(
+        &self,
+        link: &Link,
+        peer: PeerId,
+        note: Note,
+        wakes: &mut Wakes,
+    ) -> Result<(), Violation> {
+        match note {
+            Note::Open { .. } => return open(link, &note),
+            Note::Cancel { index, generation } => self.cancel(link, SlotId { index, generation }, wakes),
+            Note::Cancelled { index, generation } => {
+                let slot = SlotId { index, generation };
+                drop(lock(&self.slots).handle_cancelled(Target::Peer(peer), slot));
+            }
+            Note::Release { index, generation } => {
+                drop(lock(&link.inbound).kept.remove(&SlotId { index, generation }));
+            }
+            Note::Decline { port, grant } => self.decline(port, Target::Peer(peer), grant, wakes),
+        }
+        Ok(())
+    }
+
+    /// The caller behind `link` has lost interest in an answer.
+    pub(super) fn cancel(&self, link: &Link, slot: SlotId, wakes: &mut Wakes) {
+        let cancelling = {
+            let inbound = &mut *lock(&link.inbound);
+            inbound.kept.remove(&slot);
+            link.note_cancel();
+            inbound.served.cancel(slot)
+        };
+        if cancelling == Cancelling::Acknowledge {
+            self.acknowledge(link, slot, wakes);
+        }
+    }
+
+    pub(super) fn decline(&self, port: u32, from: Target, grant: u32, wakes: &mut Wakes) {
+        let service = self.routes().services.get(ServiceId::Port(port)).cloned();
+        if let Some(service) = service {
+            self.grant(&service, service.decline(from, grant), wakes);
+        }
+    }
+}
+
+/// Takes in what a peer tells us in the beginning.
+fn open(link: &Link, note: &Note) -> Result<(), Violation> {
+    let Note::Open { ring_key, ring_offset, ring_bytes, .. } = *note else {
+        unreachable!("the caller looked")
+    };
+    if !is_ring_size(ring_bytes) {
+        return Err(Violation("a ring of no size that rings have"));
+    }
+    let head = {
+        let inbound = &mut *lock(&link.inbound);
+        inbound.theirs = Theirs::parse(note);
+        inbound.head.as_ref().map(|head| head.window().clone())
+    };
+    let head = head.ok_or(Violation("a ring after the end"))?;
+    let at = Address { key: Key(ring_key), offset: ring_offset };
+    *lock(&link.outbound) = Some(Outbound { ring: RingWriter::new(ring_bytes), at, head });
+    Ok(())
+}
+
+/// Reads a request out of its ring, whose bytes the peer may still change: first copied, then understood.
+fn read_request(
+    link: &Arc<Link>,
+    inbound: &mut Inbound,
+    offset: u64,
+) -> Result<(RequestHeader, Incoming), Violation> {
+    let (reader, ring) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
+    let bytes_max = reader.arrive(offset)?;
+    let mut look = [0; FIRST_LOOK_BYTES];
+    let look = &mut look[..FIRST_LOOK_BYTES.min(bytes_max as usize)];
+    ring.window().read(offset, look).expect("the reader keeps inside the ring");
+    let header = RequestHeader::parse(look).map_err(|_| Violation("not a request"))?;
+    let len = header.request_bytes();
+    if len > bytes_max {
+        return Err(Violation("a request longer than its place"));
+    }
+    let (name_at, name_bytes) = (header.len_bytes(), usize::from(header.name_bytes));
+    let input_at = name_at + name_bytes;
+    let (mut long_name, mut input) = ([0; 255], Vec::new());
+    let is_here = header.input == Input::InRing;
+    let input_bytes = if is_here { header.input_bytes as usize } else { 0 };
+    let name = match look.get(name_at..input_at) {
+        Some(name) => name,
+        None => {
+            let name = &mut long_name[..name_bytes];
+            ring.window().read(offset + name_at as u64, name).expect("the request is in the ring");
+            name
+        }
+    };
+    match look.get(input_at..input_at + input_bytes) {
+        Some(bytes) => input.extend_from_slice(bytes),
+        None => {
+            input.resize(input_bytes, 0);
+            ring.window().read(offset + input_at as u64, &mut input).expect("the request is in the ring");
+        }
+    }
+    reader.advance(len);
+    let principal = inbound.principal(name)?;
+    let id = inbound.served.open(header.slot)?;
+    let theirs = inbound.theirs.ok_or(Violation("a request before the introduction"))?;
+    let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
+    let reply = ReplyTo {
+        link: link.clone(),
+        cancels: link.cancels(),
+        id,
+        at,
+        room,
+        bytes_max: header.reply_bytes_max,
+    };
+    let input = match header.input {
+        Input::InRing => Payload::Here(input),
+        Input::At(address) => Payload::There { address, len: header.input_bytes },
+    };
+    Ok((header, Incoming { reply: Some(reply), node: link.node, principal, input }))
+}

@@ -1,0 +1,77 @@
+//! Our reply slots and their memory, and what becomes of replies that nobody waits for any more.
+
+use halite_mem::Window;
+use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
+use halite_tier::rpc::{Note, ReplyHeader, SlotId, Status, Target};
+
+use super::memory::Block;
+use super::{Held, Rpc, USUAL_SLOT_BYTES};
+use crate::wait::{Wakes, lock};
+
+impl Rpc {
+    /// The memory of a slot that is in use.
+    pub(super) fn slot_window(&self, slot: SlotId) -> Window {
+        let own =
+            lock(&self.slots).held(slot).and_then(|held| held.reply.as_ref().map(|b| b.window().clone()));
+        own.unwrap_or_else(|| {
+            let window = self.usual.window().slice(usual_offset(slot), USUAL_SLOT_BYTES);
+            window.expect("slots beyond the usual ones hold memory")
+        })
+    }
+
+    /// Memory for the reply of a call of our own, once it is known how much that needs.  `false` if nobody waits.
+    pub(super) fn give_slot_memory(&self, slot: SlotId, block: Block) -> bool {
+        let mut slots = lock(&self.slots);
+        let Some(held) = slots.take_held(slot) else { return false };
+        slots.hold(slot, Held { reply: Some(block), ..held.unwrap_or_default() });
+        true
+    }
+
+    pub(super) fn write_own_slot(&self, slot: SlotId, header: &[u8], output: &[u8]) {
+        let window = self.slot_window(slot);
+        window.write(0, header).expect("a slot holds a header");
+        window.write(header.len() as u64, output).expect("the output fits");
+    }
+
+    /// A reply that nobody waits for any more: what it offers is declined.
+    pub(super) fn drop_reply(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
+        let mut header = [0; REPLY_HEADER_BYTES];
+        self.slot_window(slot).read(0, &mut header).expect("a slot holds a header");
+        let port = lock(&self.slots).held(slot).and_then(|held| held.port);
+        match (ReplyHeader::parse(header).map(|header| header.status), port) {
+            (Ok(Status::DoneAt(_)), _) => self.release_output(from, slot),
+            (Ok(Status::Granted(grant)), Some(port)) => self.decline_room(from, port, grant, wakes),
+            _ => {}
+        }
+        self.free_slot(slot);
+    }
+
+    /// A slot is free again; what it held is given back outside of the lock.
+    pub(super) fn free_slot(&self, slot: SlotId) {
+        let held = lock(&self.slots).free(slot);
+        drop(held);
+    }
+
+    /// The server need not keep an output for us any longer.
+    pub(super) fn release_output(&self, from: Target, slot: SlotId) {
+        match from {
+            Target::Own => drop(lock(&self.own.inbound).kept.remove(&slot)),
+            Target::Peer(peer) => {
+                self.note(peer, Note::Release { index: slot.index, generation: slot.generation });
+            }
+        }
+    }
+
+    /// The room that is kept for a message of ours is not needed.
+    pub(super) fn decline_room(&self, at: Target, port: u32, grant: u32, wakes: &mut Wakes) {
+        match at {
+            Target::Own => self.decline(port, Target::Own, grant, wakes),
+            Target::Peer(peer) => self.note(peer, Note::Decline { port, grant }),
+        }
+    }
+}
+
+/// Where a slot is in the memory of the usual places.
+pub(super) fn usual_offset(slot: SlotId) -> u64 {
+    u64::from(slot.index) * USUAL_SLOT_BYTES
+}
