@@ -352,7 +352,7 @@ impl PollToken<'_> {
     pub(crate) fn drive_at(&mut self, now_ns: u64) -> bool {
         let arrived = self.drive();
         // Attention is only a hint here: the keeper sleeps no longer than it.
-        if !arrived && self.core.attention_ns.load(Relaxed) <= now_ns {
+        if self.core.attention_ns.load(Relaxed) <= now_ns {
             self.wakes.append(self.core.change(|_, _| ()).1);
         }
         arrived

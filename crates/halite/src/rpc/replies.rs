@@ -75,3 +75,97 @@ impl Rpc {
 pub(super) fn usual_offset(slot: SlotId) -> u64 {
     u64::from(slot.index) * USUAL_SLOT_BYTES
 }
+
+/// A reply is found by a caller that sleeps, by one that spins, and by one that gives up at the same moment.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::task::Poll;
+
+    use halite_fabric::PeerId;
+    use halite_tier::rpc::{Abandoned, Arrival, Look, ReplySlots, SlotId, Target};
+    use loom::sync::atomic::AtomicU64;
+    use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+    use loom::sync::{Arc, Mutex};
+
+    const SERVER: Target = Target::Peer(PeerId(1));
+
+    /// What [`super::Rpc`] has of slots, with the count of arrivals that spinning callers look at.
+    struct Node {
+        slots: Mutex<ReplySlots<()>>,
+        arrivals: AtomicU64,
+    }
+
+    impl Node {
+        fn new() -> (Arc<Node>, SlotId) {
+            let mut slots = ReplySlots::new(1);
+            let slot = slots.open(SERVER).unwrap();
+            (Arc::new(Node { slots: Mutex::new(slots), arrivals: AtomicU64::new(0) }), slot)
+        }
+
+        /// As `Rpc::arrive` and `Rpc::handle_arrival`, by whoever polls.
+        fn reply(&self, slot: SlotId) {
+            let mut slots = self.slots.lock().unwrap();
+            let waker = match slots.handle_reply(SERVER, slot).unwrap() {
+                Arrival::Expected(waker) => waker,
+                Arrival::Late => {
+                    slots.free(slot);
+                    None
+                }
+            };
+            self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
+            drop(slots);
+            waker.map(|waker| waker.wake());
+        }
+    }
+
+    fn with_reply(caller: impl Fn(&Node, SlotId) + Sync + Send + 'static) {
+        loom::model(move || {
+            let (node, slot) = Node::new();
+            let poller = {
+                let node = node.clone();
+                loom::thread::spawn(move || node.reply(slot))
+            };
+            caller(&node, slot);
+            poller.join().unwrap();
+            assert_eq!(node.slots.lock().unwrap().used(), 0, "the slot is free again, and once");
+        });
+    }
+
+    #[test]
+    fn loom_a_caller_that_sleeps_is_woken() {
+        with_reply(|node, slot| {
+            let look = loom::future::block_on(std::future::poll_fn(|context| {
+                match node.slots.lock().unwrap().look(slot, 0, Some(context.waker())) {
+                    Look::Waiting => Poll::Pending,
+                    look => Poll::Ready(look),
+                }
+            }));
+            assert_eq!(look, Look::Replied);
+            node.slots.lock().unwrap().free(slot);
+        });
+    }
+
+    #[test]
+    fn loom_a_caller_that_spins_sees_the_count_and_then_the_reply() {
+        with_reply(|node, slot| {
+            let seen = node.arrivals.load(Acquire);
+            if node.slots.lock().unwrap().look(slot, 0, None) == Look::Waiting {
+                while node.arrivals.load(Acquire) == seen {
+                    loom::thread::yield_now();
+                }
+                assert_eq!(node.slots.lock().unwrap().look(slot, 0, None), Look::Replied);
+            }
+            node.slots.lock().unwrap().free(slot);
+        });
+    }
+
+    #[test]
+    fn loom_a_caller_that_gives_up_leaves_the_slot_to_the_reply_or_frees_it() {
+        with_reply(|node, slot| {
+            let mut slots = node.slots.lock().unwrap();
+            if let Abandoned::Replied = slots.abandon(slot) {
+                slots.free(slot);
+            }
+        });
+    }
+}
