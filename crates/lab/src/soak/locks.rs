@@ -82,6 +82,10 @@ impl Worker {
             let word = FIRST + self.random.below(RECORD_WORDS - FIRST);
             let value = self.board.record(record, word)?;
             self.board.set_record(record, word, value.wrapping_add(amount))?;
+            if self.random.below(4) == 0 {
+                // Others queue up meanwhile, and a kill hits it half changed now and then.
+                std::thread::yield_now();
+            }
         }
         leave(&self.board, record, guard)
     }
