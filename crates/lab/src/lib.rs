@@ -1,7 +1,8 @@
-//! The laboratory: the conformance suite of the public API, and peers measured side by side.
+//! The laboratory: the conformance suite of the public API, peers measured side by side, and a soak.
 //!
 //! Nothing here is part of what applications link.  The suite is a library so that each provider, present or future,
 //! can be put through the same functions.
 
 pub mod conformance;
 pub mod peers;
+pub mod soak;

@@ -1,4 +1,4 @@
-//! The `lab` program: measures Halite beside what its users would pick instead.
+//! The `lab` program: measures Halite beside what its users would pick instead, and soaks it.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lab::peers::{self, Options};
+use lab::soak;
 
-/// Measures Halite beside what its users would pick instead.
+/// Measures Halite beside what its users would pick instead, and soaks it.
 #[derive(Parser)]
 #[command(name = "lab", version)]
 struct Arguments {
@@ -19,6 +20,11 @@ struct Arguments {
 enum Command {
     /// Runs Halite, UCX, gRPC, Redis and the bare machine in alternating rounds and prints the ratios
     Peers(Options),
+    /// Lets processes do random things to what they share, kills some, and checks that nothing is lost or left over
+    Soak(soak::Options),
+    /// Is one of the processes that `soak` starts
+    #[command(hide = true)]
+    SoakWorker(soak::WorkerOptions),
     /// Serves the echo that `peers` measures gRPC with
     #[command(hide = true)]
     GrpcEcho {
@@ -42,8 +48,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
-        Command::Peers(options) => peers::run(&options),
+    let result: Result<(), Box<dyn std::error::Error>> = match Arguments::parse().command {
+        Command::Peers(options) => peers::run(&options).map_err(Into::into),
+        Command::Soak(options) => soak::run(&options).map_err(Into::into),
+        Command::SoakWorker(options) => soak::worker::run(&options).map_err(Into::into),
         Command::GrpcEcho { socket } => peers::grpc::serve(&socket).map_err(Into::into),
         Command::Tethered { parent, core, program } => {
             Err(peers::child::become_tethered(parent, core, &program).into())

@@ -28,6 +28,7 @@ pub mod names;
 pub mod permissions;
 pub mod seal;
 pub mod sharing;
+pub mod shm;
 
 pub use cluster::{Cluster, Harness};
 

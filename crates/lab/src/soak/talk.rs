@@ -1,0 +1,112 @@
+//! Calls and messages to other workers.
+
+use std::time::Duration;
+
+use halite::blocking::Server;
+use halite::{Function, NodeId, Port, ReplyCause, SendCause, ServeCause};
+
+use super::board::Note;
+use super::excuse::excuse;
+use super::mailbox::encode;
+use super::worker::Worker;
+use super::{Failure, Result, ensure, mix};
+
+/// Answers with a checksum of its input, and the input.
+pub const ECHO: Function = Function(1);
+/// Takes messages, in order.
+pub const PORT: Port = Port(1);
+/// Far beyond what any answer needs.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest input.
+const INPUT_MAX: u64 = 200 << 10;
+/// Longest message.
+const MESSAGE_MAX: u64 = 100 << 10;
+
+/// A checksum in which every bit and its place counts.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_le_bytes(word)
+    });
+    words.fold(bytes.len() as u64, |sum, word| mix(sum ^ word))
+}
+
+/// Bytes that a seed stands for.
+pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8) as u64).flat_map(|place| mix(seed ^ place << 40).to_le_bytes());
+    words.take(len).collect()
+}
+
+/// Answers calls until the server is closed.
+pub fn answer(server: &Server) -> Result<()> {
+    loop {
+        let call = match server.recv() {
+            Ok(call) => call,
+            Err(error) if error.cause == ServeCause::Closed => return Ok(()),
+            // The caller was killed while its input was fetched.
+            Err(error) if error.cause == ServeCause::NodeClosed => continue,
+            Err(error) => return Err(Failure(format!("a server: {error}"))),
+        };
+        let mut output = checksum(call.input()).to_le_bytes().to_vec();
+        output.extend_from_slice(call.input());
+        match call.reply(&output) {
+            Err(error) if error.cause != ReplyCause::CallerGone => {
+                return Err(Failure(format!("an answer: {error}")));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Worker {
+    /// Calls another worker.
+    pub(super) fn call(&mut self) -> Result<()> {
+        let Some((node, _)) = self.peer()? else { return Ok(()) };
+        let cast = self.board.cast(1 << node)?;
+        let len = self.length(INPUT_MAX);
+        let input = bytes(self.random.next(), len);
+        let answered = self.session.call(NodeId(node), ECHO, &input, CALL_TIMEOUT);
+        let Some(output) = excuse(&self.board, &cast, "call", answered)? else { return self.excused() };
+        let (sum, echo) = output.split_at(8.min(output.len()));
+        ensure!(sum == checksum(&input).to_le_bytes(), "node {node} summed {len} bytes wrongly");
+        ensure!(echo == input, "node {node} answered {} bytes for {len}, and not these", echo.len());
+        Ok(())
+    }
+
+    /// Sends a message to another worker; the next of a row to that life of it.
+    pub(super) fn send(&mut self) -> Result<()> {
+        let Some((node, life)) = self.peer()? else { return Ok(()) };
+        let cast = self.board.cast(1 << node)?;
+        let (known, sent) = self.sent[node as usize];
+        let sequence = if known == life { sent + 1 } else { 1 };
+        let len = self.length(MESSAGE_MAX);
+        let message = encode([self.life, u64::from(self.node), life, sequence], self.random.next(), len);
+        let to = NodeId(node);
+        let ended = match self.random.below(2) {
+            0 => self.session.send(to, PORT, &message),
+            _ => self.session.try_send(to, PORT, &message),
+        };
+        if ended.as_ref().is_err_and(|error| error.cause == SendCause::WouldBlock) {
+            return Ok(());
+        }
+        if excuse(&self.board, &cast, "send", ended)?.is_none() {
+            return self.excused();
+        }
+        self.sent[node as usize] = (life, sequence);
+        // Nobody trusts the number before the life is there.
+        self.board.set_note(self.life, Note::Sent(node), 0)?;
+        self.board.set_note(self.life, Note::SentLife(node), life)?;
+        self.board.set_note(self.life, Note::Sent(node), sequence)
+    }
+
+    /// Mostly short, rarely up to `max`.
+    fn length(&mut self, max: u64) -> usize {
+        let max = match self.random.below(100) {
+            0 => max,
+            1..10 => 16 << 10,
+            _ => 256,
+        };
+        self.random.below(max + 1) as usize
+    }
+}

@@ -1,0 +1,174 @@
+//! Words that are added to, swapped and read from several nodes.
+
+use halite::Lh;
+use halite::blocking::Session;
+use lab::conformance::cluster::{Random, everyone, shared};
+use lab::conformance::shm::{Direct, Posted};
+use lab::conformance::{Cluster, Harness};
+use todc_utils::linearizability::WGLChecker;
+use todc_utils::linearizability::history::Action::{Call, Response};
+use todc_utils::linearizability::history::History;
+use todc_utils::specifications::Specification;
+
+use super::recorder::{Recorder, history};
+
+const THREADS: usize = 4;
+const NODES: usize = 3;
+const ROUNDS: u64 = 100;
+/// So many that those of different threads overlap, short as they are.
+const OPERATIONS: usize = 48;
+/// So few that they are fought for.
+const WORDS: u64 = 2;
+const WORD_BYTES: u64 = 8;
+
+/// What was done to which word, and what came back.
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    Add { word: u64, add: u64, old: u64 },
+    Swap { word: u64, expected: u64, new: u64, old: u64 },
+    Read { word: u64, found: u64 },
+}
+
+/// Words that one thread after the other changes.
+struct Words;
+
+impl Specification for Words {
+    type State = [u64; WORDS as usize];
+    type Operation = Operation;
+
+    fn init() -> Self::State {
+        [0; WORDS as usize]
+    }
+
+    fn apply(operation: &Operation, before: &Self::State) -> (bool, Self::State) {
+        let mut state = *before;
+        let (word, answered) = match *operation {
+            Operation::Add { word, old, .. } | Operation::Swap { word, old, .. } => (word as usize, old),
+            Operation::Read { word, found } => (word as usize, found),
+        };
+        match *operation {
+            Operation::Add { add, .. } => state[word] = before[word].wrapping_add(add),
+            Operation::Swap { expected, new, .. } if expected == before[word] => state[word] = new,
+            Operation::Swap { .. } | Operation::Read { .. } => {}
+        }
+        (answered == before[word], state)
+    }
+}
+
+/// A session, and its handle of the words; each round has words of its own, which are zero in the beginning.
+struct Player {
+    session: Session,
+    lh: Lh,
+}
+
+impl Player {
+    fn join(cluster: &Cluster<'_>, node: usize) -> Player {
+        let session = cluster.session(node);
+        let lh = session.map("words", everyone()).expect("it is there");
+        Player { session, lh }
+    }
+
+    fn read(&self, offset: u64) -> u64 {
+        let mut bytes = [0; WORD_BYTES as usize];
+        self.session.read(self.lh, offset, &mut bytes).expect("it can be read");
+        u64::from_ne_bytes(bytes)
+    }
+
+    fn add(&self, offset: u64, add: u64) -> u64 {
+        self.session.fetch_add(self.lh, offset, add).expect("it can be changed")
+    }
+
+    /// As an addition, but not in one piece.
+    fn add_in_two_steps(&self, offset: u64, add: u64) -> u64 {
+        let old = self.read(offset);
+        // So that others come in between also on one processor.
+        std::thread::yield_now();
+        let new = old.wrapping_add(add).to_ne_bytes();
+        self.session.write(self.lh, offset, &new).expect("it can be written");
+        old
+    }
+
+    fn swap(&self, offset: u64, expected: u64, new: u64) -> u64 {
+        self.session.compare_swap(self.lh, offset, expected, new).expect("it can be changed")
+    }
+
+    /// Draws operations and notes them.
+    fn play(&self, round: u64, recorder: &mut Recorder<'_, Operation>) {
+        let mut random = Random::new(round << 8 | recorder.thread as u64);
+        let mut last = 0;
+        for _ in 0..OPERATIONS {
+            let word = random.below(WORDS);
+            let (offset, value) = ((round * WORDS + word) * WORD_BYTES, 1 + random.below(3));
+            last = match random.below(3) {
+                0 => recorder
+                    .record(|| self.add(offset, value), |old| Operation::Add { word, add: value, old: *old }),
+                // What was seen last is likely to be there still, or not.
+                1 => recorder.record(
+                    || self.swap(offset, last, value),
+                    |old| Operation::Swap { word, expected: last, new: value, old: *old },
+                ),
+                _ => recorder.record(|| self.read(offset), |found| Operation::Read { word, found: *found }),
+            };
+        }
+    }
+}
+
+fn players(cluster: &Cluster<'_>) -> Vec<Player> {
+    shared(&cluster.session(0), "words", ROUNDS * WORDS * WORD_BYTES);
+    (0..THREADS).map(|thread| Player::join(cluster, thread % NODES)).collect()
+}
+
+fn words_have_an_order(harness: &dyn Harness) {
+    let cluster = Cluster::new(harness, NODES);
+    let players = players(&cluster);
+    for round in 0..ROUNDS {
+        let history = history(THREADS, |recorder| players[recorder.thread].play(round, recorder));
+        let text = format!("{history:?}");
+        assert!(WGLChecker::<Words>::is_linearizable(history), "round {round} has no order: {text}");
+    }
+}
+
+#[test]
+fn what_many_nodes_do_to_words_has_an_order() {
+    words_have_an_order(&Direct);
+}
+
+#[test]
+fn what_many_nodes_do_to_words_by_posting_has_an_order() {
+    words_have_an_order(&Posted);
+}
+
+/// Otherwise the tests above would show nothing.
+#[test]
+fn additions_in_two_steps_soon_have_no_order() {
+    let cluster = Cluster::new(&Direct, NODES);
+    let players = players(&cluster);
+    let is_refused = |round: u64| {
+        let offset = round * WORDS * WORD_BYTES;
+        let history = history(THREADS, |recorder| {
+            for _ in 0..OPERATIONS {
+                let player = &players[recorder.thread];
+                let describe = |old: &u64| Operation::Add { word: 0, add: 1, old: *old };
+                recorder.record(|| player.add_in_two_steps(offset, 1), describe);
+            }
+        });
+        !WGLChecker::<Words>::is_linearizable(history)
+    };
+    assert!((0..ROUNDS).any(is_refused), "the checker sees nothing");
+}
+
+#[test]
+fn a_read_of_what_was_added_to_before_it_began_is_refused() {
+    let add = Operation::Add { word: 1, add: 5, old: 0 };
+    let read = |found| Operation::Read { word: 1, found };
+    let one_after_the_other = |found| {
+        History::from_actions(vec![
+            (0, Call(add)),
+            (0, Response(add)),
+            (1, Call(read(found))),
+            (1, Response(read(found))),
+        ])
+    };
+    assert!(WGLChecker::<Words>::is_linearizable(one_after_the_other(5)));
+    assert!(!WGLChecker::<Words>::is_linearizable(one_after_the_other(0)));
+}
