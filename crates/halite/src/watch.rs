@@ -16,10 +16,13 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
+use std::time::Duration;
 
 use halite_tier::access::Blocked;
 use halite_tier::effect::{Command, Outcome};
+use halite_tier::engine::Engine;
 use halite_tier::ids::{NodeId, NodeLife, RegionId};
+use halite_tier::message::NodeState;
 use halite_tier::permissions::Permissions;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +32,10 @@ use crate::session::{Commanded, Inner, Lh, Session};
 
 /// Most notifications that wait for the receiver of a watch; then those who write wait for it.
 pub const NOTIFICATIONS_MAX: usize = 256;
+
+/// How long a watcher's node is waited for that is not known here.  A connection is noticed within microseconds; the rest
+/// is for nodes that have died and been forgotten here, until the region's home has noticed as well.
+const ACQUAINTANCE_MAX: Duration = Duration::from_secs(1);
 
 /// Somebody has written to a region.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -140,7 +147,7 @@ impl Session {
     }
 
     async fn tell(&self, life: NodeLife, port: Port, bytes: &[u8]) -> Result<(), SendError> {
-        if self.inner.core.look(|machine| machine.life_of(life.node)) != Some(life) {
+        if !self.inner.core.within(ACQUAINTANCE_MAX, self.meets(life)).await.unwrap_or(false) {
             // It went away since it was listed, and so did what watched there.
             return Ok(());
         }
@@ -150,6 +157,21 @@ impl Session {
                 ..
             }) => Ok(()),
             told => told,
+        }
+    }
+
+    /// Waits until a node is connected, or known to be gone: a node that has just joined may watch already, although its
+    /// connection to this one has not been noticed here.
+    async fn meets(&self, life: NodeLife) -> bool {
+        let core = &self.inner.core;
+        loop {
+            let seen = core.ground.changes.count();
+            if let Some(met) =
+                core.look(|machine| machine.engine().map_or(Some(true), |it| has_met(it, life)))
+            {
+                return met;
+            }
+            core.ground.changes.after(seen).await;
         }
     }
 
@@ -166,6 +188,15 @@ impl Session {
             }
         }
     }
+}
+
+/// Whether a node is connected; `None` if it is neither that nor known to be gone.
+fn has_met(engine: &Engine, life: NodeLife) -> Option<bool> {
+    if engine.life_of(life.node) == Some(life) {
+        return Some(true);
+    }
+    let known = engine.known_peer(0, life.node).filter(|known| known.life == life)?;
+    matches!(known.state, NodeState::Dead | NodeState::Left).then_some(false)
 }
 
 /// Runs all to their ends, and returns the first error.
@@ -285,6 +316,10 @@ fn region_cause(cause: AccessCause) -> RegionCause {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        // A node that has left, or failed, is on no list.
+        if self.inner().core.is_closed() {
+            return;
+        }
         // First, so that nobody waits for room in a queue that nobody empties.
         self.mailbox.close();
         let unwatch = Command::Unwatch { region: self.region, port: self.port.0 };

@@ -11,6 +11,8 @@ use halite_tier::message::{Order, Refusal};
 use halite_tier::permissions::{Permissions, Who};
 
 const PORT: u32 = 7;
+/// About as many random steps as it takes to move a region of three chunks.
+const MOVE_STEPS: u64 = 400;
 
 fn watch(cluster: &mut Cluster, host: usize, slot: SlotRef, port: u32) -> RegionId {
     match cluster.command(host, Command::Watch { slot, port }) {
@@ -72,13 +74,13 @@ fn the_list_moves_with_the_home_of_its_region() {
 /// Whenever the watcher asks, whoever asks for the list after the watcher was told that it watches finds it there.
 #[test]
 fn no_watcher_is_lost_while_the_home_moves() {
-    for seed in 1..400u64 {
+    for seed in 1..2 * MOVE_STEPS {
         let mut cluster = Cluster::of(4);
         let [home, second, third] = salt(&mut cluster);
         let mut picks = Picks(seed);
         let mut step = |cluster: &mut Cluster| cluster.step_one(picks.next());
         cluster.submit(1, Command::Order(home, Order::Move { to: NodeId(0) }));
-        for _ in 0..seed % 80 {
+        for _ in 0..seed % MOVE_STEPS {
             step(&mut cluster);
         }
         let watching = cluster.submit(2, Command::Watch { slot: second, port: PORT });
@@ -123,14 +125,14 @@ fn who_dies_leaves_or_unmaps_the_region_is_off_the_list() {
 
 #[test]
 fn who_dies_while_the_list_travels_is_not_on_it() {
-    for seed in 1..200u64 {
+    for seed in 1..2 * MOVE_STEPS {
         let mut cluster = Cluster::of(4);
         let [home, second, third] = salt(&mut cluster);
         watch(&mut cluster, 2, second, PORT);
         watch(&mut cluster, 3, third, PORT);
         cluster.submit(1, Command::Order(home, Order::Move { to: NodeId(0) }));
         let mut picks = Picks(seed);
-        for _ in 0..seed % 100 {
+        for _ in 0..seed % MOVE_STEPS {
             cluster.step_one(picks.next());
         }
         cluster.kill(2);
