@@ -4,6 +4,7 @@
 //! awake peer needs no switch to another thread.  What needs no waiting does not come near any of that.
 
 mod sync;
+mod watch;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use crate::rpc::{
 use crate::session::{self, Lh, Placement, ReadOp, Who, WriteOp};
 
 pub use sync::Guard;
+pub use watch::Watch;
 
 /// A session whose methods return when they are done.  See [`crate::Session`], whose every method is here under
 /// the same name.

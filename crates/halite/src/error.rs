@@ -4,6 +4,7 @@
 //! reader may do.  "Not done" is meant unless a cause says "maybe done".
 
 mod sync;
+mod watch;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use halite_tier::message::{NAME_BYTES_MAX, Refusal};
 use halite_tier::permissions::Permissions;
 
 pub use sync::{BarrierCause, BarrierError, LockCause, LockError};
+pub use watch::{NotifyCause, NotifyError};
 
 /// An operation on a region as a whole failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -119,6 +121,12 @@ pub enum RegionCause {
         /// How many are allowed.
         max: u64,
     },
+    /// Too many watch the region already.
+    #[error("{max} watch it already, and more cannot; let some of them pass on what they hear")]
+    TooManyWatchers {
+        /// How many may.
+        max: u64,
+    },
     /// Nobody would be left who may free the region, or grant anything.
     #[error("it would have no master left; make somebody else one first")]
     LastMaster,
@@ -170,6 +178,7 @@ impl From<Refusal> for RegionCause {
                 RegionCause::NotUnderstood
             }
             Refusal::Sealed => RegionCause::Sealed,
+            Refusal::TooManyWatchers { max } => RegionCause::TooManyWatchers { max },
             Refusal::LastMaster => RegionCause::LastMaster,
             Refusal::TooManyPieces { pieces, max } => RegionCause::TooManyPieces { pieces, max },
             Refusal::BadChunkSize(chunk_bytes) => RegionCause::BadChunkSize { chunk_bytes },

@@ -60,12 +60,14 @@ mod rpc;
 mod session;
 mod ticket;
 mod turns;
+pub mod typed;
 mod wait;
+mod watch;
 
 pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, NodeId};
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
-    JoinError, LockCause, LockError, RegionCause, RegionError,
+    JoinError, LockCause, LockError, NotifyCause, NotifyError, RegionCause, RegionError,
 };
 pub use explain::{AccessPath, PeerExplained, PieceExplained, RegionExplained, Verbs};
 pub use halite_tier::message::{NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
@@ -77,3 +79,4 @@ pub use rpc::{
     SendCause, SendError, ServeCause, ServeError, ServeOptions, Server,
 };
 pub use session::{Lh, Placement, REGION_BYTES_MAX, ReadOp, Session, Who, WriteOp};
+pub use watch::{NOTIFICATIONS_MAX, Notification, Watch};

@@ -40,6 +40,8 @@ pub(crate) enum Undo {
     Free,
     /// The lock behind this handle is given up.
     Unlock(SlotRef),
+    /// This port watches no more.
+    Unwatch(u32),
     /// Whatever came of this command, this handle is given up next.
     ThenUnmap(SlotRef),
 }
@@ -52,6 +54,7 @@ impl Undo {
             // What an anchor holds may be in use by others at once: it stays.
             Command::Map { .. } | Command::Anchor { .. } => Undo::Unmap,
             Command::Lock { slot, .. } => Undo::Unlock(*slot),
+            Command::Watch { port, .. } => Undo::Unwatch(*port),
             _ => Undo::Nothing,
         }
     }
@@ -65,6 +68,9 @@ impl Undo {
             (Undo::Unlock(slot), Ok(Outcome::Locked { recovered, .. })) => {
                 let release = if *recovered { Release::Unused } else { Release::Used };
                 Some((Command::Unlock { slot, release }, Undo::Nothing))
+            }
+            (Undo::Unwatch(port), Ok(Outcome::Watching { region })) => {
+                Some((Command::Unwatch { region: *region, port }, Undo::Nothing))
             }
             (Undo::ThenUnmap(slot), _) => Some((Command::Unmap(slot), Undo::Nothing)),
             _ => None,

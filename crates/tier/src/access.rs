@@ -271,6 +271,13 @@ impl DataPath {
         mapping.view.check(offset, len)
     }
 
+    /// As [`DataPath::check`] for the first byte, and whether an access to that could be begun now.
+    pub fn probe(&self, session: SessionId, slot: SlotRef, wanted: Permissions) -> Result<(), Blocked> {
+        let pin = self.pins.pin();
+        let mapping = self.allowed(&pin, session, slot, wanted)?;
+        mapping.view.step(0, 1, |_, _, _| ()).map(drop)
+    }
+
     #[inline]
     fn allowed<'p>(
         &'p self,

@@ -4,7 +4,7 @@ use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
 
 use crate::access::{Blocked, Side, SlotRef, Spot, Step};
-use crate::ids::{NodeId, RegionId};
+use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::message::{NodeStatus, Order, Refusal, RegionInfo};
 use crate::names::Service;
 use crate::permissions::Permissions;
@@ -104,6 +104,22 @@ pub enum Command {
         /// For how long, in ns.
         timeout_ns: u64,
     },
+    /// Have a port of this node told when somebody writes to a region with a notification.
+    Watch {
+        /// A handle of the region.
+        slot: SlotRef,
+        /// The port, which is open.
+        port: u32,
+    },
+    /// Have a port told no longer.
+    Unwatch {
+        /// What it watches.
+        region: RegionId,
+        /// The port.
+        port: u32,
+    },
+    /// List who is to be told of what was written.
+    ListWatchers(SlotRef),
 }
 
 /// What has become of a lock that is given up.
@@ -161,6 +177,18 @@ pub enum Outcome {
     Passed {
         /// For which time.
         round: u64,
+    },
+    /// The port is told from now on.
+    Watching {
+        /// Of what happens to this region.
+        region: RegionId,
+    },
+    /// Who is to be told.
+    Watchers {
+        /// Of what happened to this region.
+        region: RegionId,
+        /// Nodes and their ports, each once.
+        watchers: Vec<(NodeLife, u32)>,
     },
 }
 

@@ -17,6 +17,7 @@ mod memory;
 mod moving;
 mod user;
 mod waits;
+mod watching;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -40,6 +41,7 @@ use user::UserStep;
 
 pub use explain::KnownPeer;
 pub use memory::COMMAND_BYTES_MAX;
+pub use watching::WATCHERS_MAX;
 
 /// What an engine needs to know from the start.
 #[derive(Clone, Debug)]
@@ -126,6 +128,7 @@ pub struct Engine {
     locks: locks::Locks,
     barriers: barriers::Barriers,
     waits: waits::Waits,
+    watching: watching::Watching,
     commands: user::Commands,
     asked: BTreeMap<RequestId, (NodeId, Purpose)>,
     loopback: VecDeque<Message>,
@@ -158,6 +161,7 @@ impl Engine {
             locks: locks::Locks::default(),
             barriers: barriers::Barriers::default(),
             waits: waits::Waits::default(),
+            watching: watching::Watching::default(),
             commands: user::Commands::default(),
             asked: BTreeMap::new(),
             loopback: VecDeque::new(),
@@ -266,6 +270,9 @@ impl Engine {
             }
             Request::Arrive { region, principal, participants, timeout_ns } => {
                 self.serve_arrival(asker, region, &principal, participants, timeout_ns)
+            }
+            Request::Watch { .. } | Request::Unwatch { .. } | Request::ListWatchers { .. } => {
+                self.serve_watching(asker, request)
             }
             Request::DropHome { home } => self.serve_drop_home(asker, home),
             Request::Adopt { record } => self.serve_adopt(asker, *record),

@@ -111,6 +111,12 @@ pub enum Request {
     FillBytes { region: RegionId, parts: Extents, byte: u8 },
     /// To the owner of memory: copy into it, one leg after the other; `at_end` if each must begin at its end.
     CopyBytes { to: RegionId, from: RegionId, legs: Vec<Leg>, at_end: bool },
+    /// To a region's home: whoever writes with a notification is to tell that port of the asking node.
+    Watch { region: RegionId, principal: Principal, port: u32 },
+    /// To a region's home: that port of the asking node is not to be told any more.
+    Unwatch { region: RegionId, port: u32 },
+    /// To a region's home: who is to be told of what `principal` has written?
+    ListWatchers { region: RegionId, principal: Principal },
 }
 
 /// A part of a copy: both sides are of one length, and each in one place.
@@ -194,6 +200,8 @@ pub enum Reply {
     Passed { round: u64 },
     /// The region has moved its home; ask there.
     MovedTo { home: NodeId },
+    /// To `ListWatchers`: nodes and their ports.
+    Watchers { watchers: Vec<(NodeLife, u32)> },
 }
 
 /// What a node needs to know to reach a region.
@@ -233,6 +241,7 @@ pub struct Record {
     pub extents: Extents,
     pub mappers: Vec<MapperEntry>,
     pub tainted: Vec<NodeLife>,
+    pub watchers: Vec<Watcher>,
 }
 
 /// A node that maps a region, and the last of its requests to do so: what it says of earlier ones comes late.
@@ -242,6 +251,19 @@ pub struct MapperEntry {
     pub life: NodeLife,
     /// Its request.
     pub request: RequestId,
+}
+
+/// A port of a node that is told when somebody writes to a region with a notification.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Watcher {
+    /// Which node.
+    pub life: NodeLife,
+    /// Its port.
+    pub port: u32,
+    /// The request by which it began to watch.
+    pub request: RequestId,
+    /// As whom it watches.
+    pub principal: Principal,
 }
 
 /// A region as users see it.
@@ -411,6 +433,12 @@ pub enum Refusal {
     Participants {
         /// How many they expect.
         expected: u32,
+    },
+    /// Too many watch the region already.
+    #[error("{max} watch the region already, and more cannot")]
+    TooManyWatchers {
+        /// How many may.
+        max: u64,
     },
 }
 

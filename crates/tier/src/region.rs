@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 use crate::engine::Asker;
 use crate::ids::{Epoch, NodeLife, Principal, RegionId, RequestId};
 use crate::layout::{self, Extents};
-use crate::message::{MappedReply, MapperEntry, Order, Record, RegionInfo};
-use crate::permissions::{AccessList, Permissions};
+use crate::message::{MappedReply, MapperEntry, Order, Record, RegionInfo, Request};
+use crate::permissions::AccessList;
 
 /// A region whose changes this node orders.  Small, since there may be millions.
 #[derive(Debug)]
@@ -79,8 +79,8 @@ pub struct Moving {
     pub closing: bool,
     /// Whether the record itself is on its way to the new home.
     pub adopting: bool,
-    /// Who wants to map the region meanwhile.
-    pub parked: Vec<(Asker, Principal, Permissions)>,
+    /// Who wants to map or watch the region meanwhile.
+    pub parked: Vec<(Asker, Request)>,
 }
 
 impl Region {
@@ -153,7 +153,7 @@ impl Region {
         }
     }
 
-    /// All of it, for the next home.
+    /// All of it but its watchers, for the next home.
     pub fn record(&self, region: RegionId) -> Record {
         Record {
             region,
@@ -166,6 +166,7 @@ impl Region {
             extents: self.extents.clone(),
             mappers: self.mappers.to_vec(),
             tainted: self.tainted.iter().flat_map(|tainted| tainted.iter().copied()).collect(),
+            watchers: Vec::new(),
         }
     }
 }

@@ -15,6 +15,8 @@ fn conversation() -> Vec<Vec<u8>> {
     cluster.record(1, 0);
     let lh = cluster.alloc(1, "salt", 5 * CHUNK_BYTES, Placement::Spread(vec![NodeId(1), NodeId(0)]));
     cluster.map(0, "salt");
+    cluster.command(1, Command::Watch { slot: lh, port: 7 }).unwrap();
+    cluster.command(1, Command::ListWatchers(lh)).unwrap();
     cluster.command(1, Command::Status).unwrap();
     cluster.command(1, Command::List).unwrap();
     cluster.command(1, Command::Order(lh, Order::Move { to: NodeId(0) })).unwrap();

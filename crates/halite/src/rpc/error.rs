@@ -112,6 +112,9 @@ pub enum SendCause {
     /// Nobody has opened the port.
     #[error("nobody has opened the port there")]
     UnknownPort,
+    /// Ports of such numbers are kept for watching.
+    #[error("ports from 2^31 on are reserved; `write_notify` tells those who watch a region")]
+    Reserved,
     /// The receiver is slow, and its queue is full.
     #[error("the port is full; `send` waits until there is room")]
     WouldBlock,
@@ -162,6 +165,9 @@ pub enum ServeCause {
         /// The principal that does.
         owner: String,
     },
+    /// Ports of such numbers are kept for watching.
+    #[error("ports from 2^31 on are reserved; `watch` opens one by itself")]
+    Reserved,
     /// It was closed.
     #[error("it was closed")]
     Closed,

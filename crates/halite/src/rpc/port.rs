@@ -6,7 +6,7 @@ use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Kind, Look, PAYLOAD_BYTES_MAX, Status, Target};
 
 use super::call::PostFailure;
-use super::error::{SendCause, SendError, ServeError};
+use super::error::{SendCause, SendError, ServeCause, ServeError};
 use super::request::{Into, Reply, Request};
 use super::server::{Accepted, Receiver};
 use super::service::{ServeOptions, ServiceId};
@@ -15,6 +15,11 @@ use crate::session::Session;
 /// The number of a message port at a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Port(pub u32);
+
+impl Port {
+    /// From here on ports are kept for [`Watch`](crate::Watch): nobody else can open them, nor send to them.
+    pub const RESERVED_MIN: Port = Port(1 << 31);
+}
 
 /// A port that is open.  Clones receive from the same port; the last one's drop closes it, and with it what nobody has
 /// received.
@@ -77,12 +82,29 @@ impl Message {
 impl Session {
     /// Opens a port of this session's node.  Nobody else can at the same time.
     pub fn open_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
+        if port >= Port::RESERVED_MIN {
+            return Err(ServeError { what: format!("port {}", port.0), cause: ServeCause::Reserved });
+        }
+        self.open_any_port(port, options)
+    }
+
+    pub(crate) fn open_any_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
         Ok(Mailbox { receiver: Receiver::open(self, ServiceId::Port(port.0), options)? })
     }
 
     /// Sends a message, and returns when it is in the port's queue; waits while that is full.  Messages that are sent
     /// one after the other are received in that order.
     pub async fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        check_port(node, port, bytes)?;
+        self.send_to_any_port(node, port, bytes).await
+    }
+
+    pub(crate) async fn send_to_any_port(
+        &self,
+        node: NodeId,
+        port: Port,
+        bytes: &[u8],
+    ) -> Result<(), SendError> {
         let mut kind = Kind::Send;
         loop {
             match self.send_once(node, port, bytes, kind).await? {
@@ -95,6 +117,7 @@ impl Session {
 
     /// As [`Session::send`], but fails with [`SendCause::WouldBlock`] where the port is full.
     pub async fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        check_port(node, port, bytes)?;
         self.send_once(node, port, bytes, Kind::TrySend).await.map(drop)
     }
 
@@ -126,6 +149,13 @@ impl Session {
             _ => Err(failed(SendCause::PeerDown)),
         }
     }
+}
+
+fn check_port(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+    if port < Port::RESERVED_MIN {
+        return Ok(());
+    }
+    Err(SendError { node, port: port.0, len: bytes.len() as u64, cause: SendCause::Reserved })
 }
 
 fn answer_of(reply: Reply) -> Result<Option<u32>, SendCause> {

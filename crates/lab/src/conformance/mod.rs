@@ -29,6 +29,7 @@ pub mod permissions;
 pub mod seal;
 pub mod sharing;
 pub mod shm;
+pub mod watching;
 
 pub use cluster::{Cluster, Harness};
 
@@ -168,6 +169,20 @@ macro_rules! conformance_cases {
                 another_number_of_participants_is_refused
                 who_gave_up_waiting_is_not_counted
                 who_left_is_not_counted
+            }
+            watching {
+                a_watcher_hears_in_order_of_what_it_can_read
+                every_watcher_hears_everything_once
+                a_slow_watcher_holds_up_the_writer_and_nobody_else
+                a_dropped_watch_holds_up_nobody
+                an_abandoned_watch_leaves_nothing
+                watching_is_reading_and_telling_is_writing
+                a_watch_goes_on_while_its_region_moves
+                a_watch_ends_with_its_handle
+                a_watch_ends_with_the_right_to_read
+                a_watcher_that_left_is_no_error
+                a_watch_ends_with_its_home
+                ports_of_watches_are_reserved
             }
             batch {
                 a_vectored_write_lays_its_pieces_end_to_end
@@ -324,6 +339,7 @@ mod tests {
             include_str!("memory.rs"),
             include_str!("barriers.rs"),
             include_str!("locks.rs"),
+            include_str!("watching.rs"),
             include_str!("batch.rs"),
             include_str!("calls.rs"),
             include_str!("messages.rs"),

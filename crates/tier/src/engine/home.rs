@@ -178,14 +178,14 @@ impl Engine {
         }
         // The record on its way to the next home does not list this mapper: it asks there when that is done.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
-            return moving.parked.push((asker, principal, wanted));
+            return moving.parked.push((asker, Request::Map { region, principal, wanted }));
         }
         found.add_mapper(asker);
         let reply = Box::new(found.reply(region, self.config.life));
         self.answer(asker, Ok(Reply::Mapped(reply)));
     }
 
-    fn answer_absent(&mut self, asker: Asker, region: RegionId) {
+    pub(super) fn answer_absent(&mut self, asker: Asker, region: RegionId) {
         let reply = match self.moved.get(&region) {
             Some(home) => Ok(Reply::MovedTo { home: *home }),
             None => Err(Refusal::NotFound),
@@ -249,6 +249,7 @@ impl Engine {
 
     pub(super) fn start_freeing(&mut self, asker: Option<Asker>, region: RegionId) {
         self.refuse_waiters(region);
+        self.watching.forget_region(region);
         let found = self.homes.get_mut(&region).expect("the region is here");
         found.busy = Some(Box::new(Busy::new(asker, Stage::Freeing)));
         if let Some(name) = found.name.take() {
@@ -324,6 +325,7 @@ impl Engine {
     }
 
     pub(super) fn handle_unmapped(&mut self, region: RegionId, life: NodeLife, upto: RequestId) {
+        self.watching.forget_unmapped(region, life, upto);
         let next_home = match self.homes.get_mut(&region) {
             Some(found) => {
                 found.remove_mapper(life, upto);

@@ -151,6 +151,7 @@ impl Engine {
         // that it can reach would be reused.
         self.taint_regions_of(life);
         self.forget_waiters_of(life);
+        self.watching.forget_node(life);
         self.abandon_sweeps_by(life);
         self.fail_requests_to(life);
         self.start_sweep(life);

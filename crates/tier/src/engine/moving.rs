@@ -158,7 +158,8 @@ impl Engine {
         let moving = self.moving_mut(region);
         moving.adopting = true;
         let to = moving.to;
-        let record = Box::new(self.homes[&region].record(region));
+        let mut record = Box::new(self.homes[&region].record(region));
+        record.watchers = self.watching.of(region).to_vec();
         self.ask(to.node, Request::Adopt { record }, Purpose::Adopt(region));
     }
 
@@ -170,13 +171,14 @@ impl Engine {
         let parked = std::mem::take(&mut self.moving_mut(region).parked);
         if let Err(refusal) = body {
             self.finish_order(region, Err(refusal));
-            for (asker, principal, wanted) in parked {
-                self.serve_map(asker, region, principal, wanted);
+            for (asker, request) in parked {
+                self.handle_request(asker, request);
             }
             return;
         }
         let found = self.homes.remove(&region).expect("looked up just before");
         self.moved.insert(region, to.node);
+        self.watching.forget_region(region);
         let busy = found.busy.expect("it was being moved");
         if let Some(asker) = busy.asker {
             self.answer(asker, Ok(Reply::Done));
@@ -188,7 +190,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn serve_adopt(&mut self, asker: Asker, record: Record) {
+    pub(super) fn serve_adopt(&mut self, asker: Asker, mut record: Record) {
         let me = self.config.life;
         let mut ours = record.extents.iter().filter(|extent| extent.owner == me);
         let sound = super::home::is_chunk_size(record.chunk_bytes)
@@ -200,6 +202,7 @@ impl Engine {
             return self.answer(asker, Err(Refusal::Malformed));
         }
         let id = record.region;
+        self.adopt_watchers(id, std::mem::take(&mut record.watchers));
         let mut region = Region::from(record);
         // Who died since the record was written acknowledges nothing to us either.
         let (alive, gone): (Vec<_>, Vec<_>) =

@@ -67,6 +67,9 @@ pub(super) enum Act {
     Map { session: SessionId, wanted: Permissions },
     Stat,
     Order { principal: Principal, order: Order },
+    Watch { principal: Principal, port: u32 },
+    Unwatch { port: u32 },
+    ListWatchers { principal: Principal },
 }
 
 impl Engine {
@@ -101,10 +104,9 @@ impl Engine {
             Command::Map { name, wanted } => self.find(op, name, Then::Map { session, wanted }),
             Command::Stat(name) => self.find(op, name, Then::Stat),
             Command::StatHandle(slot) => self.act_on_handle(op, session, slot, Act::Stat),
-            Command::Order(slot, order) => match self.mapper.principal(session).cloned() {
-                Some(principal) => self.act_on_handle(op, session, slot, Act::Order { principal, order }),
-                None => self.finish(op, Err(CommandError::UnknownHandle)),
-            },
+            Command::Order(slot, order) => {
+                self.act_as_principal(op, session, slot, |principal| Act::Order { principal, order })
+            }
             Command::Unmap(slot) => match self.mapper.region_of(session, slot) {
                 Some(_) => self.unmap(slot.index, Some(op)),
                 None => self.finish(op, Err(CommandError::Stale)),
@@ -117,6 +119,13 @@ impl Engine {
             Command::Unlock { slot, release } => self.give_lock_up(op, session, slot, release),
             Command::Arrive { slot, participants, timeout_ns } => {
                 self.arrive(op, session, slot, participants, timeout_ns)
+            }
+            Command::Watch { slot, port } => {
+                self.act_as_principal(op, session, slot, |principal| Act::Watch { principal, port })
+            }
+            Command::Unwatch { region, port } => self.unwatch(op, region, port),
+            Command::ListWatchers(slot) => {
+                self.act_as_principal(op, session, slot, |principal| Act::ListWatchers { principal })
             }
             Command::Status => {
                 self.ask(NodeId::FIRST, Request::ListMembers, Purpose::User(op, UserStep::Members))
@@ -213,6 +222,19 @@ impl Engine {
         self.ask(NodeId::FIRST, Request::FindName { name }, Purpose::User(op, UserStep::Find { then }));
     }
 
+    fn act_as_principal(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        slot: SlotRef,
+        act: impl FnOnce(Principal) -> Act,
+    ) {
+        match self.mapper.principal(session).cloned() {
+            Some(principal) => self.act_on_handle(op, session, slot, act(principal)),
+            None => self.finish(op, Err(CommandError::UnknownHandle)),
+        }
+    }
+
     fn act_on_handle(&mut self, op: OpId, session: SessionId, slot: SlotRef, act: Act) {
         match self.mapper.region_of(session, slot) {
             Some((region, home)) => self.act(op, act, region, home.node, 0),
@@ -220,7 +242,7 @@ impl Engine {
         }
     }
 
-    fn act(&mut self, op: OpId, act: Act, region: RegionId, home: NodeId, hops: u8) {
+    pub(super) fn act(&mut self, op: OpId, act: Act, region: RegionId, home: NodeId, hops: u8) {
         let request = match &act {
             Act::Map { session, wanted } => {
                 let Some(principal) = self.mapper.principal(*session).cloned() else {
@@ -233,6 +255,11 @@ impl Engine {
             Act::Order { principal, order } => {
                 Request::Order { region, principal: principal.clone(), order: order.clone() }
             }
+            Act::Watch { principal, port } => {
+                Request::Watch { region, principal: principal.clone(), port: *port }
+            }
+            Act::Unwatch { port } => Request::Unwatch { region, port: *port },
+            Act::ListWatchers { principal } => Request::ListWatchers { region, principal: principal.clone() },
         };
         self.ask(home, request, Purpose::User(op, UserStep::Act { act, region, hops }));
     }
@@ -317,7 +344,11 @@ impl Engine {
                 self.insert_mapping(op, session, wanted, &reply)
             }
             (Act::Stat, Ok(Reply::Info(info))) => self.finish(op, Ok(Outcome::Info(info))),
-            (Act::Order { .. }, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
+            (Act::Order { .. } | Act::Unwatch { .. }, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
+            (Act::Watch { .. }, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Watching { region })),
+            (Act::ListWatchers { .. }, Ok(Reply::Watchers { watchers })) => {
+                self.finish(op, Ok(Outcome::Watchers { region, watchers }))
+            }
             (_, Err(refusal)) => self.finish(op, Err(refusal.into())),
             (_, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
         }

@@ -1,0 +1,238 @@
+//! Calls with values instead of bytes: a thin layer over [`Session::call`] and [`Session::serve`], which serde and
+//! postcard encode for.
+//!
+//! Both sides agree on a [`Function`], which carries the types.  Nothing checks that they do, except that bytes which
+//! are no encoding of the type are refused: a server gives such a call up and goes on, so that its caller learns
+//! [`CallCause::NoReply`](crate::CallCause::NoReply).
+//!
+//! ```
+//! # use halite::{Config, Node, NodeId, ServeOptions, typed};
+//! # use std::time::Duration;
+//! # let dir = std::env::temp_dir().join(format!("halite-doc-typed-{}", std::process::id()));
+//! # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+//! const SUM: typed::Function<Vec<u32>, u64> = typed::Function::new(7);
+//!
+//! let session = node.blocking_session();
+//! let server = session.serve_typed(SUM, ServeOptions::default())?;
+//! std::thread::scope(|scope| {
+//!     scope.spawn(move || {
+//!         let call = server.recv().expect("nobody closes the server");
+//!         let sum = call.input().iter().copied().map(u64::from).sum();
+//!         call.reply(&sum).expect("the caller waits");
+//!     });
+//!     let sum = session.call_typed(NodeId(0), SUM, &vec![1, 2, 3], Duration::from_secs(10))?;
+//!     assert_eq!(sum, 6);
+//!     Ok::<(), typed::CallError>(())
+//! })?;
+//! # drop((session, node));
+//! # std::fs::remove_dir_all(dir)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod blocking;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use halite_tier::ids::NodeId;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::rpc;
+use crate::session::Session;
+use crate::{ServeError, ServeOptions};
+
+/// A function from `I` to `O`, by its number at a node.
+pub struct Function<I, O> {
+    function: rpc::Function,
+    types: PhantomData<fn(I) -> O>,
+}
+
+impl<I, O> Function<I, O> {
+    /// The function of this number, which must have these types at both sides.
+    pub const fn new(number: u32) -> Function<I, O> {
+        Function { function: rpc::Function(number), types: PhantomData }
+    }
+}
+
+impl<I, O> Clone for Function<I, O> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<I, O> Copy for Function<I, O> {}
+
+impl<I, O> fmt::Debug for Function<I, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.function.fmt(f)
+    }
+}
+
+/// A typed call has no answer.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The input has no encoding; nothing was sent.
+    #[error("cannot call function {function} at node {node}: its input cannot be encoded: {cause}")]
+    Encode {
+        /// Of which node.
+        node: NodeId,
+        /// Which function.
+        function: u32,
+        /// What postcard says.
+        cause: postcard::Error,
+    },
+    /// The call failed.
+    #[error(transparent)]
+    Call(#[from] crate::CallError),
+    /// What came back is no encoding of the type: the handler ran, and serves another function than was thought.
+    #[error(
+        "cannot decode the answer of function {function} of node {node}: {cause}; do both sides agree on its types?"
+    )]
+    Decode {
+        /// Of which node.
+        node: NodeId,
+        /// Which function.
+        function: u32,
+        /// What postcard says.
+        cause: postcard::Error,
+    },
+}
+
+/// An answer did not reach its caller.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplyError {
+    /// The output has no encoding; the caller is told that there is no answer.
+    #[error("cannot answer: the output cannot be encoded: {0}")]
+    Encode(postcard::Error),
+    /// It could not be sent.
+    #[error(transparent)]
+    Reply(#[from] crate::ReplyError),
+}
+
+/// A function that is served; see [`crate::Server`].
+pub struct Server<I, O> {
+    server: rpc::Server,
+    types: PhantomData<fn(I) -> O>,
+}
+
+impl<I, O> Clone for Server<I, O> {
+    fn clone(&self) -> Self {
+        Server { server: self.server.clone(), types: PhantomData }
+    }
+}
+
+impl<I, O> fmt::Debug for Server<I, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.server.fmt(f)
+    }
+}
+
+impl<I: DeserializeOwned, O: Serialize> Server<I, O> {
+    /// The next call whose input can be decoded.
+    pub async fn recv(&self) -> Result<Call<I, O>, ServeError> {
+        loop {
+            if let Some(call) = Call::decode(self.server.recv().await?) {
+                return Ok(call);
+            }
+        }
+    }
+
+    /// See [`crate::Server::close`].
+    pub fn close(&self) {
+        self.server.close();
+    }
+}
+
+/// A call to be answered; see [`crate::Call`].
+pub struct Call<I, O> {
+    call: rpc::Call,
+    input: I,
+    types: PhantomData<fn() -> O>,
+}
+
+impl<I: fmt::Debug, O> fmt::Debug for Call<I, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("call", &self.call).field("input", &self.input).finish()
+    }
+}
+
+impl<I: DeserializeOwned, O: Serialize> Call<I, O> {
+    /// `None` if the input is no encoding of its type; then the call is given up, and its caller told so.
+    fn decode(call: rpc::Call) -> Option<Call<I, O>> {
+        let input = decode(call.input()).ok()?;
+        Some(Call { call, input, types: PhantomData })
+    }
+
+    /// What the caller sent.
+    pub fn input(&self) -> &I {
+        &self.input
+    }
+
+    /// As whom the caller acts.
+    pub fn caller(&self) -> &str {
+        self.call.caller()
+    }
+
+    /// The caller's node.
+    pub fn node(&self) -> NodeId {
+        self.call.node()
+    }
+
+    /// See [`crate::Call::is_wanted`].
+    pub fn is_wanted(&self) -> bool {
+        self.call.is_wanted()
+    }
+
+    /// Answers.  Does not wait.
+    pub fn reply(self, output: &O) -> Result<(), ReplyError> {
+        let output = postcard::to_stdvec(output).map_err(ReplyError::Encode)?;
+        Ok(self.call.reply(&output)?)
+    }
+}
+
+/// Calls with values.
+impl Session {
+    /// See [`Session::serve`].
+    pub fn serve_typed<I: DeserializeOwned, O: Serialize>(
+        &self,
+        function: Function<I, O>,
+        options: ServeOptions,
+    ) -> Result<Server<I, O>, ServeError> {
+        Ok(Server { server: self.serve(function.function, options)?, types: PhantomData })
+    }
+
+    /// See [`Session::call`].
+    pub async fn call_typed<I: Serialize, O: DeserializeOwned>(
+        &self,
+        node: NodeId,
+        function: Function<I, O>,
+        input: &I,
+        timeout: Duration,
+    ) -> Result<O, CallError> {
+        let input = function.encode_input(node, input)?;
+        let output = self.call(node, function.function, &input, timeout).await?;
+        function.decode_output(node, &output)
+    }
+}
+
+impl<I: Serialize, O: DeserializeOwned> Function<I, O> {
+    fn encode_input(self, node: NodeId, input: &I) -> Result<Vec<u8>, CallError> {
+        let function = self.function.0;
+        postcard::to_stdvec(input).map_err(|cause| CallError::Encode { node, function, cause })
+    }
+
+    fn decode_output(self, node: NodeId, output: &[u8]) -> Result<O, CallError> {
+        let function = self.function.0;
+        decode(output).map_err(|cause| CallError::Decode { node, function, cause })
+    }
+}
+
+/// All of the bytes must be of the value: what is left over was meant as something else.
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, postcard::Error> {
+    let (value, rest) = postcard::take_from_bytes(bytes)?;
+    if rest.is_empty() { Ok(value) } else { Err(postcard::Error::DeserializeBadEncoding) }
+}

@@ -1,0 +1,285 @@
+//! Watching: who writes with a notification tells whoever watches, after the bytes have landed.
+
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::thread;
+
+use halite::{
+    AccessCause, NOTIFICATIONS_MAX, NodeId, Notification, NotifyCause, Permissions, Port, RegionCause,
+    SendCause, ServeCause, ServeOptions, Who, blocking,
+};
+
+use super::cluster::{Cluster, Harness, everyone, shared};
+use super::refused;
+
+const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
+
+fn told(offset: u64, len: u64, value: u64, node: u32) -> Notification {
+    Notification { offset, len, value, from: "ada".to_owned(), node: NodeId(node) }
+}
+
+/// Receives as many as `count`, which must be of the values from `first` on.
+fn expect_values(watch: &blocking::Watch, first: u64, count: u64) {
+    for value in first..first + count {
+        assert_eq!(watch.recv().expect("the region is watched").value, value);
+    }
+}
+
+/// Each word is there when its notification comes.
+pub fn a_watcher_hears_in_order_of_what_it_can_read(h: &dyn Harness) {
+    const WORDS: u64 = 1000;
+    let cluster = Cluster::new(h, 3);
+    shared(&cluster.session(0), "board", 8 * WORDS);
+    let (reader, writer) = (cluster.session(1), cluster.session(2));
+    let board = reader.map("board", READ_WRITE).unwrap();
+    let watch = reader.watch(board).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let board = writer.map("board", READ_WRITE).unwrap();
+            for value in 0..WORDS {
+                let word = (value + 1).to_le_bytes();
+                writer.write_notify(board, 8 * value, &word, value).unwrap();
+            }
+        });
+        for value in 0..WORDS {
+            assert_eq!(watch.recv(), Ok(told(8 * value, 8, value, 2)));
+            let mut word = [0; 8];
+            reader.read(board, 8 * value, &mut word).unwrap();
+            assert_eq!(u64::from_le_bytes(word), value + 1);
+        }
+    });
+    assert_eq!(watch.try_recv(), Ok(None));
+}
+
+/// Also the writer's own, and two of one session; and a writer whom nobody watches tells nobody.
+pub fn every_watcher_hears_everything_once(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let sessions = [0, 1, 2, 1].map(|index| cluster.session(index));
+    let board = shared(&sessions[0], "board", 64);
+    let other = shared(&sessions[0], "other", 64);
+    sessions[0].write_notify(board, 0, b"unseen", 1).unwrap();
+    let mut watches = vec![sessions[0].watch(board).unwrap()];
+    for session in &sessions {
+        let board = session.map("board", READ_WRITE).unwrap();
+        watches.push(session.watch(board).unwrap());
+    }
+    sessions[0].write_notify(other, 0, b"elsewhere", 2).unwrap();
+    for (index, session) in sessions.iter().enumerate() {
+        let board = session.map("board", Permissions::WRITE).unwrap();
+        session.write_notify(board, 1, &[], 10 + index as u64).unwrap();
+    }
+    for watch in watches {
+        for (index, node) in [0, 1, 2, 1].into_iter().enumerate() {
+            assert_eq!(watch.recv(), Ok(told(1, 0, 10 + index as u64, node)));
+        }
+        assert_eq!(watch.try_recv(), Ok(None));
+    }
+}
+
+/// The writer goes on when the slow one has received; nothing is lost.
+pub fn a_slow_watcher_holds_up_the_writer_and_nobody_else(h: &dyn Harness) {
+    const FULL: u64 = NOTIFICATIONS_MAX as u64;
+    let cluster = Cluster::new(h, 3);
+    let (slow, quick, writer) = (cluster.session(0), cluster.session(1), cluster.futures(2));
+    let board = shared(&slow, "board", 8);
+    let slow_watch = slow.watch(board).unwrap();
+    let quick_watch = quick.watch(quick.map("board", Permissions::READ).unwrap()).unwrap();
+    let blocking = writer.blocking();
+    let board = blocking.map("board", READ_WRITE).unwrap();
+    for value in 0..FULL {
+        blocking.write_notify(board, 0, &[1], value).unwrap();
+        assert_eq!(quick_watch.recv().unwrap().value, value);
+    }
+    let mut held_up = pin!(writer.write_notify(board, 0, &[2], FULL));
+    let mut context = Context::from_waker(Waker::noop());
+    while quick_watch.try_recv().unwrap().is_none() {
+        assert!(held_up.as_mut().poll(&mut context).is_pending());
+        quick.status().unwrap();
+    }
+    for _ in 0..100 {
+        assert!(held_up.as_mut().poll(&mut context).is_pending());
+        quick.status().unwrap();
+    }
+    expect_values(&slow_watch, 0, 1);
+    assert_eq!(blocking.block_on(held_up), Ok(()));
+    expect_values(&slow_watch, 1, FULL);
+    assert_eq!(slow_watch.try_recv(), Ok(None));
+}
+
+/// Neither who waits for it, nor who writes later.
+pub fn a_dropped_watch_holds_up_nobody(h: &dyn Harness) {
+    const FULL: u64 = NOTIFICATIONS_MAX as u64;
+    let cluster = Cluster::new(h, 2);
+    let (reader, writer) = (cluster.session(0), cluster.futures(1));
+    let board = shared(&reader, "board", 8);
+    let watch = reader.watch(board).unwrap();
+    let blocking = writer.blocking();
+    let board = blocking.map("board", READ_WRITE).unwrap();
+    for value in 0..FULL {
+        blocking.write_notify(board, 0, &[1], value).unwrap();
+    }
+    let mut held_up = pin!(writer.write_notify(board, 0, &[2], FULL));
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..100 {
+        assert!(held_up.as_mut().poll(&mut context).is_pending());
+        reader.status().unwrap();
+    }
+    drop(watch);
+    assert_eq!(blocking.block_on(held_up), Ok(()));
+    for value in 0..2 * FULL {
+        blocking.write_notify(board, 0, &[3], value).unwrap();
+    }
+}
+
+/// However far it came: nobody has to wait for room that nobody makes.
+pub fn an_abandoned_watch_leaves_nothing(h: &dyn Harness) {
+    const FULL: u64 = NOTIFICATIONS_MAX as u64;
+    let cluster = Cluster::new(h, 2);
+    let (reader, writer) = (cluster.futures(0), cluster.session(1));
+    let board = shared(&writer, "board", 8);
+    let seen = reader.blocking().map("board", Permissions::READ).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    for polls in 1..20 {
+        let mut watching = pin!(reader.watch(seen));
+        for _ in 0..polls {
+            if watching.as_mut().poll(&mut context).is_ready() {
+                break;
+            }
+            thread::yield_now();
+        }
+    }
+    for value in 0..2 * FULL {
+        writer.write_notify(board, 0, &[1], value).unwrap();
+    }
+}
+
+/// By the permissions of the principal, and of the handle.
+pub fn watching_is_reading_and_telling_is_writing(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let (ada, bob) = (cluster.session(0), cluster.session(1));
+    let board = shared(&ada, "board", 8);
+    let writable = bob.map("board", Permissions::WRITE).unwrap();
+    refused!(bob.watch(writable), RegionCause::PermissionDenied { missing: Permissions::READ });
+    let readable = bob.map("board", Permissions::READ).unwrap();
+    let told = bob.write_notify(readable, 0, &[1], 0);
+    assert!(!told.as_ref().unwrap_err().is_written());
+    let missing = Permissions::WRITE;
+    let cause = AccessCause::PermissionDenied { missing };
+    assert_eq!(told.unwrap_err().cause, NotifyCause::Write { cause, partly: false });
+    let watch = ada.watch(board).unwrap();
+    bob.write_notify(writable, 0, &[1], 9).unwrap();
+    assert_eq!(watch.recv().unwrap().from, "bob");
+    refused!(ada.watch(writable), RegionCause::ForeignHandle);
+    refused!(
+        ada.write_notify(board, 8, &[1], 0),
+        NotifyCause::Write { cause: AccessCause::OutOfRange { .. }, .. }
+    );
+    assert_eq!(watch.try_recv(), Ok(None), "of what was not written nobody is told");
+}
+
+/// To a third node, and to the watcher's own.
+pub fn a_watch_goes_on_while_its_region_moves(h: &dyn Harness) {
+    const ROUNDS: u64 = 60;
+    let cluster = Cluster::new(h, 3);
+    let (mover, reader, writer) = (cluster.session(0), cluster.session(1), cluster.session(2));
+    let board = shared(&mover, "board", 300 << 10);
+    let watch = reader.watch(reader.map("board", Permissions::READ).unwrap()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..12 {
+                mover.move_to(board, NodeId(round % 3)).unwrap();
+            }
+        });
+        scope.spawn(|| {
+            let board = writer.map("board", READ_WRITE).unwrap();
+            for value in 0..ROUNDS {
+                writer.write_notify(board, 4096 * value, &[1; 100], value).unwrap();
+            }
+        });
+        expect_values(&watch, 0, ROUNDS);
+    });
+    assert_eq!(watch.try_recv(), Ok(None));
+}
+
+/// What was told before is received first; also who waits already is told of the end.
+pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (owner, reader) = (cluster.session(0), cluster.session(1));
+    let board = shared(&owner, "board", 8);
+    let handles = [(); 2].map(|()| reader.map("board", Permissions::READ).unwrap());
+    let [unmapped, freed] = handles.map(|lh| reader.watch(lh).unwrap());
+    owner.write_notify(board, 0, &[1], 5).unwrap();
+    reader.unmap(handles[0]).unwrap();
+    expect_values(&unmapped, 5, 1);
+    refused!(unmapped.recv(), RegionCause::Stale);
+    expect_values(&freed, 5, 1);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| freed.recv());
+        owner.free(board).unwrap();
+        refused!(waiting.join().unwrap(), RegionCause::Stale);
+    });
+    refused!(freed.try_recv(), RegionCause::Stale);
+    refused!(reader.watch(handles[1]), RegionCause::Stale);
+    drop((unmapped, freed));
+    cluster.expect_empty();
+}
+
+/// And may begin again with it.
+pub fn a_watch_ends_with_the_right_to_read(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let (ada, bob) = (cluster.session(0), cluster.session(1));
+    let board = shared(&ada, "board", 8);
+    let watch = bob.watch(bob.map("board", Permissions::READ).unwrap()).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| watch.recv());
+        ada.revoke(board, Who::Everyone, Permissions::READ).unwrap();
+        refused!(waiting.join().unwrap(), RegionCause::PermissionDenied { .. });
+    });
+    ada.write_notify(board, 0, &[1], 1).unwrap();
+    refused!(watch.recv(), RegionCause::PermissionDenied { .. });
+    ada.grant(board, Who::Everyone, everyone()).unwrap();
+    let again = bob.watch(bob.map("board", Permissions::READ).unwrap()).unwrap();
+    ada.write_notify(board, 0, &[1], 2).unwrap();
+    expect_values(&again, 2, 1);
+}
+
+/// Nor does who wrote to it wait any longer.
+pub fn a_watcher_that_left_is_no_error(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let (owner, stays) = (cluster.session(0), cluster.session(1));
+    let board = shared(&owner, "board", 8);
+    let watch = stays.watch(stays.map("board", Permissions::READ).unwrap()).unwrap();
+    let leaves = cluster.session(2);
+    let lost = leaves.watch(leaves.map("board", Permissions::READ).unwrap()).unwrap();
+    owner.write_notify(board, 0, &[1], 0).unwrap();
+    cluster.leave(2);
+    for value in 1..=2 * NOTIFICATIONS_MAX as u64 {
+        owner.write_notify(board, 0, &[1], value).unwrap();
+        expect_values(&watch, value - 1, 1);
+    }
+    refused!(lost.recv(), RegionCause::NodeClosed);
+}
+
+/// The bytes are gone with it.
+pub fn a_watch_ends_with_its_home(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 2);
+    let reader = cluster.session(0);
+    shared(&cluster.session(1), "board", 8);
+    let watch = reader.watch(reader.map("board", Permissions::READ).unwrap()).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| watch.recv());
+        cluster.leave(1);
+        refused!(waiting.join().unwrap(), RegionCause::PeerDown(NodeId(1)));
+    });
+}
+
+/// Nobody hears what a watcher should, nor says what only writers may.
+pub fn ports_of_watches_are_reserved(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    refused!(session.open_port(Port::RESERVED_MIN, ServeOptions::default()), ServeCause::Reserved);
+    refused!(session.send(NodeId(0), Port(u32::MAX), b"?"), SendCause::Reserved);
+    refused!(session.try_send(NodeId(0), Port::RESERVED_MIN, b"?"), SendCause::Reserved);
+    let last = Port(Port::RESERVED_MIN.0 - 1);
+    session.open_port(last, ServeOptions::default()).unwrap();
+}
