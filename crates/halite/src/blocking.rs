@@ -3,6 +3,8 @@
 //! A thread that waits moves its node forward itself for a moment before it sleeps, so that an answer from an
 //! awake peer needs no switch to another thread.  What needs no waiting does not come near any of that.
 
+mod sync;
+
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
@@ -16,6 +18,8 @@ use crate::rpc::{
     self, Call, CallError, Calling, Function, Into, Message, Port, SendError, ServeError, ServeOptions,
 };
 use crate::session::{self, Lh, Placement, ReadOp, Who, WriteOp};
+
+pub use sync::Guard;
 
 /// A session whose methods return when they are done.  See [`crate::Session`], whose every method is here under
 /// the same name.

@@ -148,7 +148,7 @@ impl Core {
     }
 
     /// For destructors, which must not panic because the node did.
-    fn with_unless_failed(&self, change: impl FnOnce(&mut Machine, u64)) {
+    pub(crate) fn with_unless_failed(&self, change: impl FnOnce(&mut Machine, u64)) {
         if !self.machine.is_poisoned() {
             self.with(change);
         }

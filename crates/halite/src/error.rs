@@ -3,6 +3,8 @@
 //! Each error says what was attempted, on which object, why it failed, and (in the text of its cause) what the
 //! reader may do.  "Not done" is meant unless a cause says "maybe done".
 
+mod sync;
+
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +12,8 @@ use halite_tier::effect::CommandError;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{NAME_BYTES_MAX, Refusal};
 use halite_tier::permissions::Permissions;
+
+pub use sync::{BarrierCause, BarrierError, LockCause, LockError};
 
 /// An operation on a region as a whole failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -39,6 +43,9 @@ pub enum RegionCause {
     /// The name is not text.  Only names that come from bytes can be so, such as file names.
     #[error("the name is not UTF-8")]
     NameNotUtf8,
+    /// Names that begin with NUL are kept for locks and barriers.
+    #[error("the name begins with NUL; such names are reserved")]
+    NameReserved,
     /// The name is empty.
     #[error("the name is empty; a region without a name is asked for by `None`")]
     NameEmpty,
@@ -143,6 +150,7 @@ impl From<CommandError> for RegionCause {
             CommandError::Broken { refusal, .. } => refusal.into(),
             CommandError::Access { .. } => unreachable!("only memory operations are refused so"),
             CommandError::TableFull(table) => RegionCause::TableFull(table),
+            CommandError::Abandoned => unreachable!("nobody waits for what was abandoned"),
         }
     }
 }
@@ -157,6 +165,10 @@ impl From<Refusal> for RegionCause {
             Refusal::UnknownNode(node) => RegionCause::UnknownNode(node),
             Refusal::PeerDown(node) => RegionCause::PeerDown(node),
             Refusal::Malformed => RegionCause::NotUnderstood,
+            // Answers of locks and barriers, which their callers look at first.
+            Refusal::Held | Refusal::NotHeld | Refusal::Timeout | Refusal::Participants { .. } => {
+                RegionCause::NotUnderstood
+            }
             Refusal::Sealed => RegionCause::Sealed,
             Refusal::LastMaster => RegionCause::LastMaster,
             Refusal::TooManyPieces { pieces, max } => RegionCause::TooManyPieces { pieces, max },

@@ -39,7 +39,9 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod alarm;
 mod atomic;
+mod barrier;
 pub mod blocking;
 pub mod cluster_dir;
 mod config;
@@ -48,6 +50,7 @@ mod error;
 mod explain;
 mod jobs;
 mod keeper;
+mod lock;
 mod machine;
 mod memory;
 mod node;
@@ -61,11 +64,13 @@ mod wait;
 
 pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, NodeId};
 pub use error::{
-    AccessCause, AccessError, BatchError, CopyEnd, CopyError, CopySide, JoinError, RegionCause, RegionError,
+    AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
+    JoinError, LockCause, LockError, RegionCause, RegionError,
 };
 pub use explain::{AccessPath, PeerExplained, PieceExplained, RegionExplained, Verbs};
 pub use halite_tier::message::{NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
 pub use halite_tier::permissions::Permissions;
+pub use lock::Guard;
 pub use node::{Node, Seat};
 pub use rpc::{
     Call, CallCause, CallError, Function, Mailbox, Message, Port, ReplyCause, ReplyError, SendCause,

@@ -18,6 +18,7 @@ use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::message;
 use halite_tier::rpc::wire::NOTE_IMM;
 
+use crate::alarm::Alarms;
 use crate::jobs::{Done, Job};
 use crate::outbox::Outbox;
 use crate::posted::{Ended, Posted};
@@ -57,6 +58,7 @@ pub(crate) struct Machine {
     /// Fetches whose next part the fabric did not take yet.
     stuck: Vec<Fetch>,
     peers: BTreeMap<PeerId, NodeLife>,
+    pub(crate) alarms: Alarms,
     /// When callers try again for whom the fabric's queue was full.
     retry_ns: Option<u64>,
     pub(crate) dialling: Dialling,
@@ -102,6 +104,7 @@ impl Machine {
             fetches: BTreeMap::new(),
             stuck: Vec::new(),
             peers: BTreeMap::new(),
+            alarms: Alarms::default(),
             retry_ns: None,
             dialling: Dialling::default(),
         }
@@ -127,8 +130,10 @@ impl Machine {
     }
 
     pub(crate) fn abandon(&mut self, now: u64, op: OpId) {
-        if let Some(chore) = self.tickets.abandon(op) {
-            self.do_chore(now, chore);
+        match (self.tickets.abandon(op), &mut self.engine) {
+            (Some(chore), _) => self.do_chore(now, chore),
+            (None, Some(engine)) => engine.abandon(now, op),
+            (None, None) => {}
         }
     }
 
@@ -223,6 +228,7 @@ impl Machine {
         if self.engine.as_ref().and_then(Engine::poll_timeout).is_some_and(|due| due <= now) {
             self.engine.as_mut().expect("it has a timeout").handle_timeout(now);
         }
+        self.alarms.ring(now, &mut self.wakes);
         if self.retry_ns.is_some_and(|due| due <= now) {
             self.retry_ns = None;
             self.ground.posted.retry(&mut self.wakes);
@@ -367,7 +373,9 @@ impl Machine {
         let grace = if self.graces.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
         let retry = if self.is_stuck() { now + BACKLOG_RETRY_NS } else { u64::MAX };
         let overdue = self.ground.rpc.next_deadline_ns();
-        timeout.min(grace).min(retry).min(overdue).min(self.retry_ns.unwrap_or(u64::MAX))
+        let alarm = self.alarms.next_ns().unwrap_or(u64::MAX);
+        let retry = retry.min(self.retry_ns.unwrap_or(u64::MAX));
+        timeout.min(grace).min(retry).min(overdue).min(alarm)
     }
 
     fn is_stuck(&self) -> bool {
@@ -425,6 +433,7 @@ impl Machine {
     /// Forgets everything, and tells all who wait that nothing will come.
     pub(crate) fn close(&mut self) {
         self.engine = None;
+        self.alarms.ring(u64::MAX, &mut self.wakes);
         self.jobs.clear();
         self.graces.clear();
         self.tickets.end_all(&mut self.wakes);

@@ -181,7 +181,7 @@ impl Node {
         let principal = self.principal.clone();
         let id = self.core.with(|machine, _| machine.open_session(principal.clone()));
         let id = id.expect("a node has at most 65,536 sessions at a time");
-        Session::new(self.core.clone(), id, principal, random(), self.chunk_bytes)
+        Session::new(self.core.clone(), self.life, id, principal, random(), self.chunk_bytes)
     }
 
     /// A new session for threads.

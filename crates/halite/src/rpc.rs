@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use halite_fabric::{Fabric, Key, Local, Operation, PeerId, WorkId, WorkRequest};
 use halite_mem::Window;
@@ -64,7 +64,7 @@ const USUAL_SLOT_BYTES: u64 = 4096 + 64;
 /// Most calls under way.
 const SLOTS_MAX: usize = 1 << 16;
 /// How much of a request is looked at first: header, name and input of a small one.
-const FIRST_LOOK_BYTES: usize = 128;
+const FIRST_LOOK_BYTES: usize = 64;
 
 /// What a slot holds while it is in use.
 #[derive(Debug, Default)]
@@ -90,8 +90,7 @@ pub(crate) struct Rpc {
     slots: Mutex<ReplySlots<Held>>,
     /// How many replies have arrived.
     arrivals: AtomicU64,
-    links: RwLock<Links>,
-    services: RwLock<Services>,
+    routes: RwLock<Routes>,
     owed: Mutex<Vec<Owed>>,
     notes: Mutex<Vec<(PeerId, Note)>>,
     /// The machine should settle.
@@ -100,12 +99,14 @@ pub(crate) struct Rpc {
     hungry: AtomicBool,
 }
 
+/// Which way requests go.
 #[derive(Debug, Default)]
-struct Links {
+struct Routes {
     by_node: BTreeMap<NodeId, Arc<Link>>,
     by_peer: BTreeMap<PeerId, Arc<Link>>,
     /// Of peers that are gone but may still write to our memory.
     fading: BTreeMap<PeerId, Arc<Link>>,
+    services: Services,
 }
 
 impl Rpc {
@@ -120,7 +121,7 @@ impl Rpc {
         let usual = pool.allocate(&*fabric, u64::from(USUAL_SLOTS) * USUAL_SLOT_BYTES)?;
         let inline_bytes_max = fabric.capabilities().inline_bytes_max;
         let own = Arc::new(Link::new(node, Target::Own, None, None));
-        let links = Links { by_node: [(node, own.clone())].into(), ..Links::default() };
+        let routes = Routes { by_node: [(node, own.clone())].into(), ..Routes::default() };
         Some(Rpc {
             fabric,
             posted,
@@ -131,8 +132,7 @@ impl Rpc {
             usual,
             slots: Mutex::new(ReplySlots::new(SLOTS_MAX)),
             arrivals: AtomicU64::new(0),
-            links: RwLock::new(links),
-            services: RwLock::default(),
+            routes: RwLock::new(routes),
             owed: Mutex::default(),
             notes: Mutex::default(),
             dirty: AtomicBool::new(false),
@@ -152,9 +152,9 @@ impl Rpc {
         self.note(peer, self.introduction(&ring, &head));
         let reader = RingReader::new(self.ring_bytes);
         let link = Arc::new(Link::new(node, Target::Peer(peer), Some((reader, ring)), Some(head)));
-        let mut links = self.links.write().expect(POISONED);
-        links.by_node.insert(node, link.clone());
-        links.by_peer.insert(peer, link);
+        let mut routes = self.routes_mut();
+        routes.by_node.insert(node, link.clone());
+        routes.by_peer.insert(peer, link);
     }
 
     fn introduction(&self, ring: &Block, head: &Block) -> Note {
@@ -174,18 +174,21 @@ impl Rpc {
 
     /// A peer is gone, but may still write to our memory.
     pub(crate) fn handle_disconnected(&self, peer: PeerId, wakes: &mut Wakes) {
-        let mut links = self.links.write().expect(POISONED);
-        let Some(link) = links.by_peer.remove(&peer) else { return };
-        if links.by_node.get(&link.node).is_some_and(|known| Arc::ptr_eq(known, &link)) {
-            links.by_node.remove(&link.node);
+        let mut routes = self.routes_mut();
+        let Some(link) = routes.by_peer.remove(&peer) else { return };
+        if routes.by_node.get(&link.node).is_some_and(|known| Arc::ptr_eq(known, &link)) {
+            routes.by_node.remove(&link.node);
         }
-        links.fading.insert(peer, link.clone());
-        drop(links);
+        routes.fading.insert(peer, link.clone());
+        let services: Vec<_> = routes.services.all().cloned().collect();
+        drop(routes);
         link.set_gone();
         *lock(&link.outbound) = None;
-        wakes.extend(lock(&self.slots).handle_down(peer));
-        self.arrived();
-        let services: Vec<_> = self.services.read().expect(POISONED).all().cloned().collect();
+        {
+            let mut slots = lock(&self.slots);
+            wakes.extend(slots.handle_down(peer));
+            self.arrived(&slots);
+        }
         for service in services {
             self.grant(service.handle_down(Target::Peer(peer)), wakes);
         }
@@ -195,7 +198,7 @@ impl Rpc {
     pub(crate) fn handle_cut_off(&self, peer: PeerId) {
         let held = lock(&self.slots).handle_cut_off(peer);
         drop(held);
-        let link = self.links.write().expect(POISONED).fading.remove(&peer);
+        let link = self.routes_mut().fading.remove(&peer);
         if let Some(link) = link {
             let inbound = &mut *lock(&link.inbound);
             inbound.ring = None;
@@ -206,7 +209,17 @@ impl Rpc {
 
     /// The link to a node, once both ends can write to each other.
     pub(crate) fn link_to(&self, node: NodeId) -> Option<Arc<Link>> {
-        self.links.read().expect(POISONED).by_node.get(&node).cloned()
+        self.routes().by_node.get(&node).cloned()
+    }
+
+    /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
+    /// for the writer.
+    fn routes(&self) -> RwLockReadGuard<'_, Routes> {
+        self.routes.read().expect(POISONED)
+    }
+
+    fn routes_mut(&self) -> RwLockWriteGuard<'_, Routes> {
+        self.routes.write().expect(POISONED)
     }
 
     // What arrives.
@@ -232,8 +245,7 @@ impl Rpc {
         match slots.handle_reply(from, slot)? {
             Arrival::Expected(waker) => {
                 wakes.add(waker);
-                drop(slots);
-                self.arrived();
+                self.arrived(&slots);
             }
             Arrival::Late => {
                 drop(slots);
@@ -243,10 +255,10 @@ impl Rpc {
         Ok(())
     }
 
-    /// Those who spin look again.
-    fn arrived(&self) {
+    /// Those who spin look again.  Counted under the lock of the slots.
+    fn arrived(&self, _: &ReplySlots<Held>) {
         // Pairs with the Acquire in arrivals(): whoever sees the count finds the reply.
-        self.arrivals.fetch_add(1, Release);
+        self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
     }
 
     /// How many replies have arrived.
@@ -256,12 +268,12 @@ impl Rpc {
     }
 
     fn handle_request(&self, peer: PeerId, offset: u64, wakes: &mut Wakes) -> Result<(), Violation> {
-        let link = self.links.read().expect(POISONED).by_peer.get(&peer).cloned();
+        let routes = self.routes();
         // Nobody else may write to our rings.
-        let link = link.ok_or(Violation("a request without a ring"))?;
+        let link = routes.by_peer.get(&peer).ok_or(Violation("a request without a ring"))?;
         let (kind, number, incoming, head) = {
             let inbound = &mut *lock(&link.inbound);
-            let (header, incoming) = read_request(&link, inbound, offset)?;
+            let (header, incoming) = read_request(link, inbound, offset)?;
             inbound.served.open(header.slot)?;
             let (reader, _) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
             let head = reader.poll_head().zip(inbound.theirs);
@@ -270,7 +282,7 @@ impl Rpc {
         if let Some((head, theirs)) = head {
             self.return_head(peer, theirs, head);
         }
-        self.deliver(kind, number, incoming, wakes);
+        self.deliver(&routes.services, kind, number, incoming, wakes);
         Ok(())
     }
 
@@ -281,14 +293,11 @@ impl Rpc {
         let _ = self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]);
     }
 
-    fn deliver(&self, kind: Kind, number: u32, incoming: Incoming, wakes: &mut Wakes) {
+    fn deliver(&self, services: &Services, kind: Kind, number: u32, incoming: Incoming, wakes: &mut Wakes) {
         let id = ServiceId::of(kind, number);
-        let services = self.services.read().expect(POISONED);
-        let Some(service) = services.get(id).cloned() else {
-            drop(services);
+        let Some(service) = services.get(id) else {
             return self.refuse_request(incoming, Status::Unknown, wakes);
         };
-        drop(services);
         if !service.admits(&incoming.principal) {
             return self.refuse_request(incoming, Status::Denied, wakes);
         }
@@ -319,7 +328,7 @@ impl Rpc {
 
     /// A note has arrived.
     pub(crate) fn handle_note(&self, peer: PeerId, bytes: &[u8], wakes: &mut Wakes) {
-        let link = self.links.read().expect(POISONED).by_peer.get(&peer).cloned();
+        let link = self.routes().by_peer.get(&peer).cloned();
         let Some(link) = link else { return };
         let note = Note::parse(bytes).map_err(|_| Violation("not a note"));
         let handled = note.and_then(|note| self.apply_note(&link, peer, note, wakes));
@@ -347,6 +356,7 @@ impl Rpc {
         let cancelling = {
             let inbound = &mut *lock(&link.inbound);
             inbound.kept.remove(&slot);
+            link.note_cancel();
             inbound.served.cancel(slot)
         };
         if cancelling == Cancelling::Acknowledge {
@@ -355,9 +365,7 @@ impl Rpc {
     }
 
     fn decline(&self, port: u32, from: Target, grant: u32, wakes: &mut Wakes) {
-        let services = self.services.read().expect(POISONED);
-        let service = services.get(ServiceId::Port(port)).cloned();
-        drop(services);
+        let service = self.routes().services.get(ServiceId::Port(port)).cloned();
         if let Some(service) = service {
             self.grant(service.decline(from, grant), wakes);
         }
@@ -370,8 +378,7 @@ impl Rpc {
         let own =
             lock(&self.slots).held(slot).and_then(|held| held.reply.as_ref().map(|b| b.window().clone()));
         own.unwrap_or_else(|| {
-            let offset = u64::from(slot.index) * USUAL_SLOT_BYTES;
-            let window = self.usual.window().slice(offset, USUAL_SLOT_BYTES);
+            let window = self.usual.window().slice(usual_offset(slot), USUAL_SLOT_BYTES);
             window.expect("slots beyond the usual ones hold memory")
         })
     }
@@ -457,9 +464,12 @@ impl Rpc {
 
     /// The node ends: so does all waiting.
     pub(crate) fn close(&self, wakes: &mut Wakes) {
-        wakes.extend(lock(&self.slots).close());
-        self.arrived();
-        let services: Vec<_> = self.services.read().expect(POISONED).all().cloned().collect();
+        {
+            let mut slots = lock(&self.slots);
+            wakes.extend(slots.close());
+            self.arrived(&slots);
+        }
+        let services: Vec<_> = self.routes().services.all().cloned().collect();
         for service in services {
             if let Some(ended) = service.close() {
                 wakes.extend(ended.wakers);
@@ -494,6 +504,11 @@ impl Rpc {
         // Pairs with the Release in set_dirty(): what made it dirty is seen.
         self.is_dirty() && self.dirty.swap(false, AcqRel)
     }
+}
+
+/// Where a slot is in the memory of the usual places.
+fn usual_offset(slot: SlotId) -> u64 {
+    u64::from(slot.index) * USUAL_SLOT_BYTES
 }
 
 /// A head word has a cache line of its own.
@@ -560,8 +575,14 @@ fn read_request(
     let principal = inbound.principal(name)?;
     let theirs = inbound.theirs.ok_or(Violation("a request before the introduction"))?;
     let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
-    let reply =
-        ReplyTo { link: link.clone(), slot: header.slot, at, room, bytes_max: header.reply_bytes_max };
+    let reply = ReplyTo {
+        link: link.clone(),
+        cancels: link.cancels(),
+        slot: header.slot,
+        at,
+        room,
+        bytes_max: header.reply_bytes_max,
+    };
     let input = match header.input {
         Input::InRing => Payload::Here(input),
         Input::At(address) => Payload::There { address, len: header.input_bytes },

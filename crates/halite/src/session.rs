@@ -12,15 +12,19 @@ use std::task::{Context, Poll};
 use halite_mem::Lookup;
 use halite_tier::access::{DataPath, SlotRef};
 use halite_tier::effect::{Command, OpId, Outcome};
-use halite_tier::ids::{NodeId, Principal, SessionId};
+use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::CHUNK_BYTES_MIN;
+use halite_tier::lockword::Holder;
 use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Order, RegionInfo};
+use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
 use crate::access::{Reading, Transfer, Writing};
+use crate::barrier::Barriers;
 use crate::blocking;
 use crate::driver::Core;
 use crate::error::{AccessError, BatchError, RegionCause, RegionError};
+use crate::lock::Locks;
 use crate::ticket::{Ending, Undo};
 
 pub use halite_tier::effect::Placement;
@@ -114,18 +118,22 @@ pub(crate) struct Inner {
     pub(crate) core: Arc<Core>,
     pub(crate) principal: Principal,
     chunk_bytes: u64,
+    pub(crate) locks: Locks,
+    pub(crate) barriers: Barriers,
 }
 
 impl Session {
     pub(crate) fn new(
         core: Arc<Core>,
+        life: NodeLife,
         id: SessionId,
         principal: Principal,
         tag: u64,
         chunk_bytes: u64,
     ) -> Session {
-        let path = core.ground.path.clone();
-        Session { inner: Arc::new(Inner { path, id, tag, core, principal, chunk_bytes }) }
+        let (path, locks) = (core.ground.path.clone(), Locks::new(Holder::new(life, id)));
+        let barriers = Barriers::default();
+        Session { inner: Arc::new(Inner { path, id, tag, core, principal, chunk_bytes, locks, barriers }) }
     }
 
     /// The same session for threads.
@@ -411,6 +419,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.forsake_locks();
         self.core.close_session(self.id);
     }
 }
@@ -440,8 +449,9 @@ impl<'a> Object<'a> {
     }
 }
 
-fn check_name(name: &str) -> Result<(), RegionCause> {
+pub(crate) fn check_name(name: &str) -> Result<(), RegionCause> {
     match name.len() {
+        _ if names::is_reserved(name) => Err(RegionCause::NameReserved),
         0 => Err(RegionCause::NameEmpty),
         len if len > NAME_BYTES_MAX => Err(RegionCause::NameTooLong { len }),
         _ => Ok(()),
@@ -474,6 +484,12 @@ pub(crate) struct Commanded<'s> {
 impl<'s> Commanded<'s> {
     pub(crate) fn new(inner: &'s Inner, command: Command) -> Commanded<'s> {
         Commanded { inner, command: Some(command), op: None }
+    }
+
+    /// One that is submitted already.
+    pub(crate) fn submitted(inner: &'s Inner, command: Command) -> Commanded<'s> {
+        let undo = Undo::of(&command);
+        Commanded { inner, command: None, op: inner.core.submit(inner.id, command, undo) }
     }
 }
 

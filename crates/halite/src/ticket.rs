@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
 
 use halite_tier::access::SlotRef;
-use halite_tier::effect::{Command, CommandError, OpId, Outcome};
+use halite_tier::effect::{Command, CommandError, OpId, Outcome, Release};
 use halite_tier::ids::SessionId;
 use halite_tier::message::{Order, Refusal};
 
@@ -38,6 +38,8 @@ pub(crate) enum Undo {
     Unmap,
     /// The region is freed and the handle given up.
     Free,
+    /// The lock behind this handle is given up.
+    Unlock(SlotRef),
     /// Whatever came of this command, this handle is given up next.
     ThenUnmap(SlotRef),
 }
@@ -47,7 +49,9 @@ impl Undo {
     pub(crate) fn of(command: &Command) -> Undo {
         match command {
             Command::Alloc { .. } => Undo::Free,
-            Command::Map { .. } => Undo::Unmap,
+            // What an anchor holds may be in use by others at once: it stays.
+            Command::Map { .. } | Command::Anchor { .. } => Undo::Unmap,
+            Command::Lock { slot, .. } => Undo::Unlock(*slot),
             _ => Undo::Nothing,
         }
     }
@@ -57,6 +61,10 @@ impl Undo {
             (Undo::Unmap, Ok(Outcome::Mapped { slot, .. })) => Some((Command::Unmap(*slot), Undo::Nothing)),
             (Undo::Free, Ok(Outcome::Mapped { slot, .. })) => {
                 Some((Command::Order(*slot, Order::Free), Undo::ThenUnmap(*slot)))
+            }
+            (Undo::Unlock(slot), Ok(Outcome::Locked { recovered, .. })) => {
+                let release = if *recovered { Release::Unused } else { Release::Used };
+                Some((Command::Unlock { slot, release }, Undo::Nothing))
             }
             (Undo::ThenUnmap(slot), _) => Some((Command::Unmap(slot), Undo::Nothing)),
             _ => None,

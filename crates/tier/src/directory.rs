@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
+use crate::names;
 
 /// Most names in one answer, so that it stays a small message.
 pub const NAMES_PER_ANSWER_MAX: usize = 1024;
@@ -70,7 +71,8 @@ impl Directory {
 
     /// Names behind `after`, and whether there are more.
     pub fn list(&self, after: Option<&str>) -> (Vec<(String, RegionId, NodeId)>, bool) {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        // Names of locks and barriers come first, and are nobody's business.
+        let from = after.map_or(Bound::Included(names::FIRST_FREE), Bound::Excluded);
         let mut rest = self.names.range::<str, _>((from, Bound::Unbounded));
         let names = rest
             .by_ref()

@@ -6,6 +6,7 @@ use halite_mem::{SlotError, Window};
 use crate::access::{Blocked, Side, SlotRef, Spot, Step};
 use crate::ids::{NodeId, RegionId};
 use crate::message::{NodeStatus, Order, Refusal, RegionInfo};
+use crate::names::Service;
 use crate::permissions::Permissions;
 
 /// Numbers a command of a session until its [`Effect::Finish`].
@@ -69,6 +70,51 @@ pub enum Command {
         /// How many bytes, not 0.
         len: u64,
     },
+    /// Make the region of a lock or barrier and map it, on one of the nodes that stay.
+    Anchor {
+        /// As what it shall serve.
+        service: Service,
+        /// The name of the lock or barrier.
+        name: String,
+        /// What others may do.
+        everyone: Permissions,
+    },
+    /// Take the lock that lives in a region.
+    Lock {
+        /// A handle of that region.
+        slot: SlotRef,
+        /// Whether to wait until it is free.
+        wait: bool,
+        /// Where its tokens begin if it is new, as nanoseconds since 1970.
+        base_ns: u64,
+    },
+    /// Give a lock up.
+    Unlock {
+        /// A handle of its region.
+        slot: SlotRef,
+        /// After what.
+        release: Release,
+    },
+    /// Wait at the barrier that lives in a region.
+    Arrive {
+        /// A handle of that region.
+        slot: SlotRef,
+        /// How many must be there.
+        participants: u32,
+        /// For how long, in ns.
+        timeout_ns: u64,
+    },
+}
+
+/// What has become of a lock that is given up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Release {
+    /// Its holder is done.
+    Used,
+    /// It was recovered from a dead holder for somebody who did not want it any more: the next is to be told.
+    Unused,
+    /// Its session has ended without giving it up: the next is to be told, once what that session posted is over.
+    Forsaken,
 }
 
 /// Where a region's chunks shall be.
@@ -104,6 +150,18 @@ pub enum Outcome {
     Status(Vec<NodeStatus>),
     /// A part of a memory operation is done.
     Stepped(Step),
+    /// The lock is the session's.
+    Locked {
+        /// Higher than that of any holder before.
+        token: u64,
+        /// Whether the holder before ended without giving it up.
+        recovered: bool,
+    },
+    /// All are at the barrier.
+    Passed {
+        /// For which time.
+        round: u64,
+    },
 }
 
 /// Why a command failed.
@@ -140,6 +198,9 @@ pub enum CommandError {
     /// A table is full.
     #[error("{0}")]
     TableFull(&'static str),
+    /// Whoever gave the command does not want it any more.
+    #[error("the command was abandoned")]
+    Abandoned,
 }
 
 impl From<SlotError> for CommandError {

@@ -8,12 +8,15 @@
 //!
 //! Requests to this node itself take the same path as those to others, through a queue inside.
 
+mod barriers;
 mod explain;
 mod home;
+mod locks;
 mod membership;
 mod memory;
 mod moving;
 mod user;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -89,6 +92,8 @@ enum Purpose {
     Sweep(NodeLife),
     /// To have a part of a memory operation done by the node.
     Memory(OpId, NodeId),
+    /// To get a lock, or past a barrier.
+    Wait(OpId),
 }
 
 /// One node's brain.  See the module's documentation.
@@ -118,6 +123,9 @@ pub struct Engine {
     copied_into: Vec<(Extents, BTreeSet<NodeLife>)>,
     memory: memory::Memory,
     sweeps: BTreeMap<NodeLife, membership::Sweep>,
+    locks: locks::Locks,
+    barriers: barriers::Barriers,
+    waits: waits::Waits,
     commands: user::Commands,
     asked: BTreeMap<RequestId, (NodeId, Purpose)>,
     loopback: VecDeque<Message>,
@@ -147,6 +155,9 @@ impl Engine {
             copied_into: Vec::new(),
             memory: memory::Memory::default(),
             sweeps: BTreeMap::new(),
+            locks: locks::Locks::default(),
+            barriers: barriers::Barriers::default(),
+            waits: waits::Waits::default(),
             commands: user::Commands::default(),
             asked: BTreeMap::new(),
             loopback: VecDeque::new(),
@@ -246,6 +257,16 @@ impl Engine {
                 Ok(None) => self.answer(asker, Ok(Reply::Done)),
                 Err(BadChange) => self.answer(asker, Err(Refusal::Malformed)),
             },
+            Request::Lock { region, principal, session, wait, base_ns } => {
+                let waiter = locks::Waiter::new(asker, session, base_ns);
+                self.serve_lock(waiter, region, &principal, wait)
+            }
+            Request::Unlock { region, session, recover } => {
+                self.serve_unlock(asker, region, session, recover)
+            }
+            Request::Arrive { region, principal, participants, timeout_ns } => {
+                self.serve_arrival(asker, region, &principal, participants, timeout_ns)
+            }
             Request::DropHome { home } => self.serve_drop_home(asker, home),
             Request::Adopt { record } => self.serve_adopt(asker, *record),
             Request::Status => {
@@ -271,6 +292,7 @@ impl Engine {
             Purpose::Adopt(region) => self.handle_adopted(region, body),
             Purpose::Sweep(home) => self.handle_swept(home, from),
             Purpose::Memory(op, node) => self.handle_memory_done(op, node, body),
+            Purpose::Wait(op) => self.end_wait(op, body),
         }
     }
 
@@ -282,6 +304,10 @@ impl Engine {
             Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
             Notice::ReleaseName { name, region } => self.directory.release(&name, region),
             Notice::Names { names, done } => self.handle_names(from, names, done),
+            Notice::CancelLock { region, session, request } => {
+                self.handle_cancelled(from, region, session, request)
+            }
+            Notice::Withdraw { region, request } => self.withdraw(region, Asker { life: from, id: request }),
             Notice::Return { extents, tainted } => self.handle_return(from, extents, tainted),
         }
     }
@@ -318,6 +344,7 @@ impl Engine {
         for asker in self.owed.remove(&token).unwrap_or_default() {
             self.say_when_over(memory::Due::Answer(asker));
         }
+        self.finish_forsaking(token);
         if let Some(unmapping) = self.unmapping.remove(&token) {
             self.say_when_over(memory::Due::Unmapped(unmapping));
         }

@@ -5,12 +5,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId};
+use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::layout::{Extent, Extents};
 use crate::permissions::{AccessList, Permissions, Who};
 
 /// Version of the protocol; both ends of a connection must speak the same.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Longest name of a region, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -86,6 +86,21 @@ pub enum Request {
     CopyChunk { from: Extent, to: Extent },
     /// To a node that maps a region: this changes; answer when no access under the old state is under way.
     Change { region: RegionId, epoch: Epoch, change: Change },
+    /// To the home of a lock: let that session of the asking node have it, now or (if it is to wait) when all who
+    /// asked before have had it.
+    Lock {
+        region: RegionId,
+        principal: Principal,
+        session: SessionId,
+        wait: bool,
+        /// Where a new lock's tokens begin.
+        base_ns: u64,
+    },
+    /// To the home of a lock: that session gives it up; `recover` if the next is to be told that a holder
+    /// before ended without doing so.
+    Unlock { region: RegionId, session: SessionId, recover: bool },
+    /// To the home of a barrier: one participant is there; answer when all are.
+    Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
     /// To all nodes: that home is dead, drop what you map of it; answer when no access is under way.
     DropHome { home: NodeLife },
     /// To the future home of a region: take over its record.
@@ -173,6 +188,10 @@ pub enum Reply {
     Reserved { extents: Extents },
     /// To `Status`.
     Status(Box<NodeStatus>),
+    /// To `Lock`; `recovered` if the holder before ended without giving it up.
+    Locked { token: u64, recovered: bool },
+    /// To `Arrive`: all are there, for the `round`th time.
+    Passed { round: u64 },
     /// The region has moved its home; ask there.
     MovedTo { home: NodeId },
 }
@@ -318,6 +337,10 @@ pub enum Notice {
     ReleaseName { name: String, region: RegionId },
     /// To a restarted directory: names of regions whose home I am, and as of which change; `done` with the last.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
+    /// To the home of a lock: whoever made that request of mine does not want it any more.
+    CancelLock { region: RegionId, session: SessionId, request: RequestId },
+    /// To the home of a barrier: whoever made that request of mine does not wait any more.
+    Withdraw { region: RegionId, request: RequestId },
     /// To the owner of chunks: they are no longer used, except by who is named here until it is cut off.
     Return { extents: Extents, tainted: Vec<NodeLife> },
 }
@@ -374,6 +397,21 @@ pub enum Refusal {
     /// This node leaves or has left.
     #[error("the node is closed")]
     NodeClosed,
+    /// Somebody else holds the lock.
+    #[error("the lock is held")]
+    Held,
+    /// The session does not hold the lock.
+    #[error("the lock is not held by this session")]
+    NotHeld,
+    /// Some participant of the barrier was not there in time.
+    #[error("not all participants were there in time")]
+    Timeout,
+    /// Those who wait at the barrier are so many when they are all.
+    #[error("those who wait expect {expected} participants")]
+    Participants {
+        /// How many they expect.
+        expected: u32,
+    },
 }
 
 /// Why bytes are not a message.

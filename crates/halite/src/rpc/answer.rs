@@ -15,6 +15,8 @@ use crate::wait::{Wakes, lock};
 #[derive(Debug)]
 pub(crate) struct ReplyTo {
     pub(crate) link: Arc<Link>,
+    /// [`Link::cancels`] when the request arrived.
+    pub(crate) cancels: u32,
     pub(crate) slot: SlotId,
     /// The place of the slot, and how many bytes it has.
     pub(crate) at: Address,
@@ -30,7 +32,8 @@ impl ReplyTo {
 
     /// Whether somebody still waits for it.
     pub(crate) fn is_wanted(&self) -> bool {
-        !self.link.is_gone() && lock(&self.link.inbound).served.is_open(self.slot)
+        let untouched = || self.link.cancels() == self.cancels;
+        !self.link.is_gone() && (untouched() || lock(&self.link.inbound).served.is_open(self.slot))
     }
 }
 
@@ -55,6 +58,8 @@ pub(crate) enum Answered {
     NoMemory,
 }
 
+/// What fits into a cache line with its header and address, on the fabrics that have such.
+const LINE_BYTES: usize = 64;
 /// Outputs up to this length are posted under the link's lock: it is shorter than taking the lock again.
 const UNDER_LOCK_BYTES_MAX: usize = 4096;
 
@@ -204,13 +209,11 @@ impl Rpc {
         imm: u32,
     ) -> Result<(), PostCause> {
         let len = head.len() + rest.len();
+        if len <= LINE_BYTES && len <= self.inline_bytes_max {
+            return self.post_whole(peer, at, [0; LINE_BYTES], head, rest, imm);
+        }
         if len <= PART_BYTES_MAX && len <= self.inline_bytes_max {
-            let mut whole = [0; PART_BYTES_MAX];
-            whole[..head.len()].copy_from_slice(head);
-            whole[head.len()..len].copy_from_slice(rest);
-            let operation =
-                Operation::WriteImm { local: Local::Inline(&whole[..len]), remote: remote(at, 0), imm };
-            return self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]);
+            return self.post_whole(peer, at, [0; PART_BYTES_MAX], head, rest, imm);
         }
         let block = self.source_block(rest)?;
         let (id, local) = match block {
@@ -233,6 +236,25 @@ impl Rpc {
             self.posted.release(id);
         }
         posted
+    }
+
+    /// Posts both in one piece, put together in `whole`, whose size is that of most: to clear more takes time.
+    #[inline]
+    fn post_whole<const N: usize>(
+        &self,
+        peer: PeerId,
+        at: Address,
+        mut whole: [u8; N],
+        head: &[u8],
+        rest: &[u8],
+        imm: u32,
+    ) -> Result<(), PostCause> {
+        let len = head.len() + rest.len();
+        whole[..head.len()].copy_from_slice(head);
+        whole[head.len()..len].copy_from_slice(rest);
+        let operation =
+            Operation::WriteImm { local: Local::Inline(&whole[..len]), remote: remote(at, 0), imm };
+        self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }])
     }
 
     /// Registered memory with a copy of `bytes`, where they are too long to be posted inline.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use halite_fabric::Key;
@@ -22,6 +23,8 @@ pub(crate) struct Link {
     pub(crate) outbound: Mutex<Option<Outbound>>,
     pub(crate) inbound: Mutex<Inbound>,
     gone: AtomicBool,
+    /// How many calls the peer has cancelled.
+    cancels: AtomicU32,
 }
 
 /// Where our requests go.
@@ -79,6 +82,7 @@ impl Link {
                 principal: Principal("".into()),
             }),
             gone: AtomicBool::new(false),
+            cancels: AtomicU32::new(0),
         }
     }
 
@@ -86,6 +90,16 @@ impl Link {
     pub(crate) fn is_gone(&self) -> bool {
         // A hint that saves work; what must not happen after the end is kept from it by the locks.
         self.gone.load(Relaxed)
+    }
+
+    /// How many calls the peer has cancelled: while there are no more, each that was open is so still.
+    pub(crate) fn cancels(&self) -> u32 {
+        // A hint: a call that is cancelled at this moment may be handed to its handler all the same.
+        self.cancels.load(Relaxed)
+    }
+
+    pub(crate) fn note_cancel(&self) {
+        self.cancels.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn set_gone(&self) {

@@ -4,19 +4,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use halite_fabric::PostCause;
+use halite_mem::Window;
 use halite_tier::ids::{NodeId, Principal};
+use halite_tier::rpc::ring::request_bytes_max;
 use halite_tier::rpc::wire::parse_output_address;
 use halite_tier::rpc::wire::{OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX};
 use halite_tier::rpc::{
-    Abandoned, Address, Imm, Input, Kind, Look, PAYLOAD_BYTES_MAX, ReplyHeader, RequestHeader, SlotId,
-    Status, Target,
+    Abandoned, Address, Imm, Input, Kind, Look, PAYLOAD_BYTES_MAX, RING_BYTES_MIN, ReplyHeader,
+    RequestHeader, SlotId, Status, Target,
 };
 
 use super::answer::ReplyTo;
 use super::link::{Link, Outbound};
 use super::memory::Block;
-use super::service::{Incoming, Payload};
-use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
+use super::service::{Incoming, Payload, Services};
+use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS, usual_offset};
 use crate::driver::Core;
 use crate::wait::{Wakes, lock};
 
@@ -42,6 +44,8 @@ pub(crate) struct Request<'a> {
 pub(crate) enum NotPosted {
     /// There is no room now, in the ring or in the fabric's queue; or the server's node is not ready yet.
     Full,
+    /// There is no link to the node.
+    NoLink,
     /// The server's node is gone.
     Gone,
     NoMemory,
@@ -73,30 +77,35 @@ impl Rpc {
     /// Posts a request, or says why not; nothing has happened then.
     pub(crate) fn try_request(
         &self,
-        link: &Arc<Link>,
+        node: NodeId,
         request: &Request<'_>,
         wakes: &mut Wakes,
-    ) -> Result<SlotId, NotPosted> {
-        match link.target {
-            Target::Own => self.deliver_own(link, request, wakes),
-            Target::Peer(_) => self.post_request(link, request),
-        }
+    ) -> Result<(Target, SlotId), NotPosted> {
+        let routes = self.routes();
+        let link = routes.by_node.get(&node).ok_or(NotPosted::NoLink)?;
+        let slot = match link.target {
+            Target::Own => self.deliver_own(link, &routes.services, request, wakes)?,
+            Target::Peer(_) => self.post_request(link, request)?,
+        };
+        Ok((link.target, slot))
     }
 
     fn deliver_own(
         &self,
         link: &Arc<Link>,
+        services: &Services,
         request: &Request<'_>,
         wakes: &mut Wakes,
     ) -> Result<SlotId, NotPosted> {
         let (slot, reply_at) = self.open_slot(Target::Own, request, None)?;
         let (at, room) = reply_at.unwrap_or((self.usual.address(), USUAL_SLOT_BYTES as u32));
         lock(&link.inbound).served.open(slot).expect("the slot was free");
-        let reply = ReplyTo { link: link.clone(), slot, at, room, bytes_max: request.reply_bytes_max };
+        let (bytes_max, cancels) = (request.reply_bytes_max, link.cancels());
+        let reply = ReplyTo { link: link.clone(), cancels, slot, at, room, bytes_max };
         let input = Payload::Here(request.input.to_vec());
         let principal = request.principal.clone();
         let incoming = Incoming { reply: Some(reply), node: link.node, principal, input };
-        self.deliver(request.kind, request.number, incoming, wakes);
+        self.deliver(services, request.kind, request.number, incoming, wakes);
         Ok(slot)
     }
 
@@ -119,11 +128,15 @@ impl Rpc {
     /// Where a long input is for the server to read.
     fn place_input(&self, link: &Link, request: &Request<'_>) -> Result<Option<Block>, NotPosted> {
         let len = request.input.len() as u64;
+        let overhead = (REQUEST_HEADER_BYTES_MAX + request.principal.0.len()) as u64;
+        if len + overhead <= request_bytes_max(RING_BYTES_MIN) {
+            // It travels in any ring.
+            return Ok(None);
+        }
         let in_ring_max = match &*lock(&link.outbound) {
             Some(outbound) => outbound.ring.request_bytes_max(),
             None => RING_INPUT_BYTES_MAX,
         };
-        let overhead = (REQUEST_HEADER_BYTES_MAX + request.principal.0.len()) as u64;
         if len + overhead <= in_ring_max.min(RING_INPUT_BYTES_MAX + overhead) {
             return Ok(None);
         }
@@ -139,8 +152,10 @@ impl Rpc {
         request: &Request<'_>,
         input: Option<Block>,
     ) -> Result<(SlotId, Option<(Address, u32)>), NotPosted> {
-        let opened = lock(&self.slots).open(target, request.deadline_ns);
-        let slot = opened.ok_or(NotPosted::TooManyCalls)?;
+        let slot = lock(&self.slots).open(target).ok_or(NotPosted::TooManyCalls)?;
+        if request.deadline_ns < u64::MAX {
+            self.set_deadline(slot, request.deadline_ns);
+        }
         let wanted = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
         let room = if request.reply_in_place { wanted.max(USUAL_SLOT_BYTES) } else { USUAL_SLOT_BYTES };
         let mut held = Held { input, ..Held::default() };
@@ -194,26 +209,41 @@ impl Rpc {
         Ok(())
     }
 
+    /// Looks after a slot, and if the reply is there, copies it out and frees the slot in the same step.
+    fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, Look> {
+        let mut slots = lock(&self.slots);
+        match slots.look(slot, 0, None) {
+            Look::Replied if slots.held(slot).is_none() => {}
+            Look::Replied => {
+                drop(slots);
+                return Ok(self.take_reply(slot, into));
+            }
+            look => return Err(look),
+        }
+        let reply = read_reply(self.usual.window(), usual_offset(slot), into);
+        if !matches!(reply, Reply::DoneAt(..)) {
+            slots.free(slot);
+        }
+        Ok(reply)
+    }
+
     /// Copies a reply out, as many bytes as `into` takes, and frees the slot, unless the output is elsewhere.
     fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
-        let window = self.slot_window(slot);
-        let mut header = [0; REPLY_HEADER_BYTES];
-        window.read(0, &mut header).expect("a slot holds a header");
-        let reply = match ReplyHeader::parse(header).map(|header| header.status) {
-            Ok(Status::Done(len)) => match into.read(&window, len as usize) {
-                Some(len) => Reply::Done(len),
-                None => Reply::NotUnderstood,
-            },
-            Ok(Status::DoneAt(len)) => {
-                let mut address = [0; OUTPUT_ADDRESS_BYTES];
-                window.read(header.len() as u64, &mut address).expect("a slot holds an address");
-                return Reply::DoneAt(len as usize, parse_output_address(address));
-            }
-            Ok(status) => Reply::Refused(status),
-            Err(_) => Reply::NotUnderstood,
-        };
-        self.free_slot(slot);
+        let reply = read_reply(&self.slot_window(slot), 0, into);
+        if !matches!(reply, Reply::DoneAt(..)) {
+            self.free_slot(slot);
+        }
         reply
+    }
+
+    fn set_deadline(&self, slot: SlotId, deadline_ns: u64) {
+        let mut slots = lock(&self.slots);
+        let before = slots.next_deadline_ns();
+        slots.set_deadline(slot, deadline_ns);
+        if deadline_ns < before {
+            // Whoever sleeps until the next deadline is to sleep less.
+            self.set_dirty();
+        }
     }
 
     fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
@@ -238,6 +268,26 @@ impl Outbound {
     fn look_at_head(&mut self) -> Result<(), halite_tier::rpc::Violation> {
         let head = self.head.load_u64(0).expect("the word is aligned");
         self.ring.set_head(head)
+    }
+}
+
+/// Reads the reply that lies at `offset`.
+fn read_reply(window: &Window, offset: u64, into: Into<'_>) -> Reply {
+    let mut header = [0; REPLY_HEADER_BYTES];
+    window.read(offset, &mut header).expect("a slot holds a header");
+    let behind = offset + REPLY_HEADER_BYTES as u64;
+    match ReplyHeader::parse(header).map(|header| header.status) {
+        Ok(Status::Done(len)) => match into.read(window, behind, len as usize) {
+            Some(len) => Reply::Done(len),
+            None => Reply::NotUnderstood,
+        },
+        Ok(Status::DoneAt(len)) => {
+            let mut address = [0; OUTPUT_ADDRESS_BYTES];
+            window.read(behind, &mut address).expect("a slot holds an address");
+            Reply::DoneAt(len as usize, parse_output_address(address))
+        }
+        Ok(status) => Reply::Refused(status),
+        Err(_) => Reply::NotUnderstood,
     }
 }
 
@@ -287,11 +337,11 @@ impl Into<'_> {
         }
     }
 
-    fn read(mut self, window: &halite_mem::Window, len: usize) -> Option<usize> {
+    fn read(mut self, window: &Window, offset: u64, len: usize) -> Option<usize> {
         if len as u64 > window.len() {
             return None;
         }
-        window.read(REPLY_HEADER_BYTES as u64, self.prepare(len)?).ok()?;
+        window.read(offset, self.prepare(len)?).ok()?;
         Some(len)
     }
 }
@@ -305,9 +355,16 @@ impl<'c> Pending<'c> {
         self.target
     }
 
-    /// Looks after the answer without waiting.
-    pub(crate) fn look(&self) -> Look {
-        lock(&self.core.ground.rpc.slots).look(self.slot, self.core.now_ns(), None)
+    /// Sets the deadline of a call that was posted without one.
+    pub(crate) fn set_deadline(&self, deadline_ns: u64) {
+        self.core.with_calls(|rpc, _| rpc.set_deadline(self.slot, deadline_ns));
+    }
+
+    /// Takes the answer if it is there.  Looks at no clock.
+    pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, Look> {
+        let reply = self.core.ground.rpc.try_take(self.slot, into)?;
+        self.open = matches!(reply, Reply::DoneAt(..));
+        Ok(reply)
     }
 
     /// Waits for the answer, the end of the server's node, or the deadline.
@@ -339,31 +396,7 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// A node of the cluster, or why it cannot be called.
-pub(crate) enum Callee {
-    Ready(Arc<Link>),
-    NotYet,
-    Down,
-    Unknown,
-}
-
 impl Core {
-    /// The link to a node.
-    pub(crate) fn callee(&self, node: NodeId) -> Callee {
-        if let Some(link) = self.ground.rpc.link_to(node) {
-            return Callee::Ready(link);
-        }
-        self.look(|machine| {
-            if machine.is_connected_to(node) {
-                Callee::NotYet
-            } else if machine.knows(node) {
-                Callee::Down
-            } else {
-                Callee::Unknown
-            }
-        })
-    }
-
     /// Does something with calls, and lets the machine settle if that is needed.
     pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
         let mut wakes = Wakes::default();

@@ -7,13 +7,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use halite_tier::ids::{NodeId, Principal};
-use halite_tier::rpc::{Kind, Look, PAYLOAD_BYTES_MAX, SlotId, Status};
+use halite_tier::rpc::{Address, Kind, Look, PAYLOAD_BYTES_MAX, Status};
 
-use super::POISONED;
 use super::answer::{Answered, ReplyTo};
 use super::error::{CallCause, CallError, ReplyCause, ReplyError, ServeCause, ServeError};
 use super::fetch::fetch;
-use super::request::{Callee, Into, NotPosted, Pending, Reply, Request};
+use super::request::{Into, NotPosted, Pending, Reply, Request};
 use super::service::{Closed, Incoming, Payload, ServeOptions, Service, ServiceId, Taken};
 use crate::driver::Core;
 use crate::session::Session;
@@ -193,7 +192,7 @@ impl Receiver {
         }
         let owner = session.inner.principal.clone();
         let service = Arc::new(Service::new(id, owner, options));
-        let mut services = core.ground.rpc.services.write().expect(POISONED);
+        let services = &mut core.ground.rpc.routes_mut().services;
         if let Some(known) = services.get(id) {
             let owner = known.owner.to_string();
             return Err(serve_error(id, ServeCause::Taken { owner }));
@@ -315,7 +314,7 @@ impl Receiver {
 
     fn end(&self, ended: super::service::Ended) {
         self.core().with_calls(|rpc, wakes| {
-            rpc.services.write().expect(POISONED).remove(&self.service);
+            rpc.routes_mut().services.remove(&self.service);
             wakes.extend(ended.wakers);
             for reply in ended.unanswered {
                 rpc.refuse(reply, Status::Closed, wakes);
@@ -461,7 +460,8 @@ impl Session {
     ) -> Vec<Result<Vec<u8>, CallError>> {
         let mut pending = Vec::with_capacity(nodes.len());
         for node in nodes {
-            let calling = Calling::new(self, *node, function, input, timeout).unlimited();
+            let mut calling = Calling::new(self, *node, function, input, timeout).unlimited();
+            calling.start();
             let posted = calling.post().await;
             pending.push((calling, posted));
         }
@@ -483,6 +483,7 @@ pub(crate) struct Calling<'a> {
     session: &'a Session,
     node: NodeId,
     request: Request<'a>,
+    timeout_ns: u64,
 }
 
 impl<'a> Calling<'a> {
@@ -501,9 +502,9 @@ impl<'a> Calling<'a> {
             input,
             reply_bytes_max: 0,
             reply_in_place: false,
-            deadline_ns: session.inner.core.now_ns().saturating_add(timeout_ns),
+            deadline_ns: u64::MAX,
         };
-        Calling { session, node, request }
+        Calling { session, node, request, timeout_ns }
     }
 
     /// Takes an answer of any length; a long one is fetched.
@@ -519,28 +520,38 @@ impl<'a> Calling<'a> {
         self
     }
 
-    pub(crate) async fn run(self, into: Into<'_>) -> Result<usize, CallError> {
+    /// From now on the time runs.
+    fn start(&mut self) {
+        self.request.deadline_ns = self.session.inner.core.now_ns().saturating_add(self.timeout_ns);
+    }
+
+    pub(crate) async fn run(mut self, into: Into<'_>) -> Result<usize, CallError> {
+        self.start();
         let pending = self.post().await?;
         self.finish(pending, into).await
     }
 
-    /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker.
-    pub(crate) fn run_blocking(self, mut into: Into<'_>) -> Result<usize, CallError> {
+    /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker, nor the clock.
+    pub(crate) fn run_blocking(mut self, mut into: Into<'_>) -> Result<usize, CallError> {
         let core: &'a Core = &self.session.inner.core;
         let seen = core.ground.rpc.arrivals();
         let Some(mut pending) = self.try_post() else { return core.block_on(self.run(into)) };
         let mut seen = seen;
-        loop {
-            match pending.look() {
-                Look::Waiting => {}
-                Look::Replied => return core.block_on(self.take(&mut pending, into.reborrow())),
-                look => return Err(self.failed(self.ended(look))),
-            }
-            if !core.spin_until(|| core.ground.rpc.arrivals() != seen) {
-                return core.block_on(self.finish(pending, into));
-            }
+        while core.spin_until(|| core.ground.rpc.arrivals() != seen) {
             seen = core.ground.rpc.arrivals();
+            match pending.try_take(into.reborrow()) {
+                Err(Look::Waiting) => {}
+                Err(look) => return Err(self.failed(self.ended(look))),
+                Ok(Reply::DoneAt(len, address)) => {
+                    return core.block_on(self.fetch_output(&mut pending, len, address, into));
+                }
+                Ok(reply) => return self.output_of(reply),
+            }
         }
+        // The time runs from the end of the spin, which is short.
+        self.start();
+        pending.set_deadline(self.request.deadline_ns);
+        core.block_on(self.finish(pending, into))
     }
 
     async fn post(&self) -> Result<Pending<'a>, CallError> {
@@ -569,17 +580,32 @@ impl<'a> Calling<'a> {
         mut into: Into<'_>,
     ) -> Result<usize, CallError> {
         match pending.take(into.reborrow()) {
-            Reply::DoneAt(len, address) => {
-                let core = &self.session.inner.core;
-                let target = into.prepare(len).ok_or_else(|| self.failed(CallCause::NotUnderstood))?;
-                let fetched = fetch(core, pending.target(), address, target).await;
-                fetched.map_err(|_| self.failed(CallCause::PeerDown))?;
-                Ok(len)
-            }
+            Reply::DoneAt(len, address) => self.fetch_output(pending, len, address, into).await,
+            reply => self.output_of(reply),
+        }
+    }
+
+    fn output_of(&self, reply: Reply) -> Result<usize, CallError> {
+        match reply {
             Reply::Done(len) => Ok(len),
             Reply::Refused(status) => Err(self.failed(self.refused(status))),
-            Reply::NotUnderstood => Err(self.failed(CallCause::NotUnderstood)),
+            Reply::DoneAt(..) | Reply::NotUnderstood => Err(self.failed(CallCause::NotUnderstood)),
         }
+    }
+
+    /// Reads a long answer out of the memory of the server's node.
+    async fn fetch_output(
+        &self,
+        pending: &mut Pending<'a>,
+        len: usize,
+        address: Address,
+        mut into: Into<'_>,
+    ) -> Result<usize, CallError> {
+        let core = &self.session.inner.core;
+        let target = into.prepare(len).ok_or_else(|| self.failed(CallCause::NotUnderstood))?;
+        let fetched = fetch(core, pending.target(), address, target).await;
+        fetched.map_err(|_| self.failed(CallCause::PeerDown))?;
+        Ok(len)
     }
 
     pub(crate) fn ended(&self, look: Look) -> CallCause {
@@ -663,6 +689,16 @@ impl Core {
         }
     }
 
+    /// Why a node has no link; `None` if it will have one.
+    #[cold]
+    fn absence_of(&self, node: NodeId) -> Option<PostFailure> {
+        self.look(|machine| match machine.is_connected_to(node) {
+            true => None,
+            false if machine.knows(node) => Some(PostFailure::PeerDown),
+            false => Some(PostFailure::UnknownNode),
+        })
+    }
+
     /// Posts a request.  `Err(None)` if there is no room for it now.
     fn try_post_request(
         &self,
@@ -676,17 +712,9 @@ impl Core {
         if self.is_closed() {
             return Err(Some(PostFailure::NodeClosed));
         }
-        let link = match self.callee(node) {
-            Callee::Ready(link) => link,
-            Callee::NotYet => return Err(None),
-            Callee::Down => return Err(Some(PostFailure::PeerDown)),
-            Callee::Unknown => return Err(Some(PostFailure::UnknownNode)),
-        };
-        let target = link.target;
-        let posted: Result<SlotId, NotPosted> =
-            self.with_calls(|rpc, wakes| rpc.try_request(&link, request, wakes));
-        match posted {
-            Ok(slot) => Ok(Pending::new(self, target, slot)),
+        match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
+            Ok((target, slot)) => Ok(Pending::new(self, target, slot)),
+            Err(NotPosted::NoLink) => Err(self.absence_of(node)),
             Err(NotPosted::Full) => Err(None),
             Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),
             Err(NotPosted::NoMemory) => Err(Some(PostFailure::NoMemory)),

@@ -9,6 +9,7 @@
 pub mod access;
 pub mod alloc;
 pub mod atomics;
+pub mod barriers;
 pub mod batch;
 pub mod chunks;
 pub mod cluster;
@@ -17,6 +18,7 @@ pub mod dropped;
 pub mod explain;
 pub mod free;
 pub mod handles;
+pub mod locks;
 pub mod members;
 pub mod memory;
 pub mod moving;
@@ -139,6 +141,31 @@ macro_rules! conformance_cases {
                 memory_operations_during_a_move_are_kept
                 what_is_gone_is_neither_filled_nor_copied
             }
+            locks {
+                a_lock_is_held_by_one_session
+                a_dropped_guard_gives_the_lock_up
+                a_session_takes_a_lock_once
+                what_is_not_held_is_not_given_up
+                a_lock_that_stays_held_is_waited_for_no_longer_than_told
+                who_waits_gets_the_lock_in_order
+                nothing_is_lost_under_a_lock
+                tokens_rise_from_holder_to_holder
+                an_abandoned_wait_for_a_lock_holds_up_nobody
+                a_lock_kept_until_the_session_ends_is_recovered
+                the_lock_of_a_node_that_left_is_recovered
+                a_lock_may_be_for_some_only
+                locks_hide_from_lists_and_names
+                a_freed_lock_is_made_anew
+                a_lock_is_made_anew_after_its_home_left
+            }
+            barriers {
+                nobody_passes_before_all_are_there
+                a_barrier_is_used_again_and_again
+                a_missing_participant_is_a_timeout_for_all
+                another_number_of_participants_is_refused
+                who_gave_up_waiting_is_not_counted
+                who_left_is_not_counted
+            }
             batch {
                 a_vectored_write_lays_its_pieces_end_to_end
                 a_vectored_read_fills_its_pieces_in_order
@@ -253,6 +280,8 @@ mod tests {
             include_str!("access.rs"),
             include_str!("atomics.rs"),
             include_str!("memory.rs"),
+            include_str!("barriers.rs"),
+            include_str!("locks.rs"),
             include_str!("batch.rs"),
             include_str!("chunks.rs"),
             include_str!("permissions.rs"),

@@ -6,6 +6,7 @@ mod coming_and_going;
 mod directory_dies;
 mod freeing;
 mod idle;
+mod locks_die;
 mod movers_die;
 mod moving;
 mod owner_dies;

@@ -6,6 +6,7 @@
 //!   fill NAME LEN SEED    check NAME LEN SEED    zero NAME
 //!   stripes NAME COUNTS WRITER DONE  ->  halt: `done N`, and the cause if it ended by itself
 //!   flood NAME LEN, gulp NAME LEN    write or read again and again; the news is `NAME begun`, `NAME ended CAUSE`
+//!   lock NAME    unlock NAME    await NAME (as lock, with the answer as news)
 //!   held     file descriptors, shared mappings of memory, threads
 //!   private  bytes of private memory
 //! ```
@@ -94,6 +95,9 @@ impl Player {
             ["halt"] => self.halt(),
             ["flood", name, len] => self.flood(name, number(len) as usize),
             ["gulp", name, len] => self.gulp(name, number(len) as usize),
+            ["lock", name] => lock(self.session(), name),
+            ["unlock", name] => ended(self.session().unlock(name).map_err(|error| error.cause)),
+            ["await", name] => self.await_lock(name),
             ["held"] => held(),
             ["private"] => private(),
             _ => panic!("no such order: {line:?}"),
@@ -160,11 +164,27 @@ impl Player {
         })
     }
 
+    fn await_lock(&self, name: &str) -> Answer {
+        let (session, name) = (self.session().clone(), name.to_owned());
+        std::thread::spawn(move || {
+            let ended = lock(&session, &name).unwrap_or_else(|cause| cause);
+            say(NEWS, &format!("{name} {ended}"));
+        });
+        done()
+    }
+
     fn gulp(&self, name: &str, len: usize) -> Answer {
         let (session, lh) = (self.session().clone(), self.handle(name));
         let mut bytes = vec![0; len];
         again_and_again(name, move || session.read(lh, 0, &mut bytes).map_err(|error| error.cause))
     }
+}
+
+fn lock(session: &Session, name: &str) -> Answer {
+    let guard = session.lock(name).map_err(|error| cause(error.cause))?;
+    let recovered = guard.recovered();
+    guard.keep();
+    if recovered { Ok("recovered".to_owned()) } else { done() }
 }
 
 /// Repeats something on a thread of its own until it fails.

@@ -8,18 +8,14 @@ use smallvec::SmallVec;
 use super::{Asker, Engine, Purpose};
 use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId};
 use crate::layout::{self, CHUNK_BYTES_MIN, Extents};
-use crate::message::{Change, NAME_BYTES_MAX, Notice, Order, Refusal, Reply, Request};
+use crate::message::{Change, Notice, Order, Refusal, Reply, Request};
+use crate::names;
 use crate::permissions::{AccessList, Permissions};
 use crate::region::{Busy, Region, Stage};
 
 /// Whether regions can be cut into chunks of this size.
 pub(super) fn is_chunk_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
-}
-
-/// Whether regions can have this name.
-pub(super) fn is_name(name: &str) -> bool {
-    (1..=NAME_BYTES_MAX).contains(&name.len())
 }
 
 /// A region that is being made: its name and its chunks come from several nodes.
@@ -48,7 +44,7 @@ impl Making {
 impl Engine {
     pub(super) fn serve_alloc(&mut self, asker: Asker, request: Request) {
         let Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone } = request else { return };
-        let name_fits = name.as_deref().is_none_or(is_name);
+        let name_fits = name.as_deref().is_none_or(names::is_name);
         let distinct = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
         if len == 0 || nodes.is_empty() || !name_fits || !distinct {
             return self.answer(asker, Err(Refusal::Malformed));
@@ -252,6 +248,7 @@ impl Engine {
     }
 
     pub(super) fn start_freeing(&mut self, asker: Option<Asker>, region: RegionId) {
+        self.refuse_waiters(region);
         let found = self.homes.get_mut(&region).expect("the region is here");
         found.busy = Some(Box::new(Busy::new(asker, Stage::Freeing)));
         if let Some(name) = found.name.take() {

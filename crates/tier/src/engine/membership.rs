@@ -9,6 +9,7 @@ use crate::directory::NAMES_PER_ANSWER_MAX;
 use crate::effect::Effect;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::message::{self, Member, NodeState, Notice, Refusal, Reply, Request};
+use crate::names;
 
 /// Chunks of ours whose home died: all nodes drop their mappings, then the chunks are free.
 #[derive(Debug, Default)]
@@ -60,7 +61,7 @@ impl Engine {
     }
 
     pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId, Epoch)>, done: bool) {
-        for (name, region, epoch) in names.into_iter().filter(|(name, ..)| super::home::is_name(name)) {
+        for (name, region, epoch) in names.into_iter().filter(|(name, ..)| names::is_name(name)) {
             self.directory.claim(&name, region, from, epoch);
         }
         if done {
@@ -77,7 +78,7 @@ impl Engine {
             return self.parked.push((asker, request));
         }
         let reply = match request {
-            Request::ClaimName { name, .. } if !super::home::is_name(&name) => Err(Refusal::Malformed),
+            Request::ClaimName { name, .. } if !names::is_name(&name) => Err(Refusal::Malformed),
             Request::ClaimName { name, region } => {
                 match self.directory.claim(&name, region, asker.life, Epoch(0)) {
                     true => Ok(Reply::Done),
@@ -135,6 +136,7 @@ impl Engine {
         if let Some(life) = self.members.bury(peer) {
             self.untaint_regions_of(life);
             self.store.handle_cut_off(life, &mut self.effects);
+            self.recover_locks();
         }
     }
 
@@ -148,6 +150,7 @@ impl Engine {
         // First note that it may still write, then take its silence for an answer: the other way round, memory
         // that it can reach would be reused.
         self.taint_regions_of(life);
+        self.forget_waiters_of(life);
         self.abandon_sweeps_by(life);
         self.fail_requests_to(life);
         self.start_sweep(life);
@@ -215,12 +218,14 @@ impl Engine {
 
     /// When `handle_timeout` wants to be called, in ns.
     pub fn poll_timeout(&self) -> Option<u64> {
-        Some(self.heartbeat_ns)
+        Some(self.heartbeat_ns.min(self.barriers.deadline_ns()))
     }
 
     /// Time has passed: says that we live, and looks who was silent for too long.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
+        self.break_overdue_rounds();
+        self.settle();
         if now_ns < self.heartbeat_ns {
             return;
         }

@@ -194,7 +194,7 @@ impl Engine {
         let sound = super::home::is_chunk_size(record.chunk_bytes)
             && layout::is_sound(&record.extents, record.len, record.chunk_bytes)
             && !self.homes.contains_key(&record.region)
-            && record.name.as_deref().is_none_or(super::home::is_name)
+            && record.name.as_deref().is_none_or(crate::names::is_name)
             && ours.all(|extent| self.store.is_held_for(asker.life, extent));
         if !sound {
             return self.answer(asker, Err(Refusal::Malformed));

@@ -6,9 +6,12 @@ use super::{Engine, Purpose};
 use crate::access::SlotRef;
 use crate::effect::{Command, CommandError, Effect, OpId, Outcome, Placement};
 use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
+use crate::layout::CHUNK_BYTES_MIN;
+use crate::lockword::LOCK_BYTES;
 use crate::message::{
     MappedReply, NodeState, NodeStatus, Notice, Order, Refusal, RegionInfo, Reply, Request,
 };
+use crate::names::Service;
 use crate::permissions::Permissions;
 
 /// How often a command follows a region that moves ahead of it.
@@ -48,6 +51,7 @@ pub(super) enum UserStep {
     ListOne,
     Members,
     StatusOf(NodeId),
+    Unlock,
 }
 
 /// What to do once a name is found.
@@ -108,6 +112,12 @@ impl Engine {
             Command::Fill { at, len, byte } => self.start_fill(op, session, at, len, byte),
             Command::Copy { to, from, len } => self.start_copy(op, session, to, from, len),
             Command::List => self.list_names(op, Vec::new()),
+            Command::Anchor { service, name, everyone } => self.anchor(op, session, service, &name, everyone),
+            Command::Lock { slot, wait, base_ns } => self.ask_for_lock(op, session, slot, wait, base_ns),
+            Command::Unlock { slot, release } => self.give_lock_up(op, session, slot, release),
+            Command::Arrive { slot, participants, timeout_ns } => {
+                self.arrive(op, session, slot, participants, timeout_ns)
+            }
             Command::Status => {
                 self.ask(NodeId::FIRST, Request::ListMembers, Purpose::User(op, UserStep::Members))
             }
@@ -124,13 +134,35 @@ impl Engine {
         &mut self,
         op: OpId,
         session: SessionId,
-        (name, len, chunk_bytes, everyone): (Option<String>, u64, u64, Permissions),
+        what: (Option<String>, u64, u64, Permissions),
         placement: Placement,
+    ) {
+        let places = self.nodes_for(placement);
+        self.alloc_on(op, session, what, places);
+    }
+
+    /// The nodes for locks and barriers are chosen by their names, so that no one has them all.
+    fn anchor(&mut self, op: OpId, session: SessionId, service: Service, name: &str, everyone: Permissions) {
+        let name = service.region_name(name);
+        let mut nodes = self.memory_nodes();
+        if !nodes.is_empty() {
+            let first = hash(&name) % nodes.len() as u64;
+            nodes.rotate_left(first as usize);
+        }
+        let others = nodes.split_off(nodes.len().min(1));
+        self.alloc_on(op, session, (Some(name), LOCK_BYTES, CHUNK_BYTES_MIN, everyone), (nodes, others));
+    }
+
+    fn alloc_on(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        (name, len, chunk_bytes, everyone): (Option<String>, u64, u64, Permissions),
+        (nodes, others): (Vec<NodeId>, Vec<NodeId>),
     ) {
         let Some(maker) = self.mapper.principal(session).cloned() else {
             return self.finish(op, Err(CommandError::UnknownHandle));
         };
-        let (nodes, others) = self.nodes_for(placement);
         let Some(home) = nodes.first().copied() else {
             return self.finish(op, Err(CommandError::NoMemoryNode));
         };
@@ -222,6 +254,9 @@ impl Engine {
             (UserStep::ListOne, body) => self.gather_info(op, body),
             (UserStep::Members, body) => self.continue_status(op, body),
             (UserStep::StatusOf(node), body) => self.gather_status(op, node, body),
+            (UserStep::Unlock, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
+            (UserStep::Unlock, Err(refusal)) => self.finish(op, Err(refusal.into())),
+            (UserStep::Unlock, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
             (UserStep::Find { .. }, Err(refusal)) => self.finish(op, Err(refusal.into())),
             (UserStep::Find { .. }, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
         }
@@ -436,4 +471,10 @@ impl Engine {
             mappings: self.mapper.handle_count() as u64,
         }
     }
+}
+
+/// FNV-1a: the same on every node, and in every version.
+fn hash(name: &str) -> u64 {
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

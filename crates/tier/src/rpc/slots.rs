@@ -114,7 +114,7 @@ impl<H> ReplySlots<H> {
     }
 
     /// Takes a slot into use; `None` if all are.
-    pub fn open(&mut self, target: Target, deadline_ns: u64) -> Option<SlotId> {
+    pub fn open(&mut self, target: Target) -> Option<SlotId> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() < self.slots_max => {
@@ -125,10 +125,18 @@ impl<H> ReplySlots<H> {
             None => return None,
         };
         let slot = &mut self.slots[usize::from(index)];
-        slot.state = State::Waiting { waker: None, deadline_ns };
+        slot.state = State::Waiting { waker: None, deadline_ns: u64::MAX };
         slot.target = target;
-        self.next_deadline_ns = self.next_deadline_ns.min(deadline_ns);
         Some(SlotId { index, generation: slot.generation })
+    }
+
+    /// Until when the reply is waited for; at first, for ever.
+    pub fn set_deadline(&mut self, id: SlotId, at_ns: u64) {
+        let slot = self.slot_mut(id).expect("whoever opened a slot holds it");
+        if let State::Waiting { deadline_ns, .. } = &mut slot.state {
+            *deadline_ns = at_ns;
+            self.next_deadline_ns = self.next_deadline_ns.min(at_ns);
+        }
     }
 
     /// Leaves something with a slot that is in use, until it is free again.
@@ -310,7 +318,7 @@ mod tests {
     }
 
     fn open(slots: &mut ReplySlots<&'static str>) -> SlotId {
-        let id = slots.open(SERVER, 100).unwrap();
+        let id = slots.open(SERVER).unwrap();
         slots.hold(id, "memory");
         id
     }
@@ -335,7 +343,7 @@ mod tests {
         let id = open(&mut slots);
         assert!(matches!(slots.abandon(id), Abandoned::Cancel(SERVER)));
         let other = open(&mut slots);
-        assert!(slots.open(SERVER, 100).is_none(), "both are in use");
+        assert!(slots.open(SERVER).is_none(), "both are in use");
         assert_eq!(slots.handle_cancelled(Target::Own, id), None, "that is not who was asked");
         assert_eq!(slots.handle_cancelled(SERVER, id), Some("memory"));
         assert_eq!(slots.handle_cancelled(SERVER, id), None, "it is not told twice");
@@ -363,7 +371,7 @@ mod tests {
         slots.handle_down(PEER);
         assert_eq!(slots.look(waiting, 0, None), Look::Down);
         assert!(matches!(slots.abandon(waiting), Abandoned::Kept));
-        assert!(slots.open(SERVER, 100).is_none());
+        assert!(slots.open(SERVER).is_none());
         assert_eq!(slots.handle_cut_off(PEER), ["memory", "memory"]);
         assert_eq!(slots.used(), 0);
     }
@@ -382,8 +390,9 @@ mod tests {
     #[test]
     fn whoever_is_overdue_is_woken_and_the_others_are_not() {
         let mut slots = slots();
-        let soon = slots.open(SERVER, 10).unwrap();
-        let later = slots.open(SERVER, 20).unwrap();
+        let (soon, later) = (open(&mut slots), open(&mut slots));
+        slots.set_deadline(soon, 10);
+        slots.set_deadline(later, 20);
         for id in [soon, later] {
             assert_eq!(slots.look(id, 0, Some(Waker::noop())), Look::Waiting);
         }

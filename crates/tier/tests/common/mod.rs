@@ -211,7 +211,8 @@ impl Cluster {
         progress
     }
 
-    fn perform(&mut self, index: usize) -> bool {
+    /// Does what an engine asks of its driver.
+    pub fn perform(&mut self, index: usize) -> bool {
         let mut progress = false;
         while let Some(effect) = self.hosts[index].engine.poll_effect() {
             progress = true;

@@ -1,0 +1,131 @@
+//! What can go wrong with locks and barriers.
+
+use halite_tier::effect::CommandError;
+use halite_tier::ids::NodeId;
+use halite_tier::message::Refusal;
+
+use super::RegionCause;
+
+/// An operation on a lock failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot {operation} lock {name:?}: {cause}")]
+pub struct LockError {
+    /// What was attempted: `take`, `give up`, ...
+    pub operation: &'static str,
+    /// On which lock.
+    pub name: String,
+    /// Why it failed.
+    pub cause: LockCause,
+}
+
+impl LockError {
+    /// Why it failed.
+    pub fn cause(&self) -> &LockCause {
+        &self.cause
+    }
+}
+
+/// Why an operation on a lock failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockCause {
+    /// Another session holds it, and it was not to be waited for.
+    #[error("another session holds it")]
+    Held,
+    /// This session holds it already, or waits for it: a session is the unit that excludes others.
+    #[error(
+        "this session holds it or waits for it already; threads that exclude each other need sessions of their own"
+    )]
+    AlreadyHeld,
+    /// This session does not hold it, or has lost it.
+    #[error("this session does not hold it")]
+    NotHeld,
+    /// It did not become free in time.
+    #[error("it did not become free in time; try again, or see who holds it")]
+    Timeout,
+    /// The node that the lock lives on is down, and the lock with it: whoever held it no longer excludes others.
+    #[error("node {0}, on which it lives, is down; the next who takes it makes it anew")]
+    PeerDown(NodeId),
+    /// The region behind the lock could not be had, or refuses.
+    #[error(transparent)]
+    Region(RegionCause),
+}
+
+/// A barrier was not passed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot pass barrier {name:?}: {cause}")]
+pub struct BarrierError {
+    /// Which barrier.
+    pub name: String,
+    /// Why it failed.
+    pub cause: BarrierCause,
+}
+
+impl BarrierError {
+    /// Why it failed.
+    pub fn cause(&self) -> &BarrierCause {
+        &self.cause
+    }
+}
+
+/// Why a barrier was not passed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BarrierCause {
+    /// Not all participants were there before the first of them had waited for too long.
+    #[error("not all participants were there in time")]
+    Timeout,
+    /// Those who wait expect another number of participants.
+    #[error("those who wait expect {expected} participants")]
+    Size {
+        /// How many they expect.
+        expected: u32,
+    },
+    /// A barrier has at least one participant.
+    #[error("a barrier must have at least one participant")]
+    NoParticipants,
+    /// The node that the barrier lives on is down: maybe others have passed.
+    #[error("node {0}, on which it lives, is down; the next who comes makes it anew")]
+    PeerDown(NodeId),
+    /// The region behind the barrier could not be had, or refuses.
+    #[error(transparent)]
+    Region(RegionCause),
+}
+
+impl From<CommandError> for LockCause {
+    fn from(error: CommandError) -> LockCause {
+        match error {
+            CommandError::Refused(Refusal::Held) => LockCause::Held,
+            CommandError::Refused(Refusal::NotHeld) => LockCause::NotHeld,
+            other => LockCause::from(RegionCause::from(other)),
+        }
+    }
+}
+
+impl From<RegionCause> for LockCause {
+    fn from(cause: RegionCause) -> LockCause {
+        match cause {
+            RegionCause::PeerDown(node) => LockCause::PeerDown(node),
+            other => LockCause::Region(other),
+        }
+    }
+}
+
+impl From<CommandError> for BarrierCause {
+    fn from(error: CommandError) -> BarrierCause {
+        match error {
+            CommandError::Refused(Refusal::Timeout) => BarrierCause::Timeout,
+            CommandError::Refused(Refusal::Participants { expected }) => BarrierCause::Size { expected },
+            other => BarrierCause::from(RegionCause::from(other)),
+        }
+    }
+}
+
+impl From<RegionCause> for BarrierCause {
+    fn from(cause: RegionCause) -> BarrierCause {
+        match cause {
+            RegionCause::PeerDown(node) => BarrierCause::PeerDown(node),
+            other => BarrierCause::Region(other),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Barriers: all pass together, or none.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Waker};
+use std::thread;
+use std::time::Duration;
+
+use halite::BarrierCause;
+
+use super::cluster::{Cluster, Harness};
+use super::refused;
+
+/// Far longer than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(2);
+
+/// Two of three wait, and the third lets all go.
+pub fn nobody_passes_before_all_are_there(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let sessions = [0, 1, 2].map(|index| cluster.futures(index));
+    let mut first = pin!(sessions[0].barrier("gate", 3, LONG));
+    let mut second = pin!(sessions[1].barrier("gate", 3, LONG));
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..100 {
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        cluster.session(0).status().unwrap();
+    }
+    assert_eq!(sessions[2].blocking().barrier("gate", 3, LONG), Ok(1));
+    assert_eq!(sessions[0].blocking().block_on(first), Ok(1));
+    assert_eq!(sessions[1].blocking().block_on(second), Ok(1));
+}
+
+/// Nobody is a round ahead of anybody, and all count the same.
+pub fn a_barrier_is_used_again_and_again(h: &dyn Harness) {
+    const ROUNDS: u64 = 100;
+    const THREADS: u64 = 6;
+    let cluster = Cluster::new(h, 3);
+    let arrived = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for index in 0..THREADS {
+            let session = cluster.session(index as usize % 3);
+            let arrived = &arrived;
+            scope.spawn(move || {
+                for round in 1..=ROUNDS {
+                    // Pairs with the Acquire below, together with the barrier.
+                    arrived.fetch_add(1, Ordering::Release);
+                    assert_eq!(session.barrier("lap", THREADS as u32, LONG), Ok(round));
+                    let seen = arrived.load(Ordering::Acquire);
+                    assert!((round * THREADS..(round + 1) * THREADS).contains(&seen), "{round}: {seen}");
+                }
+            });
+        }
+    });
+}
+
+/// Also for those who would have waited longer; and the next round starts afresh.
+pub fn a_missing_participant_is_a_timeout_for_all(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (patient, hasty) = (cluster.futures(0), cluster.session(1));
+    let mut waiting = pin!(patient.barrier("bus", 3, LONG));
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..100 {
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        hasty.status().unwrap();
+    }
+    refused!(hasty.barrier("bus", 3, SHORT), BarrierCause::Timeout);
+    assert_eq!(patient.blocking().block_on(waiting).unwrap_err().cause, BarrierCause::Timeout);
+    refused!(hasty.barrier("bus", 2, Duration::ZERO), BarrierCause::Timeout);
+    assert_eq!(hasty.barrier("bus", 1, LONG), Ok(1));
+}
+
+/// It is told what the others expect, and they go on waiting.
+pub fn another_number_of_participants_is_refused(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (first, other) = (cluster.futures(0), cluster.session(1));
+    let mut waiting = pin!(first.barrier("table", 2, LONG));
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..100 {
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        other.status().unwrap();
+    }
+    refused!(other.barrier("table", 3, LONG), BarrierCause::Size { expected: 2 });
+    refused!(other.barrier("table", 0, LONG), BarrierCause::NoParticipants);
+    assert_eq!(other.barrier("table", 2, LONG), Ok(1));
+    assert_eq!(first.blocking().block_on(waiting), Ok(1));
+}
+
+/// A future that was dropped at any moment takes its arrival along.
+pub fn who_gave_up_waiting_is_not_counted(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (quitter, other) = (cluster.futures(1), cluster.session(0));
+    for polls in 0..40 {
+        let mut waiting = Box::pin(quitter.barrier("doubt", 2, LONG));
+        for _ in 0..polls {
+            assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            other.status().unwrap();
+        }
+        drop(waiting);
+        // Behind the withdrawal, since both are said by one node.
+        refused!(quitter.blocking().barrier("doubt", 2, SHORT), BarrierCause::Timeout);
+    }
+    quitter.blocking().free_barrier("doubt").unwrap();
+    cluster.expect_empty();
+}
+
+/// Its place is empty again.
+pub fn who_left_is_not_counted(h: &dyn Harness) {
+    // The third contributes no memory, so that no barrier lives there.
+    let mut cluster = Cluster::with(h, &[("ada", 1 << 20), ("ada", 1 << 20), ("ada", 0)]);
+    let leaving = cluster.futures(2);
+    let mut waiting = Box::pin(leaving.barrier("pier", 2, LONG));
+    let other = cluster.session(0);
+    for _ in 0..100 {
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        other.status().unwrap();
+    }
+    cluster.leave(2);
+    assert!(leaving.blocking().block_on(waiting).is_err(), "its node has left");
+    refused!(other.barrier("pier", 2, SHORT), BarrierCause::Timeout);
+}

@@ -1,0 +1,87 @@
+//! Whoever holds a lock is killed or stopped, or whoever keeps it.
+
+use std::time::Duration;
+
+use halite::{Fence, LockCause, NodeState};
+
+use super::cluster::{Cluster, PATIENCE, await_state};
+
+const NAME: &str = "ledger";
+/// Long enough for another to have got the lock, if it could.
+const SHORT: Duration = Duration::from_millis(20);
+
+#[test]
+fn the_lock_of_a_killed_process_goes_to_who_waits_and_is_recovered() {
+    let mut cluster = Cluster::new();
+    let node = cluster.join(0);
+    let session = node.blocking_session();
+    // Without memory, so that the lock does not live there.
+    cluster.config.arena_bytes = 0;
+    let (mut holder, mut waiter) = (cluster.start(1), cluster.start(2));
+    for _ in 0..3 {
+        holder.order(&format!("lock {NAME}"));
+        waiter.order(&format!("await {NAME}"));
+        assert_eq!(session.lock_within(NAME, SHORT).unwrap_err().cause, LockCause::Timeout);
+        holder.kill();
+        assert_eq!(waiter.news(), format!("{NAME} recovered"));
+        waiter.order(&format!("unlock {NAME}"));
+        holder = cluster.start(1);
+    }
+    // Nobody waits: then whoever comes next is told.
+    holder.order(&format!("lock {NAME}"));
+    holder.kill();
+    await_state_gone(&session);
+    let guard = session.lock_within(NAME, PATIENCE).expect("its holder is dead");
+    assert!(guard.recovered());
+}
+
+/// Nodes without memory are forgotten when they are dead.
+fn await_state_gone(session: &halite::blocking::Session) {
+    super::cluster::await_status(session, |nodes| nodes.iter().all(|node| node.node.0 != 1).then_some(()));
+}
+
+#[test]
+fn the_lock_of_a_stopped_process_is_kept_until_it_can_do_no_harm() {
+    let mut cluster = Cluster::new();
+    cluster.config.fence = Fence::Never;
+    cluster.config.lease = Duration::from_millis(300);
+    let node = cluster.join(0);
+    let session = node.blocking_session();
+    let mut holder = cluster.start(1);
+    session.create_lock(NAME, halite::Permissions::ATOMIC).expect("it is new");
+    holder.order(&format!("lock {NAME}"));
+    holder.stop();
+    await_state(&session, 1, NodeState::Dead);
+    let refused = session.lock_within(NAME, SHORT).map(|guard| guard.recovered());
+    // The lock lives on one of the two nodes: on the stopped one it is lost with it, and made anew.
+    match refused {
+        Err(error) => {
+            assert_eq!(error.cause, LockCause::Timeout, "its lease is over, but it may still write");
+            holder.kill();
+            assert!(session.lock_within(NAME, PATIENCE).expect("its holder is dead").recovered());
+        }
+        Ok(recovered) => assert!(!recovered, "a lock that is made anew was never held"),
+    }
+}
+
+#[test]
+fn a_lock_whose_home_is_killed_ends_the_waiting_and_is_made_anew() {
+    let mut cluster = Cluster::new();
+    cluster.config.arena_bytes = 0;
+    let node = cluster.join(0);
+    let session = node.blocking_session();
+    cluster.config.arena_bytes = 64 << 20;
+    let mut home = cluster.start(1);
+    let token = session.lock(NAME).expect("it is free").keep();
+    cluster.config.arena_bytes = 0;
+    let mut waiter = cluster.start(2);
+    waiter.order(&format!("await {NAME}"));
+    assert_eq!(session.lock(NAME).unwrap_err().cause, LockCause::AlreadyHeld);
+    home.kill();
+    assert_eq!(waiter.news(), format!("{NAME} PeerDown(NodeId(1))"));
+    cluster.config.arena_bytes = 64 << 20;
+    let _home = cluster.start(1);
+    assert!(session.unlock(NAME).is_err(), "it was lost with its home");
+    let guard = session.lock_within(NAME, PATIENCE).expect("it is made anew");
+    assert!(guard.token() > token);
+}

@@ -1,0 +1,111 @@
+//! The home's side of barriers: who is there, and until when they wait.
+//!
+//! The number of participants is that of whoever comes first in a round.  A round ends when all are there, or for
+//! all who are there when the first of them has waited for as long as it would: the home alone decides which, so that
+//! all learn the same.
+
+use std::collections::BTreeMap;
+
+use super::{Asker, Engine};
+use crate::ids::{NodeLife, Principal, RegionId};
+use crate::message::{Refusal, Reply};
+use crate::names::Service;
+
+/// All barriers of this home at which somebody waits.
+#[derive(Debug, Default)]
+pub(super) struct Barriers {
+    /// None is empty.
+    rounds: BTreeMap<RegionId, Round>,
+}
+
+#[derive(Debug)]
+struct Round {
+    participants: u32,
+    /// Fewer than participants.
+    waiting: Vec<Arrival>,
+}
+
+#[derive(Debug)]
+struct Arrival {
+    asker: Asker,
+    deadline_ns: u64,
+}
+
+impl Barriers {
+    /// When the first of all rounds breaks.
+    pub(super) fn deadline_ns(&self) -> u64 {
+        self.rounds.values().map(Round::deadline_ns).min().unwrap_or(u64::MAX)
+    }
+}
+
+impl Round {
+    fn deadline_ns(&self) -> u64 {
+        self.waiting.iter().map(|arrival| arrival.deadline_ns).min().unwrap_or(u64::MAX)
+    }
+}
+
+impl Engine {
+    pub(super) fn serve_arrival(
+        &mut self,
+        asker: Asker,
+        region: RegionId,
+        principal: &Principal,
+        participants: u32,
+        timeout_ns: u64,
+    ) {
+        let words = match self.served_region(region, Service::Barrier, Some(principal)) {
+            Ok(words) if participants > 0 => words,
+            Ok(_) => return self.answer(asker, Err(Refusal::Malformed)),
+            Err(refusal) => return self.answer(asker, Err(refusal)),
+        };
+        if !self.is_present(asker.life) {
+            return;
+        }
+        let new = || Round { participants, waiting: Vec::new() };
+        let round = self.barriers.rounds.entry(region).or_insert_with(new);
+        if round.participants != participants {
+            let expected = round.participants;
+            return self.answer(asker, Err(Refusal::Participants { expected }));
+        }
+        round.waiting.push(Arrival { asker, deadline_ns: self.now_ns.saturating_add(timeout_ns) });
+        if round.waiting.len() == participants as usize {
+            let round = words.next_round();
+            self.end_round(region, &Ok(Reply::Passed { round }));
+        }
+    }
+
+    /// Answers all who wait.
+    pub(super) fn end_round(&mut self, region: RegionId, body: &Result<Reply, Refusal>) {
+        let Some(round) = self.barriers.rounds.remove(&region) else { return };
+        for arrival in round.waiting {
+            self.answer(arrival.asker, body.clone());
+        }
+    }
+
+    /// Ends the rounds of which somebody has waited for too long.
+    pub(super) fn break_overdue_rounds(&mut self) {
+        let now_ns = self.now_ns;
+        let rounds = self.barriers.rounds.iter();
+        let overdue: Vec<RegionId> =
+            rounds.filter(|(_, round)| round.deadline_ns() <= now_ns).map(|(region, _)| *region).collect();
+        for region in overdue {
+            self.end_round(region, &Err(Refusal::Timeout));
+        }
+    }
+
+    /// Somebody does not wait any more.
+    pub(super) fn withdraw(&mut self, region: RegionId, asker: Asker) {
+        self.remove_arrivals(|of, arrival| of == region && arrival.asker == asker);
+    }
+
+    pub(super) fn forget_arrivals_of(&mut self, life: NodeLife) {
+        self.remove_arrivals(|_, arrival| arrival.asker.life == life);
+    }
+
+    fn remove_arrivals(&mut self, is_one: impl Fn(RegionId, &Arrival) -> bool) {
+        self.barriers.rounds.retain(|region, round| {
+            round.waiting.retain(|arrival| !is_one(*region, arrival));
+            !round.waiting.is_empty()
+        });
+    }
+}

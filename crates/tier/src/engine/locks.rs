@@ -1,0 +1,201 @@
+//! The home's side of locks: who waits, in order, and who is next.
+//!
+//! ```text
+//!   caller                         home                                    who waits
+//!     compare-swap 0 -> me           (knows nothing of it)
+//!                                    Lock: mark the word, queue  ◄──────────┘
+//!     compare-swap me -> 0 fails
+//!     Unlock ─────────────────────►  give the word to the first in the queue
+//!                                    Locked ──────────────────────────────►
+//! ```
+//!
+//! The word is marked exactly while the queue is not empty, so that nobody overtakes; see [`crate::lockword`].  What
+//! one session says about one lock arrives in order, and a session tries for a lock once at a time: so a word that holds
+//! its name was given to it for what it asked last, or taken by itself just before it asked.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::{Asker, Engine};
+use crate::ids::{NodeLife, Principal, RegionId, RequestId, SessionId};
+use crate::lockword::{Holder, LockWords};
+use crate::message::{Refusal, Reply};
+use crate::names::Service;
+use crate::permissions::Permissions;
+use crate::region::Stage;
+
+/// All locks of this home for which somebody waits.
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    /// None is empty.  A session waits once for a lock, so that sessions bound the length.
+    queues: BTreeMap<RegionId, VecDeque<Waiter>>,
+    /// Locks that were given away as recovered: if they come back without having been used, the next must be told.
+    recovered: BTreeSet<RegionId>,
+}
+
+/// Who wants a lock.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    asker: Asker,
+    holder: Holder,
+    base_ns: u64,
+}
+
+impl Waiter {
+    pub(super) fn new(asker: Asker, session: SessionId, base_ns: u64) -> Waiter {
+        Waiter { asker, holder: Holder::new(asker.life, session), base_ns }
+    }
+}
+
+impl Engine {
+    pub(super) fn serve_lock(&mut self, waiter: Waiter, region: RegionId, principal: &Principal, wait: bool) {
+        let words = match self.served_region(region, Service::Lock, Some(principal)) {
+            Ok(words) => words,
+            Err(refusal) => return self.answer(waiter.asker, Err(refusal)),
+        };
+        let holder = if wait { words.mark_contended() } else { words.try_take(waiter.holder) };
+        let is_gone = holder.is_some_and(|holder| self.is_gone(holder));
+        if holder.is_none() || is_gone || holder == Some(waiter.holder) {
+            let contended = self.locks.queues.contains_key(&region);
+            self.give_lock(region, &words, &waiter, contended, is_gone);
+        } else if wait {
+            self.locks.queues.entry(region).or_default().push_back(waiter);
+        } else {
+            self.answer(waiter.asker, Err(Refusal::Held));
+        }
+    }
+
+    /// The memory of a lock or barrier that is here, if `principal` (or anybody) may use it.
+    pub(super) fn served_region(
+        &self,
+        region: RegionId,
+        service: Service,
+        principal: Option<&Principal>,
+    ) -> Result<LockWords, Refusal> {
+        let found = self.homes.get(&region).ok_or(Refusal::NotFound)?;
+        if found.busy.as_ref().is_some_and(|busy| matches!(busy.stage, Stage::Freeing)) {
+            return Err(Refusal::NotFound);
+        }
+        let missing = Permissions::ATOMIC - principal.map_or(Permissions::all(), |who| found.access.of(who));
+        if !missing.is_empty() {
+            return Err(Refusal::PermissionDenied { missing });
+        }
+        let named = found.name.as_deref().is_some_and(|name| service.has(name));
+        let window = found.extents.first().filter(|_| named).and_then(|extent| self.store.window(extent));
+        window.and_then(LockWords::new).ok_or(Refusal::Malformed)
+    }
+
+    fn give_lock(
+        &mut self,
+        region: RegionId,
+        words: &LockWords,
+        waiter: &Waiter,
+        contended: bool,
+        recovered: bool,
+    ) {
+        words.give(waiter.holder, contended);
+        match recovered {
+            true => self.locks.recovered.insert(region),
+            false => self.locks.recovered.remove(&region),
+        };
+        let token = words.next_token(waiter.base_ns);
+        self.answer(waiter.asker, Ok(Reply::Locked { token, recovered }));
+    }
+
+    /// Whether a holder can do nothing under its lock any more: its session has ended, or its node is cut off.
+    fn is_gone(&self, holder: Holder) -> bool {
+        let alive = self.members.peers().map(|(_, peer)| peer.life).chain([self.config.life]);
+        !alive.chain(self.members.zombies()).any(|life| holder.is_of(life))
+    }
+
+    pub(super) fn serve_unlock(&mut self, asker: Asker, region: RegionId, session: SessionId, recover: bool) {
+        let body = match self.served_region(region, Service::Lock, None) {
+            Ok(words) if words.holder() == Some(Holder::new(asker.life, session)) => {
+                self.pass_on(region, &words, recover);
+                Ok(Reply::Done)
+            }
+            Ok(_) => Err(Refusal::NotHeld),
+            Err(refusal) => Err(refusal),
+        };
+        self.answer(asker, body);
+    }
+
+    /// Gives the lock to whoever has waited longest.
+    fn pass_on(&mut self, region: RegionId, words: &LockWords, recovered: bool) {
+        let next = self.locks.queues.get_mut(&region).and_then(VecDeque::pop_front);
+        let contended = self.locks.queues.get(&region).is_some_and(|queue| !queue.is_empty());
+        if !contended {
+            self.locks.queues.remove(&region);
+        }
+        match next {
+            Some(waiter) => self.give_lock(region, words, &waiter, contended, recovered),
+            // Whoever asks next is to know that it is recovered.
+            None if recovered => words.give(Holder::NOBODY, false),
+            None => words.make_free(),
+        }
+    }
+
+    /// A request to lock is not wanted any more.  If it has been granted, the session that made it has not heard of
+    /// that, and will not.
+    pub(super) fn handle_cancelled(
+        &mut self,
+        from: NodeLife,
+        region: RegionId,
+        session: SessionId,
+        request: RequestId,
+    ) {
+        let asker = Asker { life: from, id: request };
+        if self.remove_waiters(region, |waiter| waiter.asker == asker) {
+            return;
+        }
+        if let Ok(words) = self.served_region(region, Service::Lock, None)
+            && words.holder() == Some(Holder::new(from, session))
+        {
+            let recovered = self.locks.recovered.contains(&region);
+            self.pass_on(region, &words, recovered);
+        }
+    }
+
+    /// Whether there were any.
+    fn remove_waiters(&mut self, region: RegionId, is_one: impl Fn(&Waiter) -> bool) -> bool {
+        let Some(queue) = self.locks.queues.get_mut(&region) else { return false };
+        let before = queue.len();
+        queue.retain(|waiter| !is_one(waiter));
+        let (after, removed) = (queue.len(), queue.len() < before);
+        if after == 0 {
+            self.locks.queues.remove(&region);
+            if let Ok(words) = self.served_region(region, Service::Lock, None) {
+                words.clear_contended();
+            }
+        }
+        removed
+    }
+
+    /// A node has died: its sessions wait for nothing any more.
+    pub(super) fn forget_waiters_of(&mut self, life: NodeLife) {
+        for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
+            self.remove_waiters(region, |waiter| waiter.asker.life == life);
+        }
+        self.forget_arrivals_of(life);
+    }
+
+    /// A node was cut off: what it held goes to those who wait for it.  Locks for which nobody waits are looked at when
+    /// somebody asks.
+    pub(super) fn recover_locks(&mut self) {
+        for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
+            if let Ok(words) = self.served_region(region, Service::Lock, None)
+                && words.holder().is_some_and(|holder| self.is_gone(holder))
+            {
+                self.pass_on(region, &words, true);
+            }
+        }
+    }
+
+    /// The region of a lock or barrier is being freed.
+    pub(super) fn refuse_waiters(&mut self, region: RegionId) {
+        self.locks.recovered.remove(&region);
+        for waiter in self.locks.queues.remove(&region).unwrap_or_default() {
+            self.answer(waiter.asker, Err(Refusal::NotFound));
+        }
+        self.end_round(region, &Err(Refusal::NotFound));
+    }
+}
