@@ -36,7 +36,7 @@ pub enum Test {
     FetchAddLat,
     /// Time to swap a word, another one for each thread
     CasLat,
-    /// Time to take and give up a lock; with -t, one that as many sessions want
+    /// Time to take and give up a lock; with -t, to pass it on among as many sessions that want it
     LockLat,
     /// Time to pass a barrier at which -t threads of either process wait
     BarrierLat,

@@ -40,7 +40,7 @@ impl Ends {
         let Some(peer) = job.peer else {
             let scratch = Scratch::create()?;
             let server = Server::start(scratch.path(), job)?;
-            let node = join(scratch.path(), Some(CLIENT), job.arena_bytes())?;
+            let node = join(scratch.path(), Some(CLIENT), job.client_arena_bytes())?;
             return Ok(Ends::new(node, NodeId(0), cores, Some(server), Some(scratch)));
         };
         let dir = dir.map_or_else(|| Config::default().dir, Path::to_owned);
@@ -50,6 +50,11 @@ impl Ends {
 
     fn new(node: Node, peer: NodeId, cores: Cores, server: Option<Server>, scratch: Option<Scratch>) -> Ends {
         Ends { session: node.blocking_session(), peer, cores, node, server, _scratch: scratch }
+    }
+
+    /// A session of its own, as another process would have.
+    pub fn another_session(&self) -> blocking::Session {
+        self.node.blocking_session()
     }
 
     /// The server; none at a node that runs already.

@@ -197,6 +197,11 @@ impl Job {
         };
         needed.saturating_mul(4).saturating_add(256 << 20)
     }
+
+    /// Memory that the client contributes: none where the other end is to be the home of what is measured.
+    pub fn client_arena_bytes(&self) -> u64 {
+        if matches!(self.kind, Kind::Lock | Kind::Barrier) { 0 } else { self.arena_bytes() }
+    }
 }
 
 impl Kind {
@@ -229,6 +234,7 @@ impl Kind {
 }
 
 fn kind(args: &PerfArgs) -> Result<Kind, UsageError> {
+    check_owners(args)?;
     let kind = match of_calls_and_words(args)? {
         Some(kind) => kind,
         None => of_regions(args)?,
@@ -241,7 +247,8 @@ fn kind(args: &PerfArgs) -> Result<Kind, UsageError> {
     Ok(kind)
 }
 
-fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
+/// Whether flags stand beside the tests that they belong to.
+fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     if args.window.is_some() && args.test != Test::RpcRate {
         return Err(wrong("--window belongs to rpc_rate"));
     }
@@ -251,10 +258,14 @@ fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
     if args.rate.is_some() && args.test != Test::RpcLoad {
         return Err(wrong("--rate belongs to rpc_load"));
     }
-    let reply_bytes = args.reply_size.map(|size| size.0);
-    if reply_bytes.is_some_and(|bytes| bytes == 0 || bytes > SIZE_MAX) {
+    if args.reply_size.is_some_and(|size| size.0 == 0 || size.0 > SIZE_MAX) {
         return Err(wrong("--reply-size takes 1 byte to 64 MiB"));
     }
+    Ok(())
+}
+
+fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
+    let reply_bytes = args.reply_size.map(|size| size.0);
     let window = args.window.unwrap_or(WINDOW) as usize;
     let kind = match args.test {
         Test::RpcLat => Kind::Calls { window: None, reply_bytes },

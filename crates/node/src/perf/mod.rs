@@ -5,6 +5,7 @@
 
 mod access;
 mod args;
+mod barriers;
 pub mod baseline;
 mod bulk;
 mod calls;
@@ -15,6 +16,7 @@ mod ends;
 pub mod gate;
 mod job;
 mod load;
+mod locks;
 pub mod measure;
 mod messages;
 mod occupancy;
@@ -79,6 +81,7 @@ fn measure_all(
         Kind::Messages => messages::run(job, ends, report),
         Kind::Words(verb) => words::run(job, ends, verb, report),
         Kind::Bulk(verb) => bulk::run(job, ends, verb, report),
-        Kind::Lock | Kind::Barrier => anyhow::bail!("locks are not there yet"),
+        Kind::Lock => locks::run(job, ends, report),
+        Kind::Barrier => barriers::run(job, ends, report),
     }
 }

@@ -5,10 +5,13 @@
 //! buffers that sends would need instead: each request takes up the smallest buffer that holds it, and sizes are the
 //! best ones for just these requests.
 
+use std::time::Instant;
+
 use halite::Config;
 use halite_tier::rpc::{Input, Kind, RequestHeader, RingReader, RingWriter, SlotId};
 
 use super::calls::{Caller, end_serving, serve};
+use super::crew;
 use super::ends::Ends;
 use super::job::Job;
 use super::measure::Series;
@@ -42,11 +45,17 @@ pub fn run(
             key + value
         })
         .collect();
-    let (ours, errors) = call_all(ends, &sizes)?;
+    let mut row = Row::new(0, calls);
+    serve(ends, 1, None, REPLY_BYTES)?;
+    let work = |_, _| call_all(ends, &sizes);
+    for (series, errors) in crew::run(1, |thread| ends.cores.of_client(thread), work)? {
+        row.ours.merge(&series);
+        row.errors += errors;
+    }
+    row.errors += end_serving(ends)?;
     let lengths: Vec<u64> = sizes.iter().map(|size| request_bytes(*size)).collect();
     let usage = in_ring(Config::default().request_ring_bytes, &lengths);
     let payload: u64 = sizes.iter().sum();
-    let mut row = Row { ours, errors, ..Row::new(0, calls) };
     row.extra.push(("ring_share", usage.sent as f64 / usage.taken as f64));
     row.extra.push(("ring_payload_share", payload as f64 / usage.taken as f64));
     for (name, share) in QUEUES.into_iter().zip(in_queues(QUEUES.len(), &lengths)) {
@@ -56,21 +65,20 @@ pub fn run(
 }
 
 /// Makes calls of these sizes.
-fn call_all(ends: &mut Ends, sizes: &[u64]) -> anyhow::Result<(Series, u64)> {
-    serve(ends, 1, None, REPLY_BYTES)?;
+fn call_all(ends: &Ends, sizes: &[u64]) -> anyhow::Result<(Series, u64)> {
     let mut series = Series::default();
     let mut errors = 0;
     let mut left = sizes.iter();
     series.round_of_batches(sizes.len() as u64, 1, |_| {
         let size = *left.next().expect("one for each call");
         let mut caller = Caller::new(&ends.session, ends.peer, 0, size, REPLY_BYTES);
-        let begin = std::time::Instant::now();
+        let begin = Instant::now();
         caller.call()?;
         let took = begin.elapsed();
         errors += caller.errors();
         anyhow::Ok(took)
     })?;
-    Ok((series, errors + end_serving(ends)?))
+    Ok((series, errors))
 }
 
 /// Bytes of a call's request in the ring.

@@ -144,6 +144,7 @@ impl<'a> Report<'a> {
             Kind::Load { .. } => {
                 "calls that come by themselves; times are of the calls, processor time is of both processes"
             }
+            Kind::Lock if job.threads > 1 => "from one session to the next; all others wait",
             Kind::Messages => "half a ping-pong of messages",
             Kind::Words(_) | Kind::Bulk(_) => "one operation after the other on the same bytes",
             Kind::Alloc

@@ -10,6 +10,7 @@ use halite::{Config, Node, NodeId, Permissions, blocking};
 use serde::{Deserialize, Serialize};
 
 use super::args::ServerArgs;
+use super::barriers;
 use super::cores::{Cores, pin};
 use super::echo::Echo;
 use super::measure::process_cpu;
@@ -58,6 +59,13 @@ pub enum Request {
         /// How many messages each thread gets.
         turns: u64,
     },
+    /// Pass a barrier together with the client; `Ready` is answered before, `Errors` in the end.
+    Meet {
+        /// Sessions on each side.
+        threads: usize,
+        /// How often.
+        rounds: u64,
+    },
     /// Tell how much processor time the process has used.
     Cpu,
     /// Tell the checksum of the first bytes of a region.
@@ -99,13 +107,15 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         Config { dir: dir.to_owned(), node: Some(NodeId(0)), arena_bytes: args.arena, ..Config::default() };
     let node = Node::embedded(config).context("cannot run the server's node")?;
     answer(Reply::Ready)?;
-    let mut server = Server { session: node.blocking_session(), cores, table: None, echo: None };
+    let session = node.blocking_session();
+    let mut server = Server { node, session, cores, table: None, echo: None };
     for line in io::stdin().lock().lines() {
         let request = serde_json::from_str(&line?).context("cannot read what to do")?;
         let reply = server.handle(request).unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
         answer(reply)?;
     }
-    drop(server);
+    let Server { node, session, .. } = server;
+    drop(session);
     node.leave();
     Ok(())
 }
@@ -115,6 +125,7 @@ fn answer(reply: Reply) -> anyhow::Result<()> {
 }
 
 struct Server {
+    node: Node,
     session: blocking::Session,
     cores: Cores,
     table: Option<Table>,
@@ -150,6 +161,11 @@ impl Server {
                 let pairs = messages::correspondents(&self.session, CLIENT, threads, size)?;
                 answer(Reply::Ready)?;
                 messages::reflect(pairs, turns, &self.cores).map(Reply::Errors)
+            }
+            Request::Meet { threads, rounds } => {
+                let sessions = (0..threads).map(|_| self.node.blocking_session()).collect();
+                answer(Reply::Ready)?;
+                barriers::meet(sessions, rounds, &self.cores).map(Reply::Errors)
             }
             Request::Cpu => Ok(Reply::CpuNs(u64::try_from(process_cpu().as_nanos())?)),
             Request::Checksum { name, len } => {
