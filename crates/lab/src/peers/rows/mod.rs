@@ -252,7 +252,18 @@ mod tests {
     use crate::peers::tools::Program;
 
     fn sizes() -> Sizes {
-        Sizes { small: 1, bulk: 16, control: 1, socket: 1, pipelined: 16, regions: 10, spans: spans(8 * GIB) }
+        Sizes {
+            small: 1,
+            bulk: 16,
+            control: 1,
+            calls: 1,
+            contended: 1,
+            load: 1,
+            socket: 1,
+            pipelined: 16,
+            regions: 10,
+            spans: spans(8 * GIB),
+        }
     }
 
     #[test]
