@@ -139,8 +139,8 @@ impl Session {
         timeout: Duration,
     ) -> Result<Vec<u8>, CallError> {
         let mut output = Vec::new();
-        let calling = Calling::new(&self.session, node, function, input, timeout).unlimited();
-        calling.run_blocking(Into::Vec(&mut output))?;
+        let calling = Calling::new(&self.session, node, function, timeout).unlimited();
+        calling.run_blocking(input, Into::Vec(&mut output))?;
         Ok(output)
     }
 
@@ -153,8 +153,20 @@ impl Session {
         output: &mut [u8],
         timeout: Duration,
     ) -> Result<usize, CallError> {
-        let calling = Calling::new(&self.session, node, function, input, timeout).limited(output.len());
-        calling.run_blocking(Into::Slice(output))
+        let calling = Calling::new(&self.session, node, function, timeout).limited(output.len());
+        calling.run_blocking(input, Into::Slice(output))
+    }
+
+    /// See [`crate::Session::post_call`].
+    pub fn post_call(
+        &self,
+        node: NodeId,
+        function: Function,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Result<PendingCall<'_>, CallError> {
+        let calling = Calling::new(&self.session, node, function, timeout).unlimited();
+        Ok(PendingCall { pending: calling.post_blocking(input)? })
     }
 
     /// See [`crate::Session::call_many`].
@@ -181,6 +193,26 @@ impl Session {
     /// See [`crate::Session::try_send`].
     pub fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         self.block_on(self.session.try_send(node, port, bytes))
+    }
+}
+
+/// A call that has been posted, for threads; see [`crate::PendingCall`].
+#[derive(Debug)]
+pub struct PendingCall<'s> {
+    pending: rpc::PendingCall<'s>,
+}
+
+impl PendingCall<'_> {
+    /// See [`crate::PendingCall::answer`].
+    pub fn answer(self) -> Result<Vec<u8>, CallError> {
+        let mut output = Vec::new();
+        self.pending.answer_blocking(Into::Vec(&mut output))?;
+        Ok(output)
+    }
+
+    /// See [`crate::PendingCall::answer_into`].
+    pub fn answer_into(self, output: &mut [u8]) -> Result<usize, CallError> {
+        self.pending.answer_blocking(Into::Slice(output))
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use halite_fabric::{Completion, CompletionKind, Event as FabricEvent};
+use halite_fabric::{Completion, CompletionKind, Event as FabricEvent, Status};
 use halite_tier::effect::{Command, OpId};
 use halite_tier::engine::Engine;
 use halite_tier::ids::SessionId;
@@ -25,7 +25,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
-use crate::rpc::Rpc;
+use crate::rpc::{CALL_WORK, Rpc};
 use crate::ticket::{Ending, Undo};
 use crate::turns::{Bell, Look, Turn, Turns, WATCH_NS};
 use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, lock};
@@ -533,6 +533,10 @@ impl Poller {
             }
             CompletionKind::Received { bytes, imm: NOTE_IMM } => {
                 rpc.handle_note(completion.peer, bytes, wakes);
+                false
+            }
+            CompletionKind::Done { id: CALL_WORK } if completion.status == Status::RemoteAccess => {
+                rpc.handle_refused(completion.peer);
                 false
             }
             _ => true,

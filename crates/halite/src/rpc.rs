@@ -11,6 +11,7 @@
 //! each briefly: a service, a link's outbound, a link's inbound, the slots; the fabric's own come last.
 
 mod answer;
+mod call;
 mod error;
 mod fetch;
 mod link;
@@ -20,35 +21,36 @@ mod request;
 mod server;
 mod service;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use halite_fabric::{Fabric, Key, Local, Operation, PeerId, WorkId, WorkRequest};
+use halite_fabric::{Fabric, Key, Local, Operation, PeerId, PostCause, WorkId, WorkRequest};
 use halite_mem::Window;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::ring::is_ring_size;
-use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
+use halite_tier::rpc::wire::{NOTE_IMM, REPLY_HEADER_BYTES};
 use halite_tier::rpc::{
     Address, Arrival, Cancelling, Imm, Input, Kind, Note, ReplyHeader, ReplySlots, RequestHeader, RingReader,
     RingWriter, SlotId, Status, Target, Violation,
 };
 
-use self::answer::{Owed, ReplyTo, remote};
+use self::answer::{Answered, Owed, ReplyTo, remote};
 use self::link::{Inbound, Link, Outbound, Theirs};
 use self::memory::{Block, Pool};
-use self::service::{Admission, Incoming, Payload, ServiceId, Services};
+use self::service::{Admission, Incoming, Payload, Service, ServiceId, Services};
 use crate::posted::Posted;
 use crate::wait::{Wakes, lock};
 
+pub(crate) use self::call::Calling;
+pub use self::call::PendingCall;
 pub use self::error::{
     CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
 };
 pub use self::port::{Mailbox, Message, Port};
 pub(crate) use self::request::Into;
-pub(crate) use self::server::Calling;
 pub use self::server::{Call, Function, Server};
 pub use self::service::ServeOptions;
 
@@ -92,6 +94,10 @@ pub(crate) struct Rpc {
     arrivals: AtomicU64,
     routes: RwLock<Routes>,
     owed: Mutex<Vec<Owed>>,
+    /// Heads that the fabric did not take yet: where they go, and what they are.
+    heads: Mutex<BTreeMap<PeerId, (Address, u64)>>,
+    /// Introductions that the fabric did not take yet.
+    introductions: Mutex<Vec<(PeerId, Note)>>,
     notes: Mutex<Vec<(PeerId, Note)>>,
     /// The machine should settle.
     dirty: AtomicBool,
@@ -134,6 +140,8 @@ impl Rpc {
             arrivals: AtomicU64::new(0),
             routes: RwLock::new(routes),
             owed: Mutex::default(),
+            heads: Mutex::default(),
+            introductions: Mutex::default(),
             notes: Mutex::default(),
             dirty: AtomicBool::new(false),
             hungry: AtomicBool::new(false),
@@ -149,12 +157,44 @@ impl Rpc {
         // Without memory for them, calls to and from this peer are overdue in the end.
         let (Some(ring), Some(head)) = (ring, head) else { return };
         head.window().store_u64(0, 0).expect("blocks are aligned");
-        self.note(peer, self.introduction(&ring, &head));
+        let introduction = self.introduction(&ring, &head);
         let reader = RingReader::new(self.ring_bytes);
         let link = Arc::new(Link::new(node, Target::Peer(peer), Some((reader, ring)), Some(head)));
         let mut routes = self.routes_mut();
         routes.by_node.insert(node, link.clone());
-        routes.by_peer.insert(peer, link);
+        routes.by_peer.insert(peer, link.clone());
+        drop(routes);
+        self.introduce(peer, &link, introduction);
+    }
+
+    /// Tells a peer what it needs, in front of all requests and of all that the outbox holds for it.
+    fn introduce(&self, peer: PeerId, link: &Link, note: Note) {
+        let operation = Operation::Send { bytes: &note.emit(), imm: NOTE_IMM };
+        match self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]) {
+            Err(PostCause::QueueFull) => {
+                lock(&self.introductions).push((peer, note));
+                self.set_dirty();
+            }
+            // A peer that is gone needs none.
+            _ => link.set_introduced(),
+        }
+    }
+
+    /// Tries again to post what the fabric did not take.
+    pub(crate) fn retry(&self, wakes: &mut Wakes) {
+        // Taken before the loops, whose heads would hold the locks while they run.
+        let introductions = std::mem::take(&mut *lock(&self.introductions));
+        let heads = std::mem::take(&mut *lock(&self.heads));
+        for (peer, note) in introductions {
+            let link = self.routes().by_peer.get(&peer).cloned();
+            if let Some(link) = link {
+                self.introduce(peer, &link, note);
+            }
+        }
+        for (peer, (at, head)) in heads {
+            self.return_head(peer, at, head);
+        }
+        self.retry_owed(wakes);
     }
 
     fn introduction(&self, ring: &Block, head: &Block) -> Note {
@@ -190,7 +230,7 @@ impl Rpc {
             self.arrived(&slots);
         }
         for service in services {
-            self.grant(service.handle_down(Target::Peer(peer)), wakes);
+            self.grant(&service, service.handle_down(Target::Peer(peer)), wakes);
         }
     }
 
@@ -241,18 +281,27 @@ impl Rpc {
     }
 
     fn handle_reply(&self, from: Target, slot: SlotId, wakes: &mut Wakes) -> Result<(), Violation> {
-        let mut slots = lock(&self.slots);
-        match slots.handle_reply(from, slot)? {
-            Arrival::Expected(waker) => {
-                wakes.add(waker);
-                self.arrived(&slots);
-            }
-            Arrival::Late => {
-                drop(slots);
-                self.drop_reply(from, slot, wakes);
-            }
-        }
+        let arrival = self.arrive(from, slot)?;
+        self.handle_arrival(from, slot, arrival, wakes);
         Ok(())
+    }
+
+    /// The first part of that, which may be done under a link's lock.
+    fn arrive(&self, from: Target, slot: SlotId) -> Result<Arrival, Violation> {
+        let mut slots = lock(&self.slots);
+        let arrival = slots.handle_reply(from, slot)?;
+        if let Arrival::Expected(_) = arrival {
+            self.arrived(&slots);
+        }
+        Ok(arrival)
+    }
+
+    /// The rest, under no lock.
+    fn handle_arrival(&self, from: Target, slot: SlotId, arrival: Arrival, wakes: &mut Wakes) {
+        match arrival {
+            Arrival::Expected(waker) => wakes.add(waker),
+            Arrival::Late => self.drop_reply(from, slot, wakes),
+        }
     }
 
     /// Those who spin look again.  Counted under the lock of the slots.
@@ -274,23 +323,36 @@ impl Rpc {
         let (kind, number, incoming, head) = {
             let inbound = &mut *lock(&link.inbound);
             let (header, incoming) = read_request(link, inbound, offset)?;
-            inbound.served.open(header.slot)?;
             let (reader, _) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
             let head = reader.poll_head().zip(inbound.theirs);
             (header.kind, header.number, incoming, head)
         };
         if let Some((head, theirs)) = head {
-            self.return_head(peer, theirs, head);
+            self.return_head(peer, theirs.head, head);
         }
         self.deliver(&routes.services, kind, number, incoming, wakes);
         Ok(())
     }
 
-    /// A plain write: whoever waits for room looks.  If the fabric does not take it, the next one tells as much.
-    fn return_head(&self, peer: PeerId, theirs: Theirs, head: u64) {
+    /// A plain write: whoever waits for room looks.
+    fn return_head(&self, peer: PeerId, at: Address, head: u64) {
         let bytes = head.to_le_bytes();
-        let operation = Operation::Write { local: Local::Inline(&bytes), remote: remote(theirs.head, 0) };
-        let _ = self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]);
+        let operation = Operation::Write { local: Local::Inline(&bytes), remote: remote(at, 0) };
+        let posted = self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]);
+        if posted == Err(PostCause::QueueFull) {
+            // There may be no next one: who finds the ring full sends nothing until it knows of this.  A newer head
+            // that was posted meanwhile is not undone, for the client believes only heads that rise.
+            let mut heads = lock(&self.heads);
+            let owed = heads.entry(peer).or_insert((at, head));
+            owed.1 = owed.1.max(head);
+            drop(heads);
+            self.set_dirty();
+        }
+    }
+
+    /// A peer does not take what it asked for, or told us to put somewhere.
+    pub(crate) fn handle_refused(&self, peer: PeerId) {
+        self.enforce(peer, Err(Violation("it named memory that it does not have")));
     }
 
     fn deliver(&self, services: &Services, kind: Kind, number: u32, incoming: Incoming, wakes: &mut Wakes) {
@@ -320,9 +382,14 @@ impl Rpc {
     }
 
     /// Tells senders that there is room for them now.
-    pub(crate) fn grant(&self, granted: Vec<(ReplyTo, u32)>, wakes: &mut Wakes) {
-        for (reply, grant) in granted {
-            self.send_answer(reply, Status::Granted(grant), &[], wakes);
+    pub(crate) fn grant(&self, service: &Service, granted: Vec<(ReplyTo, u32)>, wakes: &mut Wakes) {
+        let mut granted = VecDeque::from(granted);
+        while let Some((reply, grant)) = granted.pop_front() {
+            let from = reply.target();
+            if self.send_answer(reply, Status::Granted(grant), &[], wakes) == Answered::Unwanted {
+                // It gave up in this moment, and will not decline what it was not told of.
+                granted.extend(service.decline(from, grant));
+            }
         }
     }
 
@@ -367,7 +434,7 @@ impl Rpc {
     fn decline(&self, port: u32, from: Target, grant: u32, wakes: &mut Wakes) {
         let service = self.routes().services.get(ServiceId::Port(port)).cloned();
         if let Some(service) = service {
-            self.grant(service.decline(from, grant), wakes);
+            self.grant(&service, service.decline(from, grant), wakes);
         }
     }
 
@@ -448,7 +515,7 @@ impl Rpc {
 
     /// Whether answers wait until the fabric takes them.
     pub(crate) fn is_stuck(&self) -> bool {
-        !lock(&self.owed).is_empty()
+        !(lock(&self.owed).is_empty() && lock(&self.heads).is_empty() && lock(&self.introductions).is_empty())
     }
 
     /// Somebody waits for room in a ring.
@@ -573,12 +640,13 @@ fn read_request(
     }
     reader.advance(len);
     let principal = inbound.principal(name)?;
+    let id = inbound.served.open(header.slot)?;
     let theirs = inbound.theirs.ok_or(Violation("a request before the introduction"))?;
     let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
     let reply = ReplyTo {
         link: link.clone(),
         cancels: link.cancels(),
-        slot: header.slot,
+        id,
         at,
         room,
         bytes_max: header.reply_bytes_max,

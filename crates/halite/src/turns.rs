@@ -39,9 +39,9 @@ pub(crate) const WATCH_NS: u64 = 150_000;
 const CLOSE_NS: u64 = 50_000;
 /// How many turns in close succession make the node hot.  Arming and disarming costs 0.1 to 0.2 us with its cache
 /// misses, and waking the keeper about 10 us, which so many turns are worth.
-const HOT_AFTER: u32 = if cfg!(loom) { 1 } else { 64 };
+const HOT_AFTER: u32 = if cfg!(loom) { 1 } else { 8 };
 /// How many turns between two looks keep the node hot: so many are worth the look.
-const HOT_TURNS_MIN: u32 = if cfg!(loom) { 1 } else { 24 };
+const HOT_TURNS_MIN: u32 = if cfg!(loom) { 1 } else { 4 };
 /// How many rounds the token is kept for arrivals that came while it was being given up.
 const LAST_ROUNDS_MAX: usize = 4;
 

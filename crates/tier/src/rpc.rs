@@ -20,7 +20,7 @@ pub mod slots;
 pub mod wire;
 
 pub use ring::{RingFull, RingReader, RingWriter};
-pub use served::{Cancelling, Served};
+pub use served::{Cancelling, Served, ServedId};
 pub use slots::{Abandoned, Arrival, Look, ReplySlots, SlotId, Target};
 pub use wire::{Address, Imm, Input, Kind, Note, ReplyHeader, RequestHeader, Status, WireError};
 

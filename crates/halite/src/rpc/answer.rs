@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
-use halite_tier::rpc::{Address, Imm, Note, ReplyHeader, SlotId, Status, Target};
+use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, ServedId, SlotId, Status, Target};
 
 use super::link::Link;
 use super::memory::Block;
@@ -17,7 +17,7 @@ pub(crate) struct ReplyTo {
     pub(crate) link: Arc<Link>,
     /// [`Link::cancels`] when the request arrived.
     pub(crate) cancels: u32,
-    pub(crate) slot: SlotId,
+    pub(crate) id: ServedId,
     /// The place of the slot, and how many bytes it has.
     pub(crate) at: Address,
     pub(crate) room: u32,
@@ -33,7 +33,7 @@ impl ReplyTo {
     /// Whether somebody still waits for it.
     pub(crate) fn is_wanted(&self) -> bool {
         let untouched = || self.link.cancels() == self.cancels;
-        !self.link.is_gone() && (untouched() || lock(&self.link.inbound).served.is_open(self.slot))
+        !self.link.is_gone() && (untouched() || lock(&self.link.inbound).served.is_open(self.id))
     }
 }
 
@@ -95,12 +95,12 @@ impl Rpc {
         let address = emit_output_address(block.address());
         {
             let mut inbound = lock(&to.link.inbound);
-            if !inbound.served.is_open(to.slot) {
+            if !inbound.served.is_open(to.id) {
                 return Answered::Unwanted;
             }
-            inbound.kept.insert(to.slot, block);
+            inbound.kept.insert(to.id.slot, block);
         }
-        let (link, slot) = (to.link.clone(), to.slot);
+        let (link, slot) = (to.link.clone(), to.id.slot);
         let answered = self.send_answer(to, Status::DoneAt(output.len() as u32), &address, wakes);
         if answered == Answered::Unwanted {
             lock(&link.inbound).kept.remove(&slot);
@@ -115,7 +115,7 @@ impl Rpc {
             self.refuse(to, Status::NoMemory, wakes);
             return Answered::NoMemory;
         };
-        if !self.give_slot_memory(to.slot, block) {
+        if !self.give_slot_memory(to.id.slot, block) {
             return Answered::Unwanted;
         }
         self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
@@ -129,24 +129,46 @@ impl Rpc {
         wakes: &mut Wakes,
     ) -> Answered {
         let mut inbound = lock(&to.link.inbound);
-        if to.link.is_gone() || !inbound.served.begin(to.slot) {
+        if to.link.is_gone() || !inbound.served.begin(to.id) {
             return Answered::Unwanted;
         }
+        if to.link.target == Target::Own {
+            drop(inbound);
+            return self.send_own_answer(&to, status, output, wakes);
+        }
+        let posted;
         if output.len() > UNDER_LOCK_BYTES_MAX {
             drop(inbound);
-            let posted = self.write_answer(&to, status, output, wakes);
+            posted = self.write_answer(&to, status, output);
             self.end_answer(to, status, output, posted, wakes);
         } else {
-            let posted = self.write_answer(&to, status, output, wakes);
+            posted = self.write_answer(&to, status, output);
             if posted == Err(PostCause::QueueFull) {
                 drop(inbound);
                 self.end_answer(to, status, output, posted, wakes);
-            } else if inbound.served.end(to.slot, true) {
+            } else if inbound.served.end(to.id, true) {
                 drop(inbound);
-                self.acknowledge(&to.link, to.slot, wakes);
+                self.acknowledge(&to.link, to.id.slot, wakes);
             }
         }
-        Answered::Sent
+        if posted == Err(PostCause::NotConnected) { Answered::Unwanted } else { Answered::Sent }
+    }
+
+    /// A call of this node itself sees its answer and its end in one step: neither comes before the other.
+    fn send_own_answer(&self, to: &ReplyTo, status: Status, output: &[u8], wakes: &mut Wakes) -> Answered {
+        self.write_own_slot(to.id.slot, &ReplyHeader { status }.emit(), output);
+        let arrival = {
+            let mut inbound = lock(&to.link.inbound);
+            let arrival = self.arrive(Target::Own, to.id.slot);
+            // If the call was cancelled meanwhile, a late answer is all the acknowledgement that it needs.
+            inbound.served.end(to.id, true);
+            arrival
+        };
+        // The node ended before, and with it all waiting.
+        let Ok(arrival) = arrival else { return Answered::Unwanted };
+        let answered = if matches!(arrival, Arrival::Late) { Answered::Unwanted } else { Answered::Sent };
+        self.handle_arrival(Target::Own, to.id.slot, arrival, wakes);
+        answered
     }
 
     fn end_answer(
@@ -161,9 +183,9 @@ impl Rpc {
             return self.owe(Owed { to, status, output: output.to_vec() });
         }
         // A peer that is gone needs no answer.
-        let acknowledge = lock(&to.link.inbound).served.end(to.slot, true);
+        let acknowledge = lock(&to.link.inbound).served.end(to.id, true);
         if acknowledge {
-            self.acknowledge(&to.link, to.slot, wakes);
+            self.acknowledge(&to.link, to.id.slot, wakes);
         }
     }
 
@@ -178,25 +200,10 @@ impl Rpc {
         let _ = wakes;
     }
 
-    fn write_answer(
-        &self,
-        to: &ReplyTo,
-        status: Status,
-        output: &[u8],
-        wakes: &mut Wakes,
-    ) -> Result<(), PostCause> {
+    fn write_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
+        let Target::Peer(peer) = to.link.target else { unreachable!("own answers need no fabric") };
         let header = ReplyHeader { status }.emit();
-        match to.link.target {
-            Target::Own => {
-                self.write_own_slot(to.slot, &header, output);
-                self.handle_reply(Target::Own, to.slot, wakes).expect("a call of our own is open");
-                Ok(())
-            }
-            Target::Peer(peer) => {
-                let imm = Imm::Reply(to.slot).emit();
-                self.post_parts(peer, to.at, &header, output, imm)
-            }
-        }
+        self.post_parts(peer, to.at, &header, output, Imm::Reply(to.id.slot).emit())
     }
 
     /// Posts `head`, and `rest` behind it, to `at`: in one piece where that is short enough to be put together.
@@ -225,17 +232,19 @@ impl Rpc {
         };
         let payload = Operation::Write { local, remote: remote(at, head.len() as u64) };
         let notice = Operation::WriteImm { local: Local::Inline(head), remote: remote(at, 0), imm };
-        let posted = self.post(
+        let posted = self.fabric.post(
             peer,
             &[
                 WorkRequest { id, operation: payload, signalled: id != CALL_WORK },
                 WorkRequest { id: CALL_WORK, operation: notice, signalled: false },
             ],
         );
-        if posted.is_err() && id != CALL_WORK {
-            self.posted.release(id);
-        }
-        posted
+        posted.map_err(|error| {
+            if error.posted == 0 && id != CALL_WORK {
+                self.posted.release(id);
+            }
+            error.cause
+        })
     }
 
     /// Posts both in one piece, put together in `whole`, whose size is that of most: to clear more takes time.
@@ -277,9 +286,11 @@ impl Rpc {
     }
 
     /// Tries again to post the answers that the fabric did not take.
-    pub(crate) fn retry_owed(&self, wakes: &mut Wakes) {
-        for Owed { to, status, output } in std::mem::take(&mut *lock(&self.owed)) {
-            let posted = self.write_answer(&to, status, &output, wakes);
+    pub(super) fn retry_owed(&self, wakes: &mut Wakes) {
+        // Not in the head of the loop, which would hold the lock while it runs.
+        let owed = std::mem::take(&mut *lock(&self.owed));
+        for Owed { to, status, output } in owed {
+            let posted = self.write_answer(&to, status, &output);
             self.end_answer(to, status, &output, posted, wakes);
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use halite_fabric::Key;
 use halite_mem::Window;
@@ -23,6 +23,7 @@ pub(crate) struct Link {
     pub(crate) outbound: Mutex<Option<Outbound>>,
     pub(crate) inbound: Mutex<Inbound>,
     gone: AtomicBool,
+    introduced: AtomicBool,
     /// How many calls the peer has cancelled.
     cancels: AtomicU32,
 }
@@ -82,8 +83,20 @@ impl Link {
                 principal: Principal("".into()),
             }),
             gone: AtomicBool::new(false),
+            introduced: AtomicBool::new(false),
             cancels: AtomicU32::new(0),
         }
+    }
+
+    /// Whether the fabric has taken our introduction: requests come behind it.
+    pub(crate) fn is_introduced(&self) -> bool {
+        // Pairs with the Release in set_introduced(): the post is over.
+        self.introduced.load(Acquire)
+    }
+
+    pub(crate) fn set_introduced(&self) {
+        // Pairs with the Acquire in is_introduced().
+        self.introduced.store(true, Release);
     }
 
     /// Whether the peer is down: nothing need be done for it any more.

@@ -5,9 +5,10 @@ use std::fmt;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Kind, Look, PAYLOAD_BYTES_MAX, Status, Target};
 
+use super::call::PostFailure;
 use super::error::{SendCause, SendError, ServeError};
 use super::request::{Into, Reply, Request};
-use super::server::{Accepted, PostFailure, Receiver};
+use super::server::{Accepted, Receiver};
 use super::service::{ServeOptions, ServiceId};
 use crate::session::Session;
 

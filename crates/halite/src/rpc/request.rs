@@ -99,9 +99,9 @@ impl Rpc {
     ) -> Result<SlotId, NotPosted> {
         let (slot, reply_at) = self.open_slot(Target::Own, request, None)?;
         let (at, room) = reply_at.unwrap_or((self.usual.address(), USUAL_SLOT_BYTES as u32));
-        lock(&link.inbound).served.open(slot).expect("the slot was free");
+        let id = lock(&link.inbound).served.open(slot).expect("the slot was free");
         let (bytes_max, cancels) = (request.reply_bytes_max, link.cancels());
-        let reply = ReplyTo { link: link.clone(), cancels, slot, at, room, bytes_max };
+        let reply = ReplyTo { link: link.clone(), cancels, id, at, room, bytes_max };
         let input = Payload::Here(request.input.to_vec());
         let principal = request.principal.clone();
         let incoming = Incoming { reply: Some(reply), node: link.node, principal, input };
@@ -115,6 +115,9 @@ impl Rpc {
         let Some(outbound) = outbound.as_mut() else {
             return Err(if link.is_gone() { NotPosted::Gone } else { NotPosted::Full });
         };
+        if !link.is_introduced() {
+            return Err(NotPosted::Full);
+        }
         let at = input.as_ref().map(|block| block.address());
         let (slot, reply_at) = self.open_slot(link.target, request, input)?;
         let header = header_of(request, slot, reply_at, at);
@@ -220,7 +223,7 @@ impl Rpc {
             }
             look => return Err(look),
         }
-        let reply = read_reply(self.usual.window(), usual_offset(slot), into);
+        let reply = read_reply(self.usual.window(), usual_offset(slot), USUAL_SLOT_BYTES, into);
         if !matches!(reply, Reply::DoneAt(..)) {
             slots.free(slot);
         }
@@ -229,7 +232,8 @@ impl Rpc {
 
     /// Copies a reply out, as many bytes as `into` takes, and frees the slot, unless the output is elsewhere.
     fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
-        let reply = read_reply(&self.slot_window(slot), 0, into);
+        let window = self.slot_window(slot);
+        let reply = read_reply(&window, 0, window.len(), into);
         if !matches!(reply, Reply::DoneAt(..)) {
             self.free_slot(slot);
         }
@@ -272,11 +276,13 @@ impl Outbound {
 }
 
 /// Reads the reply that lies at `offset`.
-fn read_reply(window: &Window, offset: u64, into: Into<'_>) -> Reply {
+fn read_reply(window: &Window, offset: u64, room: u64, into: Into<'_>) -> Reply {
     let mut header = [0; REPLY_HEADER_BYTES];
     window.read(offset, &mut header).expect("a slot holds a header");
     let behind = offset + REPLY_HEADER_BYTES as u64;
     match ReplyHeader::parse(header).map(|header| header.status) {
+        // Not what lies behind the slot, whatever the server says.
+        Ok(Status::Done(len)) if REPLY_HEADER_BYTES as u64 + u64::from(len) > room => Reply::NotUnderstood,
         Ok(Status::Done(len)) => match into.read(window, behind, len as usize) {
             Some(len) => Reply::Done(len),
             None => Reply::NotUnderstood,
@@ -284,7 +290,10 @@ fn read_reply(window: &Window, offset: u64, into: Into<'_>) -> Reply {
         Ok(Status::DoneAt(len)) => {
             let mut address = [0; OUTPUT_ADDRESS_BYTES];
             window.read(behind, &mut address).expect("a slot holds an address");
-            Reply::DoneAt(len as usize, parse_output_address(address))
+            match parse_output_address(address) {
+                Ok(address) => Reply::DoneAt(len as usize, address),
+                Err(_) => Reply::NotUnderstood,
+            }
         }
         Ok(status) => Reply::Refused(status),
         Err(_) => Reply::NotUnderstood,
@@ -374,10 +383,11 @@ impl<'c> Pending<'c> {
 
     fn poll(&self, context: &mut Context<'_>) -> Poll<Look> {
         let now = self.core.now_ns();
-        match lock(&self.core.ground.rpc.slots).look(self.slot, now, Some(context.waker())) {
-            Look::Waiting => Poll::Pending,
-            look => Poll::Ready(look),
+        let look = lock(&self.core.ground.rpc.slots).look(self.slot, now, Some(context.waker()));
+        if look != Look::Waiting {
+            return Poll::Ready(look);
         }
+        Poll::Pending
     }
 
     /// Takes the answer, after [`Look::Replied`].

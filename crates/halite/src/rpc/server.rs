@@ -4,15 +4,13 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use halite_tier::ids::{NodeId, Principal};
-use halite_tier::rpc::{Address, Kind, Look, PAYLOAD_BYTES_MAX, Status};
+use halite_tier::rpc::Status;
 
 use super::answer::{Answered, ReplyTo};
-use super::error::{CallCause, CallError, ReplyCause, ReplyError, ServeCause, ServeError};
+use super::error::{ReplyCause, ReplyError, ServeCause, ServeError};
 use super::fetch::fetch;
-use super::request::{Into, NotPosted, Pending, Reply, Request};
 use super::service::{Closed, Incoming, Payload, ServeOptions, Service, ServiceId, Taken};
 use crate::driver::Core;
 use crate::session::Session;
@@ -271,7 +269,7 @@ impl Receiver {
     fn accept_here(&self, taken: Taken) -> Result<Option<Accepted>, Incoming> {
         let Taken { incoming, granted } = taken;
         if !granted.is_empty() {
-            self.core().with_calls(|rpc, wakes| rpc.grant(granted, wakes));
+            self.core().with_calls(|rpc, wakes| rpc.grant(&self.service, granted, wakes));
         }
         let Incoming { reply, node, principal, input } = incoming;
         match input {
@@ -377,7 +375,7 @@ struct Reading<'r> {
 impl<'r> Reading<'r> {
     fn begin(receiver: &'r Receiver, incoming: Incoming) -> Option<Reading<'r>> {
         let reply = incoming.reply.as_ref().expect("a long request is not answered before it was read");
-        let wanted = lock(&reply.link.inbound).served.begin(reply.slot);
+        let wanted = lock(&reply.link.inbound).served.begin(reply.id);
         wanted.then_some(Reading { receiver, incoming: Some(incoming) })
     }
 
@@ -394,10 +392,10 @@ impl<'r> Reading<'r> {
 
     fn stop(&self) -> bool {
         let reply = self.reply();
-        let acknowledge = lock(&reply.link.inbound).served.end(reply.slot, false);
+        let acknowledge = lock(&reply.link.inbound).served.end(reply.id, false);
         if acknowledge {
             let core = self.receiver.core();
-            core.with_calls(|rpc, wakes| rpc.acknowledge(&reply.link, reply.slot, wakes));
+            core.with_calls(|rpc, wakes| rpc.acknowledge(&reply.link, reply.id.slot, wakes));
         }
         !acknowledge
     }
@@ -415,310 +413,11 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// Calls.
+/// Functions.
 impl Session {
     /// Serves a function of this session's node.  Nobody else can at the same time.
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
         let receiver = Receiver::open(self, ServiceId::Function(function.0), options)?;
         Ok(Server { receiver })
-    }
-
-    /// Calls a function and returns its answer.  After `timeout` there is none, and if one comes later it is dropped.
-    pub async fn call(
-        &self,
-        node: NodeId,
-        function: Function,
-        input: &[u8],
-        timeout: Duration,
-    ) -> Result<Vec<u8>, CallError> {
-        let mut output = Vec::new();
-        let calling = Calling::new(self, node, function, input, timeout).unlimited();
-        calling.run(Into::Vec(&mut output)).await?;
-        Ok(output)
-    }
-
-    /// As [`Session::call`], with an answer of at most as many bytes as `output` has.  Returns how many it has.
-    pub async fn call_into(
-        &self,
-        node: NodeId,
-        function: Function,
-        input: &[u8],
-        output: &mut [u8],
-        timeout: Duration,
-    ) -> Result<usize, CallError> {
-        let calling = Calling::new(self, node, function, input, timeout).limited(output.len());
-        calling.run(Into::Slice(output)).await
-    }
-
-    /// Calls the same function at several nodes at once; answers are in the order of `nodes`.
-    pub async fn call_many(
-        &self,
-        nodes: &[NodeId],
-        function: Function,
-        input: &[u8],
-        timeout: Duration,
-    ) -> Vec<Result<Vec<u8>, CallError>> {
-        let mut pending = Vec::with_capacity(nodes.len());
-        for node in nodes {
-            let mut calling = Calling::new(self, *node, function, input, timeout).unlimited();
-            calling.start();
-            let posted = calling.post().await;
-            pending.push((calling, posted));
-        }
-        let mut answers = Vec::with_capacity(nodes.len());
-        for (calling, posted) in pending {
-            let mut output = Vec::new();
-            let answer = match posted {
-                Ok(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
-                Err(error) => Err(error),
-            };
-            answers.push(answer.map(|_| output));
-        }
-        answers
-    }
-}
-
-/// A call that is being made.
-pub(crate) struct Calling<'a> {
-    session: &'a Session,
-    node: NodeId,
-    request: Request<'a>,
-    timeout_ns: u64,
-}
-
-impl<'a> Calling<'a> {
-    pub(crate) fn new(
-        session: &'a Session,
-        node: NodeId,
-        function: Function,
-        input: &'a [u8],
-        timeout: Duration,
-    ) -> Calling<'a> {
-        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-        let request = Request {
-            kind: Kind::Call,
-            number: function.0,
-            principal: &session.inner.principal,
-            input,
-            reply_bytes_max: 0,
-            reply_in_place: false,
-            deadline_ns: u64::MAX,
-        };
-        Calling { session, node, request, timeout_ns }
-    }
-
-    /// Takes an answer of any length; a long one is fetched.
-    pub(crate) fn unlimited(mut self) -> Calling<'a> {
-        self.request.reply_bytes_max = PAYLOAD_BYTES_MAX as u32;
-        self
-    }
-
-    /// Takes an answer of at most `len` bytes, which is written straight to this node.
-    pub(crate) fn limited(mut self, len: usize) -> Calling<'a> {
-        self.request.reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
-        self.request.reply_in_place = true;
-        self
-    }
-
-    /// From now on the time runs.
-    fn start(&mut self) {
-        self.request.deadline_ns = self.session.inner.core.now_ns().saturating_add(self.timeout_ns);
-    }
-
-    pub(crate) async fn run(mut self, into: Into<'_>) -> Result<usize, CallError> {
-        self.start();
-        let pending = self.post().await?;
-        self.finish(pending, into).await
-    }
-
-    /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker, nor the clock.
-    pub(crate) fn run_blocking(mut self, mut into: Into<'_>) -> Result<usize, CallError> {
-        let core: &'a Core = &self.session.inner.core;
-        let seen = core.ground.rpc.arrivals();
-        let Some(mut pending) = self.try_post() else { return core.block_on(self.run(into)) };
-        let mut seen = seen;
-        while core.spin_until(|| core.ground.rpc.arrivals() != seen) {
-            seen = core.ground.rpc.arrivals();
-            match pending.try_take(into.reborrow()) {
-                Err(Look::Waiting) => {}
-                Err(look) => return Err(self.failed(self.ended(look))),
-                Ok(Reply::DoneAt(len, address)) => {
-                    return core.block_on(self.fetch_output(&mut pending, len, address, into));
-                }
-                Ok(reply) => return self.output_of(reply),
-            }
-        }
-        // The time runs from the end of the spin, which is short.
-        self.start();
-        pending.set_deadline(self.request.deadline_ns);
-        core.block_on(self.finish(pending, into))
-    }
-
-    async fn post(&self) -> Result<Pending<'a>, CallError> {
-        let core: &'a Core = &self.session.inner.core;
-        let posted = core.post_request(self.node, &self.request).await;
-        posted.map_err(|failure| self.failed(failure.into()))
-    }
-
-    /// As `post`, where that needs no waiting.
-    pub(crate) fn try_post(&self) -> Option<Pending<'a>> {
-        let core: &'a Core = &self.session.inner.core;
-        core.try_post_request(self.node, &self.request).ok()
-    }
-
-    pub(crate) async fn finish(&self, mut pending: Pending<'a>, into: Into<'_>) -> Result<usize, CallError> {
-        match pending.answered().await {
-            Look::Replied => self.take(&mut pending, into).await,
-            look => Err(self.failed(self.ended(look))),
-        }
-    }
-
-    /// Takes an answer that has come.
-    pub(crate) async fn take(
-        &self,
-        pending: &mut Pending<'a>,
-        mut into: Into<'_>,
-    ) -> Result<usize, CallError> {
-        match pending.take(into.reborrow()) {
-            Reply::DoneAt(len, address) => self.fetch_output(pending, len, address, into).await,
-            reply => self.output_of(reply),
-        }
-    }
-
-    fn output_of(&self, reply: Reply) -> Result<usize, CallError> {
-        match reply {
-            Reply::Done(len) => Ok(len),
-            Reply::Refused(status) => Err(self.failed(self.refused(status))),
-            Reply::DoneAt(..) | Reply::NotUnderstood => Err(self.failed(CallCause::NotUnderstood)),
-        }
-    }
-
-    /// Reads a long answer out of the memory of the server's node.
-    async fn fetch_output(
-        &self,
-        pending: &mut Pending<'a>,
-        len: usize,
-        address: Address,
-        mut into: Into<'_>,
-    ) -> Result<usize, CallError> {
-        let core = &self.session.inner.core;
-        let target = into.prepare(len).ok_or_else(|| self.failed(CallCause::NotUnderstood))?;
-        let fetched = fetch(core, pending.target(), address, target).await;
-        fetched.map_err(|_| self.failed(CallCause::PeerDown))?;
-        Ok(len)
-    }
-
-    pub(crate) fn ended(&self, look: Look) -> CallCause {
-        match look {
-            _ if self.session.inner.core.is_closed() => CallCause::NodeClosed,
-            Look::Overdue => CallCause::Timeout,
-            _ => CallCause::PeerDown,
-        }
-    }
-
-    fn refused(&self, status: Status) -> CallCause {
-        match status {
-            Status::Unknown => CallCause::UnknownFunction,
-            Status::Busy => CallCause::Busy,
-            Status::Denied => CallCause::PermissionDenied,
-            Status::TooLong(len) => {
-                let max = u64::from(self.request.reply_bytes_max);
-                CallCause::ReplyTooLong { len: u64::from(len), max }
-            }
-            Status::Dropped => CallCause::NoReply,
-            Status::Closed => CallCause::ServerClosed,
-            Status::NoMemory => CallCause::NoMemory,
-            Status::Done(_) | Status::DoneAt(_) | Status::WouldBlock | Status::Granted(_) => {
-                CallCause::NotUnderstood
-            }
-        }
-    }
-
-    pub(crate) fn failed(&self, cause: CallCause) -> CallError {
-        CallError { node: self.node, function: self.request.number, cause }
-    }
-}
-
-/// Why a request could not be posted, however long was waited.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum PostFailure {
-    UnknownNode,
-    PeerDown,
-    Timeout,
-    TooLong { len: u64 },
-    NoMemory,
-    TooManyCalls,
-    NodeClosed,
-}
-
-impl From<PostFailure> for CallCause {
-    fn from(failure: PostFailure) -> CallCause {
-        match failure {
-            PostFailure::UnknownNode => CallCause::UnknownNode,
-            PostFailure::PeerDown => CallCause::PeerDown,
-            PostFailure::Timeout => CallCause::Timeout,
-            PostFailure::TooLong { len } => CallCause::InputTooLong { len },
-            PostFailure::NoMemory => CallCause::NoMemory,
-            PostFailure::TooManyCalls => CallCause::TooManyCalls,
-            PostFailure::NodeClosed => CallCause::NodeClosed,
-        }
-    }
-}
-
-impl Core {
-    /// Posts a request as soon as there is room for it.
-    pub(crate) async fn post_request(
-        &self,
-        node: NodeId,
-        request: &Request<'_>,
-    ) -> Result<Pending<'_>, PostFailure> {
-        loop {
-            // Read before the attempt, so that room that is made during it is not missed.
-            let seen = self.ground.posted.progress_count();
-            match self.try_post_request(node, request) {
-                Err(None) => {}
-                Err(Some(failure)) => return Err(failure),
-                Ok(pending) => return Ok(pending),
-            }
-            if self.now_ns() >= request.deadline_ns {
-                return Err(PostFailure::Timeout);
-            }
-            self.ground.rpc.set_hungry();
-            self.with(|machine, now| machine.note_full(now));
-            self.ground.posted.progress_after(seen).await;
-        }
-    }
-
-    /// Why a node has no link; `None` if it will have one.
-    #[cold]
-    fn absence_of(&self, node: NodeId) -> Option<PostFailure> {
-        self.look(|machine| match machine.is_connected_to(node) {
-            true => None,
-            false if machine.knows(node) => Some(PostFailure::PeerDown),
-            false => Some(PostFailure::UnknownNode),
-        })
-    }
-
-    /// Posts a request.  `Err(None)` if there is no room for it now.
-    fn try_post_request(
-        &self,
-        node: NodeId,
-        request: &Request<'_>,
-    ) -> Result<Pending<'_>, Option<PostFailure>> {
-        let len = request.input.len() as u64;
-        if len > PAYLOAD_BYTES_MAX {
-            return Err(Some(PostFailure::TooLong { len }));
-        }
-        if self.is_closed() {
-            return Err(Some(PostFailure::NodeClosed));
-        }
-        match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
-            Ok((target, slot)) => Ok(Pending::new(self, target, slot)),
-            Err(NotPosted::NoLink) => Err(self.absence_of(node)),
-            Err(NotPosted::Full) => Err(None),
-            Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),
-            Err(NotPosted::NoMemory) => Err(Some(PostFailure::NoMemory)),
-            Err(NotPosted::TooManyCalls) => Err(Some(PostFailure::TooManyCalls)),
-        }
     }
 }

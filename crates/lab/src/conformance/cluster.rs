@@ -24,6 +24,8 @@ pub trait Harness: Sync {
 /// Nodes 0, 1, 2... of one cluster, with a directory of their own.  Dropping it makes them leave, the first one last.
 pub struct Cluster<'h> {
     harness: &'h dyn Harness,
+    /// What all nodes have in common beside what cases usually want.
+    tune: fn(&mut Config),
     // Above the directory, so that the nodes are gone when it is removed.
     nodes: Vec<Option<Node>>,
     directory: tempfile::TempDir,
@@ -35,6 +37,11 @@ impl<'h> Cluster<'h> {
         Cluster::with(harness, &vec![("ada", ARENA); nodes])
     }
 
+    /// As [`Cluster::new`], with what `tune` changes.
+    pub fn tuned(harness: &'h dyn Harness, nodes: usize, tune: fn(&mut Config)) -> Cluster<'h> {
+        Cluster::start_all(harness, &vec![("ada", ARENA); nodes], tune)
+    }
+
     /// One node for each principal, with [`ARENA`] bytes.
     pub fn of_principals(harness: &'h dyn Harness, principals: &[&str]) -> Cluster<'h> {
         let members: Vec<(&str, u64)> = principals.iter().map(|principal| (*principal, ARENA)).collect();
@@ -43,10 +50,14 @@ impl<'h> Cluster<'h> {
 
     /// One node for each pair of a principal and how much memory the node contributes.
     pub fn with(harness: &'h dyn Harness, members: &[(&str, u64)]) -> Cluster<'h> {
+        Cluster::start_all(harness, members, |_| {})
+    }
+
+    fn start_all(harness: &'h dyn Harness, members: &[(&str, u64)], tune: fn(&mut Config)) -> Cluster<'h> {
         let private = std::fs::Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().prefix("halite-").permissions(private).tempdir();
         let directory = directory.expect("a temporary directory");
-        let mut cluster = Cluster { harness, nodes: Vec::new(), directory };
+        let mut cluster = Cluster { harness, tune, nodes: Vec::new(), directory };
         for (principal, arena_bytes) in members {
             let id = cluster.nodes.len() as u32;
             let node = cluster.start(id, principal, *arena_bytes).expect("the node joins");
@@ -70,7 +81,7 @@ impl<'h> Cluster<'h> {
 
     /// Starts one more node, which the caller keeps.
     pub fn start(&self, id: u32, principal: &str, arena_bytes: u64) -> Result<Node, JoinError> {
-        self.harness.start(Config {
+        let mut config = Config {
             dir: self.path().to_path_buf(),
             node: Some(NodeId(id)),
             arena_bytes,
@@ -79,7 +90,9 @@ impl<'h> Cluster<'h> {
             fence: Fence::Never,
             principal: Some(principal.to_owned()),
             ..Config::default()
-        })
+        };
+        (self.tune)(&mut config);
+        self.harness.start(config)
     }
 
     /// The cluster's directory.

@@ -8,8 +8,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use halite::{Lh, NodeId, Permissions, Placement, ReadOp, RegionCause, Session, Who, WriteOp};
+use halite::{
+    Function, Lh, NodeId, Permissions, Placement, Port, ReadOp, RegionCause, ServeOptions, Session, Who,
+    WriteOp,
+};
 
+use super::calls::{PATIENCE, serve_echo};
 use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, pattern};
 
 /// More polls than any operation on two idle nodes takes.
@@ -17,6 +21,8 @@ const POLLS_MAX: usize = 200;
 
 const NAME: &str = "subject";
 const LEN: u64 = 3 * CHUNK + 1;
+const ECHO: Function = Function(7);
+const PORT: Port = Port(3);
 
 /// An operation on a region at another node.
 type Operation = for<'a> fn(&'a Session, Lh) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
@@ -174,6 +180,97 @@ pub fn an_abandoned_question_leaks_nothing(h: &dyn Harness) {
     check(h, |session, _| Box::pin(async move { drop(session.status().await.expect("status")) }));
 }
 
+/// Whether its handler has it, or it waits, or it is on its way, and however long its input and its answer are.
+pub fn an_abandoned_call_leaks_nothing(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| serve_echo(&server));
+        for (len, node) in [(10, 1), (5000, 1), (300_000, 1), (300_000, 0), (10, 0)] {
+            let (here, session) = (cluster.session(node), cluster.futures(node));
+            let input = pattern(len, len);
+            let mut answer = vec![0; len as usize];
+            for _ in 0..20 {
+                at_every_wait(|polls| {
+                    poll_at_most(polls, session.call(NodeId(1), ECHO, &input, PATIENCE)).is_ready()
+                });
+                at_every_wait(|polls| {
+                    let call = session.call_into(NodeId(1), ECHO, &input, &mut answer, PATIENCE);
+                    poll_at_most(polls, call).is_ready()
+                });
+                let nodes = [NodeId(1), NodeId(0), NodeId(1)];
+                at_every_wait(|polls| {
+                    poll_at_most(polls, session.call_many(&nodes, ECHO, &input, PATIENCE)).is_ready()
+                });
+            }
+            assert_eq!(here.call_into(NodeId(1), ECHO, &input, &mut answer, PATIENCE), Ok(len as usize));
+            assert!(answer.iter().eq(input.iter().rev()));
+        }
+        server.close();
+    });
+}
+
+/// The message arrives or not, but never twice; and the port takes others.
+pub fn an_abandoned_send_leaks_nothing(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let mailbox =
+        cluster.session(1).open_port(PORT, ServeOptions { requests_max: 1, ..ServeOptions::default() });
+    let mailbox = mailbox.unwrap();
+    thread::scope(|scope| {
+        let receiver = mailbox.clone();
+        let received = scope.spawn(move || {
+            let messages = std::iter::from_fn(|| Some(receiver.recv().unwrap().bytes));
+            let numbers = messages.take_while(|bytes| !bytes.is_empty());
+            numbers.map(|bytes| bytes[..4].to_vec()).collect::<Vec<_>>()
+        });
+        let mut sent: Vec<Vec<u8>> = Vec::new();
+        let mut number = 0_u32;
+        for (len, node) in [(4, 0), (5000, 0), (300_000, 0), (4, 1), (300_000, 1)] {
+            let session = cluster.futures(node);
+            for _ in 0..20 {
+                at_every_wait(|polls| {
+                    number += 1;
+                    let mut bytes = number.to_le_bytes().to_vec();
+                    bytes.resize(len, 0);
+                    let is_done = poll_at_most(polls, session.send(NodeId(1), PORT, &bytes)).is_ready();
+                    sent.extend(is_done.then(|| number.to_le_bytes().to_vec()));
+                    is_done
+                });
+            }
+        }
+        // Whatever was sent is received before this.
+        cluster.session(0).send(NodeId(1), PORT, b"").unwrap();
+        let received = received.join().expect("no panic");
+        assert!(received.is_sorted_by(|one, next| number_of(one) < number_of(next)), "in order, and once");
+        assert!(sent.iter().all(|number| received.contains(number)), "what was sent has come");
+    });
+}
+
+fn number_of(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes.try_into().expect("four bytes"))
+}
+
+/// A receiver that is given up keeps no call from the others, even one whose input it had begun to read.
+pub fn an_abandoned_recv_leaves_its_call_to_others(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
+    let session = cluster.futures(0);
+    for len in [10, 300_000] {
+        let input = pattern(len, len);
+        for polls in 0..10 {
+            let mut calling = Box::pin(session.call(NodeId(1), ECHO, &input, PATIENCE));
+            assert!(calling.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            let call = match poll_at_most(polls, server.as_async().recv()) {
+                Poll::Ready(call) => call.unwrap(),
+                Poll::Pending => server.recv().unwrap(),
+            };
+            assert!(call.input() == input);
+            call.reply(b"done").unwrap();
+            assert_eq!(session.blocking().block_on(calling).unwrap(), b"done");
+        }
+    }
+}
+
 /// Abandons `operation` after every number of polls.  Each time its region, if it is still there, holds what was
 /// written before, can be written, and can be freed; and then nothing is left.
 fn check(h: &dyn Harness, operation: Operation) {
@@ -213,13 +310,13 @@ fn claim_and_free(cluster: &Cluster) {
 }
 
 /// Calls `attempt` with 0, 1, 2... polls until it says that these were enough.
-fn at_every_wait(mut attempt: impl FnMut(usize) -> bool) {
+pub(super) fn at_every_wait(mut attempt: impl FnMut(usize) -> bool) {
     let enough = (0..POLLS_MAX).find(|polls| attempt(*polls));
     assert!(enough.is_some(), "{POLLS_MAX} polls do not complete the operation");
 }
 
 /// Polls `future` until it is ready, but `polls_max` times at most, and drops it.
-fn poll_at_most<T>(polls_max: usize, future: impl Future<Output = T>) -> Poll<T> {
+pub(super) fn poll_at_most<T>(polls_max: usize, future: impl Future<Output = T>) -> Poll<T> {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);

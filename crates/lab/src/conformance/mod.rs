@@ -11,6 +11,7 @@ pub mod alloc;
 pub mod atomics;
 pub mod barriers;
 pub mod batch;
+pub mod calls;
 pub mod chunks;
 pub mod cluster;
 pub mod directory;
@@ -21,6 +22,7 @@ pub mod handles;
 pub mod locks;
 pub mod members;
 pub mod memory;
+pub mod messages;
 pub mod moving;
 pub mod names;
 pub mod permissions;
@@ -248,6 +250,42 @@ macro_rules! conformance_cases {
                 bytes_that_are_gone_are_explained
                 a_peer_is_explained
             }
+            calls {
+                payloads_of_any_length_arrive_whole
+                an_answer_fills_the_buffer_from_its_start
+                an_answer_longer_than_the_buffer_is_refused
+                an_input_longer_than_a_gibibyte_is_refused
+                whom_nobody_serves_cannot_be_called
+                a_function_is_served_once_at_a_node
+                only_those_on_the_list_may_call
+                a_full_function_refuses_calls
+                a_handler_that_never_answers_costs_a_deadline
+                a_call_that_its_handler_drops_is_told_at_once
+                callers_are_told_when_a_function_ends
+                threads_and_tasks_of_all_nodes_call_at_once
+                receivers_of_one_function_share_its_calls
+                a_node_serves_thousands_of_functions
+                an_unserved_function_blocks_only_itself
+                many_nodes_are_called_with_one_input
+                a_small_ring_goes_round_and_round
+                thousands_of_calls_wait_side_by_side
+                calls_that_are_given_up_cost_nothing_for_long
+                calls_end_with_the_server_s_node
+                a_handler_goes_on_when_its_caller_s_node_leaves
+            }
+            messages {
+                messages_of_one_sender_arrive_in_order
+                every_message_of_many_goes_to_one_receiver
+                a_slow_receiver_holds_up_its_senders_and_loses_nothing
+                a_full_port_takes_no_more_from_those_who_do_not_wait
+                those_that_wait_for_room_are_not_overtaken
+                a_sender_that_gives_up_leaves_its_room_to_others
+                whom_nobody_listens_to_cannot_be_sent_to
+                only_those_on_the_list_may_send
+                senders_that_wait_are_told_when_the_port_closes
+                senders_that_wait_are_told_when_the_node_leaves
+                long_messages_keep_their_turn
+            }
             dropped {
                 an_abandoned_nameless_alloc_is_undone
                 an_abandoned_alloc_is_whole_or_undone
@@ -262,6 +300,9 @@ macro_rules! conformance_cases {
                 an_abandoned_batch_leaks_nothing
                 an_abandoned_memory_operation_leaks_nothing
                 an_abandoned_question_leaks_nothing
+                an_abandoned_call_leaks_nothing
+                an_abandoned_send_leaks_nothing
+                an_abandoned_recv_leaves_its_call_to_others
             }
         }
     };
@@ -283,6 +324,8 @@ mod tests {
             include_str!("barriers.rs"),
             include_str!("locks.rs"),
             include_str!("batch.rs"),
+            include_str!("calls.rs"),
+            include_str!("messages.rs"),
             include_str!("chunks.rs"),
             include_str!("permissions.rs"),
             include_str!("seal.rs"),

@@ -38,13 +38,13 @@ fn come_and_go(cluster: &Cluster, round: usize) {
     peaceful.leave();
 }
 
-fn private(process: &mut Process) -> u64 {
+pub fn private(process: &mut Process) -> u64 {
     let answer = process.ask("private");
     answer.parse().unwrap_or_else(|_| panic!("{answer}"))
 }
 
 /// What the long-lived node holds, once it holds no more than `most`: it learns of the last death a moment later.
-fn settled(process: &mut Process, most: Option<&str>) -> String {
+pub fn settled(process: &mut Process, most: Option<&str>) -> String {
     let numbers = |held: &str| -> Vec<u64> {
         held.split(' ').map(|word| word.parse().unwrap_or_else(|_| panic!("{held}"))).collect()
     };

@@ -1,6 +1,7 @@
 //! Stories of whole clusters in which every node is a process of its own, as in real life: it can be killed,
 //! stopped and started again at any moment.  What one process can show by itself is tested beside the library.
 
+mod calls;
 mod cluster;
 mod coming_and_going;
 mod directory_dies;

@@ -7,6 +7,7 @@
 //!   stripes NAME COUNTS WRITER DONE  ->  halt: `done N`, and the cause if it ended by itself
 //!   flood NAME LEN, gulp NAME LEN    write or read again and again; the news is `NAME begun`, `NAME ended CAUSE`
 //!   lock NAME    unlock NAME    await NAME (as lock, with the answer as news)
+//!   serve FUNCTION echo|hold|leave    call NODE FUNCTION LEN    burst NODE FUNCTION    see `calls.rs`
 //!   held     file descriptors, shared mappings of memory, threads
 //!   private  bytes of private memory
 //! ```
@@ -22,6 +23,7 @@ use halite::blocking::Session;
 use halite::{Config, Fence, Lh, Node, NodeId, Placement};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
+use super::calls;
 use super::cluster::{ANSWER, ANYBODY, NEWS, PARENT};
 use super::pattern::{bytes, first_difference, first_nonzero};
 use super::stripes::Writer;
@@ -43,7 +45,7 @@ pub fn play() {
     }
 }
 
-fn say(prefix: &str, text: &str) {
+pub fn say(prefix: &str, text: &str) {
     let mut output = std::io::stdout().lock();
     // The story may have hung up; then this process is about to be killed.
     let _ = writeln!(output, "{prefix}{text}").and_then(|()| output.flush());
@@ -98,6 +100,14 @@ impl Player {
             ["lock", name] => lock(self.session(), name),
             ["unlock", name] => ended(self.session().unlock(name).map_err(|error| error.cause)),
             ["await", name] => self.await_lock(name),
+            ["serve", function, how] => Ok(calls::serve(self.session(), number(function) as u32, how)),
+            ["call", node, function, len] => {
+                let (node, function) = (number(node) as u32, number(function) as u32);
+                ended(calls::call(self.session(), node, function, number(len)))
+            }
+            ["burst", node, function] => {
+                Ok(calls::burst(self.session(), number(node) as u32, number(function) as u32))
+            }
             ["held"] => held(),
             ["private"] => private(),
             _ => panic!("no such order: {line:?}"),

@@ -6,7 +6,8 @@
 //!                    │ │ handle_down
 //!            abandon │ └──────────> Down ── free, handle_cut_off (both) ──> Free
 //!                    v
-//!                Abandoned ── handle_reply (late), handle_cancelled, handle_cut_off ──> Free
+//!                Abandoned ── handle_cancelled, handle_cut_off ──> Free
+//!                    └─────── handle_reply (late) ──> Replied ────> Free
 //! ```
 //!
 //! Whoever waits holds a slot's number only.  A slot is free again only when nothing can be written to it any more;
@@ -170,7 +171,11 @@ impl<H> ReplySlots<H> {
                 slot.state = State::Replied;
                 Ok(Arrival::Expected(waker))
             }
-            State::Abandoned => Ok(Arrival::Late),
+            State::Abandoned => {
+                // From here on only whoever looks at it frees it.
+                slot.state = State::Replied;
+                Ok(Arrival::Late)
+            }
             // What a peer said before it went is handled before its end is; and nothing is answered twice.
             State::Free | State::Replied | State::Down { .. } => Err(unknown),
         }
@@ -357,6 +362,9 @@ mod tests {
         let id = open(&mut slots);
         slots.abandon(id);
         assert!(matches!(slots.handle_reply(SERVER, id), Ok(Arrival::Late)));
+        // It is being looked at, and nobody else frees it meanwhile.
+        assert_eq!(slots.handle_cancelled(SERVER, id), None);
+        assert!(slots.handle_cut_off(PEER).is_empty());
         assert_eq!(slots.free(id), Some("memory"));
         let next = open(&mut slots);
         assert_eq!(slots.handle_cancelled(SERVER, id), None);

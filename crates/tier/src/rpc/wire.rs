@@ -68,6 +68,9 @@ pub enum Kind {
     GrantedSend(u32),
 }
 
+/// No segment is as long; and whatever is added to such an offset, headers and slots and payloads, does not overflow.
+pub const OFFSET_BYTES_MAX: u64 = 1 << 56;
+
 /// Some registered memory of the sender of a request or reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Address {
@@ -210,9 +213,12 @@ fn emit_address(bytes: &mut [u8], address: Address, room: u32) {
 }
 
 fn parse_address(rest: &mut &[u8]) -> Result<(Address, u32), WireError> {
-    let (bytes, behind) = rest.split_first_chunk::<ADDRESS_BYTES>().ok_or(WireError("request"))?;
+    let (bytes, behind) = rest.split_first_chunk::<ADDRESS_BYTES>().ok_or(WireError("address"))?;
     *rest = behind;
     let offset = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+    if offset > OFFSET_BYTES_MAX {
+        return Err(WireError("address"));
+    }
     Ok((Address { key: Key(u32_at(bytes, 0)), offset }, u32_at(bytes, 4)))
 }
 
@@ -310,9 +316,8 @@ pub fn emit_output_address(address: Address) -> [u8; ADDRESS_BYTES] {
 }
 
 /// Understands it.
-pub fn parse_output_address(bytes: [u8; ADDRESS_BYTES]) -> Address {
-    let (address, _) = parse_address(&mut bytes.as_slice()).expect("exactly the bytes of one");
-    address
+pub fn parse_output_address(bytes: [u8; ADDRESS_BYTES]) -> Result<Address, WireError> {
+    parse_address(&mut bytes.as_slice()).map(|(address, _)| address)
 }
 
 /// Bytes of the address behind the header of a [`Status::DoneAt`].
@@ -381,9 +386,19 @@ impl Note {
     /// Understands it.
     pub fn parse(bytes: &[u8]) -> Result<Note, WireError> {
         match postcard::take_from_bytes(bytes) {
-            Ok((note, [])) => Ok(note),
+            Ok((note, [])) if has_offsets(&note) => Ok(note),
             _ => Err(WireError("note")),
         }
+    }
+}
+
+/// Whether the places that it names can be in a segment.
+fn has_offsets(note: &Note) -> bool {
+    match *note {
+        Note::Open { ring_offset, head_offset, slots_offset, .. } => {
+            [ring_offset, head_offset, slots_offset].iter().all(|offset| *offset <= OFFSET_BYTES_MAX)
+        }
+        _ => true,
     }
 }
 
@@ -429,6 +444,35 @@ mod tests {
         check(both);
         for kind in [Kind::Send, Kind::TrySend, Kind::GrantedSend(5)] {
             check(RequestHeader { kind, reply_bytes_max: 0, ..both });
+        }
+    }
+
+    #[test]
+    fn an_offset_to_which_nothing_can_be_added_is_refused() {
+        let nowhere = Address { key: Key(9), offset: u64::MAX };
+        let mut bytes = [0; REQUEST_HEADER_BYTES_MAX];
+        for far in [
+            RequestHeader { reply_at: Some((nowhere, 64)), ..header() },
+            RequestHeader { input: Input::At(nowhere), ..header() },
+        ] {
+            let len = far.emit(&mut bytes);
+            assert!(RequestHeader::parse(&bytes[..len]).is_err());
+        }
+        assert!(parse_output_address(emit_output_address(nowhere)).is_err());
+        let open = |ring_offset, head_offset, slots_offset| Note::Open {
+            ring_key: 1,
+            ring_offset,
+            ring_bytes: 4096,
+            head_key: 1,
+            head_offset,
+            slots_key: 1,
+            slots_offset,
+            slot_bytes: 4160,
+            slots: 1024,
+        };
+        assert!(Note::parse(&open(1, 2, 3).emit()).is_ok());
+        for note in [open(u64::MAX, 2, 3), open(1, u64::MAX, 3), open(1, 2, u64::MAX)] {
+            assert!(Note::parse(&note.emit()).is_err());
         }
     }
 

@@ -1,0 +1,397 @@
+//! Calls, from the caller's side.
+
+use std::fmt;
+use std::time::Duration;
+
+use halite_tier::ids::NodeId;
+use halite_tier::rpc::{Address, Kind, Look, PAYLOAD_BYTES_MAX, Status};
+
+use super::error::{CallCause, CallError};
+use super::fetch::fetch;
+use super::request::{Into, NotPosted, Pending, Reply, Request};
+use super::server::Function;
+use crate::driver::Core;
+use crate::session::Session;
+
+/// Calls.
+impl Session {
+    /// Calls a function and returns its answer.  After `timeout` there is none, and if one comes later it is dropped.
+    pub async fn call(
+        &self,
+        node: NodeId,
+        function: Function,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<u8>, CallError> {
+        let mut output = Vec::new();
+        let calling = Calling::new(self, node, function, timeout).unlimited();
+        calling.run(input, Into::Vec(&mut output)).await?;
+        Ok(output)
+    }
+
+    /// As [`Session::call`], with an answer of at most as many bytes as `output` has.  Returns how many it has.
+    pub async fn call_into(
+        &self,
+        node: NodeId,
+        function: Function,
+        input: &[u8],
+        output: &mut [u8],
+        timeout: Duration,
+    ) -> Result<usize, CallError> {
+        let calling = Calling::new(self, node, function, timeout).limited(output.len());
+        calling.run(input, Into::Slice(output)).await
+    }
+
+    /// Posts a call and returns at once, so that several can be under way; the answer is taken from what is returned.
+    /// The time runs from here.
+    pub async fn post_call(
+        &self,
+        node: NodeId,
+        function: Function,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Result<PendingCall<'_>, CallError> {
+        let mut calling = Calling::new(self, node, function, timeout).unlimited();
+        calling.start();
+        let pending = calling.post(input).await?;
+        Ok(PendingCall { calling, pending })
+    }
+
+    /// Calls the same function at several nodes at once; answers are in the order of `nodes`.
+    pub async fn call_many(
+        &self,
+        nodes: &[NodeId],
+        function: Function,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Vec<Result<Vec<u8>, CallError>> {
+        let mut pending = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let mut calling = Calling::new(self, *node, function, timeout).unlimited();
+            calling.start();
+            let posted = calling.try_post(input);
+            pending.push((calling, posted));
+        }
+        let mut answers = Vec::with_capacity(nodes.len());
+        for (calling, posted) in pending {
+            let mut output = Vec::new();
+            // Whoever has no room now holds up none of the others.
+            let answer = match posted {
+                Some(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
+                None => match calling.post(input).await {
+                    Ok(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
+                    Err(error) => Err(error),
+                },
+            };
+            answers.push(answer.map(|_| output));
+        }
+        answers
+    }
+}
+
+/// A call that has been posted.  Dropped, it is cancelled.
+pub struct PendingCall<'s> {
+    calling: Calling<'s>,
+    pending: Pending<'s>,
+}
+
+impl fmt::Debug for PendingCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (node, function) = (self.calling.node, self.calling.number);
+        f.debug_struct("PendingCall").field("node", &node).field("function", &function).finish()
+    }
+}
+
+impl PendingCall<'_> {
+    /// Waits for the answer.
+    pub async fn answer(self) -> Result<Vec<u8>, CallError> {
+        let mut output = Vec::new();
+        self.calling.finish(self.pending, Into::Vec(&mut output)).await?;
+        Ok(output)
+    }
+
+    /// As [`PendingCall::answer`], into a buffer of the caller's.  Returns how many bytes it has; a longer one is lost.
+    pub async fn answer_into(self, output: &mut [u8]) -> Result<usize, CallError> {
+        self.calling.finish(self.pending, Into::Slice(output)).await
+    }
+
+    pub(crate) fn answer_blocking(self, into: Into<'_>) -> Result<usize, CallError> {
+        self.calling.wait_blocking(self.pending, into)
+    }
+}
+
+/// A call that is being made.
+pub(crate) struct Calling<'s> {
+    session: &'s Session,
+    node: NodeId,
+    number: u32,
+    reply_bytes_max: u32,
+    reply_in_place: bool,
+    timeout_ns: u64,
+    /// Once the time runs.
+    deadline_ns: u64,
+}
+
+impl<'s> Calling<'s> {
+    pub(crate) fn new(
+        session: &'s Session,
+        node: NodeId,
+        function: Function,
+        timeout: Duration,
+    ) -> Calling<'s> {
+        Calling {
+            session,
+            node,
+            number: function.0,
+            reply_bytes_max: 0,
+            reply_in_place: false,
+            timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+            deadline_ns: u64::MAX,
+        }
+    }
+
+    /// Takes an answer of any length; a long one is fetched.
+    pub(crate) fn unlimited(self) -> Calling<'s> {
+        Calling { reply_bytes_max: PAYLOAD_BYTES_MAX as u32, ..self }
+    }
+
+    /// Takes an answer of at most `len` bytes, which is written straight to this node.
+    pub(crate) fn limited(self, len: usize) -> Calling<'s> {
+        Calling { reply_bytes_max: len.min(PAYLOAD_BYTES_MAX as usize) as u32, reply_in_place: true, ..self }
+    }
+
+    fn request<'a>(&'a self, input: &'a [u8]) -> Request<'a> {
+        Request {
+            kind: Kind::Call,
+            number: self.number,
+            principal: &self.session.inner.principal,
+            input,
+            reply_bytes_max: self.reply_bytes_max,
+            reply_in_place: self.reply_in_place,
+            deadline_ns: self.deadline_ns,
+        }
+    }
+
+    /// From now on the time runs.
+    fn start(&mut self) {
+        self.deadline_ns = self.session.inner.core.now_ns().saturating_add(self.timeout_ns);
+    }
+
+    pub(crate) async fn run(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+        self.start();
+        let pending = self.post(input).await?;
+        self.finish(pending, into).await
+    }
+
+    /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker, nor the clock.
+    pub(crate) fn run_blocking(self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+        match self.try_post(input) {
+            Some(pending) => self.wait_blocking(pending, into),
+            None => self.session.inner.core.block_on(self.run(input, into)),
+        }
+    }
+
+    fn wait_blocking(mut self, mut pending: Pending<'s>, mut into: Into<'_>) -> Result<usize, CallError> {
+        let core: &'s Core = &self.session.inner.core;
+        loop {
+            // Read before the look, so that what arrives after it is not missed.
+            let seen = core.ground.rpc.arrivals();
+            match pending.try_take(into.reborrow()) {
+                Err(Look::Waiting) => {}
+                Err(look) => return Err(self.failed(self.ended(look))),
+                Ok(Reply::DoneAt(len, address)) => {
+                    return core.block_on(self.fetch_output(&mut pending, len, address, into));
+                }
+                Ok(reply) => return self.output_of(reply),
+            }
+            if !core.spin_until(|| core.ground.rpc.arrivals() != seen) {
+                break;
+            }
+        }
+        if self.deadline_ns < u64::MAX {
+            return core.block_on(self.finish(pending, into));
+        }
+        // The time runs from the end of the spin, which is short.
+        self.start();
+        pending.set_deadline(self.deadline_ns);
+        core.block_on(self.finish(pending, into))
+    }
+
+    /// Posts a call, where possible without waiting.
+    pub(crate) fn post_blocking(mut self, input: &[u8]) -> Result<PendingCall<'s>, CallError> {
+        self.start();
+        let pending = match self.try_post(input) {
+            Some(pending) => pending,
+            None => self.session.inner.core.block_on(self.post(input))?,
+        };
+        Ok(PendingCall { calling: self, pending })
+    }
+
+    async fn post(&self, input: &[u8]) -> Result<Pending<'s>, CallError> {
+        let core: &'s Core = &self.session.inner.core;
+        let posted = core.post_request(self.node, &self.request(input)).await;
+        posted.map_err(|failure| self.failed(failure.into()))
+    }
+
+    /// As `post`, where that needs no waiting.
+    pub(crate) fn try_post(&self, input: &[u8]) -> Option<Pending<'s>> {
+        let core: &'s Core = &self.session.inner.core;
+        core.try_post_request(self.node, &self.request(input)).ok()
+    }
+
+    pub(crate) async fn finish(&self, mut pending: Pending<'s>, into: Into<'_>) -> Result<usize, CallError> {
+        match pending.answered().await {
+            Look::Replied => self.take(&mut pending, into).await,
+            look => Err(self.failed(self.ended(look))),
+        }
+    }
+
+    /// Takes an answer that has come.
+    pub(crate) async fn take(
+        &self,
+        pending: &mut Pending<'s>,
+        mut into: Into<'_>,
+    ) -> Result<usize, CallError> {
+        match pending.take(into.reborrow()) {
+            Reply::DoneAt(len, address) => self.fetch_output(pending, len, address, into).await,
+            reply => self.output_of(reply),
+        }
+    }
+
+    fn output_of(&self, reply: Reply) -> Result<usize, CallError> {
+        match reply {
+            Reply::Done(len) => Ok(len),
+            Reply::Refused(status) => Err(self.failed(self.refused(status))),
+            Reply::DoneAt(..) | Reply::NotUnderstood => Err(self.failed(CallCause::NotUnderstood)),
+        }
+    }
+
+    /// Reads a long answer out of the memory of the server's node.
+    async fn fetch_output(
+        &self,
+        pending: &mut Pending<'s>,
+        len: usize,
+        address: Address,
+        mut into: Into<'_>,
+    ) -> Result<usize, CallError> {
+        let core = &self.session.inner.core;
+        let target = into.prepare(len).ok_or_else(|| self.failed(CallCause::NotUnderstood))?;
+        let fetched = fetch(core, pending.target(), address, target).await;
+        fetched.map_err(|_| self.failed(CallCause::PeerDown))?;
+        Ok(len)
+    }
+
+    pub(crate) fn ended(&self, look: Look) -> CallCause {
+        match look {
+            _ if self.session.inner.core.is_closed() => CallCause::NodeClosed,
+            Look::Overdue => CallCause::Timeout,
+            _ => CallCause::PeerDown,
+        }
+    }
+
+    fn refused(&self, status: Status) -> CallCause {
+        match status {
+            Status::Unknown => CallCause::UnknownFunction,
+            Status::Busy => CallCause::Busy,
+            Status::Denied => CallCause::PermissionDenied,
+            Status::TooLong(len) => {
+                let max = u64::from(self.reply_bytes_max);
+                CallCause::ReplyTooLong { len: u64::from(len), max }
+            }
+            Status::Dropped => CallCause::NoReply,
+            Status::Closed => CallCause::ServerClosed,
+            Status::NoMemory => CallCause::NoMemory,
+            Status::Done(_) | Status::DoneAt(_) | Status::WouldBlock | Status::Granted(_) => {
+                CallCause::NotUnderstood
+            }
+        }
+    }
+
+    pub(crate) fn failed(&self, cause: CallCause) -> CallError {
+        CallError { node: self.node, function: self.number, cause }
+    }
+}
+
+/// Why a request could not be posted, however long was waited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PostFailure {
+    UnknownNode,
+    PeerDown,
+    Timeout,
+    TooLong { len: u64 },
+    NoMemory,
+    TooManyCalls,
+    NodeClosed,
+}
+
+impl From<PostFailure> for CallCause {
+    fn from(failure: PostFailure) -> CallCause {
+        match failure {
+            PostFailure::UnknownNode => CallCause::UnknownNode,
+            PostFailure::PeerDown => CallCause::PeerDown,
+            PostFailure::Timeout => CallCause::Timeout,
+            PostFailure::TooLong { len } => CallCause::InputTooLong { len },
+            PostFailure::NoMemory => CallCause::NoMemory,
+            PostFailure::TooManyCalls => CallCause::TooManyCalls,
+            PostFailure::NodeClosed => CallCause::NodeClosed,
+        }
+    }
+}
+
+impl Core {
+    /// Posts a request as soon as there is room for it.
+    pub(crate) async fn post_request(
+        &self,
+        node: NodeId,
+        request: &Request<'_>,
+    ) -> Result<Pending<'_>, PostFailure> {
+        loop {
+            // Read before the attempt, so that room that is made during it is not missed.
+            let seen = self.ground.posted.progress_count();
+            match self.try_post_request(node, request) {
+                Err(None) => {}
+                Err(Some(failure)) => return Err(failure),
+                Ok(pending) => return Ok(pending),
+            }
+            if self.now_ns() >= request.deadline_ns {
+                return Err(PostFailure::Timeout);
+            }
+            self.ground.rpc.set_hungry();
+            self.with(|machine, now| machine.note_full(now));
+            self.ground.posted.progress_after(seen).await;
+        }
+    }
+
+    /// Why a node has no link; `None` if it will have one.
+    #[cold]
+    fn absence_of(&self, node: NodeId) -> Option<PostFailure> {
+        self.look(|machine| match machine.is_connected_to(node) {
+            true => None,
+            false if machine.knows(node) => Some(PostFailure::PeerDown),
+            false => Some(PostFailure::UnknownNode),
+        })
+    }
+
+    /// Posts a request.  `Err(None)` if there is no room for it now.
+    fn try_post_request(
+        &self,
+        node: NodeId,
+        request: &Request<'_>,
+    ) -> Result<Pending<'_>, Option<PostFailure>> {
+        let len = request.input.len() as u64;
+        if len > PAYLOAD_BYTES_MAX {
+            return Err(Some(PostFailure::TooLong { len }));
+        }
+        if self.is_closed() {
+            return Err(Some(PostFailure::NodeClosed));
+        }
+        match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
+            Ok((target, slot)) => Ok(Pending::new(self, target, slot)),
+            Err(NotPosted::NoLink) => Err(self.absence_of(node)),
+            Err(NotPosted::Full) => Err(None),
+            Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),
+            Err(NotPosted::NoMemory) => Err(Some(PostFailure::NoMemory)),
+            Err(NotPosted::TooManyCalls) => Err(Some(PostFailure::TooManyCalls)),
+        }
+    }
+}

@@ -1,0 +1,536 @@
+//! Calls: functions of other nodes, and of the own one.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use halite::{CallCause, CallError, Function, NodeId, ReplyCause, ServeCause, ServeOptions, blocking};
+
+use super::cluster::{Cluster, Harness, Random, eventually, pattern};
+use super::refused;
+
+/// Long enough for any call that is answered at all.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// For calls that nobody answers.
+const IMPATIENCE: Duration = Duration::from_millis(2);
+
+const ECHO: Function = Function(7);
+const SINK: Function = Function(8);
+const THERE: NodeId = NodeId(1);
+
+/// Answers each call with its input, backwards, until the server is closed.
+pub(super) fn serve_echo(server: &blocking::Server) {
+    let Ok(mut call) = server.recv() else { return };
+    loop {
+        let answer = backwards(call.input());
+        match server.reply_and_recv(call, &answer) {
+            Ok(next) => call = next,
+            Err(_) => return,
+        }
+    }
+}
+
+fn backwards(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().rev().copied().collect()
+}
+
+/// Runs `story` while `receivers` threads of `session` answer calls of [`ECHO`].
+fn with_echo<T>(session: &blocking::Session, receivers: usize, story: impl FnOnce() -> T) -> T {
+    let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
+    thread::scope(|scope| {
+        let closing = Closing(&server);
+        for _ in 0..receivers {
+            let server = server.clone();
+            scope.spawn(move || serve_echo(&server));
+        }
+        let told = story();
+        drop(closing);
+        told
+    })
+}
+
+/// Closes a server even if its story fails, which is then told instead of a hang.
+struct Closing<'s>(&'s blocking::Server);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn check_echo(session: &blocking::Session, node: NodeId, len: u64, seed: u64) {
+    let input = pattern(len, seed);
+    let answer = session.call(node, ECHO, &input, PATIENCE).expect("it is served");
+    assert!(answer == backwards(&input), "{len} bytes to {node}");
+}
+
+/// Polls all futures together until all are ready.
+pub(super) async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
+    let mut waiting: Vec<Pin<Box<F>>> = futures.into_iter().map(Box::pin).collect();
+    let mut outputs: BTreeMap<usize, F::Output> = BTreeMap::new();
+    std::future::poll_fn(|context: &mut Context<'_>| {
+        for (index, future) in waiting.iter_mut().enumerate() {
+            if !outputs.contains_key(&index)
+                && let Poll::Ready(output) = future.as_mut().poll(context)
+            {
+                outputs.insert(index, output);
+            }
+        }
+        if outputs.len() == waiting.len() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    outputs.into_values().collect()
+}
+
+/// From nothing to what is read from the caller's memory, and around every border in between.
+pub fn payloads_of_any_length_arrive_whole(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    with_echo(&there, 1, || {
+        let borders = [0, 128, 512, 4096, 4160, 64 << 10, 256 << 10, 1 << 20];
+        for border in borders {
+            for len in u64::saturating_sub(border, 33)..=border + 1 {
+                if len % 11 == 0 || len + 2 > border {
+                    check_echo(&here, THERE, len, len);
+                }
+            }
+        }
+        check_echo(&here, THERE, 5_000_001, 5);
+        check_echo(&there, THERE, 5_000_001, 6);
+    });
+}
+
+/// An answer that fits exactly is taken, and the rest of the buffer is left alone.
+pub fn an_answer_fills_the_buffer_from_its_start(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let here = cluster.session(0);
+    with_echo(&cluster.session(1), 1, || {
+        for len in [0, 1, 100, 4152, 4153, 70_000] {
+            let input = pattern(len, len);
+            let mut exact = vec![0; len as usize];
+            assert_eq!(here.call_into(THERE, ECHO, &input, &mut exact, PATIENCE), Ok(len as usize));
+            assert!(exact == backwards(&input));
+            let mut longer = vec![0xEE; len as usize + 100];
+            assert_eq!(here.call_into(THERE, ECHO, &input, &mut longer, PATIENCE), Ok(len as usize));
+            assert!(longer[len as usize..].iter().all(|byte| *byte == 0xEE));
+        }
+    });
+}
+
+/// The caller is told how long the answer is, the handler how much is taken.
+pub fn an_answer_longer_than_the_buffer_is_refused(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    let server = there.serve(ECHO, ServeOptions::default()).unwrap();
+    for (len, max) in [(1, 0), (101, 100), (70_000, 4096), (70_000, 69_999)] {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let call = server.recv().unwrap();
+                refused!(call.reply(&vec![7; len]), ReplyCause::TooLong { .. });
+            });
+            let mut buffer = vec![0xEE; max];
+            let error = here.call_into(THERE, ECHO, b"", &mut buffer, PATIENCE).unwrap_err();
+            assert_eq!(error.cause, CallCause::ReplyTooLong { len: len as u64, max: max as u64 });
+            assert!(buffer.iter().all(|byte| *byte == 0xEE), "nothing is cut off");
+        });
+    }
+}
+
+/// Refused before anything is copied or sent.
+pub fn an_input_longer_than_a_gibibyte_is_refused(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let input = vec![0; (1 << 30) + 1];
+    let error = cluster.session(0).call(THERE, ECHO, &input, PATIENCE).unwrap_err();
+    assert_eq!(error.cause, CallCause::InputTooLong { len: (1 << 30) + 1 });
+}
+
+/// Unknown nodes, functions that nobody serves (any more), and what the error says of it.
+pub fn whom_nobody_serves_cannot_be_called(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let here = cluster.session(0);
+    let there = cluster.session(1);
+    refused!(here.call(NodeId(9), ECHO, b"", PATIENCE), CallCause::UnknownNode);
+    for node in [NodeId(0), THERE] {
+        refused!(here.call(node, ECHO, b"", PATIENCE), CallCause::UnknownFunction);
+        refused!(here.call(node, ECHO, &vec![1; 1 << 20], PATIENCE), CallCause::UnknownFunction);
+    }
+    with_echo(&there, 1, || check_echo(&here, THERE, 10, 1));
+    let error = here.call(THERE, ECHO, b"", PATIENCE).unwrap_err();
+    assert_eq!(error.cause, CallCause::UnknownFunction);
+    for part in ["function 7", "node 1"] {
+        assert!(error.to_string().contains(part), "{error} does not mention {part}");
+    }
+}
+
+/// Whoever comes second is told who was first; and when that one goes, it is free again.
+pub fn a_function_is_served_once_at_a_node(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    let server = there.serve(ECHO, ServeOptions::default()).unwrap();
+    let other = cluster.session(1);
+    let error = other.serve(ECHO, ServeOptions::default()).unwrap_err();
+    assert_eq!(error.cause, ServeCause::Taken { owner: "ada".to_owned() });
+    here.serve(ECHO, ServeOptions::default()).expect("another node is another matter");
+    let clone = server.clone();
+    drop(server);
+    refused!(other.serve(ECHO, ServeOptions::default()), ServeCause::Taken { .. });
+    drop(clone);
+    other.serve(ECHO, ServeOptions::default()).expect("it is free");
+}
+
+/// The one who serves may always call.
+pub fn only_those_on_the_list_may_call(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
+    let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };
+    let server = cluster.session(0).serve(ECHO, options).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for caller in ["ada", "bob"] {
+                let call = server.recv().unwrap();
+                assert_eq!(call.caller(), caller);
+                call.reply(b"").unwrap();
+            }
+        });
+        let call = |node: usize| cluster.session(node).call(NodeId(0), ECHO, b"", PATIENCE);
+        refused!(call(2), CallCause::PermissionDenied);
+        assert!(call(0).is_ok());
+        refused!(call(2), CallCause::PermissionDenied);
+        assert!(call(1).is_ok());
+    });
+    assert!(server.try_recv().unwrap().is_none(), "a handler never hears of those");
+}
+
+/// One more than fits is refused at once; those that gave up take no room.
+pub fn a_full_function_refuses_calls(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    let options = ServeOptions { requests_max: 3, ..ServeOptions::default() };
+    let server = there.serve(ECHO, options).unwrap();
+    let futures = cluster.futures(0);
+    let mut calls: Vec<_> = (0..3).map(|_| Box::pin(futures.call(THERE, ECHO, b"waits", PATIENCE))).collect();
+    for call in &mut calls {
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    refused!(here.call(THERE, ECHO, b"", PATIENCE), CallCause::Busy);
+    calls.pop();
+    eventually("there is room again", || match here.call(THERE, ECHO, b"", IMPATIENCE) {
+        Err(CallError { cause: CallCause::Timeout, .. }) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    thread::scope(|scope| {
+        scope.spawn(|| serve_echo(&server));
+        let _closing = Closing(&server);
+        for answer in here.block_on(join_all(calls)) {
+            assert_eq!(answer.unwrap(), b"stiaw");
+        }
+    });
+}
+
+/// It costs its caller the deadline, and nobody else anything; its late answer is refused and touches nothing.
+pub fn a_handler_that_never_answers_costs_a_deadline(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    let server = there.serve(SINK, ServeOptions::default()).unwrap();
+    with_echo(&there, 1, || {
+        for len in [10, 5000, 100_000] {
+            let mut buffer = vec![0xEE; len];
+            let held = thread::scope(|scope| {
+                let held = scope.spawn(|| server.recv().unwrap());
+                // The time may be over before the handler comes to take it.
+                while !held.is_finished() {
+                    refused!(here.call_into(THERE, SINK, b"", &mut buffer, IMPATIENCE), CallCause::Timeout);
+                }
+                held.join().expect("no panic")
+            });
+            eventually("the handler can tell", || if held.is_wanted() { Err(String::new()) } else { Ok(()) });
+            refused!(held.reply(&vec![7; len]), ReplyCause::CallerGone);
+            check_echo(&here, THERE, 100, 1);
+            assert!(buffer.iter().all(|byte| *byte == 0xEE), "a late answer touched its caller's memory");
+        }
+    });
+}
+
+/// Nobody waits for what will not come.
+pub fn a_call_that_its_handler_drops_is_told_at_once(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| (0..2).for_each(|_| drop(server.recv().unwrap())));
+        refused!(cluster.session(0).call(THERE, ECHO, b"", PATIENCE), CallCause::NoReply);
+        refused!(cluster.session(1).call(THERE, ECHO, b"", PATIENCE), CallCause::NoReply);
+    });
+}
+
+/// Those that wait, and those that come later; a call that is being handled is answered all the same.
+pub fn callers_are_told_when_a_function_ends(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    let server = there.serve(ECHO, ServeOptions::default()).unwrap();
+    thread::scope(|scope| {
+        let handled = scope.spawn(|| here.call(THERE, ECHO, b"handled", PATIENCE));
+        let call = server.recv().unwrap();
+        let futures = cluster.futures(0);
+        let mut waiting: Vec<_> = [10, 100_000]
+            .map(|len| Box::pin(futures.call(THERE, ECHO, vec![1; len].leak(), PATIENCE)))
+            .into();
+        for call in &mut waiting {
+            assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        server.close();
+        for answer in here.block_on(join_all(waiting)) {
+            let cause = answer.unwrap_err().cause;
+            // It may have arrived a moment later.
+            assert!([CallCause::ServerClosed, CallCause::UnknownFunction].contains(&cause), "{cause}");
+        }
+        refused!(here.call(THERE, ECHO, b"", PATIENCE), CallCause::UnknownFunction);
+        refused!(server.recv(), ServeCause::Closed);
+        call.reply(b"done").unwrap();
+        assert_eq!(handled.join().expect("no panic").unwrap(), b"done");
+    });
+}
+
+/// Each answer goes to its own caller, from wherever they come.
+pub fn threads_and_tasks_of_all_nodes_call_at_once(h: &dyn Harness) {
+    const CALLS: u64 = 200;
+    let cluster = Cluster::new(h, 3);
+    with_echo(&cluster.session(1), 3, || {
+        thread::scope(|scope| {
+            for caller in 0..6 {
+                let session = cluster.session(caller % 3);
+                scope.spawn(move || {
+                    let mut random = Random::new(caller as u64);
+                    for _ in 0..CALLS {
+                        check_echo(&session, THERE, random.next() % 3000, random.next());
+                    }
+                });
+            }
+            let session = cluster.futures(0);
+            scope.spawn(move || {
+                for round in 0..CALLS / 8 {
+                    let inputs: Vec<_> = (0..32).map(|task| pattern(task * 7, round)).collect();
+                    let calls =
+                        inputs.iter().map(|input| session.call(THERE, ECHO, input, PATIENCE)).collect();
+                    let answers = session.blocking().block_on(join_all(calls));
+                    for (answer, input) in answers.into_iter().zip(&inputs) {
+                        assert!(answer.unwrap() == backwards(input));
+                    }
+                }
+            });
+        });
+    });
+}
+
+/// Each call is handled once, by whichever receiver.
+pub fn receivers_of_one_function_share_its_calls(h: &dyn Harness) {
+    const CALLS: u64 = 600;
+    let cluster = Cluster::new(h, 2);
+    let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
+    let handled = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let _closing = Closing(&server);
+        for _ in 0..4 {
+            let server = server.clone();
+            let handled = &handled;
+            scope.spawn(move || {
+                while let Ok(call) = server.recv() {
+                    let number = handled.fetch_add(1, Ordering::Relaxed);
+                    call.reply(&number.to_le_bytes()).expect("its caller waits");
+                }
+            });
+        }
+        let callers: Vec<_> = (0..3)
+            .map(|_| {
+                let session = cluster.session(0);
+                let call = move || session.call(THERE, ECHO, b"", PATIENCE).expect("it is served");
+                scope.spawn(move || (0..CALLS / 3).map(|_| call()).collect::<Vec<_>>())
+            })
+            .collect();
+        let mut numbers: Vec<u64> = callers
+            .into_iter()
+            .flat_map(|caller| caller.join().expect("no panic"))
+            .map(|answer| u64::from_le_bytes(answer.try_into().expect("eight bytes")))
+            .collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..CALLS).collect::<Vec<_>>());
+    });
+}
+
+/// And each has its own queue.
+pub fn a_node_serves_thousands_of_functions(h: &dyn Harness) {
+    const FUNCTIONS: u32 = 5000;
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    let servers: Vec<_> = (0..FUNCTIONS)
+        .map(|number| there.serve(Function(number * 3), ServeOptions::default()).expect("it is free"))
+        .collect();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in (0..FUNCTIONS).step_by(50) {
+                let call = servers[number as usize].recv().expect("it is open");
+                assert_eq!(call.input(), number.to_le_bytes());
+                call.reply(b"yes").expect("its caller waits");
+            }
+        });
+        for number in (0..FUNCTIONS).step_by(50) {
+            let answer = here.call(THERE, Function(number * 3), &number.to_le_bytes(), PATIENCE);
+            assert_eq!(answer.unwrap(), b"yes");
+            refused!(here.call(THERE, Function(number * 3 + 1), b"", PATIENCE), CallCause::UnknownFunction);
+        }
+    });
+}
+
+/// However much waits for one function, calls of another go past it.
+pub fn an_unserved_function_blocks_only_itself(h: &dyn Harness) {
+    let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
+    let here = cluster.session(0);
+    let _unserved = cluster.session(1).serve(SINK, ServeOptions::default()).unwrap();
+    let futures = cluster.futures(0);
+    let input = vec![1; 900];
+    let mut stuck: Vec<_> = (0..200).map(|_| Box::pin(futures.call(THERE, SINK, &input, PATIENCE))).collect();
+    with_echo(&cluster.session(1), 1, || {
+        for call in &mut stuck {
+            assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            check_echo(&here, THERE, 500, 1);
+        }
+    });
+}
+
+/// In the order of the nodes; what goes wrong with one is no matter of the others.
+pub fn many_nodes_are_called_with_one_input(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 3);
+    let [one, two] = [0, 1].map(|node| cluster.session(node).serve(ECHO, ServeOptions::default()).unwrap());
+    thread::scope(|scope| {
+        let (_one, _two) = (Closing(&one), Closing(&two));
+        scope.spawn(|| serve_echo(&one));
+        scope.spawn(|| serve_echo(&two));
+        let nodes = [2, 1, 9, 0, 1].map(NodeId);
+        for len in [3, 100_000] {
+            let input = pattern(len, 1);
+            let answers = cluster.session(0).call_many(&nodes, ECHO, &input, PATIENCE);
+            let causes: Vec<_> = answers
+                .iter()
+                .map(|answer| answer.as_ref().map(|_| ()).map_err(|error| error.cause))
+                .collect();
+            let (unknown, nobody) = (Err(CallCause::UnknownFunction), Err(CallCause::UnknownNode));
+            assert_eq!(causes, [unknown, Ok(()), nobody, Ok(()), Ok(())]);
+            assert!(answers.into_iter().flatten().all(|answer| answer == backwards(&input)));
+        }
+        assert!(cluster.session(0).call_many(&[], ECHO, b"", PATIENCE).is_empty());
+    });
+}
+
+/// Requests of all lengths chase each other around a ring that holds only a few of them.
+pub fn a_small_ring_goes_round_and_round(h: &dyn Harness) {
+    let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
+    with_echo(&cluster.session(1), 2, || {
+        thread::scope(|scope| {
+            for caller in 0..3 {
+                let session = cluster.session(0);
+                scope.spawn(move || {
+                    let mut random = Random::new(caller);
+                    for _ in 0..500 {
+                        let longest = [20, 1100, 3000][random.below(3) as usize];
+                        check_echo(&session, THERE, random.below(longest), random.next());
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// More calls than there are slots in the usual place, all at once.
+pub fn thousands_of_calls_wait_side_by_side(h: &dyn Harness) {
+    const CALLS: usize = 3000;
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.futures(0);
+    let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
+    let inputs: Vec<_> = (0..CALLS).map(|number| (number as u64).to_le_bytes()).collect();
+    let mut calls: Vec<_> =
+        inputs.iter().map(|input| Box::pin(session.call(THERE, ECHO, input, PATIENCE))).collect();
+    for call in &mut calls {
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    thread::scope(|scope| {
+        let _closing = Closing(&server);
+        scope.spawn(|| serve_echo(&server));
+        let answers = session.blocking().block_on(join_all(calls));
+        for (answer, input) in answers.into_iter().zip(&inputs) {
+            assert_eq!(answer.unwrap(), backwards(input));
+        }
+    });
+}
+
+/// Far more calls are given up than there are slots, before, while and after they are handled; and then calls work.
+pub fn calls_that_are_given_up_cost_nothing_for_long(h: &dyn Harness) {
+    const CALLS: usize = 100_000;
+    let cluster = Cluster::new(h, 2);
+    let (session, here) = (cluster.futures(0), cluster.session(0));
+    let _unserved = cluster.session(1).serve(SINK, ServeOptions::default()).unwrap();
+    with_echo(&cluster.session(1), 1, || {
+        for number in 0..CALLS {
+            let function = if number % 2 == 0 { ECHO } else { SINK };
+            let mut call = Box::pin(session.call(THERE, function, b"never mind", PATIENCE));
+            let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            if let Poll::Ready(Err(error)) = polled {
+                assert!([CallCause::TooManyCalls, CallCause::Busy].contains(&error.cause), "{error}");
+            }
+            if number % 100 == 0 {
+                check_echo(&here, THERE, 100, number as u64);
+            }
+        }
+        for _ in 0..100 {
+            refused!(here.call(THERE, SINK, b"", Duration::ZERO), CallCause::Timeout);
+        }
+        check_echo(&here, THERE, 100_000, 1);
+    });
+}
+
+/// What its caller gets depends on how far it had come; but it is told, and those behind it are not harmed.
+pub fn calls_end_with_the_server_s_node(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let here = cluster.session(0);
+    let server = cluster.session(2).serve(ECHO, ServeOptions::default()).unwrap();
+    let done = AtomicBool::new(false);
+    let call = thread::scope(|scope| {
+        let caller = scope.spawn(|| {
+            let error = here.call(NodeId(2), ECHO, b"", PATIENCE).unwrap_err();
+            done.store(true, Ordering::Relaxed);
+            error
+        });
+        let call = server.recv().unwrap();
+        cluster.leave(2);
+        assert_eq!(caller.join().expect("no panic").cause, CallCause::PeerDown);
+        call
+    });
+    assert!(done.load(Ordering::Relaxed));
+    assert!(call.reply(b"from beyond").is_err());
+    refused!(server.recv(), ServeCause::NodeClosed);
+    refused!(here.call(NodeId(2), ECHO, b"", PATIENCE), CallCause::PeerDown | CallCause::UnknownNode);
+    with_echo(&cluster.session(1), 1, || check_echo(&here, THERE, 100, 1));
+}
+
+/// The handler's answer goes nowhere, and the next caller is served.
+pub fn a_handler_goes_on_when_its_caller_s_node_leaves(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
+    let leaving = cluster.session(2);
+    let call = thread::scope(|scope| {
+        let caller = scope.spawn(|| leaving.call(THERE, ECHO, &vec![1; 100_000], PATIENCE));
+        let call = server.recv().unwrap();
+        cluster.leave(2);
+        refused!(caller.join().expect("no panic"), CallCause::NodeClosed);
+        call
+    });
+    refused!(leaving.call(THERE, ECHO, b"", PATIENCE), CallCause::NodeClosed);
+    eventually("the handler can tell", || if call.is_wanted() { Err(String::new()) } else { Ok(()) });
+    refused!(call.reply(&vec![1; 100_000]), ReplyCause::CallerGone);
+    thread::scope(|scope| {
+        let _closing = Closing(&server);
+        scope.spawn(|| serve_echo(&server));
+        check_echo(&cluster.session(0), THERE, 100_000, 1);
+    });
+}

@@ -1,0 +1,279 @@
+//! Messages: what is put into a port comes out once, in order, whoever is slow.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::task::{Context, Waker};
+use std::thread;
+
+use halite::{NodeId, Port, SendCause, ServeCause, ServeOptions, blocking};
+
+use super::calls::join_all;
+use super::cluster::{Cluster, Harness, Random, pattern};
+use super::refused;
+
+const PORT: Port = Port(3);
+const THERE: NodeId = NodeId(1);
+
+fn room_for(requests_max: usize) -> ServeOptions {
+    ServeOptions { requests_max, ..ServeOptions::default() }
+}
+
+/// Lets a future do what it can do now, and expects that it waits for the rest.
+fn begin<F: Future + Unpin>(future: &mut F) {
+    let polled = std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending(), "it does not wait");
+}
+
+/// Whatever was posted before to a port that is full waits there now: requests of one node are taken in in order.
+fn await_arrival(session: &blocking::Session, node: NodeId) {
+    refused!(session.try_send(node, PORT, b"too late"), SendCause::WouldBlock);
+}
+
+/// Numbered and of all lengths: through the ring, many times around it, and past it.
+pub fn messages_of_one_sender_arrive_in_order(h: &dyn Harness) {
+    const MESSAGES: u64 = 1000;
+    let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
+    let mailbox = cluster.session(1).open_port(PORT, ServeOptions::default()).unwrap();
+    for sender in [0, 1] {
+        let session = cluster.session(sender);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random::new(1);
+                for number in 0..MESSAGES {
+                    let longest = [20, 1100, 9000][random.below(3) as usize];
+                    session.send(THERE, PORT, &pattern(random.below(longest), number)).unwrap();
+                }
+            });
+            for number in 0..MESSAGES {
+                let message = mailbox.recv().unwrap();
+                assert_eq!((message.from.as_str(), message.node), ("ada", NodeId(sender as u32)));
+                let wanted = pattern(message.bytes.len() as u64, number);
+                assert!(message.bytes == wanted, "number {number}, {} bytes", wanted.len());
+            }
+        });
+    }
+    assert_eq!(mailbox.try_recv(), Ok(None));
+}
+
+/// Several senders, several receivers, and hardly any room: each message is received once.
+pub fn every_message_of_many_goes_to_one_receiver(h: &dyn Harness) {
+    const EACH: u64 = 300;
+    const SENDERS: u64 = 6;
+    let cluster = Cluster::new(h, 3);
+    let mailbox = cluster.session(1).open_port(PORT, room_for(2)).unwrap();
+    let mut received: Vec<u64> = thread::scope(|scope| {
+        let receivers: Vec<_> = (0..3)
+            .map(|_| {
+                let mailbox = mailbox.clone();
+                scope.spawn(move || {
+                    let messages = std::iter::from_fn(|| Some(mailbox.recv().unwrap().bytes));
+                    let numbers = messages.take_while(|bytes| !bytes.is_empty());
+                    let number = |bytes: Vec<u8>| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+                    numbers.map(number).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let senders: Vec<_> = (0..SENDERS)
+            .map(|sender| {
+                let session = cluster.session(sender as usize % 3);
+                scope.spawn(move || {
+                    for number in 0..EACH {
+                        session.send(THERE, PORT, &(sender * EACH + number).to_le_bytes()).unwrap();
+                    }
+                })
+            })
+            .collect();
+        senders.into_iter().for_each(|sender| sender.join().expect("no panic"));
+        for _ in &receivers {
+            cluster.session(0).send(THERE, PORT, b"").expect("the port is open");
+        }
+        receivers.into_iter().flat_map(|receiver| receiver.join().expect("no panic")).collect()
+    });
+    received.sort_unstable();
+    assert_eq!(received, (0..SENDERS * EACH).collect::<Vec<_>>());
+}
+
+/// At any backlog: hundreds wait at once, from each node.
+pub fn a_slow_receiver_holds_up_its_senders_and_loses_nothing(h: &dyn Harness) {
+    const EACH: u32 = 400;
+    let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
+    let mailbox = cluster.session(1).open_port(PORT, room_for(3)).unwrap();
+    thread::scope(|scope| {
+        let senders: Vec<_> = [0, 1]
+            .map(|node| {
+                let session = cluster.futures(node);
+                scope.spawn(move || {
+                    let numbers: Vec<_> = (0..EACH).map(u32::to_le_bytes).collect();
+                    let sends = numbers.iter().map(|bytes| session.send(THERE, PORT, bytes)).collect();
+                    session.blocking().block_on(join_all(sends))
+                })
+            })
+            .into_iter()
+            .collect();
+        let mut received = BTreeSet::new();
+        for _ in 0..2 * EACH {
+            let message = mailbox.recv().unwrap();
+            // They are sent all at once, so no order is promised.
+            assert!(received.insert((message.node, message.bytes)), "it came twice");
+        }
+        for sender in senders {
+            assert!(sender.join().expect("no panic").iter().all(Result::is_ok));
+        }
+    });
+    assert_eq!(mailbox.try_recv(), Ok(None));
+}
+
+/// They are told so, and come in again when there is room.
+pub fn a_full_port_takes_no_more_from_those_who_do_not_wait(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let here = cluster.session(0);
+    let mailbox = cluster.session(1).open_port(PORT, room_for(2)).unwrap();
+    for _ in 0..50 {
+        here.try_send(THERE, PORT, b"one").unwrap();
+        here.try_send(THERE, PORT, b"two").unwrap();
+        refused!(here.try_send(THERE, PORT, b"three"), SendCause::WouldBlock);
+        refused!(cluster.session(1).try_send(THERE, PORT, b"three"), SendCause::WouldBlock);
+        for wanted in [b"one", b"two"] {
+            assert_eq!(mailbox.recv().unwrap().bytes, wanted);
+        }
+    }
+    let bytes_max = 1000;
+    let small = cluster.session(1).open_port(Port(4), ServeOptions { bytes_max, ..room_for(9) }).unwrap();
+    here.try_send(THERE, Port(4), &[1; 5000]).expect("one alone always fits");
+    refused!(here.try_send(THERE, Port(4), b"!"), SendCause::WouldBlock);
+    assert_eq!(small.recv().unwrap().bytes, [1; 5000]);
+}
+
+/// Room goes to who waits longest.
+pub fn those_that_wait_for_room_are_not_overtaken(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, session) = (cluster.session(0), cluster.futures(0));
+    let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
+    here.send(THERE, PORT, b"first").unwrap();
+    let mut second = Box::pin(session.send(THERE, PORT, b"second"));
+    begin(&mut second);
+    await_arrival(&here, THERE);
+    assert_eq!(mailbox.recv().unwrap().bytes, b"first");
+    // Room is kept for the second, whose task does not run.
+    refused!(here.try_send(THERE, PORT, b"third"), SendCause::WouldBlock);
+    assert_eq!(mailbox.try_recv(), Ok(None));
+    here.block_on(second).unwrap();
+    assert_eq!(mailbox.recv().unwrap().bytes, b"second");
+    here.try_send(THERE, PORT, b"third").unwrap();
+}
+
+/// Whether it gives up before room is kept for it, or afterwards.
+pub fn a_sender_that_gives_up_leaves_its_room_to_others(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    for sender in [0, 1] {
+        let (here, session) = (cluster.session(sender), cluster.futures(sender));
+        let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
+        here.send(THERE, PORT, b"first").unwrap();
+        let mut waiting: Vec<_> = (0..4).map(|_| Box::pin(session.send(THERE, PORT, b"given up"))).collect();
+        waiting.iter_mut().for_each(begin);
+        let mut last = Box::pin(session.send(THERE, PORT, b"last"));
+        begin(&mut last);
+        await_arrival(&here, THERE);
+        drop(waiting.remove(1));
+        assert_eq!(mailbox.recv().unwrap().bytes, b"first");
+        // Room is kept for the first of them, or about to be.
+        drop(waiting.remove(0));
+        drop(waiting);
+        here.block_on(last).unwrap();
+        assert_eq!(mailbox.recv().unwrap().bytes, b"last");
+        here.send(THERE, PORT, b"next").unwrap();
+        mailbox.close();
+    }
+}
+
+/// Unknown nodes, ports that nobody has opened, a port that is taken, a message longer than any.
+pub fn whom_nobody_listens_to_cannot_be_sent_to(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    refused!(here.send(NodeId(9), PORT, b""), SendCause::UnknownNode);
+    for node in [NodeId(0), THERE] {
+        refused!(here.send(node, PORT, b""), SendCause::UnknownPort);
+        refused!(here.try_send(node, PORT, &vec![0; 1 << 20]), SendCause::UnknownPort);
+    }
+    let mailbox = there.open_port(PORT, ServeOptions::default()).unwrap();
+    let owner = "ada".to_owned();
+    assert_eq!(
+        there.open_port(PORT, ServeOptions::default()).unwrap_err().cause,
+        ServeCause::Taken { owner }
+    );
+    here.send(THERE, PORT, b"").unwrap();
+    refused!(here.send(THERE, PORT, &vec![0; (1 << 30) + 1]), SendCause::TooLong);
+    drop(mailbox);
+    let error = here.send(THERE, PORT, b"").unwrap_err();
+    assert_eq!(error.cause, SendCause::UnknownPort);
+    for part in ["port 3", "node 1"] {
+        assert!(error.to_string().contains(part), "{error} does not mention {part}");
+    }
+}
+
+/// And the receiver hears of nobody else.
+pub fn only_those_on_the_list_may_send(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
+    let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };
+    let mailbox = cluster.session(0).open_port(PORT, options).unwrap();
+    refused!(cluster.session(2).send(NodeId(0), PORT, b"psst"), SendCause::PermissionDenied);
+    cluster.session(1).send(NodeId(0), PORT, b"hello").unwrap();
+    cluster.session(0).send(NodeId(0), PORT, b"note to self").unwrap();
+    assert_eq!(mailbox.recv().unwrap().from, "bob");
+    assert_eq!(mailbox.recv().unwrap().from, "ada");
+    assert_eq!(mailbox.try_recv(), Ok(None));
+}
+
+/// What was accepted and not received goes with the port.
+pub fn senders_that_wait_are_told_when_the_port_closes(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, session) = (cluster.session(0), cluster.futures(0));
+    let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
+    here.send(THERE, PORT, b"accepted").unwrap();
+    let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(session.send(THERE, PORT, b"waits"))).collect();
+    waiting.iter_mut().for_each(begin);
+    await_arrival(&here, THERE);
+    mailbox.close();
+    for sent in here.block_on(join_all(waiting)) {
+        refused!(sent, SendCause::UnknownPort);
+    }
+    refused!(mailbox.recv(), ServeCause::Closed);
+    refused!(mailbox.try_recv(), ServeCause::Closed);
+}
+
+/// No deadline ends such waiting, so this must.
+pub fn senders_that_wait_are_told_when_the_node_leaves(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let (here, session) = (cluster.session(0), cluster.futures(0));
+    let mailbox = cluster.session(2).open_port(PORT, room_for(1)).unwrap();
+    here.send(NodeId(2), PORT, b"accepted").unwrap();
+    let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(session.send(NodeId(2), PORT, b"waits"))).collect();
+    waiting.iter_mut().for_each(begin);
+    await_arrival(&here, NodeId(2));
+    cluster.leave(2);
+    for sent in here.block_on(join_all(waiting)) {
+        refused!(sent, SendCause::PeerDown);
+    }
+    refused!(mailbox.recv(), ServeCause::NodeClosed);
+}
+
+/// Those that stay in their sender's memory until they are received, too.
+pub fn long_messages_keep_their_turn(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let mailbox = cluster.session(1).open_port(PORT, room_for(2)).unwrap();
+    let lens = [5, 300_000, 70_000, 1, 0, 1 << 20, 65_537, 9];
+    for sender in [0, 1] {
+        let session = cluster.session(sender);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for len in lens {
+                    session.send(THERE, PORT, &pattern(len, len)).unwrap();
+                }
+            });
+            for len in lens {
+                let message = mailbox.recv().unwrap();
+                assert!(message.bytes == pattern(len, len), "{len} bytes");
+            }
+        });
+    }
+}

@@ -1,0 +1,175 @@
+//! Whatever a peer writes into its ring, its immediates and its notes, our end neither panics nor believes it.
+//!
+//! The input is a little program: each byte says what happens next, and the bytes behind it are its operands.
+
+#![no_main]
+
+use halite_fabric::PeerId;
+use halite_tier::rpc::wire::{REQUEST_HEADER_BYTES_MAX, parse_output_address};
+use halite_tier::rpc::{
+    Abandoned, Arrival, Cancelling, Imm, Look, Note, RING_BYTES_MIN, ReplyHeader, ReplySlots, RequestHeader,
+    RingReader, RingWriter, Served, ServedId, SlotId, Target,
+};
+use libfuzzer_sys::fuzz_target;
+
+const PEER: PeerId = PeerId(1);
+/// Few, so that the program hits those in use.
+const SLOTS: usize = 4;
+
+/// Our end of a link, and what it has handed out.
+struct End {
+    reader: RingReader,
+    writer: RingWriter,
+    served: Served,
+    /// Requests that are being answered.
+    busy: Vec<ServedId>,
+    slots: ReplySlots<()>,
+    /// Calls of our own that somebody waits for.
+    waiting: Vec<SlotId>,
+}
+
+fuzz_target!(|program: &[u8]| {
+    let mut end = End {
+        reader: RingReader::new(RING_BYTES_MIN),
+        writer: RingWriter::new(RING_BYTES_MIN),
+        served: Served::default(),
+        busy: Vec::new(),
+        slots: ReplySlots::new(SLOTS),
+        waiting: Vec::new(),
+    };
+    let mut input = program;
+    while let Some(step) = take(&mut input, 1) {
+        match step[0] % 8 {
+            0 => end.call(),
+            1 => end.look(),
+            2 => end.give_up(),
+            3 => end.answer(),
+            4 => {
+                let Some(imm) = take(&mut input, 4) else { return };
+                let imm = Imm::parse(u32::from_le_bytes(imm.try_into().expect("four bytes")));
+                end.notified(imm, &mut input);
+            }
+            5 => {
+                let len = take(&mut input, 1).map_or(0, |len| usize::from(len[0]));
+                let Some(bytes) = take(&mut input, len) else { return };
+                end.note(bytes);
+            }
+            6 => {
+                let Some(head) = take(&mut input, 8) else { return };
+                // Whatever it says, what we write afterwards stays inside of the ring.
+                let _ = end.writer.set_head(u64::from_le_bytes(head.try_into().expect("eight bytes")));
+                end.write(1 + u64::from(step[0]) * 3);
+            }
+            _ => {
+                let Some(bytes) = take(&mut input, 16) else { return };
+                let (header, address) =
+                    (bytes.first_chunk().expect("eight"), bytes.first_chunk().expect("all"));
+                if let Ok(header) = ReplyHeader::parse(*header) {
+                    assert_eq!(header.emit(), bytes[..8]);
+                }
+                let _ = parse_output_address(*address);
+            }
+        }
+    }
+    // Whatever it said, nothing of ours is lost once it is cut off.
+    end.slots.handle_down(PEER);
+    for slot in std::mem::take(&mut end.waiting) {
+        end.drop_slot(slot);
+    }
+    end.slots.handle_cut_off(PEER);
+    assert_eq!(end.slots.used(), 0);
+});
+
+impl End {
+    fn call(&mut self) {
+        self.waiting.extend(self.slots.open(Target::Peer(PEER)));
+    }
+
+    fn look(&mut self) {
+        let Some(slot) = self.waiting.pop() else { return };
+        match self.slots.look(slot, 0, None) {
+            Look::Replied => drop(self.slots.free(slot)),
+            _ => self.waiting.insert(0, slot),
+        }
+    }
+
+    fn give_up(&mut self) {
+        if let Some(slot) = self.waiting.pop() {
+            self.drop_slot(slot);
+        }
+    }
+
+    fn drop_slot(&mut self, slot: SlotId) {
+        if let Abandoned::Replied = self.slots.abandon(slot) {
+            self.slots.free(slot);
+        }
+    }
+
+    /// A handler comes to its end.
+    fn answer(&mut self) {
+        if let Some(call) = self.busy.pop() {
+            self.served.end(call, true);
+        }
+    }
+
+    fn notified(&mut self, imm: Imm, input: &mut &[u8]) {
+        match imm {
+            Imm::Reply(slot) => {
+                if let Ok(Arrival::Late) = self.slots.handle_reply(Target::Peer(PEER), slot) {
+                    self.slots.free(slot);
+                }
+            }
+            Imm::Request { offset } => self.request(offset, input),
+        }
+    }
+
+    fn request(&mut self, offset: u64, input: &mut &[u8]) {
+        let Ok(bytes_max) = self.reader.arrive(offset) else { return };
+        assert!(offset + bytes_max <= RING_BYTES_MIN);
+        let len = input.len().min(REQUEST_HEADER_BYTES_MAX).min(bytes_max as usize);
+        let Ok(header) = RequestHeader::parse(take(input, len).expect("as long as it is")) else { return };
+        if header.request_bytes() > bytes_max {
+            return;
+        }
+        self.reader.advance(header.request_bytes());
+        if let Some(head) = self.reader.poll_head() {
+            assert!(head > 0);
+        }
+        if let Ok(call) = self.served.open(header.slot)
+            && self.served.begin(call)
+        {
+            self.busy.push(call);
+        }
+    }
+
+    fn note(&mut self, bytes: &[u8]) {
+        match Note::parse(bytes) {
+            Ok(Note::Cancel { index, generation }) => {
+                let slot = SlotId { index, generation };
+                if self.served.cancel(slot) == Cancelling::Later {
+                    assert!(self.busy.iter().any(|call| call.slot == slot));
+                }
+            }
+            Ok(Note::Cancelled { index, generation }) => {
+                self.slots.handle_cancelled(Target::Peer(PEER), SlotId { index, generation });
+            }
+            Ok(note) => assert_eq!(Note::parse(&note.emit()), Ok(note)),
+            Err(_) => {}
+        }
+    }
+
+    fn write(&mut self, len: u64) {
+        let len = len.min(self.writer.request_bytes_max());
+        if let Ok(place) = self.writer.place(len) {
+            assert!(place.offset + len <= RING_BYTES_MIN);
+            self.writer.take(place);
+        }
+    }
+}
+
+/// The next `len` bytes of the program, if it has so many.
+fn take<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = input.split_at_checked(len)?;
+    *input = rest;
+    Some(taken)
+}
