@@ -1,6 +1,6 @@
 //! `rpc_lat` and `rpc_rate`: calls one after the other, or many under way.
 
-use std::cell::Cell;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -15,7 +15,6 @@ use super::measure::{Schedule, Series, estimate_ns};
 use super::parcel::{Parcel, stamp_of};
 use super::report::Row;
 use super::server::{Reply, Request};
-use super::window;
 
 /// After so long without an answer the server is taken for dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,7 +48,7 @@ fn measure(job: &Job, ends: &mut Ends, window: Option<usize>, size: u64) -> anyh
             None => one_by_one(caller(thread), iterations, &seat),
             Some(window) => {
                 let callers = (0..window).map(|_| caller(thread)).collect();
-                under_way(session, callers, iterations, &seat)
+                under_way(callers, iterations, &seat)
             }
         },
     )?;
@@ -97,26 +96,11 @@ fn one_by_one(mut caller: Caller<'_>, iterations: u64, seat: &Seat) -> Measured 
 }
 
 /// Each round is a batch: a window that runs empty in between would not be one.
-fn under_way(
-    session: &blocking::Session,
-    callers: Vec<Caller<'_>>,
-    iterations: u64,
-    seat: &Seat,
-) -> Measured {
-    let callers: Vec<_> = callers.into_iter().map(|caller| Cell::new(Some(Box::new(caller)))).collect();
-    let begin = |place: usize| {
-        let callers = &callers;
-        async move {
-            let mut caller = callers[place].take().expect("one call after the other has this place");
-            let called = caller.call_async().await;
-            callers[place].set(Some(caller));
-            called
-        }
-    };
-    let timed = |count| {
-        let start = Instant::now();
-        session.block_on(window::run(callers.len(), count, begin))?;
-        Ok::<Duration, CallError>(start.elapsed())
+fn under_way(mut callers: Vec<Caller<'_>>, iterations: u64, seat: &Seat) -> Measured {
+    let mut timed = |calls| {
+        let begin = Instant::now();
+        keep_under_way(&mut callers, calls)?;
+        Ok::<Duration, CallError>(begin.elapsed())
     };
     timed((iterations / 10).clamp(1, 1000))?;
     let schedule = Schedule::new(iterations, f64::MAX);
@@ -125,10 +109,27 @@ fn under_way(
     seat.wait();
     for operations in schedule.rounds() {
         batch = operations;
-        series.round_of_batches(operations, operations, timed)?;
+        series.round_of_batches(operations, operations, &mut timed)?;
     }
-    let errors = callers.into_iter().filter_map(Cell::into_inner).map(|caller| caller.errors()).sum();
-    Ok((batch, series, errors))
+    Ok((batch, series, callers.iter().map(Caller::errors).sum()))
+}
+
+/// Makes calls, of which each caller has one under way.  One thread serves them, in order: so the oldest ends first.
+fn keep_under_way(callers: &mut [Caller<'_>], calls: u64) -> Result<(), CallError> {
+    let window = callers.len() as u64;
+    let mut pending = VecDeque::with_capacity(callers.len());
+    for number in 0..calls + window {
+        let caller = &mut callers[(number % window) as usize];
+        if number >= window
+            && let Some(oldest) = pending.pop_front()
+        {
+            caller.finish(oldest)?;
+        }
+        if number < calls {
+            pending.push_back(caller.post()?);
+        }
+    }
+    Ok(())
 }
 
 /// Calls a function and checks its answers.
@@ -167,12 +168,15 @@ impl<'a> Caller<'a> {
         Ok(())
     }
 
-    /// One call of a task.
-    async fn call_async(&mut self) -> Result<(), CallError> {
+    /// Begins a call.
+    fn post(&mut self) -> Result<blocking::PendingCall<'a>, CallError> {
         self.stamp();
-        let session = self.session.as_async();
-        let input = self.request.bytes();
-        let len = session.call_into(self.node, self.function, input, &mut self.reply, TIMEOUT).await?;
+        self.session.post_call(self.node, self.function, self.request.bytes(), TIMEOUT)
+    }
+
+    /// Ends the call that was begun last.
+    fn finish(&mut self, pending: blocking::PendingCall<'_>) -> Result<(), CallError> {
+        let len = pending.answer_into(&mut self.reply)?;
         self.check(len);
         Ok(())
     }
@@ -230,7 +234,7 @@ mod tests {
             let seat = gate::seats(1).pop().unwrap();
             let measured = match window {
                 None => one_by_one(caller(), 10, &seat),
-                Some(window) => under_way(&session, (0..window).map(|_| caller()).collect(), 10, &seat),
+                Some(window) => under_way((0..window).map(|_| caller()).collect(), 10, &seat),
             };
             server.close();
             measured.unwrap().2

@@ -28,7 +28,6 @@ mod report;
 mod scratch;
 mod server;
 mod values;
-mod window;
 mod words;
 
 use std::path::Path;
