@@ -19,8 +19,9 @@ fn check(line: &str, size: u64, iterations: u64) -> Value {
     assert_eq!(result["errors"], 0);
     let quantiles = ["min", "p50", "p90", "p99", "p999", "max"].map(|name| positive(&result["lat_us"][name]));
     assert!(quantiles.is_sorted(), "{quantiles:?}");
-    for figure in ["bw_MBps", "rate_Mops"] {
-        positive(&result[figure]);
+    positive(&result["rate_Mops"]);
+    if size > 0 {
+        positive(&result["bw_MBps"]);
     }
     assert!(result["cpu_us_per_op"].is_number());
     result
@@ -91,6 +92,70 @@ fn regions_are_made_and_mapped() {
 }
 
 #[test]
+fn calls_one_by_one_and_many_under_way() {
+    check("rpc_lat -n 200", 8, 200);
+    check("rpc_lat -n 20 -s 3 --reply-size 100000", 3, 20);
+    // The input stays in the caller's memory, and so does the reply in the server's.
+    check("rpc_lat -n 5 -s 1000000", 1_000_000, 5);
+    check("rpc_rate -n 500 -t 2", 8, 500);
+    let replies = check("rpc_rate -n 20 --window 2 --reply-size 1M", 8, 20);
+    // What counts for bandwidth is the longer way.
+    let ratio = positive(&replies["bw_MBps"]) / positive(&replies["rate_Mops"]);
+    assert!((ratio / f64::from(1 << 20) - 1.0).abs() < 1e-6, "{ratio}");
+}
+
+#[test]
+fn calls_that_come_now_and_then_beside_polling_for_ever() {
+    let result = check("rpc_load -t 2 -n 10 --rate 2000", 8, 10);
+    assert_eq!(result["offered_per_s"], 2000.0);
+    positive(&result["cpu_us_per_op"]);
+    positive(&result["polling_cpu_us_per_op"]);
+    let scratch = Scratch::new("sweep");
+    let lines = scratch.json("perf rpc_load -a -n 16 --rate 4000 --json");
+    let offered: Vec<f64> = lines.iter().map(|line| positive(&line["offered_per_s"])).collect();
+    assert_eq!(offered, [4000.0, 2000.0, 1000.0, 500.0]);
+}
+
+#[test]
+fn a_ring_holds_more_requests_than_queues_of_buffers() {
+    let result = check("rpc_memory -n 3000", 0, 3000);
+    let queues = ["1_queue_share", "2_queues_share", "3_queues_share", "4_queues_share"];
+    let shares = queues.map(|name| positive(&result[name]));
+    assert!(shares.is_sorted(), "{shares:?}");
+    let ring = positive(&result["ring_share"]);
+    assert!((0.95..=1.0).contains(&ring) && shares[3] < ring, "{ring} {shares:?}");
+    assert!(positive(&result["ring_payload_share"]) < ring);
+}
+
+#[test]
+fn a_ping_pong_of_messages() {
+    check("send_lat -n 200", 8, 200);
+    check("send_lat -n 20 -s 70000 -t 2", 70_000, 20);
+}
+
+#[test]
+fn words_beside_the_bare_atomic() {
+    for line in ["fetch_add_lat -n 1000", "fetch_add_lat -n 1000 -t 3", "cas_lat -n 1000 -t 2"] {
+        positive(&check(line, 8, 1000)["baseline"]["atomic_ns"]);
+    }
+}
+
+#[test]
+fn fills_and_copies_beside_what_they_save() {
+    positive(&check("fill_lat -n 50", 4096, 50)["baseline"]["memset_MBps"]);
+    positive(&check("copy_lat -n 50 -s 5000000", 5_000_000, 50)["baseline"]["read_write_lat_us"]);
+    check("copy_lat -n 50 -s 64K -t 2 --check-memcpy=false", 65_536, 50);
+}
+
+#[test]
+fn locks_and_barriers() {
+    check("lock_lat -n 100", 0, 100);
+    check("lock_lat -n 30 -t 6", 0, 30);
+    check("barrier_lat -n 30", 0, 30);
+    check("barrier_lat -n 10 -t 3", 0, 10);
+}
+
+#[test]
 fn all_sizes_are_a_row_each_for_people_too() {
     let scratch = Scratch::new("all");
     let printed = scratch.ok("perf write_bw -a -n 2");
@@ -110,6 +175,9 @@ fn a_node_that_runs_already_can_be_measured() {
     assert_eq!((lines[0]["errors"].as_u64(), lines.len()), (Some(0), 1));
     let complaint = scratch.fails("perf read_lat --peer 9 -n 100", 1);
     assert!(complaint.contains("node 9"), "{complaint}");
+    for test in ["fetch_add_lat", "fill_lat", "copy_lat"] {
+        assert_eq!(scratch.json(&format!("perf {test} --peer 1 -n 100 --json"))[0]["errors"], 0);
+    }
     assert_eq!(scratch.json("ls --json").len(), 0);
 }
 

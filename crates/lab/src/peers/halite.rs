@@ -70,6 +70,11 @@ struct Line {
     rate_mops: Option<f64>,
     #[serde(rename = "bw_MBps")]
     bw_mbps: Option<f64>,
+    cpu_us_per_op: Option<f64>,
+    polling_cpu_us_per_op: Option<f64>,
+    ring_share: Option<f64>,
+    #[serde(rename = "4_queues_share")]
+    four_queues_share: Option<f64>,
     errors: u64,
     baseline: Option<Baseline>,
 }
@@ -85,7 +90,12 @@ struct Baseline {
     memcpy_lat_us: Option<f64>,
     #[serde(rename = "memcpy_MBps")]
     memcpy_mbps: Option<f64>,
+    #[serde(rename = "memset_MBps")]
+    memset_mbps: Option<f64>,
+    memset_lat_us: Option<f64>,
+    read_write_lat_us: Option<f64>,
     store_ns: Option<f64>,
+    atomic_ns: Option<f64>,
     overhead_ns: Option<f64>,
 }
 
@@ -102,10 +112,23 @@ pub fn parse_line(output: &str) -> Option<Sample> {
         p99_us: line.lat_us.map(|latency| latency.p99),
         rate_per_s: line.rate_mops.map(|rate| rate * 1e6),
         printed_mbps: line.bw_mbps,
-        baseline_us: baseline.memcpy_lat_us.or(baseline.store_ns.map(|ns| ns / 1e3)),
-        baseline_mbps: baseline.memcpy_mbps,
+        baseline_us: baseline.latency_us(),
+        baseline_mbps: baseline.memcpy_mbps.or(baseline.memset_mbps),
         overhead_ns: baseline.overhead_ns,
+        cpu_us: line.cpu_us_per_op,
+        polling_cpu_us: line.polling_cpu_us_per_op,
+        used_percent: line.ring_share.map(|share| 100.0 * share),
+        used_by_queues_percent: line.four_queues_share.map(|share| 100.0 * share),
     })
+}
+
+impl Baseline {
+    /// Each test has one of them.
+    fn latency_us(&self) -> Option<f64> {
+        let word_ns = self.store_ns.or(self.atomic_ns);
+        let bytes_us = self.memcpy_lat_us.or(self.memset_lat_us).or(self.read_write_lat_us);
+        bytes_us.or(word_ns.map(|ns| ns / 1e3))
+    }
 }
 
 #[cfg(test)]
@@ -125,7 +148,16 @@ mod tests {
         let sample = parse_line(&line()).expect("a line");
         assert_eq!((sample.latency_us, sample.p99_us), (Some(0.02), Some(0.04)));
         assert_eq!(sample.rate_per_s, Some(50e6));
+        assert_eq!(sample.cpu_us, Some(0.02));
         assert_eq!((sample.baseline_us, sample.overhead_ns), (Some(0.005), Some(15.0)));
+    }
+
+    #[test]
+    fn every_kind_of_baseline_is_understood() {
+        for (field, value) in [("atomic_ns", 5.0), ("memset_lat_us", 0.005), ("read_write_lat_us", 0.005)] {
+            let line = line().replace("\"memcpy_lat_us\":0.005", &format!("\"{field}\":{value}"));
+            assert_eq!(parse_line(&line).expect("a line").baseline_us, Some(0.005), "{field}");
+        }
     }
 
     #[test]

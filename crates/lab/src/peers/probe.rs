@@ -71,6 +71,14 @@ pub struct Sample {
     pub baseline_mbps: Option<f64>,
     /// What the operation costs more than its baseline, in nanoseconds.
     pub overhead_ns: Option<f64>,
+    /// Processor time of an operation, in microseconds.
+    pub cpu_us: Option<f64>,
+    /// The same where processes poll for ever.
+    pub polling_cpu_us: Option<f64>,
+    /// How much of the memory for requests holds requests.
+    pub used_percent: Option<f64>,
+    /// The same in four queues of receive buffers.
+    pub used_by_queues_percent: Option<f64>,
 }
 
 impl Sample {
@@ -152,8 +160,11 @@ impl Probe {
             Probe::Ucx { size, .. } => Some(*size),
             Probe::PingPong { .. } | Probe::Grpc { .. } | Probe::Redis { .. } => None,
             Probe::Halite { arguments } => {
-                let letter = arguments.iter().position(|argument| argument == "-s")?;
-                arguments.get(letter + 1)?.parse().ok()
+                let value = |flag| {
+                    let at = arguments.iter().position(|argument| argument == flag)?;
+                    arguments.get(at + 1)?.parse().ok()
+                };
+                value("--reply-size").or(value("-s"))
             }
         }
     }

@@ -9,7 +9,7 @@ use super::ends::Ends;
 use super::gate::{self, Seat};
 use super::job::{Job, Verb};
 use super::measure::{Schedule, Series, alternate, estimate_ns};
-use super::report::{Baseline, BaselineKind, Row};
+use super::report::{BaselineKind, Row};
 use super::server::{Reply, Request, checksum};
 
 impl From<Verb> for Direction {
@@ -73,13 +73,12 @@ fn measure(job: &Job, ends: &mut Ends, regions: &Regions, verb: Verb, size: u64)
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("a measuring thread does not panic")).collect()
     });
-    let mut row = Row { size, iterations, batch: 1, ours: Series::default(), baseline: None, errors: 0 };
+    let mut row = Row::new(size, iterations);
     for (thread, measured) in measured?.into_iter().enumerate() {
         row.batch = measured.batch;
         row.ours.merge(&measured.ours);
         if let Some(bare) = measured.bare {
-            let none = || Baseline { kind: BaselineKind::Memcpy, series: Series::default() };
-            row.baseline.get_or_insert_with(none).series.merge(&bare);
+            row.merge_baseline(BaselineKind::Memcpy, &bare);
         }
         row.errors += measured.errors + u64::from(!is_at_peer(ends, &regions.0[thread], size, thread)?);
     }

@@ -21,6 +21,29 @@ pub enum Test {
     AllocLat,
     /// Time to map a region of -s bytes; unmapping it is not timed
     MapLat,
+    /// Time of a call: -s bytes there, --reply-size back
+    RpcLat,
+    /// Calls with --window of them under way in each thread
+    RpcRate,
+    /// Processor time of calls that come at a given --rate, beside two processes that poll for ever; with -a also at
+    /// a half, a quarter and an eighth of the rate
+    RpcLoad,
+    /// How much of the memory for requests holds requests, with keys and values of the sizes that a Facebook pool has
+    RpcMemory,
+    /// Half a ping-pong of messages
+    SendLat,
+    /// Time to add to a word, the same one for all threads
+    FetchAddLat,
+    /// Time to swap a word, another one for each thread
+    CasLat,
+    /// Time to take and give up a lock; with -t, to pass it on among as many sessions that want it
+    LockLat,
+    /// Time to pass a barrier at which -t threads of either process wait
+    BarrierLat,
+    /// Time to fill -s bytes
+    FillLat,
+    /// Time to copy -s bytes from one region of the peer to another
+    CopyLat,
 }
 
 impl Test {
@@ -33,12 +56,23 @@ impl Test {
             Test::WriteBw => "write_bw",
             Test::AllocLat => "alloc_lat",
             Test::MapLat => "map_lat",
+            Test::RpcLat => "rpc_lat",
+            Test::RpcRate => "rpc_rate",
+            Test::RpcLoad => "rpc_load",
+            Test::RpcMemory => "rpc_memory",
+            Test::SendLat => "send_lat",
+            Test::FetchAddLat => "fetch_add_lat",
+            Test::CasLat => "cas_lat",
+            Test::LockLat => "lock_lat",
+            Test::BarrierLat => "barrier_lat",
+            Test::FillLat => "fill_lat",
+            Test::CopyLat => "copy_lat",
         }
     }
 
-    /// Whether bytes per second are what matters.
+    /// Whether bytes or operations per second are what matters.
     pub fn is_bandwidth(self) -> bool {
-        matches!(self, Test::ReadBw | Test::WriteBw)
+        matches!(self, Test::ReadBw | Test::WriteBw | Test::RpcRate)
     }
 }
 
@@ -48,18 +82,18 @@ pub struct PerfArgs {
     /// What to measure
     #[arg(value_enum)]
     pub test: Test,
-    /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat: 4K]
+    /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat, fill_lat, copy_lat: 4K]
     #[arg(short = 's', long, value_name = "BYTES")]
     pub size: Option<ByteCount>,
     /// Operations of each thread at each size [default: as many as take a moment]
     #[arg(short = 'n', long = "iters", value_parser = clap::value_parser!(u64).range(1..))]
     pub iterations: Option<u64>,
-    /// All sizes from 8 bytes to 64 MiB
+    /// All sizes from 8 bytes to 64 MiB; rpc_load: all rates
     #[arg(short = 'a', long, conflicts_with = "size")]
     pub all: bool,
-    /// Threads, spread over the cores in turn
-    #[arg(short = 't', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub threads: u32,
+    /// Threads, spread over the cores in turn; as many serve them [default: 1; rpc_load: 8]
+    #[arg(short = 't', long, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub threads: Option<u32>,
     /// Network between the two ends
     #[arg(long, env = "HALITE_FABRIC", value_enum, default_value_t = Fabric::Shm)]
     pub fabric: Fabric,
@@ -75,7 +109,16 @@ pub struct PerfArgs {
     /// Operations at random over this much memory, beside bare accesses to as much
     #[arg(long, value_name = "BYTES")]
     pub span: Option<ByteCount>,
-    /// Measures bare copies of the same sizes in the same run
+    /// rpc_rate: calls under way in each thread [default: 16]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub window: Option<u32>,
+    /// rpc_lat, rpc_rate: bytes of each reply [default: as many as go there]
+    #[arg(long, value_name = "BYTES")]
+    pub reply_size: Option<ByteCount>,
+    /// rpc_load: calls per second of all threads together [default: 1000]
+    #[arg(long, value_name = "CALLS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub rate: Option<u64>,
+    /// Measures bare memory in the same run, where that has an equal
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", require_equals = true,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub check_memcpy: bool,

@@ -20,9 +20,11 @@ pub enum Direction {
     Write,
     /// Out of it.
     Read,
+    /// Nowhere: it is set to a byte.
+    Fill,
 }
 
-/// Copies of one size, by the way that was found to be faster.
+/// Copies (or fills) of one size, by the way that was found to be faster.
 #[derive(Debug)]
 pub struct Copier {
     direction: Direction,
@@ -53,7 +55,7 @@ impl Copier {
         Ok(copier)
     }
 
-    /// One copy.
+    /// One copy, or fill.
     #[inline]
     pub fn copy(&mut self) {
         match (self.is_shared_faster, self.direction) {
@@ -63,6 +65,10 @@ impl Copier {
             (true, Direction::Read) => {
                 self.shared.read(0, black_box(&mut self.private)).expect("as long as the window");
             }
+            (true, Direction::Fill) => {
+                self.shared.fill(0, self.private.len() as u64, 0x5A).expect("as long as the window");
+            }
+            (false, Direction::Fill) => black_box(&mut self.other).fill(0x5A),
             (false, _) => black_box(&mut self.other).copy_from_slice(black_box(&self.private)),
         }
     }
@@ -112,6 +118,21 @@ pub fn store(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Relaxed);
 }
 
+/// One bare atomic addition.
+#[inline]
+pub fn fetch_add(word: &AtomicU64, add: u64) -> u64 {
+    // As strong as what it is compared with, which orders what is before with what is behind it.
+    black_box(word.fetch_add(add, Ordering::AcqRel))
+}
+
+/// One bare compare-and-swap.
+#[inline]
+pub fn compare_swap(word: &AtomicU64, expected: u64, new: u64) -> u64 {
+    // As in fetch_add().
+    let (Ok(old) | Err(old)) = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
+    black_box(old)
+}
+
 /// One bare load.
 #[inline]
 pub fn load(word: &AtomicU64) -> u64 {
@@ -143,6 +164,20 @@ mod tests {
             let expected = if direction == Direction::Write { 1 } else { 2 };
             assert_eq!((shared[99], copier.private[99]), (expected, expected));
         }
+    }
+
+    #[test]
+    fn a_filler_fills_either_way() {
+        let mut filler = Copier::new(Direction::Fill, 100).unwrap();
+        filler.other.fill(1);
+        filler.shared.fill(0, 100, 1).unwrap();
+        for is_shared_faster in [true, false] {
+            filler.is_shared_faster = is_shared_faster;
+            filler.copy();
+        }
+        let mut shared = [0; 100];
+        filler.shared.read(0, &mut shared).unwrap();
+        assert_eq!((filler.other.as_slice(), shared), ([0x5A; 100].as_slice(), [0x5A; 100]));
     }
 
     #[test]

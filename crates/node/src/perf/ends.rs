@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use halite::{Config, Node, NodeId, blocking};
@@ -12,7 +13,7 @@ use halite::{Config, Node, NodeId, blocking};
 use super::cores::Cores;
 use super::job::Job;
 use super::scratch::Scratch;
-use super::server::{Reply, Request};
+use super::server::{CLIENT, Reply, Request};
 use crate::control::{self, GRACE, Target};
 use crate::output;
 
@@ -39,7 +40,7 @@ impl Ends {
         let Some(peer) = job.peer else {
             let scratch = Scratch::create()?;
             let server = Server::start(scratch.path(), job)?;
-            let node = join(scratch.path(), Some(NodeId(1)), job.arena_bytes())?;
+            let node = join(scratch.path(), Some(CLIENT), job.client_arena_bytes())?;
             return Ok(Ends::new(node, NodeId(0), cores, Some(server), Some(scratch)));
         };
         let dir = dir.map_or_else(|| Config::default().dir, Path::to_owned);
@@ -49,6 +50,11 @@ impl Ends {
 
     fn new(node: Node, peer: NodeId, cores: Cores, server: Option<Server>, scratch: Option<Scratch>) -> Ends {
         Ends { session: node.blocking_session(), peer, cores, node, server, _scratch: scratch }
+    }
+
+    /// A session of its own, as another process would have.
+    pub fn another_session(&self) -> blocking::Session {
+        self.node.blocking_session()
     }
 
     /// The server; none at a node that runs already.
@@ -126,6 +132,23 @@ impl Server {
         match self.reply()? {
             reply if reply == expected => Ok(()),
             other => bail!("the server process says {other:?} instead of {expected:?}"),
+        }
+    }
+
+    /// Waits until it tells how often something was not what it should have been.
+    pub fn errors(&mut self) -> anyhow::Result<u64> {
+        match self.reply()? {
+            Reply::Errors(errors) => Ok(errors),
+            other => bail!("the server process says {other:?} instead of how it went"),
+        }
+    }
+
+    /// The processor time that its process has used.
+    pub fn cpu(&mut self) -> anyhow::Result<Duration> {
+        self.send(&Request::Cpu)?;
+        match self.reply()? {
+            Reply::CpuNs(ns) => Ok(Duration::from_nanos(ns)),
+            other => bail!("the server process says {other:?} instead of its processor time"),
         }
     }
 

@@ -44,6 +44,50 @@ pub enum Kind {
     Alloc,
     /// Maps a region.
     Map,
+    /// Calls with as long a reply as this, or else as the request.
+    Calls {
+        /// Calls under way in each thread; none for one after the other, each timed.
+        window: Option<usize>,
+        /// Bytes of each reply.
+        reply_bytes: Option<u64>,
+    },
+    /// Calls that come by themselves, on average so many per second.
+    Load {
+        /// Calls per second of all threads.
+        rate: u64,
+        /// Also at a half, a quarter and an eighth of it.
+        is_sweep: bool,
+    },
+    /// Requests of many sizes.
+    Memory,
+    /// A ping-pong of messages.
+    Messages,
+    /// Words are changed in one piece.
+    Words(WordVerb),
+    /// A lock is taken and given up.
+    Lock,
+    /// A barrier is passed.
+    Barrier,
+    /// Bytes are changed where they are.
+    Bulk(BulkVerb),
+}
+
+/// A change of a word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WordVerb {
+    /// Adds to it.
+    FetchAdd,
+    /// Replaces it by another.
+    CompareSwap,
+}
+
+/// An operation of many bytes whose data does not pass through the caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BulkVerb {
+    /// Sets bytes.
+    Fill,
+    /// Copies bytes.
+    Copy,
 }
 
 /// An operation on bytes.
@@ -61,6 +105,16 @@ const SIZE_MAX: u64 = 64 << 20;
 /// The stamp of a ping-pong is a word.
 const STAMP_BYTES: u64 = 8;
 
+/// How many calls are under way unless the user says.
+const WINDOW: u32 = 16;
+
+/// The load of LITE, section 5.3: calls per second, and threads on either side.
+const LOAD_RATE: u64 = 1000;
+const LOAD_THREADS: u32 = 8;
+
+/// How long a load lasts, in seconds, unless the user says how many calls there are.
+const LOAD_SECONDS: u64 = 2;
+
 /// Regions that only have to be many are a cache line each, so that none shares one with its neighbour.
 const REGION_BYTES_MIN: u64 = 64;
 
@@ -70,14 +124,16 @@ impl Job {
         let kind = kind(args)?;
         let moves_bytes = !matches!(kind, Kind::Alloc | Kind::Map);
         let sizes = match args.size {
+            _ if kind.has_one_size() => vec![kind.only_size(args)?],
             Some(size) => vec![size.0],
             None if args.all => (3..=26).map(|power| 1 << power).collect(),
-            None if args.test.is_bandwidth() => vec![64 << 10],
-            None if moves_bytes => vec![8],
+            None if matches!(args.test, Test::ReadBw | Test::WriteBw) => vec![64 << 10],
+            None if moves_bytes && !matches!(kind, Kind::Bulk(_)) => vec![8],
             None => vec![4 << 10],
         };
         let (least, most) = (sizes[0], sizes[sizes.len() - 1]);
-        if least == 0 || (moves_bytes && most > SIZE_MAX) {
+        let is_empty = least == 0 && !kind.has_one_size();
+        if is_empty || (moves_bytes && most > SIZE_MAX) {
             return Err(wrong("-s takes 1 byte to 64 MiB"));
         }
         if kind == Kind::PingPong && least < STAMP_BYTES {
@@ -95,7 +151,8 @@ impl Job {
             kind,
             sizes,
             iterations: args.iterations,
-            threads: args.threads as usize,
+            threads: args.threads.unwrap_or(if args.test == Test::RpcLoad { LOAD_THREADS } else { 1 })
+                as usize,
             fabric: args.fabric.name(),
             has_baseline: args.check_memcpy,
             peer: args.peer,
@@ -104,10 +161,23 @@ impl Job {
 
     /// Operations of each thread at `size`: what the user said, or what takes about a second.
     pub fn iterations(&self, size: u64) -> u64 {
-        let bytes = if self.test.is_bandwidth() { 16 << 30 } else { 1 << 30 };
+        let bytes = if matches!(self.test, Test::ReadBw | Test::WriteBw) { 16 << 30 } else { 1 << 30 };
+        let threads = self.threads as u64;
         self.iterations.unwrap_or(match self.kind {
             Kind::Alloc | Kind::Map => 10_000,
-            Kind::PingPong | Kind::Access(_) | Kind::Random { .. } => (bytes / size).clamp(32, 1_000_000),
+            Kind::PingPong | Kind::Access(_) | Kind::Random { .. } | Kind::Messages | Kind::Bulk(_) => {
+                (bytes / size).clamp(32, 1_000_000)
+            }
+            Kind::Calls { reply_bytes, .. } => {
+                (bytes / size.max(reply_bytes.unwrap_or(0))).clamp(32, 1_000_000)
+            }
+            Kind::Load { rate, .. } => (rate * LOAD_SECONDS / threads).max(1),
+            Kind::Words(_) => 1_000_000,
+            Kind::Memory => 100_000,
+            Kind::Lock if threads == 1 => 1_000_000,
+            // Those that wait are slower, the more of them there are.
+            Kind::Lock => (200_000 / threads).max(1),
+            Kind::Barrier => (50_000 / threads).max(1),
         })
     }
 
@@ -122,13 +192,102 @@ impl Job {
         let threads = self.threads as u64;
         let needed = match self.kind {
             Kind::Random { regions, region_bytes, .. } => regions.saturating_mul(region_bytes),
+            Kind::Bulk(_) => self.size_max().saturating_mul(2 * threads),
             _ => self.size_max().saturating_mul(threads),
         };
         needed.saturating_mul(4).saturating_add(256 << 20)
     }
+
+    /// Memory that the client contributes: none where the other end is to be the home of what is measured.
+    pub fn client_arena_bytes(&self) -> u64 {
+        if matches!(self.kind, Kind::Lock | Kind::Barrier) { 0 } else { self.arena_bytes() }
+    }
+}
+
+impl Kind {
+    /// Whether its operations are what they are, however many bytes one would like.
+    fn has_one_size(self) -> bool {
+        matches!(self, Kind::Load { .. } | Kind::Memory | Kind::Words(_) | Kind::Lock | Kind::Barrier)
+    }
+
+    /// That size: a word; nothing where no bytes are moved, or of all lengths.
+    fn only_size(self, args: &PerfArgs) -> Result<u64, UsageError> {
+        if args.size.is_some() || (args.all && !matches!(self, Kind::Load { .. })) {
+            return Err(wrong("this test has no sizes: leave out -s and -a"));
+        }
+        Ok(if matches!(self, Kind::Load { .. } | Kind::Words(_)) { 8 } else { 0 })
+    }
+
+    /// Whether it takes a process of ours at the other end.
+    fn needs_server(self) -> bool {
+        matches!(
+            self,
+            Kind::PingPong
+                | Kind::Calls { .. }
+                | Kind::Load { .. }
+                | Kind::Memory
+                | Kind::Messages
+                | Kind::Lock
+                | Kind::Barrier
+        )
+    }
 }
 
 fn kind(args: &PerfArgs) -> Result<Kind, UsageError> {
+    check_owners(args)?;
+    let kind = match of_calls_and_words(args)? {
+        Some(kind) => kind,
+        None => of_regions(args)?,
+    };
+    if args.peer.is_some() && kind.needs_server() {
+        return Err(wrong(
+            "a node that runs already does not play along: leave out --peer (or, for write_lat, add --completion)",
+        ));
+    }
+    Ok(kind)
+}
+
+/// Whether flags stand beside the tests that they belong to.
+fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
+    if args.window.is_some() && args.test != Test::RpcRate {
+        return Err(wrong("--window belongs to rpc_rate"));
+    }
+    if args.reply_size.is_some() && !matches!(args.test, Test::RpcLat | Test::RpcRate) {
+        return Err(wrong("--reply-size belongs to rpc_lat and rpc_rate"));
+    }
+    if args.rate.is_some() && args.test != Test::RpcLoad {
+        return Err(wrong("--rate belongs to rpc_load"));
+    }
+    if args.reply_size.is_some_and(|size| size.0 == 0 || size.0 > SIZE_MAX) {
+        return Err(wrong("--reply-size takes 1 byte to 64 MiB"));
+    }
+    Ok(())
+}
+
+fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
+    let reply_bytes = args.reply_size.map(|size| size.0);
+    let window = args.window.unwrap_or(WINDOW) as usize;
+    let kind = match args.test {
+        Test::RpcLat => Kind::Calls { window: None, reply_bytes },
+        Test::RpcRate => Kind::Calls { window: Some(window), reply_bytes },
+        Test::RpcLoad => Kind::Load { rate: args.rate.unwrap_or(LOAD_RATE), is_sweep: args.all },
+        Test::RpcMemory => Kind::Memory,
+        Test::SendLat => Kind::Messages,
+        Test::FetchAddLat => Kind::Words(WordVerb::FetchAdd),
+        Test::CasLat => Kind::Words(WordVerb::CompareSwap),
+        Test::LockLat => Kind::Lock,
+        Test::BarrierLat => Kind::Barrier,
+        Test::FillLat => Kind::Bulk(BulkVerb::Fill),
+        Test::CopyLat => Kind::Bulk(BulkVerb::Copy),
+        _ => return Ok(None),
+    };
+    if args.regions.is_some() || args.span.is_some() || args.completion {
+        return Err(wrong("--regions, --span and --completion belong to reads and writes"));
+    }
+    Ok(Some(kind))
+}
+
+fn of_regions(args: &PerfArgs) -> Result<Kind, UsageError> {
     let is_random = args.regions.is_some() || args.span.is_some();
     if args.completion && args.test != Test::WriteLat {
         return Err(wrong("--completion belongs to write_lat; the other tests time the call anyway"));
@@ -141,14 +300,12 @@ fn kind(args: &PerfArgs) -> Result<Kind, UsageError> {
         }
         Test::AllocLat => return Ok(Kind::Alloc),
         Test::MapLat => return Ok(Kind::Map),
+        _ => unreachable!("calls and words have their kinds already"),
     };
     let is_ping_pong = args.test == Test::WriteLat && !args.completion;
     match (is_random, is_ping_pong) {
         (true, true) => Err(wrong("a ping-pong goes to one place: add --completion to write at random")),
         (true, false) => random(args, verb),
-        (false, true) if args.peer.is_some() => Err(wrong(
-            "nobody plays ping-pong at a node that runs already: add --completion, or leave out --peer",
-        )),
         (false, true) => Ok(Kind::PingPong),
         (false, false) => Ok(Kind::Access(verb)),
     }
@@ -201,6 +358,22 @@ mod tests {
         check("read_bw", Kind::Access(Verb::Read), &[64 << 10]);
         check("alloc_lat -s 4G", Kind::Alloc, &[4 << 30]);
         check("map_lat", Kind::Map, &[4096]);
+        check("rpc_lat", Kind::Calls { window: None, reply_bytes: None }, &[8]);
+        check("fetch_add_lat", Kind::Words(WordVerb::FetchAdd), &[8]);
+        check("copy_lat", Kind::Bulk(BulkVerb::Copy), &[4096]);
+        check("lock_lat", Kind::Lock, &[0]);
+    }
+
+    #[test]
+    fn calls_are_under_way_sixteen_at_a_time_and_load_comes_from_eight_threads() {
+        check("rpc_rate", Kind::Calls { window: Some(16), reply_bytes: None }, &[8]);
+        check(
+            "rpc_rate --window 2 --reply-size 1M",
+            Kind::Calls { window: Some(2), reply_bytes: Some(1 << 20) },
+            &[8],
+        );
+        check("rpc_load -a", Kind::Load { rate: 1000, is_sweep: true }, &[8]);
+        assert_eq!(job("rpc_load").unwrap().threads, 8);
     }
 
     #[test]
@@ -248,6 +421,14 @@ mod tests {
             "read_lat -a --span 1G",
             "read_lat --span 4",
             "read_lat --span 32 --regions 16",
+            "rpc_lat --window 3",
+            "rpc_load -s 16",
+            "rpc_lat --peer 1",
+            "read_lat --reply-size 8",
+            "rpc_rate --reply-size 65M",
+            "cas_lat -a",
+            "fetch_add_lat --rate 5",
+            "fill_lat --span 1G",
         ] {
             assert!(job(line).is_err(), "{line}");
         }

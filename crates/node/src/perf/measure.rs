@@ -190,8 +190,17 @@ fn per_second(operations: u64, elapsed: Duration) -> f64 {
     operations as f64 / elapsed.as_secs_f64().max(1e-9)
 }
 
+/// Processor time of all threads of this process.
+pub fn process_cpu() -> Duration {
+    cpu(ClockId::ProcessCPUTime)
+}
+
 fn thread_cpu() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
+    cpu(ClockId::ThreadCPUTime)
+}
+
+fn cpu(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 

@@ -5,18 +5,30 @@
 
 mod access;
 mod args;
+mod barriers;
 pub mod baseline;
+mod bulk;
+mod calls;
 pub mod cores;
+mod crew;
+mod echo;
 mod ends;
 pub mod gate;
 mod job;
+mod load;
+mod locks;
 pub mod measure;
+mod messages;
+mod occupancy;
+mod parcel;
 mod pingpong;
 mod random;
 mod regions;
 mod report;
 mod scratch;
 mod server;
+mod values;
+mod words;
 
 use std::path::Path;
 
@@ -62,5 +74,13 @@ fn measure_all(
         }
         Kind::Alloc => regions::alloc(job, ends, report),
         Kind::Map => regions::map(job, ends, report),
+        Kind::Calls { window, .. } => calls::run(job, ends, window, report),
+        Kind::Load { rate, is_sweep } => load::run(job, ends, rate, is_sweep, report),
+        Kind::Memory => occupancy::run(job, ends, report),
+        Kind::Messages => messages::run(job, ends, report),
+        Kind::Words(verb) => words::run(job, ends, verb, report),
+        Kind::Bulk(verb) => bulk::run(job, ends, verb, report),
+        Kind::Lock => locks::run(job, ends, report),
+        Kind::Barrier => barriers::run(job, ends, report),
     }
 }

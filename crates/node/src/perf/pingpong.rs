@@ -94,9 +94,14 @@ impl Player {
         Ok(Player { session: session.clone(), own, other, thread, payload, stamp: 0 })
     }
 
+    /// Of which pair.
+    pub fn thread(&self) -> usize {
+        self.thread
+    }
+
     /// Writes to the other side.
     #[inline]
-    fn serve(&mut self, stamp: u64) -> anyhow::Result<()> {
+    pub fn serve(&mut self, stamp: u64) -> anyhow::Result<()> {
         self.stamp = stamp;
         let at = self.payload.len() - STAMP_BYTES as usize;
         self.payload[at..].copy_from_slice(&stamp.to_ne_bytes());
@@ -105,7 +110,7 @@ impl Player {
 
     /// Polls our own region until the other side's write is there.
     #[inline]
-    fn await_stamp(&self, stamp: u64) -> anyhow::Result<()> {
+    pub fn await_stamp(&self, stamp: u64) -> anyhow::Result<()> {
         let at = self.payload.len() as u64 - STAMP_BYTES;
         let mut waiting_since = None;
         loop {
@@ -126,7 +131,7 @@ impl Player {
     }
 
     /// How many of the other side's last writes (one) are not what they should be.
-    fn verify(&self) -> anyhow::Result<u64> {
+    pub fn verify(&self) -> anyhow::Result<u64> {
         let mut found = vec![0; self.payload.len()];
         self.session.read(self.own, 0, &mut found)?;
         Ok(u64::from(found != self.payload))
@@ -160,15 +165,20 @@ pub fn run(
     ends: &mut Ends,
     report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let bytes = job.size_max();
-    let mut table = Table::open(&ends.session, CLIENT, job.threads, bytes)?;
-    let server = ends.server().context("a ping-pong needs a server of our own")?;
-    server.ask(&Request::Open { threads: job.threads, bytes }, Reply::Ready)?;
-    table.meet(&ends.session, SERVER)?;
+    let table = meet(ends, job.threads, job.size_max())?;
     for size in &job.sizes {
         report(play(job, ends, &table, *size)?)?;
     }
     Ok(())
+}
+
+/// Has both sides make their regions and map the other's.
+pub fn meet(ends: &mut Ends, threads: usize, bytes: u64) -> anyhow::Result<Table> {
+    let mut table = Table::open(&ends.session, CLIENT, threads, bytes)?;
+    let server = ends.server().context("a ping-pong needs a server of our own")?;
+    server.ask(&Request::Open { threads, bytes }, Reply::Ready)?;
+    table.meet(&ends.session, SERVER)?;
+    Ok(table)
 }
 
 fn play(job: &Job, ends: &mut Ends, table: &Table, size: u64) -> anyhow::Result<Row> {
@@ -196,15 +206,12 @@ fn play(job: &Job, ends: &mut Ends, table: &Table, size: u64) -> anyhow::Result<
         errors += errors_of_thread;
         batch = schedule.batch;
     }
-    match server.reply()? {
-        Reply::Errors(of_server) => errors += of_server,
-        other => bail!("the server process says {other:?} instead of how it went"),
-    }
-    Ok(Row { size, iterations, batch, ours: series, baseline: None, errors })
+    errors += server.errors()?;
+    Ok(Row { batch, ours: series, errors, ..Row::new(size, iterations) })
 }
 
 /// Round trips before the timed ones.
-fn warm_up(iterations: u64) -> u64 {
+pub fn warm_up(iterations: u64) -> u64 {
     // What estimate_ns() will do.
     (iterations / 10).clamp(1, 1000) + 1
 }
@@ -222,6 +229,17 @@ fn lead(
     };
     seat.wait();
     let schedule = Schedule::new(iterations, estimate_ns(iterations, &mut round_trip)? / 2.0);
+    let series = time_half(schedule, &mut round_trip)?;
+    assert_eq!(player.stamp, warm_up + iterations, "the server was told how many round trips there will be");
+    let errors = player.verify()?;
+    Ok((schedule, series, errors))
+}
+
+/// Times round trips; a result is half of one.
+pub fn time_half(
+    schedule: Schedule,
+    mut round_trip: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<Series> {
     let mut series = Series::default();
     for operations in schedule.rounds() {
         series.round_of_batches(operations, schedule.batch, |size| {
@@ -232,7 +250,5 @@ fn lead(
             anyhow::Ok(begin.elapsed() / 2)
         })?;
     }
-    assert_eq!(player.stamp, warm_up + iterations, "the server was told how many round trips there will be");
-    let errors = player.verify()?;
-    Ok((schedule, series, errors))
+    Ok(series)
 }

@@ -15,7 +15,7 @@ use super::ends::Ends;
 use super::gate::{self, Seat};
 use super::job::{Job, Verb};
 use super::measure::{Schedule, Series, alternate, estimate_ns};
-use super::report::{Baseline, BaselineKind, Row};
+use super::report::{BaselineKind, Row};
 
 /// Most places of one thread's sequence; it is run through again when it ends.  16 MiB of places do not fit the
 /// caches, so that each is found cold again.
@@ -66,16 +66,13 @@ fn measure(job: &Job, ends: &Ends, field: &Field<'_>, size: u64) -> anyhow::Resu
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("a measuring thread does not panic")).collect()
     });
-    let mut baseline =
-        Baseline { kind: BaselineKind::of_random(field.verb, size), series: Series::default() };
-    let mut row = Row { size, iterations, batch: 1, ours: Series::default(), baseline: None, errors: 0 };
+    let mut row = Row::new(size, iterations);
     for (batch, ours, bare, errors) in measured? {
         row.batch = batch;
         row.ours.merge(&ours);
         row.errors += errors;
-        baseline.series.merge(&bare);
+        row.merge_baseline(BaselineKind::of_random(field.verb, size), &bare);
     }
-    row.baseline = Some(baseline);
     Ok(row)
 }
 
@@ -120,10 +117,10 @@ fn measure_thread(
         (BaselineKind::Load, _) => access.reads(iterations, seat, || {
             baseline::load(word());
         }),
-        (BaselineKind::Memcpy, Verb::Write) => {
+        (_, Verb::Write) => {
             access.writes(iterations, seat, || field.words.write(offset(), black_box(&payload)))
         }
-        (BaselineKind::Memcpy, Verb::Read) => {
+        (_, Verb::Read) => {
             access.reads(iterations, seat, || field.words.read(offset(), black_box(&mut bare_buffer)))
         }
     }?;
@@ -197,15 +194,21 @@ fn draw(field: &Field<'_>, size: u64, count: u64, seed: u64) -> Vec<Place> {
 }
 
 /// The generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
-struct SplitMix(u64);
+pub struct SplitMix(pub u64);
 
 impl SplitMix {
-    fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         mixed ^ (mixed >> 31)
+    }
+
+    /// A number between 0 and 1, neither of which it is.
+    pub fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
     }
 
     /// A number below `bound`; the bias is below one in 2^32 for every bound that occurs here.
@@ -223,6 +226,15 @@ mod tests {
         // The first outputs for seed 1234567 of the reference implementation.
         let mut random = SplitMix(1_234_567);
         assert_eq!([random.next(), random.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+    }
+
+    #[test]
+    fn numbers_between_0_and_1_have_the_mean_and_variance_of_such() {
+        let mut random = SplitMix(SEED);
+        let drawn: Vec<f64> = (0..10_000).map(|_| random.unit()).collect();
+        let mean = drawn.iter().sum::<f64>() / 1e4;
+        let variance = drawn.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / 1e4;
+        assert!((mean - 0.5).abs() < 0.01 && (variance - 1.0 / 12.0).abs() < 0.005, "{mean} {variance}");
     }
 
     #[test]

@@ -91,5 +91,5 @@ fn measure(
     for series in measured? {
         ours.merge(&series);
     }
-    Ok(Row { size, iterations, batch: schedule.batch, ours, baseline: None, errors: 0 })
+    Ok(Row { batch: schedule.batch, ours, ..Row::new(size, iterations) })
 }

@@ -2,9 +2,11 @@
 //!
 //! A megabyte here is 10^6 bytes.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use super::job::{Job, Kind, Verb};
+use super::job::{BulkVerb, Job, Kind, Verb};
 use super::measure::Series;
 use crate::output;
 
@@ -13,6 +15,8 @@ use crate::output;
 pub struct Row {
     /// Bytes of one operation.
     pub size: u64,
+    /// Those that count for bandwidth: as many, or of a call the longer of both ways.
+    pub payload: u64,
     /// Operations of each thread.
     pub iterations: u64,
     /// Operations between two looks at the clock.
@@ -23,6 +27,30 @@ pub struct Row {
     pub baseline: Option<Baseline>,
     /// How often the data was not what it should be.
     pub errors: u64,
+    /// Further figures of this test, by name.
+    pub extra: Vec<(&'static str, f64)>,
+}
+
+impl Row {
+    /// A row to be filled in.
+    pub fn new(size: u64, iterations: u64) -> Row {
+        Row {
+            size,
+            payload: size,
+            iterations,
+            batch: 1,
+            ours: Series::default(),
+            baseline: None,
+            errors: 0,
+            extra: Vec::new(),
+        }
+    }
+
+    /// Adds what one thread measured of bare memory.
+    pub fn merge_baseline(&mut self, kind: BaselineKind, series: &Series) {
+        let none = || Baseline { kind, series: Series::default() };
+        self.baseline.get_or_insert_with(none).series.merge(series);
+    }
 }
 
 /// Bare memory, measured in the same rounds.
@@ -43,6 +71,12 @@ pub enum BaselineKind {
     Store,
     /// Loads of a word at the same random places.
     Load,
+    /// The processor's own atomics.
+    Atomic,
+    /// The C library's memset.
+    Memset,
+    /// A read and a write, by Halite.
+    ReadWrite,
 }
 
 impl BaselineKind {
@@ -61,6 +95,9 @@ impl BaselineKind {
             BaselineKind::Memcpy => "memcpy",
             BaselineKind::Store => "store",
             BaselineKind::Load => "load",
+            BaselineKind::Atomic => "atomic",
+            BaselineKind::Memset => "memset",
+            BaselineKind::ReadWrite => "read+write",
         }
     }
 }
@@ -103,10 +140,25 @@ impl<'a> Report<'a> {
             Kind::PingPong => "half a ping-pong of writes",
             Kind::Access(_) => "one operation after the other on the same bytes",
             Kind::Random { .. } => "one operation after the other at random places",
-            Kind::Alloc | Kind::Map => "one operation after the other",
+            Kind::Calls { window: Some(_), .. } => "many calls under way",
+            Kind::Load { .. } => {
+                "calls that come by themselves; times are of the calls, processor time is of both processes"
+            }
+            Kind::Lock if job.threads > 1 => "from one session to the next; all others wait",
+            Kind::Messages => "half a ping-pong of messages",
+            Kind::Words(_) | Kind::Bulk(_) => "one operation after the other on the same bytes",
+            Kind::Alloc
+            | Kind::Map
+            | Kind::Calls { window: None, .. }
+            | Kind::Memory
+            | Kind::Lock
+            | Kind::Barrier => "one operation after the other",
         };
         let baseline = match job.kind {
             Kind::Random { verb, .. } => BaselineKind::of_random(verb, job.size_max()),
+            Kind::Words(_) => BaselineKind::Atomic,
+            Kind::Bulk(BulkVerb::Fill) => BaselineKind::Memset,
+            Kind::Bulk(BulkVerb::Copy) => BaselineKind::ReadWrite,
             _ => BaselineKind::Memcpy,
         };
         let threads =
@@ -160,7 +212,7 @@ fn latency_row(row: &Row) -> String {
         None => ("-".to_owned(), "-".to_owned()),
     };
     format!(
-        " {:<10} {:<12} {:>11.4} {:>11.4} {:>15.4} {:>11.4} {:>13.4} {:>9.4} {:>11.4} {:>10} {bare:>12} {overhead:>13}\n",
+        " {:<10} {:<12} {:>11.4} {:>11.4} {:>15.4} {:>11.4} {:>13.4} {:>9.4} {:>11.4} {:>10} {bare:>12} {overhead:>13}{}\n",
         row.size,
         row.iterations,
         us(0.0),
@@ -171,24 +223,31 @@ fn latency_row(row: &Row) -> String {
         us(0.99),
         us(0.999),
         row.batch,
+        extra(row),
     )
 }
 
 fn bandwidth_row(row: &Row) -> String {
-    let mbps = |rate: f64| rate * row.size as f64 / 1e6;
+    let mbps = |rate: f64| rate * row.payload as f64 / 1e6;
     let ratio = match &row.baseline {
         Some(baseline) => format!("{:.3}", row.ours.rate_median() / baseline.series.rate_median()),
         None => "-".to_owned(),
     };
     format!(
-        " {:<10} {:<12} {:>14.2} {:>17.2} {:>14.6} {ratio:>10} {:>10}\n",
+        " {:<10} {:<12} {:>14.2} {:>17.2} {:>14.6} {ratio:>10} {:>10}{}\n",
         row.size,
         row.iterations,
         mbps(row.ours.rate_max()),
         mbps(row.ours.rate),
         row.ours.rate / 1e6,
         row.batch,
+        extra(row),
     )
+}
+
+/// Further figures, which bring their names along.
+fn extra(row: &Row) -> String {
+    row.extra.iter().map(|(name, value)| format!("  {name}={value:.4}")).collect()
 }
 
 /// What a typical operation takes longer than its baseline.
@@ -214,6 +273,8 @@ struct Line {
     ops_per_clock: u64,
     errors: u64,
     baseline: Option<BaselineLine>,
+    #[serde(flatten)]
+    extra: BTreeMap<&'static str, f64>,
 }
 
 #[derive(Serialize)]
@@ -236,6 +297,14 @@ struct BaselineLine {
     store_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     load_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    atomic_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memset_lat_us: Option<f64>,
+    #[serde(rename = "memset_MBps", skip_serializing_if = "Option::is_none")]
+    memset_mbps: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    read_write_lat_us: Option<f64>,
     overhead_ns: f64,
     ratio: f64,
 }
@@ -260,12 +329,13 @@ impl Line {
                 p999: us(0.999),
                 max: us(1.0),
             },
-            bw_mbps: rate * row.size as f64 / 1e6,
+            bw_mbps: rate * row.payload as f64 / 1e6,
             rate_mops: rate / 1e6,
             cpu_us_per_op: row.ours.cpu_us(),
             ops_per_clock: row.batch,
             errors: row.errors,
             baseline: row.baseline.as_ref().map(|baseline| BaselineLine::new(job, row, baseline)),
+            extra: row.extra.iter().copied().collect(),
         }
     }
 }
@@ -287,6 +357,12 @@ impl BaselineLine {
             }
             BaselineKind::Store => line.store_ns = Some(bare_us * 1e3),
             BaselineKind::Load => line.load_ns = Some(bare_us * 1e3),
+            BaselineKind::Atomic => line.atomic_ns = Some(bare_us * 1e3),
+            BaselineKind::Memset => {
+                line.memset_lat_us = Some(bare_us);
+                line.memset_mbps = Some(bare_rate * row.size as f64 / 1e6);
+            }
+            BaselineKind::ReadWrite => line.read_write_lat_us = Some(bare_us),
         }
         line
     }
@@ -325,7 +401,7 @@ mod tests {
 
     fn row(kind: BaselineKind) -> Row {
         let baseline = Some(Baseline { kind, series: series(1) });
-        Row { size: 1000, iterations: 10, batch: 5, ours: series(2), baseline, errors: 0 }
+        Row { batch: 5, ours: series(2), baseline, ..Row::new(1000, 10) }
     }
 
     fn line(test: Test, kind: BaselineKind) -> serde_json::Value {
@@ -371,6 +447,14 @@ mod tests {
     fn bare_words_are_told_in_nanoseconds() {
         check(&line(Test::WriteLat, BaselineKind::Store)["baseline"]["store_ns"], 1000.0);
         check(&line(Test::ReadLat, BaselineKind::Load)["baseline"]["load_ns"], 1000.0);
+    }
+
+    #[test]
+    fn further_figures_stand_beside_the_others_under_their_names() {
+        let row = Row { extra: vec![("ring_share", 0.5)], ..row(BaselineKind::Memcpy) };
+        let line = serde_json::to_value(Line::new(&job(Test::RpcMemory), &row)).unwrap();
+        check(&line["ring_share"], 0.5);
+        assert!(latency_row(&row).ends_with("  ring_share=0.5000\n"));
     }
 
     #[test]

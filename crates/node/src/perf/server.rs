@@ -10,10 +10,17 @@ use halite::{Config, Node, NodeId, Permissions, blocking};
 use serde::{Deserialize, Serialize};
 
 use super::args::ServerArgs;
+use super::barriers;
 use super::cores::{Cores, pin};
+use super::echo::Echo;
+use super::measure::process_cpu;
+use super::messages;
 use super::pingpong::{self, Table};
 use crate::output;
 use crate::signals;
+
+/// The node of the other process.
+pub const CLIENT: NodeId = NodeId(1);
 
 /// What the server can be told.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
@@ -32,6 +39,35 @@ pub enum Request {
         /// How often each side writes.
         turns: u64,
     },
+    /// Serve functions until [`Request::EndServing`].
+    Serve {
+        /// How many, each by a thread of its own.
+        threads: usize,
+        /// Bytes of each request; none for any.
+        request_bytes: Option<u64>,
+        /// Bytes of each reply.
+        reply_bytes: u64,
+    },
+    /// End them, and tell the `Errors`.
+    EndServing,
+    /// Send messages back; `Ready` is answered when the ports are open, `Errors` in the end.
+    Reflect {
+        /// Pairs of threads.
+        threads: usize,
+        /// Bytes of each message.
+        size: u64,
+        /// How many messages each thread gets.
+        turns: u64,
+    },
+    /// Pass a barrier together with the client; `Ready` is answered before, `Errors` in the end.
+    Meet {
+        /// Sessions on each side.
+        threads: usize,
+        /// How often.
+        rounds: u64,
+    },
+    /// Tell how much processor time the process has used.
+    Cpu,
     /// Tell the checksum of the first bytes of a region.
     Checksum {
         /// Its name.
@@ -48,6 +84,8 @@ pub enum Reply {
     Ready,
     /// How often the data was not what it should be.
     Errors(u64),
+    /// Processor time of the process, in nanoseconds.
+    CpuNs(u64),
     /// A checksum as of [`checksum`].
     Checksum(u64),
     /// It could not be done.
@@ -69,13 +107,15 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         Config { dir: dir.to_owned(), node: Some(NodeId(0)), arena_bytes: args.arena, ..Config::default() };
     let node = Node::embedded(config).context("cannot run the server's node")?;
     answer(Reply::Ready)?;
-    let mut server = Server { session: node.blocking_session(), cores, table: None };
+    let session = node.blocking_session();
+    let mut server = Server { node, session, cores, table: None, echo: None };
     for line in io::stdin().lock().lines() {
         let request = serde_json::from_str(&line?).context("cannot read what to do")?;
         let reply = server.handle(request).unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
         answer(reply)?;
     }
-    drop(server);
+    let Server { node, session, .. } = server;
+    drop(session);
     node.leave();
     Ok(())
 }
@@ -85,9 +125,11 @@ fn answer(reply: Reply) -> anyhow::Result<()> {
 }
 
 struct Server {
+    node: Node,
     session: blocking::Session,
     cores: Cores,
     table: Option<Table>,
+    echo: Option<Echo>,
 }
 
 impl Server {
@@ -106,6 +148,26 @@ impl Server {
                 let cores = &self.cores;
                 pingpong::serve(players, turns, |thread| cores.of_server(thread)).map(Reply::Errors)
             }
+            Request::Serve { threads, request_bytes, reply_bytes } => {
+                let (session, cores) = (&self.session, &self.cores);
+                self.echo = Some(Echo::begin(session, cores, threads, request_bytes, reply_bytes)?);
+                Ok(Reply::Ready)
+            }
+            Request::EndServing => {
+                let echo = self.echo.take().context("no functions are served")?;
+                echo.end().map(Reply::Errors)
+            }
+            Request::Reflect { threads, size, turns } => {
+                let pairs = messages::correspondents(&self.session, CLIENT, threads, size)?;
+                answer(Reply::Ready)?;
+                messages::reflect(pairs, turns, &self.cores).map(Reply::Errors)
+            }
+            Request::Meet { threads, rounds } => {
+                let sessions = (0..threads).map(|_| self.node.blocking_session()).collect();
+                answer(Reply::Ready)?;
+                barriers::meet(sessions, rounds, &self.cores).map(Reply::Errors)
+            }
+            Request::Cpu => Ok(Reply::CpuNs(u64::try_from(process_cpu().as_nanos())?)),
             Request::Checksum { name, len } => {
                 let lh = self.session.map(&name, Permissions::READ)?;
                 let mut bytes = vec![0; usize::try_from(len)?];

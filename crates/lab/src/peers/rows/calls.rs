@@ -1,6 +1,6 @@
 //! Calls and messages: what another process does for the asker.
 
-use super::{Figure, MIB, Row, Sizes, Source, Target, row, ucx};
+use super::{Figure, MIB, Row, Sizes, Source, Target, figure_of, halite, latency_of, row, ucx};
 use crate::peers::probe::Probe;
 use crate::peers::redis::Command;
 
@@ -9,7 +9,9 @@ const WINDOW: u64 = 16;
 
 /// The rows in their order.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
-    [round_trips(sizes), tails(sizes), rates(sizes), replies(sizes), messages(sizes)].concat()
+    let rows =
+        [round_trips(sizes), tails(sizes), rates(sizes), replies(sizes), messages(sizes), resources(sizes)];
+    rows.concat()
 }
 
 fn round_trips(sizes: &Sizes) -> Vec<Row> {
@@ -18,34 +20,44 @@ fn round_trips(sizes: &Sizes) -> Vec<Row> {
     let tag = |figure| taking(figure, ucx("tag_lat", 8, sizes.small));
     let active = taking(Figure::RoundTrip, ucx("ucp_am_lat", 8, sizes.small));
     let redis = |command| redis(command, 1, sizes.socket, Figure::Latency);
+    let ours = || latency_of(&one_call(sizes));
+    let mean = figure_of(&one_call(sizes), Figure::Mean);
     vec![
-        row(name, "us", None, "bare word", line),
-        row(name, "us", None, "UCX tag", tag(Figure::RoundTrip)).wants(Target::RatioAtMost(1.3)),
-        row(&format!("{name}, mean"), "us", None, "UCX tag", tag(Figure::MeanRoundTrip)),
-        row(name, "us", None, "UCX active message", active),
-        row(name, "us", None, "gRPC", grpc(1, sizes.socket, Figure::Latency)),
-        row(name, "us", None, "Redis PING", redis(Command::Ping)),
-        row(name, "us", None, "Redis GET", redis(Command::Get)),
-        row(name, "us", None, "Redis SET", redis(Command::Set)),
+        row(name, "us", ours(), "bare word", line),
+        row(name, "us", ours(), "UCX tag", tag(Figure::RoundTrip)).wants(Target::RatioAtMost(1.3)),
+        row(&format!("{name}, mean"), "us", mean, "UCX tag", tag(Figure::MeanRoundTrip)),
+        row(name, "us", ours(), "UCX active message", active),
+        row(name, "us", ours(), "gRPC", grpc(1, sizes.socket, Figure::Latency)),
+        row(name, "us", ours(), "Redis PING", redis(Command::Ping)),
+        row(name, "us", ours(), "Redis GET", redis(Command::Get)),
+        row(name, "us", ours(), "Redis SET", redis(Command::Set)),
     ]
+}
+
+fn one_call(sizes: &Sizes) -> Probe {
+    halite(&["rpc_lat", "-s", "8"], sizes.calls)
 }
 
 fn tails(sizes: &Sizes) -> Vec<Row> {
     let name = "call, 8 B there and back, 99th percentile";
+    let ours = || figure_of(&one_call(sizes), Figure::P99);
     vec![
-        row(name, "us", None, "gRPC", grpc(1, sizes.socket, Figure::P99)),
-        row(name, "us", None, "Redis PING", redis(Command::Ping, 1, sizes.socket, Figure::P99)),
+        row(name, "us", ours(), "gRPC", grpc(1, sizes.socket, Figure::P99)),
+        row(name, "us", ours(), "Redis PING", redis(Command::Ping, 1, sizes.socket, Figure::P99)),
     ]
 }
 
 fn rates(sizes: &Sizes) -> Vec<Row> {
     let name = format!("calls, 8 B there and back, {WINDOW} under way");
     let redis = |command| redis(command, WINDOW, sizes.pipelined, Figure::Rate);
+    let window = WINDOW.to_string();
+    let ours =
+        || figure_of(&halite(&["rpc_rate", "-s", "8", "--window", &window], 4 * sizes.calls), Figure::Rate);
     vec![
-        row(&name, "Mops", None, "gRPC", grpc(WINDOW, sizes.pipelined, Figure::Rate))
+        row(&name, "Mops", ours(), "gRPC", grpc(WINDOW, sizes.pipelined, Figure::Rate))
             .wants(Target::AtLeast(4.0)),
-        row(&name, "Mops", None, "Redis GET", redis(Command::Get)),
-        row(&name, "Mops", None, "Redis SET", redis(Command::Set)),
+        row(&name, "Mops", ours(), "Redis GET", redis(Command::Get)),
+        row(&name, "Mops", ours(), "Redis SET", redis(Command::Set)),
     ]
 }
 
@@ -55,15 +67,18 @@ fn replies(sizes: &Sizes) -> Vec<Row> {
     let memcpy = Probe::Memcpy { size: MIB as usize, iterations };
     let memcpy = Some(Source { probe: memcpy, figure: Figure::Bandwidth });
     let tag = taking(Figure::Bandwidth, ucx("tag_bw", MIB, iterations));
+    let replies = ["rpc_rate", "-s", "8", "--window", "2", "--reply-size", &MIB.to_string()];
+    let ours = || figure_of(&halite(&replies, iterations), Figure::Bandwidth);
     vec![
-        row(name, "MB/s", None, "memcpy", memcpy).wants(Target::RatioAtLeast(0.8)),
-        row(name, "MB/s", None, "UCX tag", tag),
+        row(name, "MB/s", ours(), "memcpy", memcpy).wants(Target::RatioAtLeast(0.8)),
+        row(name, "MB/s", ours(), "UCX tag", tag),
     ]
 }
 
 fn messages(sizes: &Sizes) -> Vec<Row> {
+    let ours = latency_of(&halite(&["send_lat", "-s", "8"], sizes.calls));
     vec![
-        row("message of 8 B, half a ping-pong", "us", None, "UCX tag", ucx("tag_lat", 8, sizes.small)),
+        row("message of 8 B, half a ping-pong", "us", ours, "UCX tag", ucx("tag_lat", 8, sizes.small)),
         row(
             "messages of 8 B, back to back",
             "Mops",
@@ -71,6 +86,30 @@ fn messages(sizes: &Sizes) -> Vec<Row> {
             "UCX tag",
             taking(Figure::Rate, ucx("tag_bw", 8, sizes.small)),
         ),
+    ]
+}
+
+/// What calls cost beside time: the processor when they are few, and memory at the server.
+fn resources(sizes: &Sizes) -> Vec<Row> {
+    let load = halite(&["rpc_load", "-t", "8", "--rate", "1000"], sizes.load);
+    let memory = halite(&["rpc_memory"], sizes.calls / 4);
+    vec![
+        row(
+            "processor time of a call, 1,000 a second, both ends",
+            "us",
+            figure_of(&load, Figure::Cpu),
+            "polling for ever",
+            figure_of(&load, Figure::PollingCpu),
+        )
+        .wants(Target::AtMost(75.0)),
+        row(
+            "memory for requests that holds requests",
+            "%",
+            figure_of(&memory, Figure::Used),
+            "4 receive queues",
+            figure_of(&memory, Figure::UsedByQueues),
+        )
+        .wants(Target::AtLeast(95.0)),
     ]
 }
 

@@ -21,7 +21,9 @@ pub enum Figure {
     P99,
     /// Typical time there and back, us, of a ping-pong whose operation is half of that.
     RoundTrip,
-    /// The same as a mean, for peers whose medians come in coarse steps.
+    /// Mean time of an operation, us.
+    Mean,
+    /// Mean time there and back, as `RoundTrip`, for peers whose medians come in coarse steps.
     MeanRoundTrip,
     /// Operations per second times their size, MB/s with a megabyte of 10^6 bytes.
     Bandwidth,
@@ -35,6 +37,14 @@ pub enum Figure {
     BaselineBandwidth,
     /// Time of an operation beyond its baseline, ns.
     Overhead,
+    /// Processor time of an operation, us.
+    Cpu,
+    /// The same where processes poll for ever.
+    PollingCpu,
+    /// How much of the memory for requests holds requests, %.
+    Used,
+    /// The same in four queues of receive buffers.
+    UsedByQueues,
 }
 
 /// Where a figure of a row comes from.
@@ -85,6 +95,12 @@ pub struct Sizes {
     pub bulk: u64,
     /// Iterations of control operations.
     pub control: u64,
+    /// Calls and messages, microseconds each where other work disturbs them.
+    pub calls: u64,
+    /// Takings of a lock that many want, of all together.
+    pub contended: u64,
+    /// Calls of each of eight threads that come now and then.
+    pub load: u64,
     /// Round trips through a socket, tens of microseconds each.
     pub socket: u64,
     /// Round trips through a socket of which many are under way.
@@ -102,6 +118,9 @@ impl Sizes {
             small: 1_000_000,
             bulk: 32_000,
             control: 10_000,
+            calls: 200_000,
+            contended: 50_000,
+            load: 125,
             socket: 20_000,
             pipelined: 100_000,
             regions: options.regions.unwrap_or(1_000_000),
@@ -115,6 +134,9 @@ impl Sizes {
             small: 2_000,
             bulk: 64,
             control: 50,
+            calls: 500,
+            contended: 256,
+            load: 4,
             socket: 200,
             pipelined: 320,
             regions: options.regions.unwrap_or(1_000),
@@ -167,6 +189,7 @@ impl Source {
             Figure::Latency => sample.latency_us,
             Figure::P99 => sample.p99_us,
             Figure::RoundTrip => sample.latency_us.map(|half| 2.0 * half),
+            Figure::Mean => sample.rate_per_s.map(|rate| 1e6 / rate),
             Figure::MeanRoundTrip => sample.rate_per_s.map(|rate| 2e6 / rate),
             Figure::Bandwidth => sample.rate_per_s.map(|rate| rate * size / 1e6),
             Figure::PrintedBandwidth => sample.printed_mbps,
@@ -174,6 +197,10 @@ impl Source {
             Figure::BaselineLatency => sample.baseline_us,
             Figure::BaselineBandwidth => sample.baseline_mbps,
             Figure::Overhead => sample.overhead_ns,
+            Figure::Cpu => sample.cpu_us,
+            Figure::PollingCpu => sample.polling_cpu_us,
+            Figure::Used => sample.used_percent,
+            Figure::UsedByQueues => sample.used_by_queues_percent,
         };
         let missing =
             || ProbeError::NoFigure { probe: self.probe.to_string(), figure: format!("{:?}", self.figure) };
@@ -225,7 +252,18 @@ mod tests {
     use crate::peers::tools::Program;
 
     fn sizes() -> Sizes {
-        Sizes { small: 1, bulk: 16, control: 1, socket: 1, pipelined: 16, regions: 10, spans: spans(8 * GIB) }
+        Sizes {
+            small: 1,
+            bulk: 16,
+            control: 1,
+            calls: 1,
+            contended: 1,
+            load: 1,
+            socket: 1,
+            pipelined: 16,
+            regions: 10,
+            spans: spans(8 * GIB),
+        }
     }
 
     #[test]

@@ -1,0 +1,258 @@
+//! `rpc_lat` and `rpc_rate`: calls one after the other, or many under way.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use halite::{CallError, Function, NodeId, blocking};
+
+use super::crew;
+use super::echo::function;
+use super::ends::{Ends, Server};
+use super::gate::Seat;
+use super::job::{Job, Kind};
+use super::measure::{Schedule, Series, estimate_ns};
+use super::parcel::{Parcel, stamp_of};
+use super::report::Row;
+use super::server::{Reply, Request};
+
+/// After so long without an answer the server is taken for dead.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// All sizes.
+pub fn run(
+    job: &Job,
+    ends: &mut Ends,
+    window: Option<usize>,
+    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    for size in &job.sizes {
+        report(measure(job, ends, window, *size)?)?;
+    }
+    Ok(())
+}
+
+fn measure(job: &Job, ends: &mut Ends, window: Option<usize>, size: u64) -> anyhow::Result<Row> {
+    let reply_bytes = match job.kind {
+        Kind::Calls { reply_bytes: Some(bytes), .. } => bytes,
+        _ => size,
+    };
+    let iterations = job.iterations(size);
+    serve(ends, job.threads, Some(size), reply_bytes)?;
+    let (session, peer, cores) = (&ends.session, ends.peer, &ends.cores);
+    let caller = |thread| Caller::new(session, peer, thread, size, reply_bytes);
+    let measured = crew::run(
+        job.threads,
+        |thread| cores.of_client(thread),
+        |thread, seat| match window {
+            None => one_by_one(caller(thread), iterations, &seat),
+            Some(window) => {
+                let callers = (0..window).map(|_| caller(thread)).collect();
+                under_way(callers, iterations, &seat)
+            }
+        },
+    )?;
+    let mut row = Row { payload: size.max(reply_bytes), ..Row::new(size, iterations) };
+    for (batch, series, errors) in measured {
+        row.batch = batch;
+        row.ours.merge(&series);
+        row.errors += errors;
+    }
+    row.errors += end_serving(ends)?;
+    Ok(row)
+}
+
+/// Has the server answer calls.
+pub fn serve(
+    ends: &mut Ends,
+    threads: usize,
+    request_bytes: Option<u64>,
+    reply_bytes: u64,
+) -> anyhow::Result<()> {
+    the_server(ends)?.ask(&Request::Serve { threads, request_bytes, reply_bytes }, Reply::Ready)
+}
+
+/// Has it stop; returns how often it got something else than expected.
+pub fn end_serving(ends: &mut Ends) -> anyhow::Result<u64> {
+    let server = the_server(ends)?;
+    server.send(&Request::EndServing)?;
+    server.errors()
+}
+
+fn the_server(ends: &mut Ends) -> anyhow::Result<&mut Server> {
+    ends.server().context("calls need a server of our own")
+}
+
+type Measured = anyhow::Result<(u64, Series, u64)>;
+
+fn one_by_one(mut caller: Caller<'_>, iterations: u64, seat: &Seat) -> Measured {
+    let schedule = Schedule::new(iterations, estimate_ns(iterations, || caller.call())?);
+    let mut series = Series::default();
+    seat.wait();
+    for operations in schedule.rounds() {
+        series.round(operations, schedule.batch, || caller.call())?;
+    }
+    Ok((schedule.batch, series, caller.errors()))
+}
+
+/// Each round is a batch: a window that runs empty in between would not be one.
+fn under_way(mut callers: Vec<Caller<'_>>, iterations: u64, seat: &Seat) -> Measured {
+    let mut timed = |calls| {
+        let begin = Instant::now();
+        keep_under_way(&mut callers, calls)?;
+        Ok::<Duration, CallError>(begin.elapsed())
+    };
+    timed((iterations / 10).clamp(1, 1000))?;
+    let schedule = Schedule::new(iterations, f64::MAX);
+    let mut series = Series::default();
+    let mut batch = 1;
+    seat.wait();
+    for operations in schedule.rounds() {
+        batch = operations;
+        series.round_of_batches(operations, operations, &mut timed)?;
+    }
+    Ok((batch, series, callers.iter().map(Caller::errors).sum()))
+}
+
+/// Makes calls, of which each caller has one under way.  One thread serves them, in order: so the oldest ends first.
+fn keep_under_way(callers: &mut [Caller<'_>], calls: u64) -> Result<(), CallError> {
+    let window = callers.len() as u64;
+    let mut pending = VecDeque::with_capacity(callers.len());
+    for number in 0..calls + window {
+        let caller = &mut callers[(number % window) as usize];
+        if number >= window
+            && let Some(oldest) = pending.pop_front()
+        {
+            caller.finish(oldest)?;
+        }
+        if number < calls {
+            pending.push_back(caller.post()?);
+        }
+    }
+    Ok(())
+}
+
+/// Calls a function and checks its answers.
+pub struct Caller<'a> {
+    session: &'a blocking::Session,
+    node: NodeId,
+    function: Function,
+    request: Parcel,
+    expected: Parcel,
+    reply: Vec<u8>,
+    calls: u64,
+    errors: u64,
+}
+
+impl<'a> Caller<'a> {
+    /// Of the server's function for `thread`.
+    pub fn new(
+        session: &'a blocking::Session,
+        node: NodeId,
+        thread: usize,
+        request_bytes: u64,
+        reply_bytes: u64,
+    ) -> Caller<'a> {
+        let reply = vec![0; reply_bytes as usize];
+        let (request, expected) = (Parcel::new(request_bytes, thread), Parcel::new(reply_bytes, thread));
+        Caller { session, node, function: function(thread), request, expected, reply, calls: 0, errors: 0 }
+    }
+
+    /// One call on a thread.
+    #[inline]
+    pub fn call(&mut self) -> Result<(), CallError> {
+        self.stamp();
+        let input = self.request.bytes();
+        let len = self.session.call_into(self.node, self.function, input, &mut self.reply, TIMEOUT)?;
+        self.check(len);
+        Ok(())
+    }
+
+    /// Begins a call.
+    fn post(&mut self) -> Result<blocking::PendingCall<'a>, CallError> {
+        self.stamp();
+        self.session.post_call(self.node, self.function, self.request.bytes(), TIMEOUT)
+    }
+
+    /// Ends the call that was begun last.
+    fn finish(&mut self, pending: blocking::PendingCall<'_>) -> Result<(), CallError> {
+        let len = pending.answer_into(&mut self.reply)?;
+        self.check(len);
+        Ok(())
+    }
+
+    /// How many answers were wrong; the last one is looked at as a whole.
+    pub fn errors(&self) -> u64 {
+        let is_wrong = self.calls > 0 && self.reply != self.expected.bytes();
+        self.errors + u64::from(is_wrong)
+    }
+
+    fn stamp(&mut self) {
+        self.calls += 1;
+        self.request.stamp(self.calls);
+    }
+
+    fn check(&mut self, len: usize) {
+        // Of a short request, the server saw only a part of the stamp.
+        self.expected.stamp(stamp_of(self.request.bytes()));
+        self.errors += u64::from(!self.expected.resembles(&self.reply[..len]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use halite::{Config, Node, ServeOptions};
+
+    use super::super::gate;
+    use super::*;
+
+    /// Counts the errors of 10 calls, at a server that answers by what `spoil` makes of the right answer.
+    fn errors(window: Option<usize>, spoil: fn(&mut Vec<u8>)) -> u64 {
+        static RUNS: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: only the numbers must differ.
+        let name = format!("halite-calls-{}-{}", std::process::id(), RUNS.fetch_add(1, Relaxed));
+        let dir = std::env::temp_dir().join(name);
+        let config = Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() };
+        let node = Node::embedded(config).unwrap();
+        let session = node.blocking_session();
+        let server = session.serve(function(0), ServeOptions::default()).unwrap();
+        let errors = std::thread::scope(|scope| {
+            let serving = server.clone();
+            scope.spawn(move || {
+                while let Ok(call) = serving.recv() {
+                    let mut reply = Parcel::new(100, 0);
+                    reply.stamp(stamp_of(call.input()));
+                    let mut bytes = reply.bytes().to_vec();
+                    spoil(&mut bytes);
+                    call.reply(&bytes).unwrap();
+                }
+            });
+            let caller = || Caller::new(&session, NodeId(0), 0, 8, 100);
+            let seat = gate::seats(1).pop().unwrap();
+            let measured = match window {
+                None => one_by_one(caller(), 10, &seat),
+                Some(window) => under_way((0..window).map(|_| caller()).collect(), 10, &seat),
+            };
+            server.close();
+            measured.unwrap().2
+        });
+        node.leave();
+        std::fs::remove_dir_all(dir).unwrap();
+        errors
+    }
+
+    #[test]
+    fn an_echo_that_is_broken_is_noticed() {
+        for window in [None, Some(4)] {
+            assert_eq!(errors(window, |_| ()), 0, "{window:?}");
+            assert!(errors(window, |bytes| bytes[0] ^= 1) >= 10, "{window:?}");
+            assert!(errors(window, |bytes| bytes[99] ^= 1) >= 10, "{window:?}");
+            assert!(errors(window, |bytes| bytes.truncate(99)) >= 10, "{window:?}");
+            // In the middle of the last answers, which are looked at as a whole.
+            assert!(errors(window, |bytes| bytes[50] ^= 1) >= 1, "{window:?}");
+        }
+    }
+}

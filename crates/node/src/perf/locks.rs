@@ -1,0 +1,154 @@
+//! `lock_lat`: a lock whose home is the other process: free, or wanted by many sessions.
+//!
+//! Those that want it are driven by one thread, so that all but the holder wait at any time, however many cores there are,
+//! and so that the order in which they asked is certain: whoever gets it out of turn is an error.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::Poll;
+
+use halite::{Guard, LockError, Session, blocking};
+
+use super::crew;
+use super::ends::Ends;
+use super::job::Job;
+use super::measure::{Schedule, Series, estimate_ns};
+use super::report::Row;
+
+/// The one lock.
+const LOCK: &str = "perf";
+
+/// The only row.
+pub fn run(
+    job: &Job,
+    ends: &mut Ends,
+    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let iterations = job.iterations(0);
+    // A session holds a lock once: those that exclude each other are of different sessions.
+    let sessions: Vec<_> = (0..job.threads).map(|_| ends.another_session()).collect();
+    let work = |_, _| match sessions.as_slice() {
+        [one] => free(one, iterations),
+        many => wanted(&ends.session, many, iterations * many.len() as u64),
+    };
+    let mut row = Row::new(0, iterations);
+    for (batch, series, errors) in crew::run(1, |thread| ends.cores.of_client(thread), work)? {
+        row.batch = batch;
+        row.ours.merge(&series);
+        row.errors += errors;
+    }
+    report(row)
+}
+
+type Measured = anyhow::Result<(u64, Series, u64)>;
+
+/// Takes a lock that nobody else wants, and gives it up.
+fn free(session: &blocking::Session, iterations: u64) -> Measured {
+    let mut tokens = Tokens::default();
+    let mut once = || {
+        let guard = session.lock(LOCK)?;
+        tokens.note(guard.token());
+        guard.unlock()
+    };
+    let schedule = Schedule::new(iterations, estimate_ns(iterations, &mut once)?);
+    let mut series = Series::default();
+    for operations in schedule.rounds() {
+        series.round(operations, schedule.batch, &mut once)?;
+    }
+    Ok((schedule.batch, series, tokens.errors))
+}
+
+/// Has a lock go around among sessions that ask for it again as soon as they have given it up.
+fn wanted(driver: &blocking::Session, sessions: &[blocking::Session], handovers: u64) -> Measured {
+    let sessions: Vec<&Session> = sessions.iter().map(blocking::Session::as_async).collect();
+    let mut queue = driver.block_on(Queue::begin(&sessions))?;
+    let mut once = || driver.block_on(queue.hand_over());
+    let schedule = Schedule::new(handovers, estimate_ns(handovers, &mut once)?);
+    let mut series = Series::default();
+    for operations in schedule.rounds() {
+        series.round(operations, schedule.batch, &mut once)?;
+    }
+    Ok((schedule.batch, series, queue.overtakings + queue.tokens.errors))
+}
+
+/// The tokens of a lock, which must rise.
+#[derive(Default)]
+struct Tokens {
+    last: u64,
+    errors: u64,
+}
+
+impl Tokens {
+    fn note(&mut self, token: u64) {
+        self.errors += u64::from(token <= self.last);
+        self.last = token;
+    }
+}
+
+type Asking<'a> = Pin<Box<dyn Future<Output = Result<Guard, LockError>> + 'a>>;
+
+/// The holder of the lock, and those that wait for it in the order in which they asked.
+struct Queue<'a> {
+    held: Option<(&'a Session, Guard)>,
+    waiting: VecDeque<(&'a Session, Asking<'a>)>,
+    overtakings: u64,
+    tokens: Tokens,
+}
+
+impl<'a> Queue<'a> {
+    async fn begin(sessions: &[&'a Session]) -> Result<Queue<'a>, LockError> {
+        // Each gets to know the lock, so that it asks for it at the first look at its future.
+        for session in sessions {
+            session.lock(LOCK).await?.unlock().await?;
+        }
+        let (first, others) = sessions.split_first().expect("there are at least two");
+        let held = Some((*first, first.lock(LOCK).await?));
+        let mut queue = Queue { held, waiting: VecDeque::new(), overtakings: 0, tokens: Tokens::default() };
+        for session in others {
+            queue.ask(session).await?;
+        }
+        Ok(queue)
+    }
+
+    async fn hand_over(&mut self) -> Result<(), LockError> {
+        let (session, guard) = self.held.take().expect("somebody holds the lock");
+        self.tokens.note(guard.token());
+        guard.unlock().await?;
+        self.ask(session).await?;
+        self.held = Some(self.next_holder().await?);
+        Ok(())
+    }
+
+    /// Puts a session at the end of those that wait.
+    async fn ask(&mut self, session: &'a Session) -> Result<(), LockError> {
+        let mut asking: Asking<'a> = Box::pin(session.lock(LOCK));
+        let got_it = std::future::poll_fn(|context| Poll::Ready(asking.as_mut().poll(context))).await;
+        if let Poll::Ready(guard) = got_it {
+            // It holds what was given to another one, or to nobody: now it waits once more.
+            self.overtakings += 1;
+            guard?.unlock().await?;
+            asking = Box::pin(session.lock(LOCK));
+        }
+        self.waiting.push_back((session, asking));
+        Ok(())
+    }
+
+    async fn next_holder(&mut self) -> Result<(&'a Session, Guard), LockError> {
+        let mut is_first_look = true;
+        let (place, guard) = std::future::poll_fn(|context| {
+            // Only the first in turn has to be looked at, unless that one was not the reason to be woken.
+            let looked_at = if is_first_look { 1 } else { self.waiting.len() };
+            is_first_look = false;
+            for (place, (_, asking)) in self.waiting.iter_mut().enumerate().take(looked_at) {
+                if let Poll::Ready(guard) = asking.as_mut().poll(context) {
+                    return Poll::Ready((place, guard));
+                }
+            }
+            Poll::Pending
+        })
+        .await;
+        self.overtakings += u64::from(place != 0);
+        let (session, _) = self.waiting.remove(place).expect("it was there just now");
+        Ok((session, guard?))
+    }
+}

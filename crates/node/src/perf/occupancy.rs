@@ -1,0 +1,187 @@
+//! `rpc_memory`: how much of the memory that a server keeps for requests holds requests, as in LITE, figure 12.
+//!
+//! Calls of the sizes of keys and values go to a server.  The ring that they travel in is followed by the code that
+//! decides where each lies, so that what is left free at the end of a lap counts.  Beside it, the queues of receive
+//! buffers that sends would need instead: each request takes up the smallest buffer that holds it, and sizes are the
+//! best ones for just these requests.
+
+use std::time::Instant;
+
+use halite::Config;
+use halite_tier::rpc::{Input, Kind, RequestHeader, RingReader, RingWriter, SlotId};
+
+use super::calls::{Caller, end_serving, serve};
+use super::crew;
+use super::ends::Ends;
+use super::job::Job;
+use super::measure::Series;
+use super::random::SplitMix;
+use super::report::Row;
+use super::values;
+
+/// Any would do; a fixed one makes runs comparable.
+const SEED: u64 = 0x4641_4345;
+
+/// Bytes of a reply: a stamp.
+const REPLY_BYTES: u64 = 8;
+
+/// Queues of the figure.
+const QUEUES: [&str; 4] = ["1_queue_share", "2_queues_share", "3_queues_share", "4_queues_share"];
+
+/// Sizes of buffers among which the best are looked for.
+const CANDIDATES_MAX: usize = 512;
+
+/// The only row.
+pub fn run(
+    job: &Job,
+    ends: &mut Ends,
+    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut random = SplitMix(SEED);
+    let calls = job.iterations(0);
+    let sizes: Vec<u64> = (0..calls)
+        .map(|_| {
+            let (key, value) = values::draw(&mut random);
+            key + value
+        })
+        .collect();
+    let mut row = Row::new(0, calls);
+    serve(ends, 1, None, REPLY_BYTES)?;
+    let work = |_, _| call_all(ends, &sizes);
+    for (series, errors) in crew::run(1, |thread| ends.cores.of_client(thread), work)? {
+        row.ours.merge(&series);
+        row.errors += errors;
+    }
+    row.errors += end_serving(ends)?;
+    let lengths: Vec<u64> = sizes.iter().map(|size| request_bytes(*size)).collect();
+    let usage = in_ring(Config::default().request_ring_bytes, &lengths);
+    let payload: u64 = sizes.iter().sum();
+    row.extra.push(("ring_share", usage.sent as f64 / usage.taken as f64));
+    row.extra.push(("ring_payload_share", payload as f64 / usage.taken as f64));
+    for (name, share) in QUEUES.into_iter().zip(in_queues(QUEUES.len(), &lengths)) {
+        row.extra.push((name, share));
+    }
+    report(row)
+}
+
+/// Makes calls of these sizes.
+fn call_all(ends: &Ends, sizes: &[u64]) -> anyhow::Result<(Series, u64)> {
+    let mut series = Series::default();
+    let mut errors = 0;
+    let mut left = sizes.iter();
+    series.round_of_batches(sizes.len() as u64, 1, |_| {
+        let size = *left.next().expect("one for each call");
+        let mut caller = Caller::new(&ends.session, ends.peer, 0, size, REPLY_BYTES);
+        let begin = Instant::now();
+        caller.call()?;
+        let took = begin.elapsed();
+        errors += caller.errors();
+        anyhow::Ok(took)
+    })?;
+    Ok((series, errors))
+}
+
+/// Bytes of a call's request in the ring.
+fn request_bytes(input_bytes: u64) -> u64 {
+    let name_bytes = Config::default().principal().len() as u8;
+    let header = RequestHeader {
+        kind: Kind::Call,
+        number: 0,
+        slot: SlotId { index: 0, generation: 0 },
+        reply_at: None,
+        reply_bytes_max: REPLY_BYTES as u32,
+        input_bytes: input_bytes as u32,
+        input: Input::InRing,
+        name_bytes,
+    };
+    header.request_bytes()
+}
+
+/// What requests took in a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Usage {
+    /// Their own bytes.
+    sent: u64,
+    /// By how much the ring's head advanced.
+    taken: u64,
+}
+
+/// Follows requests through a ring whose server keeps up.
+fn in_ring(ring_bytes: u64, lengths: &[u64]) -> Usage {
+    let (mut writer, mut reader) = (RingWriter::new(ring_bytes), RingReader::new(ring_bytes));
+    let mut usage = Usage { sent: 0, taken: 0 };
+    // Longer ones stay in their caller's memory.
+    let travelling = lengths.iter().filter(|len| **len <= writer.request_bytes_max());
+    let travelling: Vec<u64> = travelling.copied().collect();
+    for len in travelling {
+        let place = writer.place(len).expect("all before it has been read");
+        let lap_end = (ring_bytes - usage.taken % ring_bytes) % ring_bytes;
+        let skipped = if place.offset == 0 { lap_end } else { 0 };
+        usage.taken += skipped + len;
+        usage.sent += len;
+        writer.take(place);
+        reader.arrive(place.offset).expect("where the writer says");
+        reader.advance(len);
+        if let Some(head) = reader.poll_head() {
+            writer.set_head(head).expect("not beyond the tail");
+        }
+    }
+    usage
+}
+
+/// The share of receive buffers that requests fill, with 1 to `queues` sizes of buffers.
+fn in_queues(queues: usize, lengths: &[u64]) -> Vec<f64> {
+    let mut sorted = lengths.to_vec();
+    sorted.sort_unstable();
+    let total: u64 = sorted.iter().sum();
+    let ends = candidates(sorted.len());
+    // best[i]: bytes of buffers for all requests up to candidate i, the largest of which has a buffer that fits.
+    let cost = |from: usize, end: usize| (end - from) as u64 * sorted[end - 1];
+    let mut best: Vec<u64> = ends.iter().map(|end| cost(0, *end)).collect();
+    let mut shares = Vec::new();
+    for _ in 0..queues {
+        shares.push(total as f64 / best[best.len() - 1] as f64);
+        let with_one_more = |i: usize| {
+            let others = (0..i).map(|before| best[before] + cost(ends[before], ends[i]));
+            others.chain([best[i]]).min().expect("there is one")
+        };
+        best = (0..ends.len()).map(with_one_more).collect();
+    }
+    shares
+}
+
+/// How many of `count` sorted requests the buffers up to each candidate hold: evenly spread, but every single one of the
+/// longest, where sizes differ most.
+fn candidates(count: usize) -> Vec<usize> {
+    let half = CANDIDATES_MAX / 2;
+    let tail = count.saturating_sub(half);
+    let spread = (1..=half).map(|step| tail * step / half);
+    let mut ends: Vec<usize> = spread.chain(tail + 1..=count).filter(|end| *end > 0).collect();
+    ends.dedup();
+    ends
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_free_at_the_end_of_a_lap_counts() {
+        // Four laps of a ring of 4096 bytes hold four requests of 1000 bytes each, and 96 bytes of nothing but the last.
+        let usage = in_ring(4096, &[1000; 16]);
+        assert_eq!(usage, Usage { sent: 16_000, taken: 16_000 + 3 * 96 });
+        // Requests that fill it leave nothing.
+        assert_eq!(in_ring(4096, &[1024; 16]), Usage { sent: 16_384, taken: 16_384 });
+        // What is too long for it takes nothing.
+        assert_eq!(in_ring(4096, &[1025]), Usage { sent: 0, taken: 0 });
+    }
+
+    #[test]
+    fn more_queues_waste_less() {
+        assert_eq!(in_queues(3, &[10, 10, 10, 100]), [130.0 / 400.0, 1.0, 1.0]);
+        assert_eq!(in_queues(1, &[7]), [1.0]);
+        let lengths: Vec<u64> = (1..=2000).map(|n| n * n).collect();
+        let shares = in_queues(4, &lengths);
+        assert!(shares.is_sorted() && shares[0] < 0.34 && shares[3] < 1.0, "{shares:?}");
+    }
+}

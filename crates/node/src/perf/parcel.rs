@@ -1,0 +1,88 @@
+//! What is sent there and back: bytes that tell whether they are the right ones.
+//!
+//! ```text
+//!   stamp | pattern ... | stamp       the stamps are checked each time, the pattern once: reading all of a long
+//! ```                                 answer would cost as much as sending it
+
+/// The stamps are words, cut short where there is no room.
+const STAMP_BYTES: usize = 8;
+
+/// Bytes to be sent.
+#[derive(Clone, Debug)]
+pub struct Parcel(Vec<u8>);
+
+impl Parcel {
+    /// As many bytes, stamped zero.  Those of different threads differ.
+    pub fn new(len: u64, thread: usize) -> Parcel {
+        let byte = |at: u64| (at ^ (at >> 8) ^ (at >> 16)).wrapping_mul(0x9D).wrapping_add(thread as u64 + 1);
+        let mut parcel = Parcel((0..len).map(|at| byte(at) as u8).collect());
+        parcel.stamp(0);
+        parcel
+    }
+
+    /// Stamps it.
+    #[inline]
+    pub fn stamp(&mut self, stamp: u64) {
+        let stamp = stamp.to_le_bytes();
+        let len = self.0.len();
+        let front = len.min(STAMP_BYTES);
+        self.0[..front].copy_from_slice(&stamp[..front]);
+        if len >= 2 * STAMP_BYTES {
+            self.0[len - STAMP_BYTES..].copy_from_slice(&stamp);
+        }
+    }
+
+    /// What is sent.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether `found` has the same length and stamps.
+    #[inline]
+    pub fn resembles(&self, found: &[u8]) -> bool {
+        let len = self.0.len();
+        let ends = STAMP_BYTES.min(len);
+        len == found.len() && self.0[..ends] == found[..ends] && self.0[len - ends..] == found[len - ends..]
+    }
+}
+
+/// The stamp of what was received.
+#[inline]
+pub fn stamp_of(bytes: &[u8]) -> u64 {
+    let mut stamp = [0; STAMP_BYTES];
+    let front = bytes.len().min(STAMP_BYTES);
+    stamp[..front].copy_from_slice(&bytes[..front]);
+    u64::from_le_bytes(stamp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parcel_is_known_by_its_length_and_by_both_of_its_stamps() {
+        for len in [1, 7, 8, 9, 15, 16, 100] {
+            let mut parcel = Parcel::new(len, 3);
+            parcel.stamp(0x0102_0304_0506_0708);
+            let good = parcel.bytes().to_vec();
+            assert!(parcel.resembles(&good));
+            assert!(!parcel.resembles(&good[1..]), "{len}");
+            for at in [0, good.len() - 1] {
+                let mut bad = good.clone();
+                bad[at] ^= 1;
+                assert!(!parcel.resembles(&bad), "{len} {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_stamp_is_read_back_as_far_as_it_fits() {
+        let mut parcel = Parcel::new(2, 0);
+        parcel.stamp(0x0102_0304);
+        assert_eq!(stamp_of(parcel.bytes()), 0x0304);
+        let mut parcel = Parcel::new(20, 0);
+        parcel.stamp(0x0102_0304);
+        assert_eq!(stamp_of(parcel.bytes()), 0x0102_0304);
+    }
+}
