@@ -165,9 +165,10 @@ impl Session {
         node: NodeId,
         function: Function,
         input: &[u8],
+        answer_bytes_max: usize,
         timeout: Duration,
     ) -> Result<PendingCall<'_>, CallError> {
-        let calling = Calling::new(&self.session, node, function, timeout).unlimited();
+        let calling = Calling::new(&self.session, node, function, timeout).limited(answer_bytes_max);
         Ok(PendingCall { pending: calling.post_blocking(input)? })
     }
 

@@ -42,16 +42,17 @@ impl Session {
         calling.run(input, Into::Slice(output)).await
     }
 
-    /// Posts a call and returns at once, so that several can be under way; the answer is taken from what is returned.
-    /// The time runs from here.
+    /// Posts a call and returns at once, so that several can be under way; the answer, of at most `answer_bytes_max`, is
+    /// taken from what is returned.  The time runs from here.
     pub async fn post_call(
         &self,
         node: NodeId,
         function: Function,
         input: &[u8],
+        answer_bytes_max: usize,
         timeout: Duration,
     ) -> Result<PendingCall<'_>, CallError> {
-        let mut calling = Calling::new(self, node, function, timeout).unlimited();
+        let mut calling = Calling::new(self, node, function, timeout).limited(answer_bytes_max);
         calling.start();
         let pending = calling.post(input).await?;
         Ok(PendingCall { calling, pending })
@@ -120,6 +121,9 @@ impl PendingCall<'_> {
     }
 }
 
+/// Answers that may be longer are fetched, rather than to keep as much memory ready for each call.
+const IN_PLACE_BYTES_MAX: usize = 64 << 20;
+
 /// A call that is being made.
 pub(crate) struct Calling<'s> {
     session: &'s Session,
@@ -155,9 +159,10 @@ impl<'s> Calling<'s> {
         Calling { reply_bytes_max: PAYLOAD_BYTES_MAX as u32, ..self }
     }
 
-    /// Takes an answer of at most `len` bytes, which is written straight to this node.
+    /// Takes an answer of at most `len` bytes, which is written straight to this node unless that is very long.
     pub(crate) fn limited(self, len: usize) -> Calling<'s> {
-        Calling { reply_bytes_max: len.min(PAYLOAD_BYTES_MAX as usize) as u32, reply_in_place: true, ..self }
+        let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
+        Calling { reply_bytes_max, reply_in_place: len <= IN_PLACE_BYTES_MAX, ..self }
     }
 
     fn request<'a>(&'a self, input: &'a [u8]) -> Request<'a> {

@@ -171,7 +171,8 @@ impl<'a> Caller<'a> {
     /// Begins a call.
     fn post(&mut self) -> Result<blocking::PendingCall<'a>, CallError> {
         self.stamp();
-        self.session.post_call(self.node, self.function, self.request.bytes(), TIMEOUT)
+        let answer_bytes_max = self.reply.len();
+        self.session.post_call(self.node, self.function, self.request.bytes(), answer_bytes_max, TIMEOUT)
     }
 
     /// Ends the call that was begun last.
