@@ -87,7 +87,7 @@ impl End {
 
     fn look(&mut self) {
         let Some(slot) = self.waiting.pop() else { return };
-        match self.slots.look(slot, 0, None) {
+        match self.slots.look(slot, 0) {
             Look::Replied => drop(self.slots.free(slot)),
             _ => self.waiting.insert(0, slot),
         }

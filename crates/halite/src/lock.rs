@@ -184,7 +184,8 @@ impl Session {
         self.revoke(lh, who, permissions).await.map_err(|error| failed("revoke", name, error.cause.into()))
     }
 
-    /// Gives up what a lock takes in memory: 64 bytes, and its name.  Who wants it next makes a new one.  Needs
+    /// Gives up what a lock takes in memory: 64 bytes, and its name.  Who wants it next makes a new one, even while
+    /// somebody holds the old one, which does not keep anybody out any more: the new one's tokens are higher.  Needs
     /// [`Permissions::MASTER`].
     pub async fn free_lock(&self, name: &str) -> Result<(), LockError> {
         let lh = self.lock_handle("free", name).await?;

@@ -4,9 +4,9 @@ mod common;
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -201,4 +201,72 @@ fn messages_to_ones_own_node_may_be_given_up_at_any_moment() {
     });
     while mailbox.try_recv().unwrap().is_some() {}
     session.try_send(NodeId(0), PORT, b"last").expect("no room is kept for those that have gone");
+}
+
+/// A port was full of a long message whose sender lost interest; whoever had come behind it was never told that there
+/// was room again.
+#[test]
+fn a_cancelled_message_makes_room_for_those_behind_it() {
+    let dir = Dir::new();
+    let (first, second) = (dir.join(0), dir.join(1));
+    let (session, there) = (first.session(), second.blocking_session());
+    let mailbox = there.open_port(PORT, ServeOptions { requests_max: 1, ..ServeOptions::default() }).unwrap();
+    let long = vec![7; 1 << 20];
+    let mut context = Context::from_waker(Waker::noop());
+    let mut cancelled = Box::pin(session.send(NodeId(1), PORT, &long));
+    assert!(cancelled.as_mut().poll(&mut context).is_pending());
+    // All of these go the same way, one behind the other.
+    let mut behind = pin!(session.send(NodeId(1), PORT, b"short"));
+    assert!(behind.as_mut().poll(&mut context).is_pending());
+    drop(cancelled);
+    let receiver = thread::spawn(move || mailbox.recv().unwrap().bytes);
+    session.blocking().block_on(behind).unwrap();
+    assert_eq!(receiver.join().unwrap(), b"short");
+}
+
+/// Where loads reach the sender's memory, nothing need be waited for.
+#[test]
+fn a_long_message_does_not_block_those_who_only_try_to_receive() {
+    let dir = Dir::new();
+    let (first, second) = (dir.join(0), dir.join(1));
+    let (session, there) = (first.session(), second.blocking_session());
+    let mailbox = there.open_port(PORT, ServeOptions::default()).unwrap();
+    let sender = thread::spawn(move || session.blocking().send(NodeId(1), PORT, &vec![7; 1 << 20]).unwrap());
+    let message = loop {
+        if let Some(message) = mailbox.try_recv().unwrap() {
+            break message;
+        }
+        thread::yield_now();
+    };
+    assert!(message.bytes == vec![7; 1 << 20]);
+    sender.join().unwrap();
+}
+
+/// The node dropped the waker of a call while it held the lock that the call behind that waker wanted.
+#[test]
+fn a_waker_that_owns_another_call_may_be_dropped_by_the_node() {
+    struct Owner(#[expect(dead_code, reason = "it is owned to be dropped")] Mutex<Option<Inner>>);
+    type Inner = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+    impl Wake for Owner {
+        fn wake(self: Arc<Self>) {}
+    }
+    let dir = Dir::new();
+    let first = dir.join(0);
+    let session = first.session();
+    let _server = session.serve(ECHO, ServeOptions::default()).unwrap();
+    let (done, is_done) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let other = session.clone();
+        let mut inner: Inner = Box::pin(async move {
+            let _ = other.call(NodeId(0), ECHO, b"", PATIENCE).await;
+        });
+        assert!(inner.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let waker = Waker::from(Arc::new(Owner(Mutex::new(Some(inner)))));
+        let mut outer = Box::pin(session.call(NodeId(0), ECHO, b"", PATIENCE));
+        assert!(outer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(waker);
+        drop(outer);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(PATIENCE).expect("the thread waits for a lock that it holds");
 }

@@ -57,7 +57,7 @@ proptest! {
                 }
                 Step::Take => {
                     let Some(slot) = waiting.pop() else { continue };
-                    match slots.look(slot, 0, None) {
+                    match slots.look(slot, 0) {
                         Look::Replied => slots.free(slot),
                         _ => { waiting.insert(0, slot); None }
                     };

@@ -397,6 +397,7 @@ impl Core {
             Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),
             Err(NotPosted::NoMemory) => Err(Some(PostFailure::NoMemory)),
             Err(NotPosted::TooManyCalls) => Err(Some(PostFailure::TooManyCalls)),
+            Err(NotPosted::Closed) => Err(Some(PostFailure::NodeClosed)),
         }
     }
 }

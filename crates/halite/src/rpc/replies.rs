@@ -135,7 +135,7 @@ mod loom_tests {
     fn loom_a_caller_that_sleeps_is_woken() {
         with_reply(|node, slot| {
             let look = loom::future::block_on(std::future::poll_fn(|context| {
-                match node.slots.lock().unwrap().look(slot, 0, Some(context.waker())) {
+                match node.slots.lock().unwrap().wait(slot, 0, &mut Some(context.waker().clone())) {
                     Look::Waiting => Poll::Pending,
                     look => Poll::Ready(look),
                 }
@@ -149,11 +149,11 @@ mod loom_tests {
     fn loom_a_caller_that_spins_sees_the_count_and_then_the_reply() {
         with_reply(|node, slot| {
             let seen = node.arrivals.load(Acquire);
-            if node.slots.lock().unwrap().look(slot, 0, None) == Look::Waiting {
+            if node.slots.lock().unwrap().look(slot, 0) == Look::Waiting {
                 while node.arrivals.load(Acquire) == seen {
                     loom::thread::yield_now();
                 }
-                assert_eq!(node.slots.lock().unwrap().look(slot, 0, None), Look::Replied);
+                assert_eq!(node.slots.lock().unwrap().look(slot, 0), Look::Replied);
             }
             node.slots.lock().unwrap().free(slot);
         });

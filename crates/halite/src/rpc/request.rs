@@ -51,6 +51,8 @@ pub(crate) enum NotPosted {
     Gone,
     NoMemory,
     TooManyCalls,
+    /// This node has left.
+    Closed,
 }
 
 /// A request that has been posted.  Dropped before its answer was taken, it is cancelled.
@@ -122,7 +124,11 @@ impl Rpc {
         let at = input.as_ref().map(|block| block.address());
         let (slot, reply_at) = self.open_slot(link.target, request, input)?;
         let header = header_of(request, slot, reply_at, at);
-        let posted = self.post_into_ring(link.target, outbound, request, &header);
+        let posted = match header.request_bytes() <= outbound.ring.request_bytes_max() {
+            true => self.post_into_ring(link.target, outbound, request, &header),
+            // The peer's ring was not known yet when the input was placed: once more.
+            false => Err(NotPosted::Full),
+        };
         if posted.is_err() {
             self.free_slot(slot);
         }
@@ -156,7 +162,12 @@ impl Rpc {
         request: &Request<'_>,
         input: Option<Block>,
     ) -> Result<(SlotId, Option<(Address, u32)>), NotPosted> {
-        let slot = lock(&self.slots).open(target).ok_or(NotPosted::TooManyCalls)?;
+        let slot = {
+            let mut slots = lock(&self.slots);
+            // Nobody would ever look after it.
+            let full = if slots.is_closed() { NotPosted::Closed } else { NotPosted::TooManyCalls };
+            slots.open(target).ok_or(full)?
+        };
         if request.deadline_ns < u64::MAX {
             self.set_deadline(slot, request.deadline_ns);
         }
@@ -216,7 +227,7 @@ impl Rpc {
     /// Looks after a slot, and if the reply is there, copies it out and frees the slot in the same step.
     fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, Look> {
         let mut slots = lock(&self.slots);
-        match slots.look(slot, 0, None) {
+        match slots.look(slot, 0) {
             Look::Replied if slots.held(slot).is_none() => {}
             Look::Replied => {
                 drop(slots);
@@ -254,8 +265,12 @@ impl Rpc {
     fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
         let abandoned = lock(&self.slots).abandon(slot);
         match abandoned {
-            Abandoned::Cancel(Target::Own) => self.cancel(&self.own, slot, wakes),
-            Abandoned::Cancel(Target::Peer(peer)) => {
+            Abandoned::Cancel(Target::Own, waker) => {
+                drop(waker);
+                self.cancel(&self.own, slot, wakes);
+            }
+            Abandoned::Cancel(Target::Peer(peer), waker) => {
+                drop(waker);
                 let (index, generation) = (slot.index, slot.generation);
                 self.note(peer, super::Note::Cancel { index, generation });
             }
@@ -383,12 +398,18 @@ impl<'c> Pending<'c> {
     }
 
     fn poll(&self, context: &mut Context<'_>) -> Poll<Look> {
-        let now = self.core.now_ns();
-        let look = lock(&self.core.ground.rpc.slots).look(self.slot, now, Some(context.waker()));
-        if look != Look::Waiting {
-            return Poll::Ready(look);
+        // Wakers are cloned and dropped outside of the lock, for they may run anything.
+        let mut waker = Some(context.waker().clone());
+        let look = {
+            let mut slots = lock(&self.core.ground.rpc.slots);
+            // Read under the lock: whoever looked after overdue calls before did so with an earlier time.
+            let now = self.core.now_ns();
+            slots.wait(self.slot, now, &mut waker)
+        };
+        match look {
+            Look::Waiting => Poll::Pending,
+            look => Poll::Ready(look),
         }
-        Poll::Pending
     }
 
     /// Takes the answer, after [`Look::Replied`].

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use halite_tier::ids::{NodeId, Principal};
-use halite_tier::rpc::Status;
+use halite_tier::rpc::{Status, Target};
 
 use super::answer::{Answered, ReplyTo};
 use super::error::{ReplyCause, ReplyError, ServeCause, ServeError};
@@ -185,12 +185,13 @@ impl Receiver {
         options: ServeOptions,
     ) -> Result<Receiver, ServeError> {
         let core = &session.inner.core;
-        if core.is_closed() {
-            return Err(serve_error(id, ServeCause::NodeClosed));
-        }
         let owner = session.inner.principal.clone();
         let service = Arc::new(Service::new(id, owner, options));
         let services = &mut core.ground.rpc.routes_mut().services;
+        // Looked at under the lock: when the node leaves, it first says so, and then ends all services that it finds.
+        if core.is_closed() {
+            return Err(serve_error(id, ServeCause::NodeClosed));
+        }
         if let Some(known) = services.get(id) {
             let owner = known.owner.to_string();
             return Err(serve_error(id, ServeCause::Taken { owner }));
@@ -245,15 +246,41 @@ impl Receiver {
     }
 
     pub(super) fn try_recv(&self) -> Result<Option<Accepted>, ServeError> {
-        let taken = self.service.try_take().map_err(|Closed| self.closed())?;
-        let Some(taken) = taken else { return Ok(None) };
-        match self.accept_here(taken) {
-            Ok(accepted) => Ok(accepted),
-            Err(incoming) => {
-                if let Some(waker) = self.service.put_back(incoming) {
-                    waker.wake();
+        while let Some(taken) = self.service.try_take().map_err(|Closed| self.closed())? {
+            let accepted = match self.accept_here(taken) {
+                Ok(accepted) => accepted,
+                // Reading by loads waits for nobody.
+                Err(long) if self.is_within_reach(&long) => self.core().block_on(self.accept_long(long)),
+                Err(long) => {
+                    self.put_back(long);
+                    return Ok(None);
                 }
-                Ok(None)
+            };
+            if accepted.is_some() {
+                return Ok(accepted);
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_within_reach(&self, incoming: &Incoming) -> bool {
+        match (&incoming.reply, &incoming.input) {
+            (Some(ReplyTo { link, .. }), Payload::There { address, .. }) => match link.target {
+                Target::Peer(peer) => self.core().ground.fabric.direct(peer, address.key).is_some(),
+                Target::Own => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// Leaves a request to others, unless there will be none.
+    fn put_back(&self, incoming: Incoming) {
+        match self.service.put_back(incoming) {
+            Ok(Some(waker)) => waker.wake(),
+            Ok(None) => {}
+            Err(incoming) => {
+                let to = incoming.reply.expect("a long request is not answered before it was read");
+                self.core().with_calls(|rpc, wakes| rpc.refuse(to, Status::Closed, wakes));
             }
         }
     }
@@ -271,7 +298,7 @@ impl Receiver {
         if !granted.is_empty() {
             self.core().with_calls(|rpc, wakes| rpc.grant(&self.service, granted, wakes));
         }
-        let Incoming { reply, node, principal, input } = incoming;
+        let Some(Incoming { reply, node, principal, input }) = incoming else { return Ok(None) };
         match input {
             Payload::Here(bytes) => Ok(Some(Accepted { reply, node, principal, bytes })),
             input => Err(Incoming { reply, node, principal, input }),
@@ -406,9 +433,7 @@ impl Drop for Reading<'_> {
         if self.incoming.is_some() {
             self.stop();
             let incoming = self.incoming.take().expect("looked at just before");
-            if let Some(waker) = self.receiver.service.put_back(incoming) {
-                waker.wake();
-            }
+            self.receiver.put_back(incoming);
         }
     }
 }

@@ -138,7 +138,8 @@ pub(crate) enum Admission {
 
 /// What somebody who wants a request gets.
 pub(crate) struct Taken {
-    pub(crate) incoming: Incoming,
+    /// `None` where what was there is not wanted any more, which has made room all the same.
+    pub(crate) incoming: Option<Incoming>,
     /// Senders that may send now, and under which number.
     pub(crate) granted: Vec<(ReplyTo, u32)>,
 }
@@ -241,20 +242,23 @@ impl Service {
     fn take(&self, state: &mut State) -> Result<Option<Taken>, Closed> {
         let found = state.pop_open();
         self.waiting.store(state.queue.len(), Relaxed);
-        match found {
-            Some(incoming) => Ok(Some(Taken { incoming, granted: self.grant_more(state) })),
-            None if state.closed => Err(Closed),
-            None => Ok(None),
+        if found.is_none() && state.closed {
+            return Err(Closed);
         }
+        let taken = Taken { incoming: found, granted: self.grant_more(state) };
+        Ok(Some(taken).filter(|taken| taken.incoming.is_some() || !taken.granted.is_empty()))
     }
 
-    /// Whoever took a request could not accept it: the next one gets it.
-    pub(crate) fn put_back(&self, incoming: Incoming) -> Option<Waker> {
+    /// Whoever took a request could not accept it: the next one gets it.  Handed back once the service has ended.
+    pub(crate) fn put_back(&self, incoming: Incoming) -> Result<Option<Waker>, Incoming> {
         let mut state = lock(&self.state);
+        if state.closed {
+            return Err(incoming);
+        }
         state.bytes += incoming.input.bytes_here();
         state.queue.push_front(incoming);
         self.waiting.store(state.queue.len(), Relaxed);
-        state.receivers.pop()
+        Ok(state.receivers.pop())
     }
 
     /// As [`Service::try_take`]; where there is nothing, the task of `context` is woken when there is.  `id` is of the
@@ -425,5 +429,24 @@ impl Services {
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Service>> {
         self.by_id.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_put_back_into_a_service_that_has_ended() {
+        let service = Service::new(ServiceId::Port(1), Principal("ada".into()), ServeOptions::default());
+        let message = || Incoming {
+            reply: None,
+            node: NodeId(1),
+            principal: Principal("bob".into()),
+            input: Payload::Here(vec![1]),
+        };
+        assert!(service.put_back(message()).is_ok());
+        assert!(service.close().is_some());
+        assert!(service.put_back(message()).is_err(), "nobody would ever answer it");
     }
 }

@@ -47,6 +47,7 @@ pub struct ReplySlots<H> {
     slots_max: usize,
     /// No slot that is waited for has an earlier deadline.
     next_deadline_ns: u64,
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -97,8 +98,8 @@ pub enum Look {
 /// What is to be done about a slot that nobody waits for any more.
 #[derive(Debug)]
 pub enum Abandoned<H> {
-    /// Ask the server to acknowledge that it will not write.
-    Cancel(Target),
+    /// Ask the server to acknowledge that it will not write.  The waker is to be dropped when no lock is held.
+    Cancel(Target, Option<Waker>),
     /// The reply had come: look at it, then [`ReplySlots::free`] the slot.
     Replied,
     /// It is free again.
@@ -111,11 +112,20 @@ impl<H> ReplySlots<H> {
     /// At most `slots_max` slots, none in use.
     pub fn new(slots_max: usize) -> ReplySlots<H> {
         assert!(slots_max <= 1 << 16, "an index has 16 bits");
-        ReplySlots { slots: Vec::new(), free: Vec::new(), slots_max, next_deadline_ns: u64::MAX }
+        ReplySlots {
+            slots: Vec::new(),
+            free: Vec::new(),
+            slots_max,
+            next_deadline_ns: u64::MAX,
+            closed: false,
+        }
     }
 
-    /// Takes a slot into use; `None` if all are.
+    /// Takes a slot into use; `None` if all are, or after the end.
     pub fn open(&mut self, target: Target) -> Option<SlotId> {
+        if self.closed {
+            return None;
+        }
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() < self.slots_max => {
@@ -181,30 +191,38 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Looks after a slot; where there is nothing yet, `waker` is woken when there is.
-    pub fn look(&mut self, id: SlotId, now_ns: u64, waker: Option<&Waker>) -> Look {
+    /// Looks after a slot.
+    pub fn look(&mut self, id: SlotId, now_ns: u64) -> Look {
         let slot = self.slot_mut(id).expect("whoever waits for a slot holds it");
-        match &mut slot.state {
+        match &slot.state {
             State::Waiting { deadline_ns, .. } if *deadline_ns <= now_ns => Look::Overdue,
-            State::Waiting { waker: kept, .. } => {
-                if let Some(waker) = waker {
-                    *kept = Some(waker.clone());
-                }
-                Look::Waiting
-            }
+            State::Waiting { .. } => Look::Waiting,
             State::Replied => Look::Replied,
             State::Down { .. } => Look::Down,
             State::Free | State::Abandoned => unreachable!("whoever waits for a slot holds it"),
         }
     }
 
+    /// As [`ReplySlots::look`]; where there is nothing yet, `waker` is woken when there is.  The one of before comes back
+    /// in its place: to drop it may run anything, so that is for when no lock is held.
+    pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> Look {
+        let look = self.look(id, now_ns);
+        if look == Look::Waiting
+            && let Some(Slot { state: State::Waiting { waker: kept, .. }, .. }) = self.slot_mut(id)
+        {
+            std::mem::swap(kept, waker);
+        }
+        look
+    }
+
     /// Nobody waits for this slot any more.
     pub fn abandon(&mut self, id: SlotId) -> Abandoned<H> {
         let slot = self.slot_mut(id).expect("whoever abandons a slot holds it");
-        match slot.state {
-            State::Waiting { .. } => {
+        match &mut slot.state {
+            State::Waiting { waker, .. } => {
+                let waker = waker.take();
                 slot.state = State::Abandoned;
-                Abandoned::Cancel(slot.target)
+                Abandoned::Cancel(slot.target, waker)
             }
             State::Replied => Abandoned::Replied,
             State::Down { cut_off: true } => Abandoned::Freed(self.free(id)),
@@ -290,6 +308,7 @@ impl<H> ReplySlots<H> {
 
     /// Everything ends: wakes all who wait.  Slots stay reserved, since replies may still be written.
     pub fn close(&mut self) -> Vec<Waker> {
+        self.closed = true;
         let mut wakers = Vec::new();
         for slot in &mut self.slots {
             if let State::Waiting { waker, .. } = &mut slot.state {
@@ -298,6 +317,11 @@ impl<H> ReplySlots<H> {
             }
         }
         wakers
+    }
+
+    /// Whether everything has ended.
+    pub fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// How many slots are in use.
@@ -333,7 +357,7 @@ mod tests {
         let mut slots = slots();
         let first = open(&mut slots);
         assert!(matches!(slots.handle_reply(SERVER, first), Ok(Arrival::Expected(None))));
-        assert_eq!(slots.look(first, 0, None), Look::Replied);
+        assert_eq!(slots.look(first, 0), Look::Replied);
         assert_eq!(slots.free(first), Some("memory"));
         let second = open(&mut slots);
         assert_eq!((second.index, second.generation), (first.index, 1));
@@ -346,7 +370,7 @@ mod tests {
     fn an_abandoned_slot_stays_reserved_until_the_server_acknowledges() {
         let mut slots = slots();
         let id = open(&mut slots);
-        assert!(matches!(slots.abandon(id), Abandoned::Cancel(SERVER)));
+        assert!(matches!(slots.abandon(id), Abandoned::Cancel(SERVER, None)));
         let other = open(&mut slots);
         assert!(slots.open(SERVER).is_none(), "both are in use");
         assert_eq!(slots.handle_cancelled(Target::Own, id), None, "that is not who was asked");
@@ -368,7 +392,7 @@ mod tests {
         assert_eq!(slots.free(id), Some("memory"));
         let next = open(&mut slots);
         assert_eq!(slots.handle_cancelled(SERVER, id), None);
-        assert_eq!(slots.look(next, 0, None), Look::Waiting);
+        assert_eq!(slots.look(next, 0), Look::Waiting);
     }
 
     #[test]
@@ -377,7 +401,7 @@ mod tests {
         let (waiting, abandoned) = (open(&mut slots), open(&mut slots));
         slots.abandon(abandoned);
         slots.handle_down(PEER);
-        assert_eq!(slots.look(waiting, 0, None), Look::Down);
+        assert_eq!(slots.look(waiting, 0), Look::Down);
         assert!(matches!(slots.abandon(waiting), Abandoned::Kept));
         assert!(slots.open(SERVER).is_none());
         assert_eq!(slots.handle_cut_off(PEER), ["memory", "memory"]);
@@ -390,7 +414,7 @@ mod tests {
         let id = open(&mut slots);
         slots.handle_down(PEER);
         assert!(slots.handle_cut_off(PEER).is_empty());
-        assert_eq!(slots.look(id, 0, None), Look::Down);
+        assert_eq!(slots.look(id, 0), Look::Down);
         assert!(matches!(slots.abandon(id), Abandoned::Freed(Some("memory"))));
         assert_eq!(slots.used(), 0);
     }
@@ -402,12 +426,32 @@ mod tests {
         slots.set_deadline(soon, 10);
         slots.set_deadline(later, 20);
         for id in [soon, later] {
-            assert_eq!(slots.look(id, 0, Some(Waker::noop())), Look::Waiting);
+            assert_eq!(slots.wait(id, 0, &mut Some(Waker::noop().clone())), Look::Waiting);
         }
         assert!(slots.handle_time(9).is_empty());
         assert_eq!(slots.handle_time(10).len(), 1);
         assert_eq!(slots.next_deadline_ns(), 20);
-        assert_eq!(slots.look(soon, 10, None), Look::Overdue);
-        assert_eq!(slots.look(later, 10, None), Look::Waiting);
+        assert_eq!(slots.look(soon, 10), Look::Overdue);
+        assert_eq!(slots.look(later, 10), Look::Waiting);
+    }
+
+    #[test]
+    fn a_waker_that_is_replaced_or_not_needed_any_more_is_handed_out() {
+        let mut slots = slots();
+        let id = open(&mut slots);
+        let mut waker = Some(Waker::noop().clone());
+        slots.wait(id, 0, &mut waker);
+        assert!(waker.is_none());
+        slots.wait(id, 0, &mut waker);
+        assert!(waker.is_some(), "nobody is woken by the old one");
+        slots.wait(id, 0, &mut waker);
+        assert!(matches!(slots.abandon(id), Abandoned::Cancel(SERVER, Some(_))));
+    }
+
+    #[test]
+    fn no_slot_is_opened_after_the_end() {
+        let mut slots = slots();
+        slots.close();
+        assert!(slots.open(SERVER).is_none() && slots.is_closed());
     }
 }
