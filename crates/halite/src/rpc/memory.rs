@@ -9,8 +9,9 @@ use halite_tier::rpc::Address;
 
 use crate::wait::lock;
 
-/// By how much the memory grows at least: some dozen rings.  Untouched pages cost nothing.
-const GROWTH_BYTES_MIN: u64 = 16 << 20;
+/// By how much the memory grows at least: 230 rings, beside the slots.  Untouched pages cost nothing, but each time it
+/// grows costs a descriptor, here and at every peer.
+const GROWTH_BYTES_MIN: u64 = 64 << 20;
 /// Blocks from this length on are given back to the system, which costs as much as a copy of them would.
 const GIVE_BACK_BYTES_MIN: u64 = 64 << 20;
 /// Offsets are multiples of a cache line.

@@ -109,12 +109,28 @@ struct State {
     bytes: usize,
     receivers: Receivers,
     /// Senders that wait for room, in order.
-    parked: VecDeque<ReplyTo>,
-    /// Room that is kept, by number, and for whom.
-    grants: BTreeMap<u32, Target>,
+    parked: VecDeque<Parked>,
+    /// Room that is kept, by number.
+    grants: BTreeMap<u32, Grant>,
+    /// Bytes of all of it.
+    granted_bytes: usize,
     last_grant: u32,
     servers: usize,
     closed: bool,
+}
+
+/// A sender that waits for room for so many bytes.
+#[derive(Debug)]
+struct Parked {
+    reply: ReplyTo,
+    bytes: usize,
+}
+
+/// Room that is kept for a sender.
+#[derive(Debug)]
+struct Grant {
+    target: Target,
+    bytes: usize,
 }
 
 /// Tasks that wait for a request.
@@ -179,7 +195,7 @@ impl Service {
             Kind::Call => Admission::Refused(reply, Status::Busy),
             Kind::TrySend => Admission::Refused(reply, Status::WouldBlock),
             Kind::Send | Kind::GrantedSend(_) => {
-                state.parked.push_back(reply);
+                state.parked.push_back(Parked { reply, bytes: incoming.input.bytes_here() });
                 Admission::Parked
             }
         }
@@ -200,7 +216,8 @@ impl Service {
     /// A single request always fits into an empty queue, however long it is.
     fn fits(&self, state: &State, more: usize) -> bool {
         let promised = state.queue.len() + state.grants.len();
-        let has_bytes = state.queue.is_empty() || state.bytes + more <= self.options.bytes_max;
+        let bytes = state.bytes + state.granted_bytes + more;
+        let has_bytes = promised == 0 || bytes <= self.options.bytes_max;
         promised < self.options.requests_max.max(1) && has_bytes
     }
 
@@ -292,23 +309,24 @@ impl Service {
     /// A sender does not need the room that is kept for it.
     pub(crate) fn decline(&self, from: Target, grant: u32) -> Vec<(ReplyTo, u32)> {
         let mut state = lock(&self.state);
-        if state.grants.get(&grant) == Some(&from) {
-            state.grants.remove(&grant);
-        }
+        state.use_grant(grant, Some(from));
         self.grant_more(&mut state)
     }
 
     /// A peer is gone, and with it the senders for whom room is kept.
     pub(crate) fn handle_down(&self, peer: Target) -> Vec<(ReplyTo, u32)> {
         let mut state = lock(&self.state);
-        state.grants.retain(|_, target| *target != peer);
-        state.parked.retain(|reply| reply.target() != peer);
+        state.grants.retain(|_, grant| grant.target != peer);
+        state.granted_bytes = state.grants.values().map(|grant| grant.bytes).sum();
+        state.parked.retain(|parked| parked.reply.target() != peer);
         self.grant_more(&mut state)
     }
 
     fn grant_more(&self, state: &mut State) -> Vec<(ReplyTo, u32)> {
         let mut granted = Vec::new();
-        while !state.parked.is_empty() && self.fits(state, 0) {
+        while let Some(Parked { bytes, .. }) = state.parked.front()
+            && self.fits(state, *bytes)
+        {
             granted.extend(state.grant());
         }
         granted
@@ -341,8 +359,9 @@ impl Service {
         self.waiting.store(0, Relaxed);
         state.bytes = 0;
         state.grants.clear();
+        state.granted_bytes = 0;
         let waiting = state.queue.drain(..).filter_map(|incoming| incoming.reply);
-        let unanswered = waiting.chain(state.parked.drain(..)).collect();
+        let unanswered = waiting.chain(state.parked.drain(..).map(|parked| parked.reply)).collect();
         Ended { wakers: state.receivers.asleep.drain(..).map(|(_, waker)| waker).collect(), unanswered }
     }
 }
@@ -365,24 +384,25 @@ impl State {
     fn forget_cancelled(&mut self) {
         self.queue.retain(Incoming::is_wanted);
         self.bytes = self.queue.iter().map(|incoming| incoming.input.bytes_here()).sum();
-        self.parked.retain(ReplyTo::is_wanted);
+        self.parked.retain(|parked| parked.reply.is_wanted());
     }
 
     fn use_grant(&mut self, grant: u32, target: Option<Target>) -> bool {
-        let is_theirs = target.is_some() && self.grants.get(&grant).copied() == target;
-        if is_theirs {
-            self.grants.remove(&grant);
+        let is_theirs = self.grants.get(&grant).is_some_and(|kept| Some(kept.target) == target);
+        if is_theirs && let Some(kept) = self.grants.remove(&grant) {
+            self.granted_bytes -= kept.bytes;
         }
         is_theirs
     }
 
     fn grant(&mut self) -> Option<(ReplyTo, u32)> {
-        let reply = self.parked.pop_front()?;
+        let Parked { reply, bytes } = self.parked.pop_front()?;
         if !reply.is_wanted() {
             return None;
         }
         self.last_grant = self.last_grant.wrapping_add(1);
-        self.grants.insert(self.last_grant, reply.target());
+        self.grants.insert(self.last_grant, Grant { target: reply.target(), bytes });
+        self.granted_bytes += bytes;
         Some((reply, self.last_grant))
     }
 }
@@ -434,7 +454,36 @@ impl Services {
 
 #[cfg(test)]
 mod tests {
+    use halite_fabric::Key;
+    use halite_tier::rpc::SlotId;
+
+    use super::super::link::Link;
     use super::*;
+
+    /// A message of so many bytes, from a sender that waits for its answer.
+    fn message(link: &Arc<Link>, slot: u16, bytes: usize) -> Incoming {
+        let id = lock(&link.inbound).served.open(SlotId { index: slot, generation: 0 }).unwrap();
+        let at = Address { key: Key(0), offset: 0 };
+        let reply = ReplyTo { link: link.clone(), cancels: 0, id, at, room: 64, bytes_max: 0 };
+        let principal = Principal("bob".into());
+        Incoming { reply: Some(reply), node: NodeId(1), principal, input: Payload::Here(vec![1; bytes]) }
+    }
+
+    #[test]
+    fn room_is_promised_for_as_many_bytes_as_there_is_room_for() {
+        let options = ServeOptions { bytes_max: 100, ..ServeOptions::default() };
+        let service = Service::new(ServiceId::Port(1), Principal("ada".into()), options);
+        let link = Arc::new(Link::new(NodeId(1), Target::Own, None, None));
+        let queued = service.push(Kind::Send, message(&link, 0, 60));
+        assert!(matches!(queued, Admission::Queued { .. }));
+        for slot in 1..4 {
+            assert!(matches!(service.push(Kind::Send, message(&link, slot, 60)), Admission::Parked));
+        }
+        let taken = service.try_take().unwrap().expect("one waits");
+        assert_eq!(taken.granted.len(), 1, "two would be too many bytes");
+        let (_, grant) = taken.granted[0];
+        assert_eq!(service.decline(Target::Own, grant).len(), 1, "the next gets it");
+    }
 
     #[test]
     fn nothing_is_put_back_into_a_service_that_has_ended() {
