@@ -49,9 +49,10 @@ fn sore_spot(place: u64) -> u64 {
 /// Pops until there is nothing, or nothing that can be believed.
 fn pop_all(consumer: &mut Consumer) {
     for _ in 0..=consumer.messages_max() {
-        match consumer.try_pop() {
+        let popped = consumer.try_pop().map(|popped| popped.map(|message| message.to_vec()));
+        match popped {
             None => return,
-            Some(Ok(message)) => assert!(message.to_vec().len() as u64 <= payload_bytes_max(CAPACITY)),
+            Some(Ok(bytes)) => assert!(bytes.len() as u64 <= payload_bytes_max(CAPACITY)),
             Some(Err(_)) => {
                 assert!(matches!(consumer.try_pop(), Some(Err(_))), "corrupt once, corrupt for ever");
                 return;
