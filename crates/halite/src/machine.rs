@@ -255,7 +255,7 @@ impl Machine {
     fn settle_calls(&mut self) {
         let rpc = &self.ground.rpc;
         if rpc.take_dirty() || rpc.is_stuck() {
-            rpc.retry(&mut self.wakes);
+            rpc.retry();
             for (peer, note) in rpc.take_notes() {
                 self.outbox.push(peer, NOTE_IMM, note.emit());
             }

@@ -178,7 +178,7 @@ impl Rpc {
     }
 
     /// Tries again to post what the fabric did not take.
-    pub(crate) fn retry(&self, wakes: &mut Wakes) {
+    pub(crate) fn retry(&self) {
         // Taken before the loops, whose heads would hold the locks while they run.
         let introductions = std::mem::take(&mut *lock(&self.introductions));
         let heads = std::mem::take(&mut *lock(&self.heads));
@@ -191,7 +191,7 @@ impl Rpc {
         for (peer, (at, head)) in heads {
             self.return_head(peer, at, head);
         }
-        self.retry_owed(wakes);
+        self.retry_owed();
     }
 
     fn introduction(&self, ring: &Block, head: &Block) -> Note {
@@ -237,10 +237,10 @@ impl Rpc {
         drop(held);
         let link = self.routes_mut().fading.remove(&peer);
         if let Some(link) = link {
-            let inbound = &mut *lock(&link.inbound);
-            inbound.ring = None;
-            inbound.head = None;
-            inbound.kept.clear();
+            let mut inbound = lock(&link.inbound);
+            let given_up = (inbound.ring.take(), inbound.head.take(), std::mem::take(&mut inbound.kept));
+            drop(inbound);
+            drop(given_up);
         }
     }
 

@@ -1,12 +1,12 @@
 //! Answers: from a handler, or from the node itself, into the slot that the caller named.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
 use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, ServedId, SlotId, Status, Target};
 
-use super::link::Link;
+use super::link::{Inbound, Link};
 use super::memory::Block;
 use super::{CALL_WORK, PART_BYTES_MAX, Rpc};
 use crate::wait::{Wakes, lock};
@@ -136,21 +136,15 @@ impl Rpc {
             drop(inbound);
             return self.send_own_answer(&to, status, output, wakes);
         }
-        let posted;
-        if output.len() > UNDER_LOCK_BYTES_MAX {
+        // A long one is written without the lock.
+        let inbound = (output.len() <= UNDER_LOCK_BYTES_MAX).then_some(inbound);
+        let posted = self.write_answer(&to, status, output);
+        if posted == Err(PostCause::QueueFull) {
             drop(inbound);
-            posted = self.write_answer(&to, status, output);
-            self.end_answer(to, status, output, posted, wakes);
-        } else {
-            posted = self.write_answer(&to, status, output);
-            if posted == Err(PostCause::QueueFull) {
-                drop(inbound);
-                self.end_answer(to, status, output, posted, wakes);
-            } else if inbound.served.end(to.id, true) {
-                drop(inbound);
-                self.acknowledge(&to.link, to.id.slot, wakes);
-            }
+            self.owe(Owed { to, status, output: output.to_vec() });
+            return Answered::Sent;
         }
+        self.end_answer(&to, inbound.unwrap_or_else(|| lock(&to.link.inbound)));
         if posted == Err(PostCause::NotConnected) { Answered::Unwanted } else { Answered::Sent }
     }
 
@@ -171,33 +165,26 @@ impl Rpc {
         answered
     }
 
-    fn end_answer(
-        &self,
-        to: ReplyTo,
-        status: Status,
-        output: &[u8],
-        posted: Result<(), PostCause>,
-        wakes: &mut Wakes,
-    ) {
-        if posted == Err(PostCause::QueueFull) {
-            return self.owe(Owed { to, status, output: output.to_vec() });
-        }
-        // A peer that is gone needs no answer.
-        let acknowledge = lock(&to.link.inbound).served.end(to.id, true);
+    /// It has been posted, or is for a peer that is gone.
+    fn end_answer(&self, to: &ReplyTo, mut inbound: MutexGuard<'_, Inbound>) {
+        let acknowledge = inbound.served.end(to.id, true);
+        drop(inbound);
         if acknowledge {
-            self.acknowledge(&to.link, to.id.slot, wakes);
+            self.acknowledge(&to.link, to.id.slot);
         }
     }
 
     /// The caller is told that nothing will be written to its slot any more.
-    pub(crate) fn acknowledge(&self, link: &Link, slot: SlotId, wakes: &mut Wakes) {
+    pub(crate) fn acknowledge(&self, link: &Link, slot: SlotId) {
         match link.target {
-            Target::Own => drop(lock(&self.slots).handle_cancelled(Target::Own, slot)),
+            Target::Own => {
+                let held = lock(&self.slots).handle_cancelled(Target::Own, slot);
+                drop(held);
+            }
             Target::Peer(peer) => {
                 self.note(peer, Note::Cancelled { index: slot.index, generation: slot.generation });
             }
         }
-        let _ = wakes;
     }
 
     fn write_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
@@ -286,12 +273,14 @@ impl Rpc {
     }
 
     /// Tries again to post the answers that the fabric did not take.
-    pub(super) fn retry_owed(&self, wakes: &mut Wakes) {
-        // Not in the head of the loop, which would hold the lock while it runs.
-        let owed = std::mem::take(&mut *lock(&self.owed));
-        for Owed { to, status, output } in owed {
-            let posted = self.write_answer(&to, status, &output);
-            self.end_answer(to, status, &output, posted, wakes);
+    pub(super) fn retry_owed(&self) {
+        // Taken before the loop, whose head would hold the lock while it runs.
+        let all = std::mem::take(&mut *lock(&self.owed));
+        for owed in all {
+            match self.write_answer(&owed.to, owed.status, &owed.output) {
+                Err(PostCause::QueueFull) => self.owe(owed),
+                _ => self.end_answer(&owed.to, lock(&owed.to.link.inbound)),
+            }
         }
     }
 }

@@ -184,13 +184,15 @@ impl Rpc {
     ) -> Result<(), Violation> {
         match note {
             Note::Open { .. } => return open(link, &note),
-            Note::Cancel { index, generation } => self.cancel(link, SlotId { index, generation }, wakes),
+            Note::Cancel { index, generation } => self.cancel(link, SlotId { index, generation }),
             Note::Cancelled { index, generation } => {
                 let slot = SlotId { index, generation };
-                drop(lock(&self.slots).handle_cancelled(Target::Peer(peer), slot));
+                let held = lock(&self.slots).handle_cancelled(Target::Peer(peer), slot);
+                drop(held);
             }
             Note::Release { index, generation } => {
-                drop(lock(&link.inbound).kept.remove(&SlotId { index, generation }));
+                let kept = lock(&link.inbound).kept.remove(&SlotId { index, generation });
+                drop(kept);
             }
             Note::Decline { port, grant } => self.decline(port, Target::Peer(peer), grant, wakes),
         }
@@ -198,15 +200,16 @@ impl Rpc {
     }
 
     /// The caller behind `link` has lost interest in an answer.
-    pub(super) fn cancel(&self, link: &Link, slot: SlotId, wakes: &mut Wakes) {
-        let cancelling = {
+    pub(super) fn cancel(&self, link: &Link, slot: SlotId) {
+        // To give much memory back takes long, and is not done under the lock.
+        let (cancelling, kept) = {
             let inbound = &mut *lock(&link.inbound);
-            inbound.kept.remove(&slot);
             link.note_cancel();
-            inbound.served.cancel(slot)
+            (inbound.served.cancel(slot), inbound.kept.remove(&slot))
         };
+        drop(kept);
         if cancelling == Cancelling::Acknowledge {
-            self.acknowledge(link, slot, wakes);
+            self.acknowledge(link, slot);
         }
     }
 

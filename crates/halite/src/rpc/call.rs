@@ -124,6 +124,10 @@ impl PendingCall<'_> {
 /// Answers that may be longer are fetched, rather than to keep as much memory ready for each call.
 const IN_PLACE_BYTES_MAX: usize = 64 << 20;
 
+/// How often a thread that spins looks for its answer because some answer has arrived: then it takes to waiting by waker,
+/// which is for its own answer only, and for its deadline.
+const LOOKS_MAX: usize = 64;
+
 /// A call that is being made.
 pub(crate) struct Calling<'s> {
     session: &'s Session,
@@ -198,7 +202,7 @@ impl<'s> Calling<'s> {
 
     fn wait_blocking(mut self, mut pending: Pending<'s>, mut into: Into<'_>) -> Result<usize, CallError> {
         let core: &'s Core = &self.session.inner.core;
-        loop {
+        for _ in 0..LOOKS_MAX {
             // Read before the look, so that what arrives after it is not missed.
             let seen = core.ground.rpc.arrivals();
             match pending.try_take(into.reborrow()) {
@@ -213,12 +217,11 @@ impl<'s> Calling<'s> {
                 break;
             }
         }
-        if self.deadline_ns < u64::MAX {
-            return core.block_on(self.finish(pending, into));
+        if self.deadline_ns == u64::MAX {
+            // The time runs from the end of the spin, which is short.
+            self.start();
+            pending.set_deadline(self.deadline_ns);
         }
-        // The time runs from the end of the spin, which is short.
-        self.start();
-        pending.set_deadline(self.deadline_ns);
         core.block_on(self.finish(pending, into))
     }
 

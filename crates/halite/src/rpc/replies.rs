@@ -55,7 +55,8 @@ impl Rpc {
     /// The server need not keep an output for us any longer.
     pub(super) fn release_output(&self, from: Target, slot: SlotId) {
         match from {
-            Target::Own => drop(lock(&self.own.inbound).kept.remove(&slot)),
+            // Outputs of this node itself are in the memory of their slots.
+            Target::Own => {}
             Target::Peer(peer) => {
                 self.note(peer, Note::Release { index: slot.index, generation: slot.generation });
             }

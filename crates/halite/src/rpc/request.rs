@@ -7,10 +7,11 @@ use halite_fabric::PostCause;
 use halite_mem::Window;
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::rpc::ring::request_bytes_max;
-use halite_tier::rpc::wire::parse_output_address;
-use halite_tier::rpc::wire::{OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX};
+use halite_tier::rpc::wire::{
+    OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX, parse_output_address,
+};
 use halite_tier::rpc::{
-    Abandoned, Address, Imm, Input, Kind, Look, PAYLOAD_BYTES_MAX, RING_BYTES_MIN, ReplyHeader,
+    Abandoned, Address, Imm, Input, Kind, Look, PAYLOAD_BYTES_MAX, RING_BYTES_MIN, ReplyHeader, ReplySlots,
     RequestHeader, SlotId, Status, Target,
 };
 
@@ -166,11 +167,10 @@ impl Rpc {
             let mut slots = lock(&self.slots);
             // Nobody would ever look after it.
             let full = if slots.is_closed() { NotPosted::Closed } else { NotPosted::TooManyCalls };
-            slots.open(target).ok_or(full)?
+            let slot = slots.open(target).ok_or(full)?;
+            self.keep_deadline(&mut slots, slot, request.deadline_ns);
+            slot
         };
-        if request.deadline_ns < u64::MAX {
-            self.set_deadline(slot, request.deadline_ns);
-        }
         let wanted = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
         let room = if request.reply_in_place { wanted.max(USUAL_SLOT_BYTES) } else { USUAL_SLOT_BYTES };
         let mut held = Held { input, ..Held::default() };
@@ -253,7 +253,10 @@ impl Rpc {
     }
 
     fn set_deadline(&self, slot: SlotId, deadline_ns: u64) {
-        let mut slots = lock(&self.slots);
+        self.keep_deadline(&mut lock(&self.slots), slot, deadline_ns);
+    }
+
+    fn keep_deadline(&self, slots: &mut ReplySlots<Held>, slot: SlotId, deadline_ns: u64) {
         let before = slots.next_deadline_ns();
         slots.set_deadline(slot, deadline_ns);
         if deadline_ns < before {
@@ -267,7 +270,7 @@ impl Rpc {
         match abandoned {
             Abandoned::Cancel(Target::Own, waker) => {
                 drop(waker);
-                self.cancel(&self.own, slot, wakes);
+                self.cancel(&self.own, slot);
             }
             Abandoned::Cancel(Target::Peer(peer), waker) => {
                 drop(waker);

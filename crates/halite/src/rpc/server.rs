@@ -422,7 +422,7 @@ impl<'r> Reading<'r> {
         let acknowledge = lock(&reply.link.inbound).served.end(reply.id, false);
         if acknowledge {
             let core = self.receiver.core();
-            core.with_calls(|rpc, wakes| rpc.acknowledge(&reply.link, reply.id.slot, wakes));
+            core.with_calls(|rpc, _| rpc.acknowledge(&reply.link, reply.id.slot));
         }
         !acknowledge
     }
