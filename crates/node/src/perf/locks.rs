@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::Poll;
 
-use halite::{Guard, LockError, Session, blocking};
+use halite::{Guard, LockCause, LockError, Session, blocking};
 
 use super::crew;
 use super::ends::Ends;
@@ -61,7 +61,7 @@ fn free(session: &blocking::Session, iterations: u64) -> Measured {
 /// Has a lock go around among sessions that ask for it again as soon as they have given it up.
 fn wanted(driver: &blocking::Session, sessions: &[blocking::Session], handovers: u64) -> Measured {
     let sessions: Vec<&Session> = sessions.iter().map(blocking::Session::as_async).collect();
-    let mut queue = driver.block_on(Queue::begin(&sessions))?;
+    let mut queue = driver.block_on(Queue::begin(driver.as_async(), &sessions))?;
     let mut once = || driver.block_on(queue.hand_over());
     let schedule = Schedule::new(handovers, estimate_ns(handovers, &mut once)?);
     let mut series = Series::default();
@@ -96,7 +96,7 @@ struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    async fn begin(sessions: &[&'a Session]) -> Result<Queue<'a>, LockError> {
+    async fn begin(driver: &Session, sessions: &[&'a Session]) -> Result<Queue<'a>, LockError> {
         // Each gets to know the lock, so that it asks for it at the first look at its future.
         for session in sessions {
             session.lock(LOCK).await?.unlock().await?;
@@ -107,7 +107,9 @@ impl<'a> Queue<'a> {
         for session in others {
             queue.ask(session).await?;
         }
-        Ok(queue)
+        // The answer comes behind all of these: from here on they wait at the lock's home, and nobody may overtake them.
+        let Err(held) = driver.try_lock(LOCK).await else { unreachable!("the first of them holds it") };
+        if held.cause != LockCause::Held { Err(held) } else { Ok(queue) }
     }
 
     async fn hand_over(&mut self) -> Result<(), LockError> {
@@ -121,16 +123,18 @@ impl<'a> Queue<'a> {
 
     /// Puts a session at the end of those that wait.
     async fn ask(&mut self, session: &'a Session) -> Result<(), LockError> {
-        let mut asking: Asking<'a> = Box::pin(session.lock(LOCK));
-        let got_it = std::future::poll_fn(|context| Poll::Ready(asking.as_mut().poll(context))).await;
-        if let Poll::Ready(guard) = got_it {
-            // It holds what was given to another one, or to nobody: now it waits once more.
-            self.overtakings += 1;
+        loop {
+            let mut asking: Asking<'a> = Box::pin(session.lock(LOCK));
+            let got_it = std::future::poll_fn(|context| Poll::Ready(asking.as_mut().poll(context))).await;
+            let Poll::Ready(guard) = got_it else {
+                self.waiting.push_back((session, asking));
+                return Ok(());
+            };
+            // Of two, the other may have asked, but its request be under way still: nobody waits then.  Of more, one
+            // waits at the home for sure, and has been overtaken.
+            self.overtakings += u64::from(self.waiting.len() > 1);
             guard?.unlock().await?;
-            asking = Box::pin(session.lock(LOCK));
         }
-        self.waiting.push_back((session, asking));
-        Ok(())
     }
 
     async fn next_holder(&mut self) -> Result<(&'a Session, Guard), LockError> {
