@@ -18,7 +18,10 @@ pub(crate) async fn fetch(
     into: &mut [u8],
 ) -> Result<(), NotFetched> {
     let Target::Peer(peer) = from else { return Err(NotFetched) };
-    if let Some(window) = core.ground.fabric.direct(peer, address.key) {
+    let fabric = &core.ground.fabric;
+    if fabric.capabilities().direct {
+        // What cannot be reached that way is gone: to post for it would only cost the memory for the answer.
+        let window = fabric.direct(peer, address.key).ok_or(NotFetched)?;
         return window.read(address.offset, into).map_err(|_| NotFetched);
     }
     let mut offset = address.offset;
