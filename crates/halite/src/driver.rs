@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use halite_fabric::{Completion, CompletionKind, Event as FabricEvent, Status};
 use halite_tier::effect::{Command, OpId};
@@ -26,6 +26,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
 use crate::rpc::{CALL_WORK, Rpc};
+use crate::surroundings::World;
 use crate::ticket::{Ending, Undo};
 use crate::turns::{Bell, Look, Turn, Turns, WATCH_NS};
 use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, lock};
@@ -48,7 +49,7 @@ pub(crate) struct Core {
     machine: Mutex<Machine>,
     turns: Turns<Poller>,
     arena: Arena,
-    begin: Instant,
+    world: World,
     /// When the machine needs attention although nothing arrives.
     attention_ns: AtomicU64,
     /// Until when the keeper sleeps; 0 while it is awake.  Changed under the machine's lock.
@@ -73,13 +74,13 @@ struct Poller {
 }
 
 impl Core {
-    pub(crate) fn new(ground: Arc<Ground>, begin: Instant, engine: Engine) -> Arc<Core> {
+    pub(crate) fn new(ground: Arc<Ground>, world: World, engine: Engine) -> Arc<Core> {
         Arc::new(Core {
             machine: Mutex::new(Machine::new(ground.clone(), engine)),
             ground,
             turns: Turns::new(Poller::default()),
             arena: Arena::default(),
-            begin,
+            world,
             attention_ns: AtomicU64::new(0),
             keeper_sleeps_until_ns: AtomicU64::new(0),
             callers_polling: AtomicUsize::new(0),
@@ -90,7 +91,12 @@ impl Core {
 
     /// Nanoseconds on the engine's clock, the only one that is read.
     pub(crate) fn now_ns(&self) -> u64 {
-        self.begin.elapsed().as_nanos() as u64
+        self.world.now_ns()
+    }
+
+    /// What else comes from outside.
+    pub(crate) fn world(&self) -> &World {
+        &self.world
     }
 
     /// Changes the machine, lets it settle, and wakes whoever should know.
@@ -166,7 +172,7 @@ impl Core {
     /// Does the jobs that wait.
     pub(crate) fn run_jobs(&self) {
         while let Some(job) = self.poll_job() {
-            let done = self.arena.run(job, &*self.ground.fabric);
+            let done = self.arena.run(job, &*self.ground.fabric, &self.world);
             self.with(|machine, now| machine.handle_job_done(now, done));
             // Jobs may come in long rows: who is heard in between is not taken for dead.
             if let Some(mut token) = self.try_token() {
@@ -233,19 +239,28 @@ impl Core {
         Patience::change(|patience| patience.note_wait(slept));
     }
 
-    /// Moves the node forward until `done`, for `patience` at most.
-    pub(crate) fn drive_until(&self, patience: Duration, done: impl Fn(&Machine) -> bool) {
-        let deadline = self.now_ns() + patience.as_nanos() as u64;
-        while !self.look(&done) && self.now_ns() < deadline {
-            let seen = self.ground.fabric.doorbell();
-            if let Some(mut token) = self.try_token() {
-                token.drive_at(self.now_ns());
-                token.rest();
-            }
-            self.run_jobs();
-            // The keeper may take what we wait for, hence not for long.
-            self.ground.fabric.wait(seen, Some(LOOK_AGAIN));
+    /// Moves the node forward by what has arrived, for a thread that has nothing better to do.
+    pub(crate) fn drive_for_a_moment(&self) {
+        let seen = self.ground.fabric.doorbell();
+        if let Some(mut token) = self.try_token() {
+            token.drive_at(self.now_ns());
+            token.rest();
         }
+        self.run_jobs();
+        // The keeper may take what we wait for, hence not for long.
+        self.ground.fabric.wait(seen, Some(LOOK_AGAIN));
+    }
+
+    /// Moves a node forward that has no keeper, by all that can be done now.  Returns when to do so again, unless the
+    /// doorbell rings before.
+    pub(crate) fn step(&self) -> u64 {
+        self.end_sleep();
+        if let Some(mut token) = self.try_token() {
+            while token.drive_at(self.now_ns()) {}
+            token.rest();
+        }
+        self.run_jobs();
+        self.begin_sleep_until(Look::WhenRung)
     }
 
     /// Whether a caller polls, or would if it had the token.
@@ -266,6 +281,11 @@ impl Core {
 
     /// How long the keeper may sleep.  Whoever makes that too long rings.
     pub(crate) fn begin_sleep(&self, look: Look) -> Duration {
+        let until = self.begin_sleep_until(look);
+        Duration::from_nanos(until.saturating_sub(self.now_ns()))
+    }
+
+    fn begin_sleep_until(&self, look: Look) -> u64 {
         let machine = lock(&self.machine);
         let now = self.now_ns();
         let until = match look {
@@ -273,7 +293,7 @@ impl Core {
             Look::Soon => machine.attention_ns(now).min(now + WATCH_NS),
         };
         self.keeper_sleeps_until_ns.store(until, Relaxed);
-        Duration::from_nanos(until.saturating_sub(now))
+        until
     }
 
     pub(crate) fn end_sleep(&self) {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use halite_fabric::{Fabric, Key};
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_tier::effect::Token;
 
+use crate::surroundings::World;
 use crate::wait::lock;
 
 /// Something to be done.
@@ -37,7 +37,7 @@ pub(crate) enum Done {
 /// How much is discarded before the clock is looked at: about 10 ms if it was all touched.
 const DISCARD_BYTES_MIN: u64 = 64 << 20;
 /// How long a job may take before others have their turn.
-const PATIENCE: Duration = Duration::from_millis(8);
+const PATIENCE_NS: u64 = 8_000_000;
 
 /// The segments of this node, for those who do its jobs.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ pub(crate) struct Arena {
 
 impl Arena {
     /// Does a job on the calling thread.
-    pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric) -> Done {
+    pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric, world: &World) -> Done {
         match job {
             Job::Grow(len) => Done::Grown(self.grow(len, fabric)),
             Job::Copy { token, from, to } => {
@@ -60,7 +60,7 @@ impl Arena {
                 Done::Copied(token)
             }
             Job::Discard { token, key, offset, len } => {
-                let done = self.discard_for_a_while(key, offset, len);
+                let done = self.discard_for_a_while(key, offset, len, world);
                 match len - done {
                     0 => Done::Discarded(token),
                     len => Done::Partly(Job::Discard { token, key, offset: offset + done, len }),
@@ -80,14 +80,15 @@ impl Arena {
 
     /// Giving memory back takes about 0.15 s for each GiB that was touched, and next to nothing for what was not:
     /// so the slices grow while they are cheap.  Returns how many bytes were discarded.
-    fn discard_for_a_while(&self, key: Key, offset: u64, len: u64) -> u64 {
-        let begin = Instant::now();
+    fn discard_for_a_while(&self, key: Key, offset: u64, len: u64, world: &World) -> u64 {
+        let begin_ns = world.now_ns();
+        let elapsed_ns = || world.now_ns() - begin_ns;
         let (mut done, mut slice) = (0, DISCARD_BYTES_MIN);
-        while done < len && begin.elapsed() < PATIENCE {
+        while done < len && elapsed_ns() < PATIENCE_NS {
             let part = slice.min(len - done);
             self.discard(key, offset + done, part);
             done += part;
-            if begin.elapsed() < PATIENCE / 8 {
+            if elapsed_ns() < PATIENCE_NS / 8 {
                 slice *= 4;
             }
         }

@@ -45,19 +45,23 @@ mod barrier;
 pub mod blocking;
 pub mod cluster_dir;
 mod config;
+mod driven;
 mod driver;
 mod error;
 mod explain;
 mod jobs;
 mod keeper;
+mod leaving;
 mod lock;
 mod machine;
+mod member;
 mod memory;
 mod node;
 mod outbox;
 mod posted;
 mod rpc;
 mod session;
+mod surroundings;
 mod ticket;
 mod turns;
 pub mod typed;
@@ -65,6 +69,7 @@ mod wait;
 mod watch;
 
 pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, NodeId};
+pub use driven::{Driven, Step};
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
     JoinError, LockCause, LockError, NotifyCause, NotifyError, RegionCause, RegionError,
@@ -79,4 +84,5 @@ pub use rpc::{
     SendCause, SendError, ServeCause, ServeError, ServeOptions, Server,
 };
 pub use session::{Lh, Placement, REGION_BYTES_MAX, ReadOp, Session, Who, WriteOp};
+pub use surroundings::Surroundings;
 pub use watch::{NOTIFICATIONS_MAX, Notification, Watch};

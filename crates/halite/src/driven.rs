@@ -1,0 +1,115 @@
+//! Driven nodes: moved forward by their owner, and not by a thread of their own.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use halite_fabric::Fabric;
+use halite_tier::ids::NodeLife;
+
+use crate::config::{Config, NodeId};
+use crate::error::JoinError;
+use crate::leaving::{self, Leaving};
+use crate::member::{self, Checked, Member};
+use crate::node::Seat;
+use crate::session::Session;
+use crate::surroundings::{Surroundings, World};
+
+/// One node of a cluster that has no thread, looks at no clock and touches no file: for simulated time, and for
+/// programs with an event loop of their own.
+///
+/// Its owner calls [`Driven::step`] whenever the fabric's doorbell has rung and when the time that the last step
+/// returned has come.  Its sessions are used by tasks of the owner's; a blocking session would wait for ever, since
+/// nobody else moves the node.
+///
+/// Dropped without having left, it is a node that has crashed: nobody is told, and its sessions' operations end with
+/// `NodeClosed`.
+pub struct Driven {
+    member: Member,
+    leaving: RefCell<Option<Leaving>>,
+}
+
+impl std::fmt::Debug for Driven {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driven").field("life", &self.member.life).finish_non_exhaustive()
+    }
+}
+
+/// What a driven node wants next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Another step, when the doorbell rings or at this time on its clock, in nanoseconds.
+    Next(u64),
+    /// Nothing: it has left.
+    Left,
+}
+
+impl Driven {
+    /// A node of `config`, whose `node` must be given and whose `dir` only names the cluster in errors, over the fabric
+    /// that `open` opens.  It is alone until [`Driven::join`].
+    pub fn new(
+        config: Config,
+        surroundings: Arc<dyn Surroundings>,
+        open: impl FnOnce(&Seat) -> Result<Arc<dyn Fabric>, JoinError>,
+    ) -> Result<Driven, JoinError> {
+        let node =
+            config.node.ok_or_else(|| JoinError::BadConfig("a driven node needs a number".to_owned()))?;
+        let checked = Checked::new(config)?;
+        let world = World::Given(surroundings);
+        let life = NodeLife { node, incarnation: member::new_incarnation(&world) };
+        let seat = Seat { node, name: format!("node-{node}"), hello: checked.hello(life, &world) };
+        let member = Member::new(&checked, life, world, open(&seat)?)?;
+        Ok(Driven { member, leaving: RefCell::new(None) })
+    }
+
+    /// Joins the nodes that the fabric finds.
+    pub async fn join(&self, config: &Config) -> Result<(), JoinError> {
+        if !self.member.meet_all(config).await? {
+            return Err(JoinError::NoCluster { dir: config.dir.clone() });
+        }
+        self.member.be_known().await;
+        Ok(())
+    }
+
+    /// Moves the node forward by all that can be done now.
+    pub fn step(&self) -> Step {
+        let core = &self.member.core;
+        let next_ns = core.step();
+        match self.leaving.borrow_mut().as_mut().map(|leaving| leaving.advance(core)) {
+            None => Step::Next(next_ns),
+            Some(false) => Step::Next(next_ns.min(core.now_ns() + LEAVING_LOOK_NS)),
+            Some(true) => Step::Left,
+        }
+    }
+
+    /// Which node this is.
+    pub fn id(&self) -> NodeId {
+        self.member.life.node
+    }
+
+    /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
+    pub fn session(&self) -> Session {
+        self.member.session(None)
+    }
+
+    /// A new session that acts as `principal`: the owner of a driven node is trusted to say for whom it works.
+    pub fn session_of(&self, principal: &str) -> Result<Session, JoinError> {
+        Ok(self.member.session(Some(member::principal(principal)?)))
+    }
+
+    /// Begins to leave the cluster; further steps end with [`Step::Left`].
+    pub fn begin_to_leave(&self) {
+        self.leaving.borrow_mut().get_or_insert_with(|| Leaving::begin(&self.member.core));
+    }
+}
+
+/// How often it is looked whether leaving can go on.
+const LEAVING_LOOK_NS: u64 = 200_000;
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        let core = &self.member.core;
+        core.set_closed();
+        core.with_unless_failed(|machine, _| machine.close());
+        leaving::finish(core);
+    }
+}

@@ -1,0 +1,106 @@
+//! Leaving: what a node sees to before it is gone.
+//!
+//! ```text
+//!   handles are stale ──> nothing of peers' is touched any more ──> "I leave" ──> all that was said is read ──> closed
+//!                    (at most LEAVE_PATIENCE)                (at most LEAVE_PATIENCE)
+//! ```
+
+use std::time::Duration;
+
+use crate::driver::Core;
+use crate::machine::Machine;
+
+/// How long each part of leaving may take, when peers do not read what they are told.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How far leaving has come.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    part: Part,
+    deadline_ns: u64,
+}
+
+#[derive(Debug)]
+enum Part {
+    /// What was posted before the mark is under way.
+    Ending {
+        mark: u64,
+    },
+    /// The others are told.
+    Telling,
+    Closed,
+}
+
+impl Leaving {
+    /// No operation begins from here on.
+    pub(crate) fn begin(core: &Core) -> Leaving {
+        core.set_closed();
+        retire_handles(core);
+        let mark = core.ground.posted.mark();
+        Leaving { part: Part::Ending { mark }, deadline_ns: deadline_ns(core) }
+    }
+
+    /// Goes on with it, after the node has been moved forward.  Returns whether the machine is closed.
+    pub(crate) fn advance(&mut self, core: &Core) -> bool {
+        let is_late = core.now_ns() >= self.deadline_ns;
+        match self.part {
+            Part::Ending { mark } => {
+                // Peers take "I leave" to mean that nothing of theirs is touched any more.  Where that is not so, the
+                // fabric tells them when it is.
+                let is_over = core.look(|machine| is_over(core, machine, mark));
+                if is_over {
+                    core.with(|machine, now| machine.leave(now));
+                }
+                if is_over || is_late {
+                    *self = Leaving { part: Part::Telling, deadline_ns: deadline_ns(core) };
+                    return self.advance(core);
+                }
+            }
+            Part::Telling => {
+                if is_late || core.look(Machine::is_quiet) {
+                    core.with(|machine, _| machine.close());
+                    self.part = Part::Closed;
+                }
+            }
+            Part::Closed => {}
+        }
+        matches!(self.part, Part::Closed)
+    }
+}
+
+fn is_over(core: &Core, machine: &Machine, mark: u64) -> bool {
+    let has_commands = machine.engine().is_some_and(|engine| engine.has_commands_under_way());
+    core.ground.posted.is_over(mark) && !has_commands
+}
+
+fn deadline_ns(core: &Core) -> u64 {
+    core.now_ns() + LEAVE_PATIENCE.as_nanos() as u64
+}
+
+/// The last of a node: handles that came about while it left are stale, too, and the fabric is closed, which waits
+/// for the windows behind them.
+pub(crate) fn finish(core: &Core) {
+    retire_handles(core);
+    core.ground.fabric.close();
+}
+
+/// Makes all handles stale, and waits until no access is under way.
+fn retire_handles(core: &Core) {
+    let path = &core.ground.path;
+    let mut handles = Vec::new();
+    path.slots().iter_with(|index, _, _| handles.push(index));
+    // The engine may have retired one meanwhile, and reclaims it then.
+    handles.retain(|index| path.slots().retire(*index).is_ok());
+    let grace = path.pins().start_grace();
+    let elapsed = loop {
+        match grace.elapsed(path.pins()) {
+            Some(elapsed) => break elapsed,
+            // A pin is held for the time of a copy of 256 KiB, so this ends.
+            None => std::thread::yield_now(),
+        }
+    };
+    for index in handles {
+        // Fails only where the engine, to which the region was dropped meanwhile, has reclaimed it.
+        let _ = path.slots().reclaim(index, elapsed);
+    }
+}

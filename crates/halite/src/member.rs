@@ -1,0 +1,175 @@
+//! A member of a cluster: what nodes with a thread of their own and driven ones have in common.
+
+use std::sync::Arc;
+
+use halite_fabric::{Fabric, Key, PeerId};
+use halite_mem::Window;
+use halite_tier::access::DataPath;
+use halite_tier::engine::{Engine, EngineConfig};
+use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal};
+use halite_tier::mapper::Reach;
+use halite_tier::message::{self, Hello, PROTOCOL_VERSION};
+use halite_tier::rpc::ring::is_ring_size;
+use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
+
+use crate::config::Config;
+use crate::driver::Core;
+use crate::error::JoinError;
+use crate::machine::{Ground, Machine};
+use crate::posted::Posted;
+use crate::rpc::Rpc;
+use crate::session::Session;
+use crate::surroundings::World;
+use crate::wait::Event;
+
+/// A configuration that has been checked.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) config: Config,
+    principal: Principal,
+}
+
+/// See the module's documentation.
+pub(crate) struct Member {
+    pub(crate) core: Arc<Core>,
+    pub(crate) life: NodeLife,
+    principal: Principal,
+    chunk_bytes: u64,
+}
+
+impl Checked {
+    pub(crate) fn new(config: Config) -> Result<Checked, JoinError> {
+        let principal = checked_principal(&config)?;
+        check_request_ring(&config)?;
+        Ok(Checked { config, principal })
+    }
+
+    /// What peers who connect are to be shown.
+    pub(crate) fn hello(&self, life: NodeLife, world: &World) -> Vec<u8> {
+        let bytes_total = self.config.arena_bytes;
+        message::encode_hello(&Hello { version: PROTOCOL_VERSION, life, pid: world.pid(), bytes_total })
+    }
+}
+
+/// Tells this life of a node from its others.
+pub(crate) fn new_incarnation(world: &World) -> Incarnation {
+    Incarnation(world.random().max(1))
+}
+
+impl Member {
+    /// Knows nobody yet.
+    pub(crate) fn new(
+        checked: &Checked,
+        life: NodeLife,
+        world: World,
+        fabric: Arc<dyn Fabric>,
+    ) -> Result<Member, JoinError> {
+        let config = &checked.config;
+        let path = Arc::new(DataPath::default());
+        let reach = Arc::new(FabricReach(fabric.clone()));
+        let engine = Engine::new(engine_config(config, life, &world, &*fabric), path.clone(), reach, 0);
+        let posted = Arc::new(Posted::default());
+        let rpc = Rpc::new(fabric.clone(), posted.clone(), life.node, config.request_ring_bytes);
+        let rpc = rpc.ok_or(JoinError::NoMemory)?;
+        let ground = Ground { fabric, path, posted, rpc, changes: Event::default() };
+        let core = Core::new(Arc::new(ground), world, engine);
+        Ok(Member { core, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
+    }
+
+    /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
+    pub(crate) fn session(&self, principal: Option<Principal>) -> Session {
+        let principal = principal.unwrap_or_else(|| self.principal.clone());
+        let id = self.core.with(|machine, _| machine.open_session(principal.clone()));
+        let id = id.expect("a node has at most 65,536 sessions at a time");
+        let random = self.core.world().random();
+        Session::new(self.core.clone(), self.life, id, principal, random, self.chunk_bytes)
+    }
+
+    /// Connects to all nodes that can be found; whether the first node is among them, or this is it.
+    pub(crate) async fn meet_all(&self, config: &Config) -> Result<bool, JoinError> {
+        let fabric = &self.core.ground.fabric;
+        let addresses = fabric.discover().map_err(|error| JoinError::Unreachable {
+            dir: config.dir.clone(),
+            address: "the other nodes".into(),
+            reason: error.to_string(),
+        })?;
+        let hello = self.core.look(|machine| machine.hello());
+        for address in addresses {
+            // Counted before the answer can arrive.
+            self.core.with(|machine, _| machine.dialling.under_way += 1);
+            if let Err(error) = fabric.connect(&address, &hello) {
+                self.core.with(|machine, _| machine.dialling_failed(address, error.to_string()));
+            }
+        }
+        self.all_dialled().await;
+        let is_joined = |machine: &Machine| machine.is_connected_to(NodeId::FIRST);
+        Ok(self.life.node == NodeId::FIRST || self.core.look(is_joined))
+    }
+
+    async fn all_dialled(&self) {
+        let changes = &self.core.ground.changes;
+        loop {
+            let seen = changes.count();
+            if self.core.is_closed() || self.core.look(|machine| machine.dialling.under_way == 0) {
+                return;
+            }
+            changes.after(seen).await;
+        }
+    }
+
+    /// Waits until all others have taken us in: whoever answers may be asked for our memory from then on.  A node
+    /// that dies meanwhile is no reason not to join.
+    pub(crate) async fn be_known(&self) {
+        let _ = self.session(None).status().await;
+    }
+}
+
+fn check_request_ring(config: &Config) -> Result<(), JoinError> {
+    let bytes = config.request_ring_bytes;
+    if is_ring_size(bytes) {
+        return Ok(());
+    }
+    Err(JoinError::BadConfig(format!(
+        "request rings of {bytes} bytes: a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX} is needed"
+    )))
+}
+
+fn checked_principal(config: &Config) -> Result<Principal, JoinError> {
+    principal(&config.principal())
+}
+
+/// The principal of that name.
+pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
+    match name.len() {
+        0 => Err(JoinError::BadConfig("the name of the principal is empty".to_owned())),
+        len if len > Principal::BYTES_MAX => {
+            let most = Principal::BYTES_MAX;
+            Err(JoinError::BadConfig(format!(
+                "the name of the principal has {len} bytes, and {most} are the most"
+            )))
+        }
+        _ => Ok(Principal(name.into())),
+    }
+}
+
+fn engine_config(config: &Config, life: NodeLife, world: &World, fabric: &dyn Fabric) -> EngineConfig {
+    let capabilities = fabric.capabilities();
+    EngineConfig {
+        life,
+        pid: world.pid(),
+        lease_ns: config.lease.as_nanos() as u64,
+        bytes_total: config.arena_bytes,
+        segment_bytes: config.segment_bytes.min(config.arena_bytes),
+        provider: capabilities.provider,
+        send_bytes_max: capabilities.send_bytes_max,
+    }
+}
+
+/// Peers' memory, as the fabric reaches it.
+struct FabricReach(Arc<dyn Fabric>);
+
+impl Reach for FabricReach {
+    fn window(&self, peer: PeerId, key: Key) -> Option<Window> {
+        self.0.direct(peer, key)
+    }
+}

@@ -1,0 +1,74 @@
+//! What a node takes from its surroundings: the time, random numbers, and a number for people to see.
+//!
+//! Nothing else in a node comes from outside of what its fabric and its sessions tell it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// The surroundings of a [`crate::Driven`] node, which may be made up: the same surroundings and the same fabric
+/// make the same node do the same.
+pub trait Surroundings: Send + Sync {
+    /// Nanoseconds on the node's clock.  Never runs backwards.
+    fn now_ns(&self) -> u64;
+
+    /// A number that nobody else is given.
+    fn random(&self) -> u64;
+
+    /// What `halite status` shows as the node's process.
+    fn pid(&self) -> u32;
+}
+
+/// The surroundings of a node, of which the usual ones cost no look-up.
+#[derive(Clone)]
+pub(crate) enum World {
+    /// This process, since then.
+    Process(Instant),
+    Given(Arc<dyn Surroundings>),
+}
+
+impl World {
+    pub(crate) fn process() -> World {
+        World::Process(Instant::now())
+    }
+
+    #[inline]
+    pub(crate) fn now_ns(&self) -> u64 {
+        match self {
+            World::Process(begin) => begin.elapsed().as_nanos() as u64,
+            World::Given(surroundings) => surroundings.now_ns(),
+        }
+    }
+
+    pub(crate) fn random(&self) -> u64 {
+        match self {
+            World::Process(_) => random(),
+            World::Given(surroundings) => surroundings.random(),
+        }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        match self {
+            World::Process(_) => std::process::id(),
+            World::Given(surroundings) => surroundings.pid(),
+        }
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            World::Process(_) => "World::Process",
+            World::Given(_) => "World::Given",
+        })
+    }
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    let filled = getrandom(&mut bytes, GetRandomFlags::empty());
+    assert_eq!(filled, Ok(bytes.len()), "the system gives short random numbers without fail");
+    u64::from_ne_bytes(bytes)
+}
