@@ -1,0 +1,140 @@
+//! Clocks of hosts, each with an offset and a rate of its own, and sleeping on them.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use crate::shared::{Shared, TimerKey};
+
+/// What one host believes the time to be.
+///
+/// Clones share the clock.  It goes on while its host is paused or down.
+#[derive(Clone)]
+pub struct HostClock {
+    shared: Arc<Shared>,
+    rate: Arc<Mutex<Rate>>,
+}
+
+/// How a clock follows true time, since it was last changed.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    true_ns: u64,
+    local_ns: u64,
+    drift_ppm: i64,
+}
+
+const MILLION: i128 = 1_000_000;
+
+impl Rate {
+    fn local_ns_at(&self, true_ns: u64) -> u64 {
+        let passed = true_ns - self.true_ns;
+        if self.drift_ppm == 0 {
+            return self.local_ns + passed;
+        }
+        self.local_ns + (i128::from(passed) * (MILLION + i128::from(self.drift_ppm)) / MILLION) as u64
+    }
+
+    /// The first instant at which the clock shows `local_ns` or later.
+    fn true_ns_at(&self, local_ns: u64) -> u64 {
+        let wanted = local_ns.saturating_sub(self.local_ns);
+        let scaled = i128::from(wanted) * MILLION;
+        let speed = MILLION + i128::from(self.drift_ppm);
+        // Rounded up: an alarm may ring late, never early.
+        let passed = (scaled + speed - 1) / speed;
+        self.true_ns.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
+}
+
+impl HostClock {
+    pub(crate) fn new(shared: Arc<Shared>, offset_ns: u64) -> HostClock {
+        let rate = Rate { true_ns: shared.now_ns(), local_ns: offset_ns, drift_ppm: 0 };
+        HostClock { shared, rate: Arc::new(Mutex::new(rate)) }
+    }
+
+    /// A clock that is always right.
+    pub(crate) fn truth(shared: Arc<Shared>) -> HostClock {
+        let rate = Rate { true_ns: 0, local_ns: 0, drift_ppm: 0 };
+        HostClock { shared, rate: Arc::new(Mutex::new(rate)) }
+    }
+
+    /// Nanoseconds since some instant before the world began.
+    pub fn now_ns(&self) -> u64 {
+        self.rate().local_ns_at(self.shared.now_ns())
+    }
+
+    /// Ends when this clock shows `local_ns` or later.
+    pub fn sleep_until(&self, local_ns: u64) -> Sleep {
+        Sleep { clock: self.clone(), local_ns, timer: None }
+    }
+
+    /// From now on the clock is fast by `ppm` millionths, or slow if that is negative.
+    pub(crate) fn set_drift_ppm(&self, drift_ppm: i64) {
+        assert!((-900_000..=1_000_000).contains(&drift_ppm), "a drift of {drift_ppm} ppm is no clock's");
+        let true_ns = self.shared.now_ns();
+        let mut rate = self.rate.lock().expect(POISONED);
+        *rate = Rate { true_ns, local_ns: rate.local_ns_at(true_ns), drift_ppm };
+    }
+
+    fn rate(&self) -> Rate {
+        *self.rate.lock().expect(POISONED)
+    }
+
+    fn true_ns_at(&self, local_ns: u64) -> u64 {
+        self.rate().true_ns_at(local_ns)
+    }
+}
+
+const POISONED: &str = "nothing panics while it holds a clock's lock";
+
+/// See [`HostClock::sleep_until`].
+pub struct Sleep {
+    clock: HostClock,
+    local_ns: u64,
+    timer: Option<TimerKey>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.cancel();
+        if self.clock.now_ns() >= self.local_ns {
+            return Poll::Ready(());
+        }
+        // Set anew each time, for the clock may have changed its rate.
+        let due_ns = self.clock.true_ns_at(self.local_ns);
+        self.timer = Some(self.clock.shared.set_timer(due_ns, context.waker().clone()));
+        Poll::Pending
+    }
+}
+
+impl Sleep {
+    fn cancel(&mut self) {
+        if let Some(timer) = self.timer.take() {
+            self.clock.shared.cancel_timer(timer);
+        }
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alarm_is_set_to_the_first_instant_that_will_do() {
+        for drift_ppm in [-300_000, -7, 0, 13, 450_000] {
+            let rate = Rate { true_ns: 1_000, local_ns: 77, drift_ppm };
+            for local_ns in [77, 78, 1_000, 123_456_789] {
+                let due = rate.true_ns_at(local_ns);
+                assert!(rate.local_ns_at(due) >= local_ns, "{drift_ppm} {local_ns}");
+                assert!(due == 1_000 || rate.local_ns_at(due - 1) < local_ns, "{drift_ppm} {local_ns}");
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The digest of a run: one number over everything that happened.
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+/// Folds what happens, in order.  Integers go in as little-endian bytes, so that all machines agree.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Digest {
+    state: u64,
+}
+
+impl Digest {
+    pub(crate) fn value(&self) -> u64 {
+        self.state
+    }
+
+    #[inline]
+    pub(crate) fn fold(&mut self, words: [u64; 4]) {
+        let mut bytes = [0; 32];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        self.state = xxh3_64_with_seed(&bytes, self.state);
+    }
+
+    pub(crate) fn fold_bytes(&mut self, bytes: &[u8]) {
+        self.state = xxh3_64_with_seed(bytes, self.state);
+    }
+}
+
+/// A checksum of a payload.
+#[inline]
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+    xxh3_64(bytes)
+}

@@ -1,0 +1,128 @@
+//! The provider: a fabric between simulated hosts.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use halite_fabric::{
+    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError,
+    WorkRequest,
+};
+use halite_mem::{Segment, Window};
+
+use crate::shared::Shared;
+use crate::world::HostId;
+
+/// A fabric of one simulated host; see [`crate::World::fabric`].
+///
+/// It keeps to what [`Fabric`] promises, with these choices of its own.  A request that the target refuses fails by
+/// itself; those behind it are carried out.  When a connection breaks, requests of which something may have been
+/// done say so, and only those that never left are flushed.  [`Fabric::wait`] returns at once, for time passes only
+/// while no task runs: tasks await [`SimFabric::rung`] instead.  Its doorbell begins unarmed.
+pub struct SimFabric {
+    shared: Arc<Shared>,
+    endpoint: u32,
+}
+
+impl SimFabric {
+    pub(crate) fn open(shared: Arc<Shared>, host: HostId, address: &str, hello: Vec<u8>) -> Arc<SimFabric> {
+        let endpoint = shared.with(|net| net.open(host, address, hello));
+        Arc::new(SimFabric { shared, endpoint })
+    }
+
+    /// Ends once the doorbell no longer is at `seen`.
+    pub fn rung(&self, seen: u32) -> Rung {
+        Rung { shared: self.shared.clone(), endpoint: self.endpoint, seen }
+    }
+}
+
+/// See [`SimFabric::rung`].
+pub struct Rung {
+    shared: Arc<Shared>,
+    endpoint: u32,
+    seen: u32,
+}
+
+impl Future for Rung {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        match self.shared.with(|net| net.listen(self.endpoint, self.seen, context.waker())) {
+            None => Poll::Ready(()),
+            Some(()) => Poll::Pending,
+        }
+    }
+}
+
+impl Fabric for SimFabric {
+    fn capabilities(&self) -> Capabilities {
+        self.shared.with(|net| Capabilities {
+            provider: "sim",
+            direct: false,
+            atomics: true,
+            send_bytes_max: net.profile.send_bytes_max,
+            inline_bytes_max: net.profile.inline_bytes_max,
+        })
+    }
+
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
+        self.shared.with(|net| net.register(self.endpoint, segment))
+    }
+
+    fn discover(&self) -> Result<Vec<String>, ConnectError> {
+        Ok(self.shared.with(|net| net.discover(self.endpoint)))
+    }
+
+    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
+        self.shared.with(|net| net.connect(self.endpoint, address, hello))
+    }
+
+    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        self.shared.with(|net| net.post(self.endpoint, peer, requests))
+    }
+
+    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
+        self.shared.with(|net| net.poll(self.endpoint, completions))
+    }
+
+    fn poll_event(&self) -> Option<Event> {
+        self.shared.with(|net| net.poll_event(self.endpoint))
+    }
+
+    fn direct(&self, _: PeerId, _: Key) -> Option<Window> {
+        None
+    }
+
+    fn cut_off(&self, peer: PeerId) -> CutOff {
+        self.shared.with(|net| net.cut_off(self.endpoint, peer))
+    }
+
+    fn disconnect(&self, peer: PeerId) {
+        self.shared.with(|net| net.disconnect(self.endpoint, peer));
+    }
+
+    fn arm(&self, armed: bool) {
+        self.shared.with(|net| net.arm(self.endpoint, armed));
+    }
+
+    fn wait(&self, _: u32, _: Option<Duration>) {}
+
+    fn doorbell(&self) -> u32 {
+        self.shared.with(|net| net.doorbell(self.endpoint))
+    }
+
+    fn wake(&self) {
+        self.shared.with(|net| net.wake(self.endpoint));
+    }
+
+    fn close(&self) {
+        self.shared.with(|net| net.close(self.endpoint));
+    }
+}
+
+impl Drop for SimFabric {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

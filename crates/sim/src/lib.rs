@@ -1,0 +1,37 @@
+//! Whole clusters in one thread and virtual time.
+//!
+//! A [`World`] holds hosts, their clocks, the links between them, and the tasks that run on them.  Its
+//! [`SimFabric`]s are a provider like any other: what they carry takes the time that a [`Profile`] of the hardware
+//! says, and goes wrong as the links' [`Link`] says.  This crate knows no socket, thread, clock, environment or global:
+//! everything that happens follows from the seed, and [`World::digest`] tells whether two runs were the same.
+//! It knows nothing of regions, names or clusters either.
+//!
+//! ```text
+//!   World::run   tasks that are ready, in an order that the seed chooses
+//!       │        then the next event: a timer, or something of the network; time moves to it
+//!       ▼
+//!   net::Net     posts ─ departures ─ landings ─ acknowledgements ─ completions
+//! ```
+
+mod clock;
+mod counters;
+mod digest;
+mod fabric;
+mod link;
+mod net;
+mod profile;
+mod random;
+mod shared;
+mod tasks;
+mod trace;
+mod world;
+
+pub use clock::{HostClock, Sleep};
+pub use counters::Counters;
+pub use fabric::{Rung, SimFabric};
+pub use link::{Corruption, Link};
+pub use profile::{CutOffBy, Fence, Profile, ProfileError};
+pub use random::Random;
+pub use tasks::TaskId;
+pub use trace::Trace;
+pub use world::{HostId, RunEnd, World};

@@ -1,0 +1,164 @@
+//! Links: how long packets take from one host to another, and what becomes of them.
+
+use crate::counters::Counters;
+use crate::random::Random;
+
+/// What one link is like, in one direction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// Whether anything gets through.
+    pub up: bool,
+    /// From the last bit sent to the last bit received.
+    pub latency_ns: u64,
+    /// How fast bits are sent; packets queue for it.
+    pub bandwidth_bytes_per_us: u64,
+    /// Each packet takes longer by anything up to this.  None overtakes another of its connection.
+    pub jitter_ns: u64,
+    /// Packets lost, in a million.
+    pub loss_ppm: u32,
+    /// Packets that arrive twice.
+    pub duplicate_ppm: u32,
+    /// Packets that are overtaken: they cost the round trip in which they are asked for again.
+    pub reorder_ppm: u32,
+    /// Packets that are damaged.
+    pub corrupt_ppm: u32,
+    /// What the receiving adapter makes of those.
+    pub corruption: Corruption,
+}
+
+/// Whether damage is noticed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Corruption {
+    /// By its checksum: the packet is as good as lost.
+    #[default]
+    Caught,
+    /// It is not: one bit of the payload lands flipped.
+    Uncaught,
+}
+
+impl Link {
+    /// A link without faults.
+    pub fn new(latency_ns: u64, bandwidth_bytes_per_us: u64) -> Link {
+        assert!(
+            bandwidth_bytes_per_us > 0,
+            "a link without bandwidth carries nothing; let it be down instead"
+        );
+        Link {
+            up: true,
+            latency_ns,
+            bandwidth_bytes_per_us,
+            jitter_ns: 0,
+            loss_ppm: 0,
+            duplicate_ppm: 0,
+            reorder_ppm: 0,
+            corrupt_ppm: 0,
+            corruption: Corruption::Caught,
+        }
+    }
+
+    /// The same link, but nothing gets through.
+    pub fn down(self) -> Link {
+        Link { up: false, ..self }
+    }
+
+    fn is_clean(&self) -> bool {
+        let faults = self.loss_ppm | self.duplicate_ppm | self.reorder_ppm | self.corrupt_ppm;
+        self.up && faults == 0 && self.jitter_ns == 0
+    }
+}
+
+/// A link and the packets queueing for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Wire {
+    link: Link,
+    clean: bool,
+    /// When the packets sent so far have left.
+    free_ns: u64,
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Transit {
+    Lost,
+    Sent {
+        /// When its last bit left.
+        left_ns: u64,
+        arrives_ns: u64,
+        /// It is damaged, and nobody notices.
+        damaged: bool,
+    },
+}
+
+impl Wire {
+    pub(crate) fn new(link: Link) -> Wire {
+        Wire { link, clean: link.is_clean(), free_ns: 0 }
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    pub(crate) fn set(&mut self, link: Link) {
+        self.clean = link.is_clean();
+        self.link = link;
+    }
+
+    /// Sends a packet of `len` bytes that is ready at `now_ns`.
+    #[inline]
+    pub(crate) fn send(
+        &mut self,
+        now_ns: u64,
+        len: u64,
+        random: &mut Random,
+        counters: &mut Counters,
+    ) -> Transit {
+        counters.packets += 1;
+        let takes_ns = (len * 1000).div_ceil(self.link.bandwidth_bytes_per_us);
+        let left_ns = self.free_ns.max(now_ns) + takes_ns;
+        let arrives_ns = left_ns + self.link.latency_ns;
+        if self.clean {
+            self.free_ns = left_ns;
+            return Transit::Sent { left_ns, arrives_ns, damaged: false };
+        }
+        if !self.link.up {
+            counters.lost += 1;
+            return Transit::Lost;
+        }
+        self.free_ns = left_ns;
+        self.send_badly(left_ns, takes_ns, random, counters)
+    }
+
+    fn send_badly(
+        &mut self,
+        left_ns: u64,
+        takes_ns: u64,
+        random: &mut Random,
+        counters: &mut Counters,
+    ) -> Transit {
+        let link = self.link;
+        if random.chance_ppm(link.loss_ppm) {
+            counters.lost += 1;
+            return Transit::Lost;
+        }
+        let damaged = random.chance_ppm(link.corrupt_ppm);
+        if damaged && link.corruption == Corruption::Caught {
+            counters.corrupted_caught += 1;
+            return Transit::Lost;
+        }
+        counters.corrupted_uncaught += u64::from(damaged);
+        if random.chance_ppm(link.duplicate_ppm) {
+            // The copy takes its turn on the wire; its sequence number gives it away.
+            counters.duplicated += 1;
+            self.free_ns += takes_ns;
+        }
+        let mut arrives_ns = left_ns + link.latency_ns;
+        if link.jitter_ns > 0 {
+            arrives_ns += random.between(0, link.jitter_ns);
+        }
+        if random.chance_ppm(link.reorder_ppm) {
+            counters.reordered += 1;
+            arrives_ns += 2 * link.latency_ns;
+        }
+        Transit::Sent { left_ns, arrives_ns, damaged }
+    }
+}

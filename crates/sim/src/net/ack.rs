@@ -1,0 +1,141 @@
+//! Acknowledgements: how who posted learns what became of a request, or that it never will.
+
+use halite_fabric::{Completion, CompletionKind, Status};
+
+use super::qp::{QpState, Work};
+use super::{Event, Net};
+use crate::link::Transit;
+
+impl Net {
+    /// The target has done the request, or refused it, and says so after `delay_ns`.
+    pub(super) fn acknowledge(&mut self, qp: u32, number: u64, status: Status, delay_ns: u64) {
+        let end = &mut self.qps[qp as usize];
+        let (from, to) = (end.from_host, end.to_host);
+        // Who posted may be gone.
+        let Some(work) = end.work(number) else {
+            return;
+        };
+        work.delivered = true;
+        work.status = status;
+        self.send_ack(qp, number, to, from, self.now_ns + delay_ns);
+    }
+
+    fn send_ack(&mut self, qp: u32, number: u64, from: u32, to: u32, ready_ns: u64) {
+        match self.transmit(from, to, ready_ns, 0) {
+            Transit::Lost => self.await_ack(qp, number),
+            Transit::Sent { arrives_ns, .. } => {
+                let at_ns = arrives_ns + self.profile.completion_ns;
+                self.schedule(at_ns, Event::Acknowledge { qp, number });
+            }
+        }
+    }
+
+    /// No acknowledgement is under way: who posted will miss it.
+    pub(super) fn await_ack(&mut self, qp: u32, number: u64) {
+        let at_ns = self.now_ns + self.profile.retransmit_ns;
+        self.schedule(at_ns, Event::AckTimeout { qp, number });
+    }
+
+    pub(super) fn handle_acknowledge(&mut self, qp: u32, number: u64) {
+        let end = &mut self.qps[qp as usize];
+        let first = end.first;
+        let Some(work) = end.work(number) else {
+            return;
+        };
+        work.acknowledged = true;
+        if number > first {
+            self.acknowledge_earlier(qp, number);
+        }
+        while let Some(work) = self.pop_acknowledged(qp) {
+            self.complete_work(qp, work);
+        }
+        self.leave_when_sent(qp);
+    }
+
+    /// An acknowledgement stands for all before it, except for answers that have not come themselves.
+    fn acknowledge_earlier(&mut self, qp: u32, number: u64) {
+        let end = &mut self.qps[qp as usize];
+        let count = (number - end.first) as usize;
+        for work in end.outstanding.iter_mut().take(count) {
+            work.acknowledged |= work.delivered && !work.verb.has_answer();
+        }
+    }
+
+    fn pop_acknowledged(&mut self, qp: u32) -> Option<Work> {
+        let end = &mut self.qps[qp as usize];
+        if !end.outstanding.front()?.acknowledged {
+            return None;
+        }
+        end.first += 1;
+        end.outstanding.pop_front()
+    }
+
+    pub(super) fn complete_work(&mut self, qp: u32, work: Work) {
+        let Work { id, signalled, verb, status, old, inline, .. } = work;
+        self.packets.recycle(inline);
+        let end = &self.qps[qp as usize];
+        let wanted = signalled || status != Status::Success;
+        if !wanted || end.state == QpState::Leaving {
+            return;
+        }
+        let is_atomic = verb.has_answer() && !matches!(verb, super::qp::Verb::Read { .. });
+        let kind = if is_atomic && status == Status::Success {
+            CompletionKind::Atomic { id, old }
+        } else {
+            CompletionKind::Done { id }
+        };
+        let (endpoint, peer) = (end.endpoint, end.peer);
+        self.complete(endpoint, Completion { peer, status, kind });
+    }
+
+    /// Sends the last packet of a request again, of which only the acknowledgement may be missing: then the
+    /// target discards it by its number, and acknowledges it once more.
+    pub(super) fn handle_ack_timeout(&mut self, qp: u32, number: u64) {
+        let known = self.qps[qp as usize].work(number).map(|work| (work.acknowledged, work.delivered));
+        let Some((false, delivered)) = known else {
+            return;
+        };
+        if !self.spend_attempt(qp, number) {
+            return;
+        }
+        let (from, to) = (self.qps[qp as usize].from_host, self.qps[qp as usize].to_host);
+        match self.transmit(from, to, self.now_ns, 0) {
+            Transit::Sent { arrives_ns, .. } if delivered && self.lets_in(qp ^ 1) => {
+                self.counters.duplicated += 1;
+                self.send_ack(qp, number, to, from, arrives_ns);
+            }
+            _ => self.await_ack(qp, number),
+        }
+    }
+
+    /// Counts another attempt at a request; breaks the connection off, and returns false, if there were enough.
+    pub(super) fn spend_attempt(&mut self, qp: u32, number: u64) -> bool {
+        let retries_max = self.profile.retries_max;
+        let Some(work) = self.qps[qp as usize].work(number) else {
+            return false;
+        };
+        work.attempts += 1;
+        if work.attempts > retries_max {
+            self.break_off(qp, Status::RetryExceeded);
+            return false;
+        }
+        self.counters.retransmitted += 1;
+        true
+    }
+
+    /// Ends all requests of an end that closes: those of which a part may have been done with `status`.
+    pub(super) fn flush(&mut self, qp: u32, status: Status) {
+        let end = &mut self.qps[qp as usize];
+        let outstanding = std::mem::take(&mut end.outstanding);
+        end.first += outstanding.len() as u64;
+        end.departing = end.first;
+        end.offset = 0;
+        for mut work in outstanding {
+            // Known to be done, though not in its turn: an answer before it is missing.
+            if !work.acknowledged {
+                work.status = if work.departed { status } else { Status::Flushed };
+            }
+            self.complete_work(qp, work);
+        }
+    }
+}

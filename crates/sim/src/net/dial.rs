@@ -1,0 +1,165 @@
+//! Connecting: a word there and a word back.
+
+use halite_fabric::{ConnectError, Event as FabricEvent, HELLO_BYTES_MAX, PeerId};
+
+use super::endpoint::Endpoint;
+use super::qp::{Qp, QpState};
+use super::{Event, HostState, Net};
+use crate::world::HostId;
+
+/// An attempt to connect.
+#[derive(Debug)]
+pub(super) struct Dial {
+    from: u32,
+    to: u32,
+    hello: Vec<u8>,
+    /// Its end has been told.
+    over: bool,
+    /// Our end, once the other knows of it.
+    qp: Option<u32>,
+}
+
+impl Net {
+    pub(crate) fn open(&mut self, host: HostId, address: &str, hello: Vec<u8>) -> u32 {
+        assert_eq!(self.state(host), HostState::Running, "only a host that runs opens a fabric");
+        assert!(hello.len() <= HELLO_BYTES_MAX, "a hello of {} bytes is too long", hello.len());
+        let index = self.endpoints.len() as u32;
+        let taken = self.addresses.insert(address.to_owned(), index);
+        assert!(taken.is_none(), "the address {address} has been used before");
+        self.endpoints.push(Endpoint::new(host.0, address.to_owned(), hello));
+        self.trace(host.0, |_| format!("opens {address}"));
+        index
+    }
+
+    /// Addresses of all other fabrics that are open.
+    pub(crate) fn discover(&self, endpoint: u32) -> Vec<String> {
+        let others = self.addresses.iter().filter(|(_, index)| **index != endpoint);
+        let alive = others.filter(|(_, index)| self.endpoints[**index as usize].alive);
+        alive.map(|(address, _)| address.clone()).collect()
+    }
+
+    pub(crate) fn connect(&mut self, from: u32, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
+        if hello.len() > HELLO_BYTES_MAX {
+            return Err(ConnectError::HelloTooLong { len: hello.len() });
+        }
+        let unreachable = |kind: std::io::ErrorKind| {
+            Err(ConnectError::Unreachable { address: address.to_owned(), source: kind.into() })
+        };
+        if !self.endpoints[from as usize].alive {
+            return unreachable(std::io::ErrorKind::NotConnected);
+        }
+        let Some(to) = self.addresses.get(address).copied() else {
+            return unreachable(std::io::ErrorKind::NotFound);
+        };
+        self.dial(from, to, hello);
+        Ok(())
+    }
+
+    fn dial(&mut self, from: u32, to: u32, hello: &[u8]) {
+        let dial = self.dials.len() as u32;
+        self.dials.push(Dial { from, to, hello: hello.to_vec(), over: false, qp: None });
+        let arrives_ns = self.word_ns(self.host_of(from), self.host_of(to));
+        if let Some(at_ns) = arrives_ns {
+            self.schedule(at_ns, Event::DialArrives { dial });
+        }
+        let at_ns = self.now_ns + self.profile.connect_timeout_ns;
+        self.schedule(at_ns, Event::DialTimeout { dial });
+    }
+
+    fn host_of(&self, endpoint: u32) -> u32 {
+        self.endpoints[endpoint as usize].host
+    }
+
+    pub(super) fn handle_dial_arrives(&mut self, dial: u32) {
+        let Dial { from, to, .. } = self.dials[dial as usize];
+        let (from_host, to_host) = (self.host_of(from), self.host_of(to));
+        let state = self.hosts[to_host as usize].state;
+        // A kernel without the process says so; a host that is down says nothing, nor does one that is paused.
+        if state != HostState::Crashed && !self.endpoints[to as usize].alive {
+            return self.answer(dial, None, to_host, from_host);
+        }
+        if !self.has_processor(to_host, Event::DialArrives { dial }) || self.dials[dial as usize].over {
+            return;
+        }
+        let ours = self.join(dial, from_host, to_host);
+        self.dials[dial as usize].qp = Some(ours);
+        self.answer(dial, Some(ours), to_host, from_host);
+    }
+
+    /// Makes both ends, and opens the one that was dialled.  Returns the other.
+    fn join(&mut self, dial: u32, from_host: u32, to_host: u32) -> u32 {
+        let Dial { from, to, .. } = self.dials[dial as usize];
+        let said = std::mem::take(&mut self.dials[dial as usize].hello);
+        let shown = self.endpoints[to as usize].hello.clone();
+        let ours = self.qps.len() as u32;
+        self.qps.push(Qp::new(from, from_host, to_host, shown, true));
+        self.qps.push(Qp::new(to, to_host, from_host, said, false));
+        self.establish(ours ^ 1);
+        ours
+    }
+
+    fn answer(&mut self, dial: u32, qp: Option<u32>, from: u32, to: u32) {
+        if let Some(at_ns) = self.word_ns(from, to) {
+            self.schedule(at_ns, Event::DialAnswered { dial, qp });
+        }
+    }
+
+    pub(super) fn handle_dial_answered(&mut self, dial: u32, qp: Option<u32>) {
+        match qp {
+            _ if self.dials[dial as usize].over => {}
+            Some(qp) => {
+                self.dials[dial as usize].over = true;
+                self.establish_early(qp);
+            }
+            None => self.fail(dial, "connection refused"),
+        }
+    }
+
+    /// Opens an end whose peer is known to have opened its own, unless its fabric has closed meanwhile.
+    pub(super) fn establish_early(&mut self, qp: u32) {
+        let end = &mut self.qps[qp as usize];
+        if end.state != QpState::Opening {
+            return;
+        }
+        if self.endpoints[end.endpoint as usize].alive {
+            return self.establish(qp);
+        }
+        end.state = QpState::Closed;
+        self.say_goodbye(qp);
+    }
+
+    /// Opens an end: from now on it can be posted to.
+    fn establish(&mut self, qp: u32) {
+        let index = self.qps[qp as usize].endpoint;
+        let endpoint = &mut self.endpoints[index as usize];
+        endpoint.peers.push(qp);
+        let peer = PeerId(endpoint.peers.len() as u32);
+        let end = &mut self.qps[qp as usize];
+        end.peer = peer;
+        end.state = QpState::Open;
+        let (hello, initiator) = (std::mem::take(&mut end.hello), end.initiator);
+        self.tell(index, FabricEvent::Connected { peer, hello, initiator });
+    }
+
+    pub(super) fn handle_dial_timeout(&mut self, dial: u32) {
+        let opened = self.dials[dial as usize].qp;
+        let established = opened.is_some_and(|qp| self.qps[qp as usize].state != QpState::Opening);
+        if self.dials[dial as usize].over || established {
+            return;
+        }
+        if let Some(qp) = opened {
+            self.qps[qp as usize].state = QpState::Closed;
+            self.say_goodbye(qp);
+        }
+        self.fail(dial, "timed out");
+    }
+
+    fn fail(&mut self, dial: u32, reason: &str) {
+        let Dial { from, to, .. } = self.dials[dial as usize];
+        self.dials[dial as usize].over = true;
+        let address = self.endpoints[to as usize].address.clone();
+        if self.endpoints[from as usize].alive {
+            self.tell(from, FabricEvent::ConnectFailed { address, reason: reason.to_owned() });
+        }
+    }
+}

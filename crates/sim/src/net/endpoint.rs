@@ -1,0 +1,110 @@
+//! Endpoints: what one fabric has registered, and what waits to be polled.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use halite_fabric::{Completion, Event, PeerId};
+use halite_mem::Window;
+
+/// Completions that one poll returns at most.
+const POLL_COMPLETIONS_MAX: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) host: u32,
+    pub(super) address: String,
+    pub(super) hello: Vec<u8>,
+    /// Neither closed nor crashed.
+    pub(super) alive: bool,
+    /// Windows of whole segments; a key is an index.
+    pub(super) segments: Vec<Window>,
+    /// The connection of each peer, whose ids begin at 1.
+    pub(super) peers: Vec<u32>,
+    completions: VecDeque<(u64, Completion)>,
+    /// When the last of them can be seen.
+    visible_ns: u64,
+    events: VecDeque<Event>,
+    pub(super) doorbell: u32,
+    pub(super) armed: bool,
+    wakers: Vec<Waker>,
+}
+
+impl Endpoint {
+    pub(super) fn new(host: u32, address: String, hello: Vec<u8>) -> Endpoint {
+        Endpoint {
+            host,
+            address,
+            hello,
+            alive: true,
+            segments: Vec::new(),
+            peers: Vec::new(),
+            completions: VecDeque::new(),
+            visible_ns: 0,
+            events: VecDeque::new(),
+            doorbell: 0,
+            armed: false,
+            wakers: Vec::new(),
+        }
+    }
+
+    pub(super) fn qp(&self, peer: PeerId) -> Option<u32> {
+        let index = (peer.0 as usize).checked_sub(1)?;
+        self.peers.get(index).copied()
+    }
+
+    /// Queues a completion to be seen at `at_ns`, or behind those before it.  Returns when.
+    pub(super) fn push(&mut self, at_ns: u64, completion: Completion) -> u64 {
+        self.visible_ns = self.visible_ns.max(at_ns);
+        self.completions.push_back((self.visible_ns, completion));
+        self.visible_ns
+    }
+
+    /// Lets everything that waits be seen now, since somebody is told next that nothing more comes.
+    pub(super) fn show_all(&mut self, now_ns: u64) {
+        self.completions.iter_mut().for_each(|(at_ns, _)| *at_ns = now_ns.min(*at_ns));
+        self.visible_ns = self.visible_ns.min(now_ns);
+    }
+
+    /// Moves what can be seen to `completions`.
+    pub(super) fn poll(&mut self, now_ns: u64, completions: &mut Vec<Completion>) -> usize {
+        let before = completions.len();
+        while completions.len() - before < POLL_COMPLETIONS_MAX {
+            match self.completions.front() {
+                Some((at_ns, _)) if *at_ns <= now_ns => {
+                    completions.extend(self.completions.pop_front().map(|(_, completion)| completion));
+                }
+                _ => break,
+            }
+        }
+        completions.len() - before
+    }
+
+    pub(super) fn push_event(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    pub(super) fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Rings whether armed or not.
+    pub(super) fn wake(&mut self, wakers: &mut Vec<Waker>) {
+        self.doorbell = self.doorbell.wrapping_add(1);
+        wakers.append(&mut self.wakers);
+    }
+
+    /// Remembers who is to be woken by the next ring.
+    pub(super) fn listen(&mut self, waker: &Waker) {
+        if !self.wakers.iter().any(|known| known.will_wake(waker)) {
+            self.wakers.push(waker.clone());
+        }
+    }
+
+    /// What a crash leaves: nothing that could wake, keep or tell anybody anything.
+    pub(super) fn forget(&mut self) {
+        self.alive = false;
+        self.completions = VecDeque::new();
+        self.events = VecDeque::new();
+        self.wakers = Vec::new();
+    }
+}

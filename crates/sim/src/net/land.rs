@@ -1,0 +1,215 @@
+//! Landing: what packets do where they arrive.
+
+use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
+use halite_mem::{AccessError, Window};
+
+use super::packet::{Cargo, Packet};
+use super::qp::{QpState, Verb};
+use super::{Event, Net};
+use crate::digest::checksum;
+
+impl Net {
+    pub(super) fn handle_land(&mut self, index: u32) {
+        let packet = self.packets.take(index);
+        self.digest.fold([u64::from(packet.qp), packet.number, packet.offset, checksum(&packet.bytes)]);
+        match packet.cargo {
+            Cargo::Request(_) => self.land_request(packet),
+            Cargo::Response(verb) => self.land_response(packet, verb),
+        }
+    }
+
+    /// Whether what arrives at this end is let into its memory.
+    ///
+    /// An adapter drops what comes for a connection that is closed.  A processor elsewhere asks nobody: only its own
+    /// end stops it.
+    pub(super) fn lets_in(&self, qp: u32) -> bool {
+        let end = &self.qps[qp as usize];
+        if self.copies_by_processor() {
+            !end.fenced
+        } else {
+            matches!(end.state, QpState::Open | QpState::Leaving)
+        }
+    }
+
+    fn land_request(&mut self, packet: Packet) {
+        let target = packet.qp ^ 1;
+        // Who is spoken to is connected, even if that word is late.
+        self.establish_early(target);
+        if !self.qps[target as usize].stalled.is_empty() {
+            let index = self.packets.add(packet);
+            self.qps[target as usize].stalled.push_back(index);
+            return;
+        }
+        if !self.lets_in(target) {
+            return self.drop_packet(packet);
+        }
+        if !self.has_receive(target, &packet) {
+            return self.stall(target, packet);
+        }
+        self.execute(target, packet);
+    }
+
+    fn drop_packet(&mut self, packet: Packet) {
+        self.counters.dropped += 1;
+        if packet.last {
+            self.await_ack(packet.qp, packet.number);
+        }
+        self.packets.recycle(packet.bytes);
+    }
+
+    // Receives.
+
+    fn has_receive(&self, target: u32, packet: &Packet) -> bool {
+        let Cargo::Request(verb) = packet.cargo else {
+            return true;
+        };
+        let end = &self.qps[target as usize];
+        // What arrives at a closed end is not kept.
+        let consumes = packet.last && verb.needs_receive() && end.state == QpState::Open;
+        !consumes || end.unpolled < self.profile.receive_depth
+    }
+
+    /// The packet, and those behind it, are asked for again in a while.
+    fn stall(&mut self, target: u32, packet: Packet) {
+        self.counters.receiver_not_ready += 1;
+        let index = self.packets.add(packet);
+        self.qps[target as usize].stalled.push_back(index);
+        let at_ns = self.now_ns + self.profile.rnr_ns;
+        self.schedule(at_ns, Event::ReceiverRetry { qp: target });
+    }
+
+    pub(super) fn handle_receiver_retry(&mut self, target: u32) {
+        let mut stalled = std::mem::take(&mut self.qps[target as usize].stalled);
+        while let Some(index) = stalled.pop_front() {
+            let packet = self.packets.take(index);
+            self.land_request(packet);
+            if !self.qps[target as usize].stalled.is_empty() {
+                break;
+            }
+        }
+        // What was refused again stands in front.
+        self.qps[target as usize].stalled.append(&mut stalled);
+    }
+
+    // What requests do.
+
+    fn execute(&mut self, target: u32, packet: Packet) {
+        let Packet { qp, number, cargo, offset, last, bytes } = packet;
+        let Cargo::Request(verb) = cargo else {
+            unreachable!("answers do not come here");
+        };
+        match verb {
+            Verb::Write { remote, len, imm, .. } => {
+                let status = self.write(target, remote, len, offset, &bytes);
+                self.packets.recycle(bytes);
+                if last {
+                    self.end_write(target, imm, status);
+                    self.acknowledge(qp, number, status, 0);
+                }
+            }
+            Verb::Send { imm, .. } => {
+                self.arrive(target, CompletionKind::Received { bytes, imm });
+                self.acknowledge(qp, number, Status::Success, 0);
+            }
+            Verb::FetchAdd { remote, add } => {
+                self.atomic(target, qp, number, remote, |word| word.fetch_add_u64(remote.offset, add));
+            }
+            Verb::CompareSwap { remote, expected, new } => {
+                let swap = |word: &Window| word.compare_exchange_u64(remote.offset, expected, new);
+                self.atomic(target, qp, number, remote, swap);
+            }
+            Verb::Read { remote, len, .. } => self.begin_read(target, qp, number, remote, len),
+        }
+        self.trace(self.qps[target as usize].from_host, |net| {
+            let name = verb.name();
+            format!("{name} {number} of host-{} lands from byte {offset}", net.qps[qp as usize].from_host)
+        });
+    }
+
+    fn segment(&self, target: u32, remote: RemoteAddress) -> Option<&Window> {
+        let endpoint = self.qps[target as usize].endpoint;
+        self.endpoints[endpoint as usize].segments.get(remote.key.0 as usize)
+    }
+
+    fn covers(window: &Window, remote: RemoteAddress, len: u64) -> bool {
+        remote.offset.checked_add(len).is_some_and(|end| end <= window.len())
+    }
+
+    /// Lands a piece.  The adapter refuses a request as a whole.
+    fn write(&self, target: u32, remote: RemoteAddress, len: u64, offset: u64, bytes: &[u8]) -> Status {
+        match self.segment(target, remote) {
+            Some(window) if Net::covers(window, remote, len) => {
+                window.write(remote.offset + offset, bytes).expect("the whole range is inside");
+                Status::Success
+            }
+            _ => Status::RemoteAccess,
+        }
+    }
+
+    fn end_write(&mut self, target: u32, imm: Option<u32>, status: Status) {
+        // The peer is not told of a write that it refused.
+        if let Some(imm) = imm.filter(|_| status == Status::Success) {
+            self.arrive(target, CompletionKind::Notified { imm });
+        }
+    }
+
+    fn arrive(&mut self, target: u32, kind: CompletionKind) {
+        let end = &mut self.qps[target as usize];
+        let (endpoint, peer) = (end.endpoint, end.peer);
+        // Nobody polls for a connection that is closed.
+        if end.state == QpState::Open {
+            end.unpolled += 1;
+            self.complete(endpoint, Completion { peer, status: Status::Success, kind });
+        }
+    }
+
+    fn atomic(
+        &mut self,
+        target: u32,
+        qp: u32,
+        number: u64,
+        remote: RemoteAddress,
+        change: impl FnOnce(&Window) -> Result<u64, AccessError>,
+    ) {
+        let changed = self.segment(target, remote).map(change);
+        let status = match changed {
+            Some(Ok(old)) => {
+                if let Some(work) = self.qps[qp as usize].work(number) {
+                    work.old = old;
+                }
+                Status::Success
+            }
+            Some(Err(_)) | None => Status::RemoteAccess,
+        };
+        self.acknowledge(qp, number, status, self.profile.atomic_ns);
+    }
+
+    fn begin_read(&mut self, target: u32, qp: u32, number: u64, remote: RemoteAddress, len: u64) {
+        let window = self.segment(target, remote);
+        if !window.is_some_and(|window| Net::covers(window, remote, len)) {
+            return self.acknowledge(qp, number, Status::RemoteAccess, 0);
+        }
+        if let Some(work) = self.qps[qp as usize].work(number) {
+            work.delivered = true;
+            self.schedule(self.now_ns + self.profile.pcie_ns, Event::Respond { qp, number });
+        }
+    }
+
+    /// Puts a piece of what was read into the memory of who asked.
+    fn land_response(&mut self, packet: Packet, verb: Verb) {
+        let Packet { qp, number, offset: piece, last, bytes, .. } = packet;
+        let Verb::Read { key, offset, .. } = verb else {
+            unreachable!("only reads are answered with bytes");
+        };
+        let end = &mut self.qps[qp as usize];
+        if end.work(number).is_some() {
+            let window = &self.endpoints[end.endpoint as usize].segments[key];
+            window.write(offset + piece, &bytes).expect("the range was checked when it was posted");
+            if last {
+                let at_ns = self.now_ns + self.profile.completion_ns;
+                self.schedule(at_ns, Event::Acknowledge { qp, number });
+            }
+        }
+        self.packets.recycle(bytes);
+    }
+}

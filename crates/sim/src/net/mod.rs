@@ -1,0 +1,358 @@
+//! The network: everything that is not a task.
+//!
+//! A request is written and rung for (`post`), sent in packets (`send`), lands in the memory of its target (`land`),
+//! is acknowledged and completes (`ack`).  Connections come about in `dial` and end in `life`.
+//!
+//! ```text
+//!   post ──> Depart, per packet ──> Land ──> Acknowledge ──> Show ──> poll
+//!               │ lost: again          │ imm, send: Show at the target ──> poll
+//!               ▼                      └ read: Respond, per packet ──> Land
+//!            retries ──> the connection breaks
+//! ```
+//!
+//! Connections are reliable, as RC queue pairs are: what links do to packets costs time and, in the end, the
+//! connection, but never order, and nothing is done twice.
+
+mod ack;
+mod dial;
+mod endpoint;
+mod land;
+mod life;
+mod packet;
+mod post;
+mod qp;
+mod queue;
+mod send;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Waker;
+
+use halite_fabric::{Completion, CompletionKind, Event as FabricEvent};
+
+use self::dial::Dial;
+use self::endpoint::Endpoint;
+use self::packet::Packets;
+use self::qp::Qp;
+use self::queue::{Event, EventQueue};
+use crate::counters::Counters;
+use crate::digest::Digest;
+use crate::link::{Link, Transit, Wire};
+use crate::profile::{CutOffBy, Profile};
+use crate::random::Random;
+use crate::shared::TimerKey;
+use crate::trace::Log;
+use crate::world::{HostId, Step};
+
+/// What a host does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HostState {
+    Running,
+    Paused,
+    Crashed,
+}
+
+#[derive(Debug)]
+struct Host {
+    state: HostState,
+    /// Events that need its processor, which is paused.
+    held: Vec<Event>,
+}
+
+/// See the header of this file.
+pub(crate) struct Net {
+    pub(crate) profile: Profile,
+    pub(crate) counters: Counters,
+    pub(crate) digest: Digest,
+    pub(crate) log: Log,
+    now_ns: u64,
+    clock: Arc<AtomicU64>,
+    sequence: u64,
+    queue: EventQueue,
+    timers: BTreeMap<TimerKey, Waker>,
+    random: Random,
+    hosts: Vec<Host>,
+    /// By the host that sends, then the one that receives.
+    wires: Vec<Vec<Wire>>,
+    endpoints: Vec<Endpoint>,
+    addresses: BTreeMap<String, u32>,
+    dials: Vec<Dial>,
+    qps: Vec<Qp>,
+    packets: Packets,
+    wakers: Vec<Waker>,
+    killed: VecDeque<HostId>,
+}
+
+impl Net {
+    pub(crate) fn new(seed: u64, profile: Profile) -> Net {
+        profile.check().unwrap_or_else(|error| panic!("{error}"));
+        Net {
+            profile,
+            counters: Counters::default(),
+            digest: Digest::default(),
+            log: Log::default(),
+            now_ns: 0,
+            clock: Arc::default(),
+            sequence: 0,
+            queue: EventQueue::default(),
+            timers: BTreeMap::new(),
+            random: Random::new(seed, "wires"),
+            hosts: Vec::new(),
+            wires: Vec::new(),
+            endpoints: Vec::new(),
+            addresses: BTreeMap::new(),
+            dials: Vec::new(),
+            qps: Vec::new(),
+            packets: Packets::default(),
+            wakers: Vec::new(),
+            killed: VecDeque::new(),
+        }
+    }
+
+    /// Shows the time to whoever reads it without the lock.
+    pub(crate) fn clock(&self) -> Arc<AtomicU64> {
+        self.clock.clone()
+    }
+
+    // Time.
+
+    /// Lets the next thing happen, and those after it until somebody is to be woken or a host is to come down.
+    pub(crate) fn step(&mut self, deadline_ns: u64) -> Step {
+        let mut events = 0;
+        while self.wakers.is_empty() && self.killed.is_empty() && events < STEP_EVENTS_MAX {
+            let Some(at_ns) = self.next_ns() else {
+                return if events > 0 { Step::Happened { events } } else { Step::Nothing };
+            };
+            if at_ns > deadline_ns {
+                self.set_now(deadline_ns);
+                return if events > 0 { Step::Happened { events } } else { Step::Later };
+            }
+            self.set_now(at_ns);
+            self.happen();
+            events += 1;
+        }
+        self.counters.events += events;
+        Step::Happened { events }
+    }
+
+    fn next_ns(&self) -> Option<u64> {
+        let timer = self.timers.first_key_value().map(|(key, _)| *key);
+        [timer, self.queue.next()].into_iter().flatten().min().map(|(at_ns, _)| at_ns)
+    }
+
+    pub(crate) fn set_now(&mut self, now_ns: u64) {
+        // Never backwards: a deadline may have passed already.
+        self.now_ns = self.now_ns.max(now_ns);
+        self.clock.store(self.now_ns, Relaxed);
+    }
+
+    /// Handles what is due next; there is something.
+    fn happen(&mut self) {
+        let timer = self.timers.first_key_value().map(|(key, _)| *key);
+        let timer_is_next = match (timer, self.queue.next()) {
+            (Some(timer), Some(event)) => timer < event,
+            (timer, _) => timer.is_some(),
+        };
+        if timer_is_next {
+            let (key, waker) = self.timers.pop_first().expect("it was there");
+            self.digest.fold([self.now_ns, 0, key.1, 0]);
+            self.wakers.push(waker);
+        } else {
+            let event = self.queue.pop().expect("it was there");
+            self.handle(event);
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let [kind, of, number] = event.words();
+        self.digest.fold([self.now_ns, kind, of, number]);
+        match event {
+            Event::Depart { qp } => self.handle_depart(qp),
+            Event::Land { packet } => self.handle_land(packet),
+            Event::ReceiverRetry { qp } => self.handle_receiver_retry(qp),
+            Event::Respond { qp, number } => self.handle_respond(qp, number),
+            Event::Acknowledge { qp, number } => self.handle_acknowledge(qp, number),
+            Event::AckTimeout { qp, number } => self.handle_ack_timeout(qp, number),
+            Event::Show { endpoint } => self.show(endpoint),
+            Event::PeerLeft { qp } => self.handle_peer_left(qp),
+            Event::PeerCrashed { qp } => self.handle_peer_crashed(qp),
+            Event::PeerDetached { qp } => self.handle_peer_detached(qp),
+            Event::DialArrives { dial } => self.handle_dial_arrives(dial),
+            Event::DialAnswered { dial, qp } => self.handle_dial_answered(dial, qp),
+            Event::DialTimeout { dial } => self.handle_dial_timeout(dial),
+            Event::Fence { endpoint } => self.handle_fence(endpoint),
+        }
+    }
+
+    fn schedule(&mut self, at_ns: u64, event: Event) {
+        debug_assert!(at_ns >= self.now_ns, "{event:?} would happen in the past");
+        self.sequence += 1;
+        self.queue.add(at_ns, self.sequence, event);
+    }
+
+    pub(crate) fn set_timer(&mut self, due_ns: u64, waker: Waker) -> TimerKey {
+        self.sequence += 1;
+        let key = (due_ns.max(self.now_ns), self.sequence);
+        self.timers.insert(key, waker);
+        key
+    }
+
+    pub(crate) fn cancel_timer(&mut self, timer: TimerKey) -> Option<Waker> {
+        self.timers.remove(&timer)
+    }
+
+    pub(crate) fn take_wakers(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.wakers)
+    }
+
+    pub(crate) fn poll_killed(&mut self) -> Option<HostId> {
+        self.killed.pop_front()
+    }
+
+    // What is told of a run.
+
+    pub(crate) fn note(&mut self, host: Option<HostId>, line: &str) {
+        self.digest.fold_bytes(line.as_bytes());
+        if self.log.is_on() {
+            self.log.add(self.now_ns, host.map(|host| host.0), line);
+        }
+    }
+
+    pub(crate) fn note_poll(&mut self, task: u64) {
+        self.counters.polls += 1;
+        self.digest.fold([self.now_ns, POLL_WORD, task, 0]);
+    }
+
+    /// Keeps a line, which is only made if somebody wants it.
+    #[inline]
+    fn trace(&mut self, host: u32, line: impl FnOnce(&Net) -> String) {
+        if self.log.is_on() {
+            let line = line(self);
+            self.log.add(self.now_ns, Some(host), &line);
+        }
+    }
+
+    // Hosts and wires.
+
+    pub(crate) fn add_host(&mut self) -> HostId {
+        let link = Link::new(self.profile.wire_ns, self.profile.bandwidth_bytes_per_us);
+        self.wires.iter_mut().for_each(|wires| wires.push(Wire::new(link)));
+        self.hosts.push(Host { state: HostState::Running, held: Vec::new() });
+        self.wires.push(vec![Wire::new(link); self.hosts.len()]);
+        HostId(self.hosts.len() as u32 - 1)
+    }
+
+    pub(crate) fn state(&self, host: HostId) -> HostState {
+        self.hosts[host.0 as usize].state
+    }
+
+    pub(crate) fn link(&self, from: HostId, to: HostId) -> Link {
+        *self.wires[from.0 as usize][to.0 as usize].link()
+    }
+
+    pub(crate) fn set_link(&mut self, from: HostId, to: HostId, link: Link) {
+        self.trace(from.0, |_| format!("link to host-{}: {link:?}", to.0));
+        self.wires[from.0 as usize][to.0 as usize].set(link);
+    }
+
+    /// Sends a packet with `len` bytes of payload, not before `ready_ns`.
+    #[inline]
+    fn transmit(&mut self, from: u32, to: u32, ready_ns: u64, len: u64) -> Transit {
+        let wire = &mut self.wires[from as usize][to as usize];
+        wire.send(ready_ns, len + self.profile.header_bytes, &mut self.random, &mut self.counters)
+    }
+
+    /// When a word of the kernels, of no size and not repeated, would arrive; `None` if the link is down.
+    fn word_ns(&self, from: u32, to: u32) -> Option<u64> {
+        let link = self.wires[from as usize][to as usize].link();
+        link.up.then(|| self.now_ns + link.latency_ns)
+    }
+
+    /// Whether a host's processor can do what `event` is; if it is paused, it will do so later.
+    fn has_processor(&mut self, host: u32, event: Event) -> bool {
+        let host = &mut self.hosts[host as usize];
+        if host.state == HostState::Paused {
+            host.held.push(event);
+        }
+        host.state == HostState::Running
+    }
+
+    /// Whether processors copy, and not adapters.
+    fn copies_by_processor(&self) -> bool {
+        self.profile.cut_off == CutOffBy::Exit
+    }
+
+    // What fabrics see.
+
+    fn complete(&mut self, endpoint: u32, completion: Completion) {
+        let armed = self.endpoints[endpoint as usize].armed;
+        let delay_ns = if armed { self.profile.interrupt_ns } else { self.profile.poll_ns };
+        let at_ns = self.endpoints[endpoint as usize].push(self.now_ns + delay_ns, completion);
+        if at_ns > self.now_ns {
+            self.schedule(at_ns, Event::Show { endpoint });
+        } else {
+            self.show(endpoint);
+        }
+    }
+
+    /// Rings for what can be seen now, if that is wanted.
+    fn show(&mut self, endpoint: u32) {
+        if self.endpoints[endpoint as usize].armed {
+            self.wake(endpoint);
+        }
+    }
+
+    pub(crate) fn wake(&mut self, endpoint: u32) {
+        self.endpoints[endpoint as usize].wake(&mut self.wakers);
+    }
+
+    fn tell(&mut self, endpoint: u32, event: FabricEvent) {
+        let host = self.endpoints[endpoint as usize].host;
+        self.trace(host, |_| format!("{event:?}"));
+        self.endpoints[endpoint as usize].push_event(event);
+        self.wake(endpoint);
+    }
+
+    pub(crate) fn poll(&mut self, endpoint: u32, completions: &mut Vec<Completion>) -> usize {
+        let count = self.endpoints[endpoint as usize].poll(self.now_ns, completions);
+        self.counters.completions += count as u64;
+        for completion in &completions[completions.len() - count..] {
+            if let CompletionKind::Received { .. } | CompletionKind::Notified { .. } = completion.kind {
+                let qp = self.endpoints[endpoint as usize].qp(completion.peer).expect("it sent something");
+                self.qps[qp as usize].unpolled -= 1;
+            }
+        }
+        count
+    }
+
+    pub(crate) fn poll_event(&mut self, endpoint: u32) -> Option<FabricEvent> {
+        self.endpoints[endpoint as usize].poll_event()
+    }
+
+    /// `None` once the doorbell has moved beyond `seen`; else `waker` is woken when it does.
+    pub(crate) fn listen(&mut self, endpoint: u32, seen: u32, waker: &Waker) -> Option<()> {
+        let endpoint = &mut self.endpoints[endpoint as usize];
+        if endpoint.doorbell != seen {
+            return None;
+        }
+        endpoint.listen(waker);
+        Some(())
+    }
+
+    pub(crate) fn doorbell(&self, endpoint: u32) -> u32 {
+        self.endpoints[endpoint as usize].doorbell
+    }
+
+    pub(crate) fn arm(&mut self, endpoint: u32, armed: bool) {
+        self.endpoints[endpoint as usize].armed = armed;
+    }
+}
+
+/// So many events at most before tasks are looked at, so that limits of steps hold.
+const STEP_EVENTS_MAX: u64 = 1024;
+/// The first word of a poll in the digest, apart from those of events.
+const POLL_WORD: u64 = 100;
+/// And of a post.
+const POST_WORD: u64 = 101;

@@ -1,0 +1,68 @@
+//! Packets on the wire, kept apart from the requests they belong to: they outlive those who sent them.
+
+use super::qp::Verb;
+
+/// Where one packet of a request is bound.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cargo {
+    /// To the target, to do something there.
+    Request(Verb),
+    /// Back to the requester, with bytes that were read.
+    Response(Verb),
+}
+
+#[derive(Debug)]
+pub(super) struct Packet {
+    /// The end that made the request.
+    pub(super) qp: u32,
+    pub(super) number: u64,
+    pub(super) cargo: Cargo,
+    /// Where its bytes stand among those of the request.
+    pub(super) offset: u64,
+    pub(super) last: bool,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// All packets on wires, and buffers for those to come.
+#[derive(Debug, Default)]
+pub(super) struct Packets {
+    slots: Vec<Option<Packet>>,
+    free: Vec<u32>,
+    buffers: Vec<Vec<u8>>,
+}
+
+/// Buffers kept for later; more were never seen in use between two of the same size.
+const BUFFERS_MAX: usize = 256;
+
+impl Packets {
+    pub(super) fn add(&mut self, packet: Packet) -> u32 {
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = Some(packet);
+                index
+            }
+            None => {
+                self.slots.push(Some(packet));
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, index: u32) -> Packet {
+        let packet = self.slots[index as usize].take();
+        self.free.push(index);
+        packet.expect("each packet lands once")
+    }
+
+    /// An empty buffer.
+    pub(super) fn buffer(&mut self) -> Vec<u8> {
+        self.buffers.pop().unwrap_or_default()
+    }
+
+    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
+        if buffer.capacity() > 0 && self.buffers.len() < BUFFERS_MAX {
+            buffer.clear();
+            self.buffers.push(buffer);
+        }
+    }
+}

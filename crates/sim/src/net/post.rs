@@ -1,0 +1,174 @@
+//! Posting: requests are checked, copied as far as they are inline, and queued for the adapter.
+
+use std::sync::Arc;
+
+use halite_fabric::kind::payload_bytes;
+use halite_fabric::{
+    Key, Local, Operation, PeerId, PostCause, PostError, RegisterError, Status, WorkRequest,
+};
+use halite_mem::Segment;
+
+use super::qp::{QpState, Source, Verb, Work};
+use super::{Event, Net, POST_WORD};
+use crate::digest::checksum;
+
+impl Net {
+    pub(crate) fn register(&mut self, endpoint: u32, segment: Arc<Segment>) -> Result<Key, RegisterError> {
+        let max = self.profile.keys_max;
+        let endpoint = &mut self.endpoints[endpoint as usize];
+        if endpoint.segments.len() >= max {
+            return Err(RegisterError::TooManyKeys { max });
+        }
+        let window = segment.window(0, segment.len()).expect("the whole segment");
+        endpoint.segments.push(window);
+        Ok(Key(endpoint.segments.len() as u32 - 1))
+    }
+
+    pub(crate) fn post(
+        &mut self,
+        endpoint: u32,
+        peer: PeerId,
+        requests: &[WorkRequest<'_>],
+    ) -> Result<(), PostError> {
+        let error = |posted, cause| Err(PostError { peer, posted, cause });
+        let Some(qp) = self.open_qp(endpoint, peer) else {
+            return error(0, PostCause::NotConnected);
+        };
+        for (posted, request) in requests.iter().enumerate() {
+            if let Err(cause) = self.post_one(qp, request) {
+                self.ring_adapter(qp, posted);
+                return error(posted, cause);
+            }
+        }
+        self.ring_adapter(qp, requests.len());
+        Ok(())
+    }
+
+    fn open_qp(&self, endpoint: u32, peer: PeerId) -> Option<u32> {
+        let qp = self.endpoints[endpoint as usize].qp(peer)?;
+        (self.qps[qp as usize].state == QpState::Open).then_some(qp)
+    }
+
+    fn post_one(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
+        if self.qps[qp as usize].outstanding.len() >= self.profile.queue_depth {
+            return Err(PostCause::QueueFull);
+        }
+        let (verb, inline) = self.parse(qp, &request.operation)?;
+        self.note_post(qp, request, inline);
+        let mut copy = self.packets.buffer();
+        copy.extend_from_slice(inline);
+        let end = &mut self.qps[qp as usize];
+        // Each connection is taken to be posted to by a processor of its own.
+        end.posted_ns = end.posted_ns.max(self.now_ns) + self.profile.post_ns;
+        end.outstanding.push_back(Work {
+            id: request.id,
+            signalled: request.signalled,
+            verb,
+            ready_ns: u64::MAX,
+            departed: false,
+            delivered: false,
+            acknowledged: false,
+            status: Status::Success,
+            old: 0,
+            answered: 0,
+            attempts: 0,
+            inline: copy,
+        });
+        Ok(())
+    }
+
+    fn note_post(&mut self, qp: u32, request: &WorkRequest<'_>, inline: &[u8]) {
+        let bytes = payload_bytes(&request.operation);
+        self.counters.posts += 1;
+        self.counters.bytes += bytes;
+        let sum = checksum(inline);
+        self.digest.fold([POST_WORD | u64::from(qp) << 32, request.id.0, bytes, sum]);
+        let end = &self.qps[qp as usize];
+        let (from, to) = (end.from_host, end.to_host);
+        self.trace(from, |_| {
+            let kind = halite_fabric::kind::OperationKind::of(&request.operation).name();
+            format!("post {kind} of {bytes} B to host-{to}")
+        });
+    }
+
+    /// What an operation is, and its inline bytes; checks everything that concerns our own side.
+    fn parse<'r>(&self, qp: u32, operation: &Operation<'r>) -> Result<(Verb, &'r [u8]), PostCause> {
+        let none: &[u8] = &[];
+        Ok(match *operation {
+            Operation::Read { local: Local::Registered { key, offset, len }, remote } => {
+                let key = self.local_key(qp, key, offset, len)?;
+                (Verb::Read { key, offset, remote, len }, none)
+            }
+            Operation::Read { local: Local::Inline(_), .. } => return Err(PostCause::Malformed),
+            Operation::Write { local, remote } => {
+                self.parse_write(qp, local, |source, len| Verb::Write { source, remote, len, imm: None })?
+            }
+            Operation::WriteImm { local, remote, imm } => self
+                .parse_write(qp, local, |source, len| Verb::Write { source, remote, len, imm: Some(imm) })?,
+            Operation::Send { bytes, .. } if bytes.len() > self.profile.send_bytes_max => {
+                return Err(PostCause::Malformed);
+            }
+            Operation::Send { bytes, imm } => (Verb::Send { len: bytes.len() as u64, imm }, bytes),
+            Operation::FetchAdd { remote, add } => (Verb::FetchAdd { remote, add }, none),
+            Operation::CompareSwap { remote, expected, new } => {
+                (Verb::CompareSwap { remote, expected, new }, none)
+            }
+        })
+    }
+
+    fn parse_write<'r>(
+        &self,
+        qp: u32,
+        local: Local<'r>,
+        verb: impl Fn(Source, u64) -> Verb,
+    ) -> Result<(Verb, &'r [u8]), PostCause> {
+        match local {
+            Local::Inline(bytes) if bytes.len() > self.profile.inline_bytes_max => Err(PostCause::Malformed),
+            Local::Inline(bytes) => Ok((verb(Source::Inline, bytes.len() as u64), bytes)),
+            Local::Registered { key, offset, len } => {
+                let key = self.local_key(qp, key, offset, len)?;
+                Ok((verb(Source::Registered { key, offset }, len), &[]))
+            }
+        }
+    }
+
+    fn local_key(&self, qp: u32, key: Key, offset: u64, len: u64) -> Result<usize, PostCause> {
+        let key = key.0 as usize;
+        let segment = self.endpoints[self.qps[qp as usize].endpoint as usize].segments.get(key);
+        let end = offset.checked_add(len).ok_or(PostCause::Malformed)?;
+        segment.filter(|segment| end <= segment.len()).map(|_| key).ok_or(PostCause::Malformed)
+    }
+
+    /// Tells the adapter of the last `posted` requests.
+    fn ring_adapter(&mut self, qp: u32, posted: usize) {
+        if posted == 0 {
+            return;
+        }
+        let end = &mut self.qps[qp as usize];
+        end.posted_ns += self.profile.doorbell_ns;
+        // The doorbell, or the requests written along with it, cross the bus.
+        let ready_ns = end.posted_ns + self.profile.pcie_ns;
+        let before = end.outstanding.len() - posted;
+        for work in end.outstanding.iter_mut().skip(before) {
+            let fetches = matches!(work.verb, Verb::Write { source: Source::Registered { .. }, .. });
+            // There and back for a source that must be fetched.
+            work.ready_ns = ready_ns + if fetches { 2 * self.profile.pcie_ns } else { 0 };
+        }
+        self.start_sending(qp);
+    }
+
+    /// Schedules the next departure of an adapter that rests.
+    pub(super) fn start_sending(&mut self, qp: u32) {
+        let now_ns = self.now_ns;
+        let end = &mut self.qps[qp as usize];
+        let departing = end.departing;
+        if end.busy {
+            return;
+        }
+        if let Some(work) = end.work(departing) {
+            let at_ns = work.ready_ns.max(now_ns);
+            end.busy = true;
+            self.schedule(at_ns, Event::Depart { qp });
+        }
+    }
+}

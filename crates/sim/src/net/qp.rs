@@ -1,0 +1,160 @@
+//! Queue pairs: one end of a connection, and the requests that it has posted.
+
+use std::collections::VecDeque;
+
+use halite_fabric::{PeerId, RemoteAddress, Status, WorkId};
+
+/// Where a request's bytes are on the side of who posted it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    /// Copied when it was posted.
+    Inline,
+    /// In a registered segment, from which the adapter takes them.
+    Registered { key: usize, offset: u64 },
+}
+
+/// What a request does; lengths and places have been checked on the side of who posted it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Verb {
+    Read { key: usize, offset: u64, remote: RemoteAddress, len: u64 },
+    Write { source: Source, remote: RemoteAddress, len: u64, imm: Option<u32> },
+    Send { len: u64, imm: u32 },
+    FetchAdd { remote: RemoteAddress, add: u64 },
+    CompareSwap { remote: RemoteAddress, expected: u64, new: u64 },
+}
+
+impl Verb {
+    /// Payload on the way to the target.
+    pub(super) fn outbound_bytes(&self) -> u64 {
+        match *self {
+            Verb::Write { len, .. } | Verb::Send { len, .. } => len,
+            Verb::Read { .. } | Verb::FetchAdd { .. } | Verb::CompareSwap { .. } => 0,
+        }
+    }
+
+    /// Whether the answer carries anything, so that a later answer does not stand for it.
+    pub(super) fn has_answer(&self) -> bool {
+        matches!(self, Verb::Read { .. } | Verb::FetchAdd { .. } | Verb::CompareSwap { .. })
+    }
+
+    /// Whether its arrival consumes a receive of the target.
+    pub(super) fn needs_receive(&self) -> bool {
+        matches!(self, Verb::Send { .. } | Verb::Write { imm: Some(_), .. })
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Verb::Read { .. } => "read",
+            Verb::Write { imm: None, .. } => "write",
+            Verb::Write { imm: Some(_), .. } => "write_imm",
+            Verb::Send { .. } => "send",
+            Verb::FetchAdd { .. } => "fetch_add",
+            Verb::CompareSwap { .. } => "compare_swap",
+        }
+    }
+}
+
+/// A request that has been posted and has not completed.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) id: WorkId,
+    pub(super) signalled: bool,
+    pub(super) verb: Verb,
+    /// When the adapter knows of it.
+    pub(super) ready_ns: u64,
+    /// Whether any packet of it has left.
+    pub(super) departed: bool,
+    /// Whether the target has done it.
+    pub(super) delivered: bool,
+    /// Whether we know that.
+    pub(super) acknowledged: bool,
+    pub(super) status: Status,
+    /// What an atomic found.
+    pub(super) old: u64,
+    /// How much of a read has been sent back.
+    pub(super) answered: u64,
+    pub(super) attempts: u32,
+    pub(super) inline: Vec<u8>,
+}
+
+/// How far a connection has come, at one end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum QpState {
+    /// The peer knows of it, we do not yet.
+    Opening,
+    Open,
+    /// We have closed, and what was posted is still being sent.
+    Leaving,
+    Closed,
+}
+
+/// One end of a connection; the other end's index is this one's with the lowest bit flipped.
+#[derive(Debug)]
+pub(super) struct Qp {
+    pub(super) endpoint: u32,
+    /// What this end calls the other; set when it is open.
+    pub(super) peer: PeerId,
+    /// What the other end said of itself, until this one is open.
+    pub(super) hello: Vec<u8>,
+    pub(super) initiator: bool,
+    pub(super) state: QpState,
+    /// The other end can no longer touch the memory here.
+    pub(super) fenced: bool,
+    pub(super) from_host: u32,
+    pub(super) to_host: u32,
+    /// Posted and not completed, in order.
+    pub(super) outstanding: VecDeque<Work>,
+    /// The number of the first of them.
+    pub(super) first: u64,
+    /// The number of the one being sent, how much of it has been, and how often its next packet was lost.
+    pub(super) departing: u64,
+    pub(super) offset: u64,
+    pub(super) attempts: u32,
+    /// Whether a departure is scheduled, or waits for its host.
+    pub(super) busy: bool,
+    /// Until when the posting processor is busy with what was posted.
+    pub(super) posted_ns: u64,
+    /// When the last packet lands at the peer; and the last answer here.
+    pub(super) landed_ns: u64,
+    pub(super) answered_ns: u64,
+    /// Packets that have arrived here and wait for a receive.
+    pub(super) stalled: VecDeque<u32>,
+    /// Messages and immediates from the peer that nobody has polled yet.
+    pub(super) unpolled: usize,
+}
+
+impl Qp {
+    pub(super) fn new(endpoint: u32, from_host: u32, to_host: u32, hello: Vec<u8>, initiator: bool) -> Qp {
+        Qp {
+            endpoint,
+            peer: PeerId(0),
+            hello,
+            initiator,
+            state: QpState::Opening,
+            fenced: false,
+            from_host,
+            to_host,
+            outstanding: VecDeque::new(),
+            first: 0,
+            departing: 0,
+            offset: 0,
+            attempts: 0,
+            busy: false,
+            posted_ns: 0,
+            landed_ns: 0,
+            answered_ns: 0,
+            stalled: VecDeque::new(),
+            unpolled: 0,
+        }
+    }
+
+    pub(super) fn work(&mut self, number: u64) -> Option<&mut Work> {
+        let index = number.checked_sub(self.first)?;
+        self.outstanding.get_mut(index as usize)
+    }
+
+    /// Whether what was posted is still carried out.
+    pub(super) fn sends(&self) -> bool {
+        matches!(self.state, QpState::Open | QpState::Leaving)
+    }
+}

@@ -1,0 +1,108 @@
+//! Events that are going to happen, in the order of their times.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+/// Something that happens to the network.  `qp` is the index of one end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Event {
+    /// The adapter of `qp` sends its next packet.
+    Depart { qp: u32 },
+    /// A packet reaches memory.
+    Land { packet: u32 },
+    /// Messages that found no receive are looked at again.
+    ReceiverRetry { qp: u32 },
+    /// The target of the read `number` of `qp` sends the next piece of the answer.
+    Respond { qp: u32, number: u64 },
+    /// The request `number` of `qp` is acknowledged.
+    Acknowledge { qp: u32, number: u64 },
+    /// An acknowledgement did not come.
+    AckTimeout { qp: u32, number: u64 },
+    /// A fabric's next completion can be seen.
+    Show { endpoint: u32 },
+    /// The other end of `qp` has left, by its own word.
+    PeerLeft { qp: u32 },
+    /// It has crashed, by the word of its kernel.
+    PeerCrashed { qp: u32 },
+    /// It can no longer touch the memory of `qp`'s end.
+    PeerDetached { qp: u32 },
+    /// An attempt to connect reaches its target.
+    DialArrives { dial: u32 },
+    /// The answer is back.
+    DialAnswered { dial: u32, qp: Option<u32> },
+    /// It takes too long.
+    DialTimeout { dial: u32 },
+    /// A fabric's host is brought down, to cut it off.
+    Fence { endpoint: u32 },
+}
+
+impl Event {
+    /// What goes into the digest: which kind, and of what.
+    pub(super) fn words(self) -> [u64; 3] {
+        match self {
+            Event::Depart { qp } => [1, qp.into(), 0],
+            Event::Land { packet } => [2, packet.into(), 0],
+            Event::ReceiverRetry { qp } => [3, qp.into(), 0],
+            Event::Respond { qp, number } => [4, qp.into(), number],
+            Event::Acknowledge { qp, number } => [5, qp.into(), number],
+            Event::AckTimeout { qp, number } => [6, qp.into(), number],
+            Event::Show { endpoint } => [7, endpoint.into(), 0],
+            Event::PeerLeft { qp } => [8, qp.into(), 0],
+            Event::PeerCrashed { qp } => [9, qp.into(), 0],
+            Event::PeerDetached { qp } => [10, qp.into(), 0],
+            Event::DialArrives { dial } => [11, dial.into(), 0],
+            Event::DialAnswered { dial, qp } => [12, dial.into(), qp.map_or(0, |qp| u64::from(qp) + 1)],
+            Event::DialTimeout { dial } => [13, dial.into(), 0],
+            Event::Fence { endpoint } => [14, endpoint.into(), 0],
+        }
+    }
+}
+
+/// The events, those of one instant in the order in which they were added.
+#[derive(Debug, Default)]
+pub(super) struct EventQueue {
+    heap: BinaryHeap<Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    at_ns: u64,
+    sequence: u64,
+    event: Event,
+}
+
+impl Ord for Entry {
+    /// The earliest is the greatest, which is what the heap yields first.
+    fn cmp(&self, other: &Entry) -> Ordering {
+        (other.at_ns, other.sequence).cmp(&(self.at_ns, self.sequence))
+    }
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Entry) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Entry) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Entry {}
+
+impl EventQueue {
+    pub(super) fn add(&mut self, at_ns: u64, sequence: u64, event: Event) {
+        self.heap.push(Entry { at_ns, sequence, event });
+    }
+
+    /// When the next one is due, and its number among all.
+    pub(super) fn next(&self) -> Option<(u64, u64)> {
+        self.heap.peek().map(|entry| (entry.at_ns, entry.sequence))
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Event> {
+        self.heap.pop().map(|entry| entry.event)
+    }
+}

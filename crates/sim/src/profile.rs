@@ -1,0 +1,193 @@
+//! Profiles: what hardware takes how long, as data.
+
+use serde::Deserialize;
+
+/// The costs and limits of one kind of hardware; every host of a world has the same.
+///
+/// Times are in nanoseconds, lengths in bytes.  Profiles are TOML files with exactly these fields; those of the tree
+/// are in `crates/sim/profiles` and say where their numbers come from.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// What the processor takes to write one work request.
+    pub post_ns: u64,
+    /// What it takes to tell the adapter of a list of them.
+    pub doorbell_ns: u64,
+    /// One crossing of the bus between adapter and memory.
+    pub pcie_ns: u64,
+    /// What 1 KiB takes on that bus, on either side.
+    pub dma_ns_per_kib: u64,
+    /// What an atomic takes at the adapter of its target.
+    pub atomic_ns: u64,
+    /// The latency of links, unless [`crate::World::set_link`] says otherwise.
+    pub wire_ns: u64,
+    /// Their bandwidth, unless that says otherwise.
+    pub bandwidth_bytes_per_us: u64,
+    /// What each packet carries besides its payload; an acknowledgement is nothing else.
+    pub header_bytes: u64,
+    /// The payload of a packet: writes land in pieces of that many bytes.
+    pub mtu_bytes: u64,
+    /// From the acknowledgement's arrival until the completion is in memory.
+    pub completion_ns: u64,
+    /// Until somebody who polls sees a completion.
+    pub poll_ns: u64,
+    /// Until somebody who sleeps on the armed doorbell is woken.
+    pub interrupt_ns: u64,
+    /// How long a lost packet is waited for.
+    pub retransmit_ns: u64,
+    /// How often it is sent again before the connection is given up.
+    pub retries_max: u32,
+    /// How long a message waits that finds no receive posted.
+    pub rnr_ns: u64,
+    /// Requests to one peer that may be outstanding.
+    pub queue_depth: usize,
+    /// Messages and immediates of one peer that may wait to be polled.
+    pub receive_depth: usize,
+    /// Largest inline source.
+    pub inline_bytes_max: usize,
+    /// Largest message.
+    pub send_bytes_max: usize,
+    /// Segments that one fabric can register.
+    pub keys_max: usize,
+    /// How long an attempt to connect may take.
+    pub connect_timeout_ns: u64,
+    /// How long after a crash its peers hear of it, if anything can reach them.
+    pub notice_ns: u64,
+    /// How a peer is cut off.
+    pub cut_off: CutOffBy,
+    /// What may be done to that end, where the peer must exit.
+    pub fence: Fence,
+    /// How long that takes.
+    pub fence_ns: u64,
+}
+
+/// Who can keep a peer from touching our memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CutOffBy {
+    /// Our own adapter: from then on it drops what the peer sends.
+    Target,
+    /// Only the end of the peer, as its own processor copies into our memory, stops and goes on with it.
+    Exit,
+}
+
+/// What may be done to a peer that only its end cuts off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fence {
+    /// Its host is brought down.
+    Kill,
+    /// Nothing.
+    Never,
+}
+
+/// Why there is no such profile.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// Not TOML, a field that is not known or is missing, or a value of the wrong type.
+    #[error("cannot read a hardware profile: {0}")]
+    Malformed(#[from] toml::de::Error),
+    /// A value with which nothing would ever happen.
+    #[error("cannot use a hardware profile: {field} is {value}, and must be {wanted}")]
+    Value {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        value: u64,
+        /// What would do.
+        wanted: &'static str,
+    },
+    /// None of the tree has that name.
+    #[error("there is no hardware profile {name:?}; known are {}", Profile::NAMES.join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+}
+
+impl Profile {
+    /// Names of the profiles in the tree.
+    pub const NAMES: [&str; 2] = ["local", "rnic-100g"];
+
+    /// Reads a profile.
+    pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
+        let profile: Profile = toml::from_str(text)?;
+        profile.check()?;
+        Ok(profile)
+    }
+
+    /// A profile of the tree.
+    pub fn named(name: &str) -> Result<Profile, ProfileError> {
+        match name {
+            "local" => Ok(Profile::local()),
+            "rnic-100g" => Ok(Profile::rnic_100g()),
+            _ => Err(ProfileError::Unknown { name: name.to_owned() }),
+        }
+    }
+
+    /// Processes of one host that share memory.
+    pub fn local() -> Profile {
+        Profile::from_toml(include_str!("../profiles/local.toml")).expect("a test reads it")
+    }
+
+    /// Hosts with adapters of 100 Gb/s behind one switch.
+    pub fn rnic_100g() -> Profile {
+        Profile::from_toml(include_str!("../profiles/rnic-100g.toml")).expect("a test reads it")
+    }
+
+    /// Whether all values make sense.
+    pub fn check(&self) -> Result<(), ProfileError> {
+        let positive = [
+            ("bandwidth_bytes_per_us", self.bandwidth_bytes_per_us),
+            ("mtu_bytes", self.mtu_bytes),
+            ("retransmit_ns", self.retransmit_ns),
+            ("rnr_ns", self.rnr_ns),
+            ("queue_depth", self.queue_depth as u64),
+            ("receive_depth", self.receive_depth as u64),
+            ("keys_max", self.keys_max as u64),
+            ("connect_timeout_ns", self.connect_timeout_ns),
+        ];
+        for (field, value) in positive {
+            if value == 0 {
+                return Err(ProfileError::Value { field, value, wanted: "at least 1" });
+            }
+        }
+        if !self.mtu_bytes.is_multiple_of(8) {
+            let (field, value) = ("mtu_bytes", self.mtu_bytes);
+            return Err(ProfileError::Value {
+                field,
+                value,
+                wanted: "a multiple of 8, so that words are not torn",
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn dma_ns(&self, len: u64) -> u64 {
+        len * self.dma_ns_per_kib / 1024
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_profile_of_the_tree_can_be_used() {
+        for name in Profile::NAMES {
+            assert!(Profile::named(name).unwrap().check().is_ok(), "{name}");
+        }
+        assert!(matches!(Profile::named("abacus"), Err(ProfileError::Unknown { .. })));
+    }
+
+    #[test]
+    fn mistakes_in_a_profile_are_named() {
+        let local = include_str!("../profiles/local.toml");
+        let error = |text: &str| Profile::from_toml(text).unwrap_err().to_string();
+        assert!(error(&format!("{local}\npots_ns = 3\n")).contains("pots_ns"));
+        assert!(error(&local.replace("post_ns =", "# post_ns =")).contains("post_ns"));
+        assert!(error(&local.replace("queue_depth = ", "queue_depth = 0 # ")).contains("queue_depth is 0"));
+        assert!(error(&local.replace("mtu_bytes = ", "mtu_bytes = 12 # ")).contains("mtu_bytes is 12"));
+        assert!(error("post_ns = \"soon\"").contains("post_ns"));
+    }
+}

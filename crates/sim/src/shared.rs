@@ -1,0 +1,52 @@
+//! What tasks, clocks and fabrics of one world share.
+//!
+//! Everything runs in one thread, but a fabric must be `Sync`, hence the lock.  It is never held while a waker or any
+//! other foreign code runs.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use crate::net::Net;
+
+/// Names a timer that has been set: when it is due, and a number among all.
+pub(crate) type TimerKey = (u64, u64);
+
+pub(crate) struct Shared {
+    /// The time, also kept by the network; here for clocks, which are read more often than anything else.
+    now_ns: Arc<AtomicU64>,
+    net: Mutex<Net>,
+}
+
+impl Shared {
+    pub(crate) fn new(net: Net) -> Arc<Shared> {
+        Arc::new(Shared { now_ns: net.clock(), net: Mutex::new(net) })
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        // All of a world happens in one thread.
+        self.now_ns.load(Relaxed)
+    }
+
+    /// Changes the network, then wakes whoever that concerns.
+    pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Net) -> R) -> R {
+        let (result, wakers) = {
+            let mut net = self.net.lock().expect("the network does not panic");
+            let result = change(&mut net);
+            (result, net.take_wakers())
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    pub(crate) fn set_timer(&self, due_ns: u64, waker: Waker) -> TimerKey {
+        self.with(|net| net.set_timer(due_ns, waker))
+    }
+
+    pub(crate) fn cancel_timer(&self, timer: TimerKey) {
+        // The waker is dropped outside of the lock: it may be the last that holds a task.
+        let waker = self.with(|net| net.cancel_timer(timer));
+        drop(waker);
+    }
+}

@@ -1,0 +1,218 @@
+//! The executor's tasks: which there are, and which are ready.
+
+use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::task::{Wake, Waker};
+
+use crate::random::Random;
+use crate::world::HostId;
+
+/// A task of a world; never used again in it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TaskId {
+    slot: u32,
+    generation: u32,
+}
+
+impl TaskId {
+    pub(crate) fn bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+}
+
+pub(crate) type BoxFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+#[derive(Default)]
+pub(crate) struct Tasks {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    ready: Arc<ReadyQueue>,
+    /// What has been taken from `ready` and not been polled yet.
+    batch: Vec<TaskId>,
+    alive: usize,
+    stories: usize,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    task: Option<Task>,
+}
+
+pub(crate) struct Task {
+    pub(crate) host: Option<HostId>,
+    pub(crate) name: String,
+    /// Absent while it is polled.
+    future: Option<BoxFuture>,
+    bell: Arc<Bell>,
+    waker: Waker,
+    /// It is ready, but its host is paused.
+    held: bool,
+}
+
+/// Ids of tasks that have been woken, in the order of the wakes.
+type ReadyQueue = Mutex<Vec<TaskId>>;
+
+const POISONED: &str = "nothing panics while it holds the queue of ready tasks";
+
+struct Bell {
+    id: TaskId,
+    /// Whether it stands in the queue already.
+    queued: AtomicBool,
+    ready: Arc<ReadyQueue>,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // All of a world happens in one thread: the flag orders nothing.
+        if !self.queued.swap(true, Relaxed) {
+            self.ready.lock().expect(POISONED).push(self.id);
+        }
+    }
+}
+
+impl Tasks {
+    pub(crate) fn spawn(&mut self, host: Option<HostId>, name: String, future: BoxFuture) -> TaskId {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        let generation = self.slots[slot as usize].generation;
+        let id = TaskId { slot, generation };
+        let bell = Arc::new(Bell { id, queued: AtomicBool::new(false), ready: self.ready.clone() });
+        let waker = Waker::from(bell.clone());
+        waker.wake_by_ref();
+        let task = Task { host, name, future: Some(future), bell, waker, held: false };
+        self.slots[slot as usize].task = Some(task);
+        self.alive += 1;
+        self.stories += usize::from(host.is_none());
+        id
+    }
+
+    /// Any of those that are ready.
+    pub(crate) fn pick(&mut self, random: &mut Random) -> Option<TaskId> {
+        self.batch.append(&mut self.ready.lock().expect(POISONED));
+        match self.batch.len() {
+            0 => None,
+            1 => self.batch.pop(),
+            len => Some(self.batch.swap_remove(random.index(len))),
+        }
+    }
+
+    pub(crate) fn host(&self, id: TaskId) -> Option<Option<HostId>> {
+        self.task(id).map(|task| task.host)
+    }
+
+    pub(crate) fn name(&self, id: TaskId) -> &str {
+        self.task(id).map_or("?", |task| &task.name)
+    }
+
+    pub(crate) fn is_alive(&self, id: TaskId) -> bool {
+        self.task(id).is_some()
+    }
+
+    /// Takes the future out to be polled; to be given back by [`Tasks::put_back`] or ended by [`Tasks::remove`].
+    pub(crate) fn take(&mut self, id: TaskId) -> Option<(BoxFuture, Waker)> {
+        let task = self.task_mut(id)?;
+        // Before it is polled: what wakes it from here on queues it again.
+        task.bell.queued.store(false, Relaxed);
+        let future = task.future.take()?;
+        Some((future, task.waker.clone()))
+    }
+
+    /// Returns the future if its task has been removed meanwhile, to be dropped where nothing is borrowed.
+    pub(crate) fn put_back(&mut self, id: TaskId, future: BoxFuture) -> Option<BoxFuture> {
+        match self.task_mut(id) {
+            Some(task) => {
+                task.future = Some(future);
+                None
+            }
+            None => Some(future),
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: TaskId) -> Option<Task> {
+        self.task(id)?;
+        let slot = &mut self.slots[id.slot as usize];
+        slot.generation += 1;
+        self.free.push(id.slot);
+        let task = slot.task.take()?;
+        self.alive -= 1;
+        self.stories -= usize::from(task.host.is_none());
+        Some(task)
+    }
+
+    /// Puts a ready task aside until its host is resumed.
+    pub(crate) fn hold(&mut self, id: TaskId) {
+        if let Some(task) = self.task_mut(id) {
+            task.held = true;
+        }
+    }
+
+    pub(crate) fn release(&mut self, host: HostId) {
+        for task in self.slots.iter_mut().filter_map(|slot| slot.task.as_mut()) {
+            if task.host == Some(host) && std::mem::take(&mut task.held) {
+                self.batch.push(task.bell.id);
+            }
+        }
+    }
+
+    /// Wakes all tasks of a host.
+    pub(crate) fn wake_host(&self, host: HostId) {
+        let tasks = self.slots.iter().filter_map(|slot| slot.task.as_ref());
+        tasks.filter(|task| task.host == Some(host)).for_each(|task| task.waker.wake_by_ref());
+    }
+
+    /// Removes all tasks of a host, to be dropped where nothing is borrowed.
+    pub(crate) fn remove_host(&mut self, host: HostId) -> Vec<Task> {
+        self.remove_if(|task| task.host == Some(host))
+    }
+
+    pub(crate) fn remove_all(&mut self) -> Vec<Task> {
+        self.remove_if(|_| true)
+    }
+
+    fn remove_if(&mut self, wanted: impl Fn(&Task) -> bool) -> Vec<Task> {
+        let tasks = self.slots.iter().filter_map(|slot| slot.task.as_ref());
+        let ids: Vec<TaskId> = tasks.filter(|task| wanted(task)).map(|task| task.bell.id).collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+
+    pub(crate) fn alive(&self) -> usize {
+        self.alive
+    }
+
+    /// How many tasks of the story itself there are.
+    pub(crate) fn stories(&self) -> usize {
+        self.stories
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.slots.iter().filter_map(|slot| slot.task.as_ref()).map(Task::title).collect()
+    }
+
+    fn task(&self, id: TaskId) -> Option<&Task> {
+        let slot = self.slots.get(id.slot as usize).filter(|slot| slot.generation == id.generation)?;
+        slot.task.as_ref()
+    }
+
+    fn task_mut(&mut self, id: TaskId) -> Option<&mut Task> {
+        let slot = self.slots.get_mut(id.slot as usize).filter(|slot| slot.generation == id.generation)?;
+        slot.task.as_mut()
+    }
+}
+
+impl Task {
+    fn title(&self) -> String {
+        match self.host {
+            Some(host) => format!("{} of host-{}", self.name, host.0),
+            None => self.name.clone(),
+        }
+    }
+}

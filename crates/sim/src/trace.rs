@@ -1,0 +1,54 @@
+//! Readable lines of what happened, for those who look at one run.
+
+use std::collections::VecDeque;
+
+/// Which lines a world keeps.  Lines cost far more than the events that they tell of.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Trace {
+    /// None.
+    #[default]
+    Off,
+    /// The last so many.
+    Last(usize),
+    /// All.
+    All,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    mode: Trace,
+    lines: VecDeque<String>,
+}
+
+impl Log {
+    pub(crate) fn set(&mut self, mode: Trace) {
+        self.mode = mode;
+        self.trim();
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.mode != Trace::Off
+    }
+
+    /// `host` is `None` for the story itself.
+    pub(crate) fn add(&mut self, now_ns: u64, host: Option<u32>, what: &str) {
+        let (us, ns) = (now_ns / 1000, now_ns % 1000);
+        let host = host.map_or_else(|| "story".to_owned(), |host| format!("host-{host}"));
+        self.lines.push_back(format!("{us:>9}.{ns:03} us  {host:<8} {what}"));
+        self.trim();
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.lines.iter().cloned().collect()
+    }
+
+    fn trim(&mut self) {
+        let lines_max = match self.mode {
+            Trace::Off => 0,
+            Trace::Last(count) => count,
+            Trace::All => usize::MAX,
+        };
+        let excess = self.lines.len().saturating_sub(lines_max);
+        self.lines.drain(..excess);
+    }
+}

@@ -1,0 +1,365 @@
+//! The world: its hosts, its tasks, and the loop that runs them.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::clock::{HostClock, Sleep};
+use crate::counters::Counters;
+use crate::fabric::SimFabric;
+use crate::link::Link;
+use crate::net::{HostState, Net};
+use crate::profile::Profile;
+use crate::random::Random;
+use crate::shared::Shared;
+use crate::tasks::{TaskId, Tasks};
+use crate::trace::Trace;
+
+/// A host of a world, numbered from 0 in the order in which they were added.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct HostId(pub u32);
+
+/// Why [`World::run`] returned.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RunEnd {
+    /// All tasks of the story have ended; or, in a world without any, nothing is left to happen.
+    Finished,
+    /// It is as late as was asked for.
+    DeadlineReached,
+    /// Tasks wait, but nothing is going to happen that could wake them.
+    Stuck {
+        /// Their names.
+        waiting: Vec<String>,
+    },
+    /// So many steps were done as were allowed, in all or at one instant.
+    StepsExhausted {
+        /// The last task that was polled: the one to suspect.
+        task: String,
+    },
+}
+
+/// So many polls without time moving are taken for a loop.
+const POLLS_PER_INSTANT_MAX: u64 = 1_000_000;
+
+/// One simulated world; see the documentation of the crate.
+///
+/// ```
+/// use std::time::Duration;
+/// use halite_sim::{Profile, RunEnd, World};
+///
+/// let world = World::new(1, Profile::local());
+/// let host = world.add_host();
+/// let sleep = world.sleep(Some(host), Duration::from_secs(3600));
+/// world.spawn(None, "a story", async move { sleep.await });
+/// assert_eq!(world.run(), RunEnd::Finished);
+/// assert_eq!(world.now_ns(), 3_600_000_000_000);
+/// ```
+#[derive(Clone)]
+pub struct World {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    seed: u64,
+    shared: Arc<Shared>,
+    truth: HostClock,
+    clocks: RefCell<Vec<HostClock>>,
+    tasks: RefCell<Tasks>,
+    order: RefCell<Random>,
+    steps_left: Cell<u64>,
+}
+
+impl Drop for Inner {
+    /// Ends the tasks while everything that they may touch is still there.
+    fn drop(&mut self) {
+        let tasks = self.tasks.get_mut().remove_all();
+        drop(tasks);
+    }
+}
+
+impl World {
+    /// An empty world at time 0.  Panics if `profile` holds a value that makes no sense, see [`Profile::check`].
+    pub fn new(seed: u64, profile: Profile) -> World {
+        let shared = Shared::new(Net::new(seed, profile));
+        let inner = Inner {
+            seed,
+            truth: HostClock::truth(shared.clone()),
+            shared,
+            clocks: RefCell::default(),
+            tasks: RefCell::default(),
+            order: RefCell::new(Random::new(seed, "order of tasks")),
+            steps_left: Cell::new(u64::MAX),
+        };
+        World { inner: Rc::new(inner) }
+    }
+
+    // Time and chance.
+
+    /// Nanoseconds of true time since the world began.
+    pub fn now_ns(&self) -> u64 {
+        self.inner.shared.now_ns()
+    }
+
+    /// The clock of a host.
+    pub fn clock(&self, host: HostId) -> HostClock {
+        self.inner.clocks.borrow()[host.0 as usize].clone()
+    }
+
+    /// Sleeps on a host's own clock, or by true time.
+    pub fn sleep(&self, host: Option<HostId>, duration: Duration) -> Sleep {
+        let clock = host.map_or_else(|| self.inner.truth.clone(), |host| self.clock(host));
+        clock.sleep_until(clock.now_ns().saturating_add(duration.as_nanos() as u64))
+    }
+
+    /// From now on the host's clock is fast by `ppm` millionths, or slow if that is negative.
+    pub fn set_drift_ppm(&self, host: HostId, ppm: i64) {
+        self.clock(host).set_drift_ppm(ppm);
+        // Sleepers look at the clock again, and set their timers anew.
+        self.inner.tasks.borrow().wake_host(host);
+    }
+
+    /// The generator of a named purpose; the same name always yields the same numbers from their beginning.
+    pub fn random(&self, stream: &str) -> Random {
+        // Apart from the streams that the world uses itself.
+        Random::new(self.inner.seed, &format!("story: {stream}"))
+    }
+
+    // Hosts and links.
+
+    /// Adds a host, which runs.
+    pub fn add_host(&self) -> HostId {
+        let host = self.inner.shared.with(Net::add_host);
+        // An hour: so far apart that nobody mixes clocks up unpunished.
+        let offset_ns =
+            Random::new(self.inner.seed, &format!("clock of host {}", host.0)).below(3_600_000_000_000);
+        self.inner.clocks.borrow_mut().push(HostClock::new(self.inner.shared.clone(), offset_ns));
+        host
+    }
+
+    /// Whether a host runs: is neither paused nor down.
+    pub fn is_running(&self, host: HostId) -> bool {
+        self.state(host) == HostState::Running
+    }
+
+    /// Opens a fabric on a running host.  `hello` is what those who connect to it are shown.
+    ///
+    /// A host may open several.  Addresses are never used twice: a host that has restarted takes a new one.
+    pub fn fabric(&self, host: HostId, address: &str, hello: Vec<u8>) -> Arc<SimFabric> {
+        SimFabric::open(self.inner.shared.clone(), host, address, hello)
+    }
+
+    /// Ends all that runs on the host, at once and without a word; what it has put on the wire still arrives.
+    pub fn crash(&self, host: HostId) {
+        self.inner.shared.with(|net| net.crash(host));
+        self.end_tasks(host);
+    }
+
+    /// Lets a host that has crashed run again, with nothing on it.
+    pub fn restart(&self, host: HostId) {
+        self.inner.shared.with(|net| net.restart(host));
+    }
+
+    /// Stops the host's processors; its adapter goes on, its clock too.
+    pub fn pause(&self, host: HostId) {
+        self.inner.shared.with(|net| net.pause(host));
+    }
+
+    /// Lets a paused host go on where it stopped.
+    pub fn resume(&self, host: HostId) {
+        self.inner.shared.with(|net| net.resume(host));
+        if self.is_running(host) {
+            self.inner.tasks.borrow_mut().release(host);
+        }
+    }
+
+    /// What the link from one host to another is like now.
+    pub fn link(&self, from: HostId, to: HostId) -> Link {
+        self.inner.shared.with(|net| net.link(from, to))
+    }
+
+    /// Changes a link, in one direction; what is on it already is not touched.
+    pub fn set_link(&self, from: HostId, to: HostId, link: Link) {
+        self.inner.shared.with(|net| net.set_link(from, to, link));
+    }
+
+    /// The profile of the hardware.
+    pub fn profile(&self) -> Profile {
+        self.inner.shared.with(|net| net.profile.clone())
+    }
+
+    // Looking at a run.
+
+    /// A number over everything that has happened: equal in two runs only if all was.
+    pub fn digest(&self) -> u64 {
+        self.inner.shared.with(|net| net.digest.value())
+    }
+
+    /// Chooses which lines are kept from now on.
+    pub fn set_trace(&self, trace: Trace) {
+        self.inner.shared.with(|net| net.log.set(trace));
+    }
+
+    /// The lines kept, oldest first: time, host, what.
+    pub fn trace(&self) -> Vec<String> {
+        self.inner.shared.with(|net| net.log.lines())
+    }
+
+    /// Puts a line of the story's own into trace and digest.
+    pub fn note(&self, host: Option<HostId>, what: fmt::Arguments<'_>) {
+        // Formatted before the lock is taken, for it may run anything.
+        let line = what.to_string();
+        self.inner.shared.with(|net| net.note(host, &line));
+    }
+
+    /// Counts of what has happened.
+    pub fn counters(&self) -> Counters {
+        self.inner.shared.with(|net| net.counters)
+    }
+
+    // Running.
+
+    /// Starts a task on a host, or, with `None`, one of the story itself, which no crash or pause touches.
+    ///
+    /// A task is polled only while its host runs, and dropped when that crashes.  On a host that is down it is dropped
+    /// at once.
+    pub fn spawn(
+        &self,
+        host: Option<HostId>,
+        name: impl Into<String>,
+        future: impl Future<Output = ()> + 'static,
+    ) -> TaskId {
+        let id = self.inner.tasks.borrow_mut().spawn(host, name.into(), Box::pin(future));
+        if host.is_some_and(|host| self.state(host) == HostState::Crashed) {
+            self.abort(id);
+        }
+        id
+    }
+
+    /// Whether a task has neither ended nor been dropped.
+    pub fn is_alive(&self, task: TaskId) -> bool {
+        self.inner.tasks.borrow().is_alive(task)
+    }
+
+    /// Drops a task; at once, or, if it is the one that calls, at its next await.
+    pub fn abort(&self, task: TaskId) {
+        let removed = self.inner.tasks.borrow_mut().remove(task);
+        drop(removed);
+    }
+
+    /// Drops all tasks.  Those that hold the world themselves would otherwise keep it, and it them, for ever.
+    pub fn end(&self) {
+        let tasks = self.inner.tasks.borrow_mut().remove_all();
+        drop(tasks);
+    }
+
+    /// How many polls and events are still allowed, in all; without bound at first.
+    pub fn set_steps_max(&self, steps: u64) {
+        self.inner.steps_left.set(steps);
+    }
+
+    /// Runs until the story is over.
+    pub fn run(&self) -> RunEnd {
+        self.run_until(u64::MAX)
+    }
+
+    /// Runs until the story is over or it is `deadline_ns`, whichever comes first.  Without any task of the story, time
+    /// always moves to the deadline.
+    pub fn run_until(&self, deadline_ns: u64) -> RunEnd {
+        let told = self.inner.tasks.borrow().stories() > 0;
+        loop {
+            if let Some(task) = self.poll_ready() {
+                return RunEnd::StepsExhausted { task };
+            }
+            if told && self.inner.tasks.borrow().stories() == 0 {
+                return RunEnd::Finished;
+            }
+            match self.inner.shared.with(|net| net.step(deadline_ns)) {
+                Step::Happened { events } => self.spend(events),
+                Step::Later => return RunEnd::DeadlineReached,
+                Step::Nothing if told || deadline_ns == u64::MAX => return self.end_of_time(),
+                Step::Nothing => {
+                    self.inner.shared.with(|net| net.set_now(deadline_ns));
+                    return RunEnd::DeadlineReached;
+                }
+            }
+            self.end_killed();
+        }
+    }
+
+    /// Polls ready tasks until none is left; the name of the last one if steps ran out.
+    fn poll_ready(&self) -> Option<String> {
+        let mut polls = 0;
+        loop {
+            let picked = self.inner.tasks.borrow_mut().pick(&mut self.inner.order.borrow_mut());
+            let id = picked?;
+            polls += 1;
+            if polls > POLLS_PER_INSTANT_MAX || self.inner.steps_left.get() == 0 {
+                return Some(self.inner.tasks.borrow().name(id).to_owned());
+            }
+            self.poll(id);
+        }
+    }
+
+    fn poll(&self, id: TaskId) {
+        let Some(host) = self.inner.tasks.borrow().host(id) else {
+            return;
+        };
+        if host.is_some_and(|host| self.state(host) == HostState::Paused) {
+            return self.inner.tasks.borrow_mut().hold(id);
+        }
+        let Some((mut future, waker)) = self.inner.tasks.borrow_mut().take(id) else {
+            return;
+        };
+        self.spend(1);
+        self.inner.shared.with(|net| net.note_poll(id.bits()));
+        let ended = future.as_mut().poll(&mut Context::from_waker(&waker));
+        // Dropped where nothing is borrowed: destructors may call us.
+        match ended {
+            Poll::Ready(()) => drop(self.inner.tasks.borrow_mut().remove(id)),
+            Poll::Pending => {
+                let orphan = self.inner.tasks.borrow_mut().put_back(id, future);
+                drop(orphan);
+            }
+        }
+        self.end_killed();
+    }
+
+    /// Ends the tasks of hosts that the network has brought down.
+    fn end_killed(&self) {
+        while let Some(host) = self.inner.shared.with(Net::poll_killed) {
+            self.end_tasks(host);
+        }
+    }
+
+    fn end_tasks(&self, host: HostId) {
+        let tasks = self.inner.tasks.borrow_mut().remove_host(host);
+        drop(tasks);
+    }
+
+    fn end_of_time(&self) -> RunEnd {
+        let tasks = self.inner.tasks.borrow();
+        if tasks.alive() == 0 { RunEnd::Finished } else { RunEnd::Stuck { waiting: tasks.names() } }
+    }
+
+    fn spend(&self, steps: u64) {
+        self.inner.steps_left.set(self.inner.steps_left.get().saturating_sub(steps));
+    }
+
+    fn state(&self, host: HostId) -> HostState {
+        self.inner.shared.with(|net| net.state(host))
+    }
+}
+
+/// What the network did when it was asked for its next event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    Happened {
+        events: u64,
+    },
+    /// Nothing before the deadline, which is now.
+    Later,
+    Nothing,
+}

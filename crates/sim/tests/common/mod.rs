@@ -1,0 +1,144 @@
+//! Two hosts with a fabric each, connected, and what stories do with them.
+
+// Each test binary uses only some of these.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use halite_fabric::{
+    Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, RemoteAddress, Status, WorkId,
+    WorkRequest,
+};
+use halite_mem::{PagePolicy, Segment, Window};
+use halite_sim::{HostId, Link, Profile, SimFabric, World};
+
+/// Bytes of the segment that each side registers.
+pub const SEGMENT_BYTES: u64 = 1 << 20;
+/// So long that everything is over which a story began.
+pub const LONG_NS: u64 = 1_000_000_000;
+
+pub struct Side {
+    pub host: HostId,
+    pub fabric: Arc<SimFabric>,
+    pub key: Key,
+    pub memory: Window,
+    /// What the other is called here.
+    pub peer: PeerId,
+}
+
+pub struct Pair {
+    pub world: World,
+    pub one: Side,
+    pub two: Side,
+}
+
+/// Hosts 0 and 1, connected by the former, with armed doorbells.
+pub fn pair(seed: u64, profile: Profile) -> Pair {
+    let world = World::new(seed, profile);
+    let (mut one, mut two) = (open(&world, "one"), open(&world, "two"));
+    one.fabric.connect("two", b"I am one").unwrap();
+    pass(&world, 1_000_000);
+    one.peer = connected(&one.fabric);
+    two.peer = connected(&two.fabric);
+    Pair { world, one, two }
+}
+
+/// A new host with one fabric and one segment.
+pub fn open(world: &World, address: &str) -> Side {
+    let host = world.add_host();
+    let fabric = world.fabric(host, address, format!("I am {address}").into_bytes());
+    let segment = Segment::create("story", SEGMENT_BYTES, PagePolicy::Normal).unwrap();
+    let memory = segment.window(0, SEGMENT_BYTES).unwrap();
+    let key = fabric.register(segment).unwrap();
+    fabric.arm(true);
+    Side { host, fabric, key, memory, peer: PeerId(0) }
+}
+
+/// Lets `ns` pass.
+pub fn pass(world: &World, ns: u64) {
+    world.run_until(world.now_ns() + ns);
+}
+
+pub fn connected(fabric: &SimFabric) -> PeerId {
+    match fabric.poll_event() {
+        Some(Event::Connected { peer, .. }) => peer,
+        other => panic!("expected a connection, got {other:?}"),
+    }
+}
+
+pub fn remote(key: Key, offset: u64) -> RemoteAddress {
+    RemoteAddress { key, offset }
+}
+
+pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
+    WorkRequest { id: WorkId(id), operation, signalled: true }
+}
+
+impl Side {
+    pub fn post(&self, id: u64, operation: Operation<'_>) {
+        self.fabric.post(self.peer, &[request(id, operation)]).unwrap();
+    }
+
+    pub fn poll(&self) -> Vec<Completion> {
+        let mut completions = Vec::new();
+        self.fabric.poll(&mut completions);
+        completions
+    }
+
+    /// Ids of our own requests that have ended, and how.
+    pub fn ended(&self) -> Vec<(u64, Status)> {
+        self.poll().iter().filter_map(ended).collect()
+    }
+
+    pub fn events(&self) -> Vec<Event> {
+        std::iter::from_fn(|| self.fabric.poll_event()).collect()
+    }
+
+    pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.memory.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// How many bytes from the start hold `byte`, in pieces of `piece` bytes that landed whole or not at all.
+    pub fn landed(&self, byte: u8, piece: usize) -> usize {
+        let bytes = self.bytes(0, SEGMENT_BYTES as usize);
+        let landed = bytes.iter().take_while(|found| **found == byte).count();
+        assert_eq!(landed % piece, 0, "a piece landed in part");
+        assert!(!bytes[landed..].contains(&byte), "pieces landed out of order");
+        landed
+    }
+
+    /// Our whole segment from its start, as a source.
+    pub fn source(&self, len: u64) -> Local<'static> {
+        Local::Registered { key: self.key, offset: 0, len }
+    }
+}
+
+fn ended(completion: &Completion) -> Option<(u64, Status)> {
+    match completion.kind {
+        CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => Some((id.0, completion.status)),
+        _ => None,
+    }
+}
+
+impl Pair {
+    /// Changes the link from one to two.
+    pub fn there(&self, change: impl FnOnce(Link) -> Link) {
+        let (from, to) = (self.one.host, self.two.host);
+        self.world.set_link(from, to, change(self.world.link(from, to)));
+    }
+
+    /// Changes the link from two to one.
+    pub fn back(&self, change: impl FnOnce(Link) -> Link) {
+        let (from, to) = (self.two.host, self.one.host);
+        self.world.set_link(from, to, change(self.world.link(from, to)));
+    }
+
+    /// One fills its memory with `byte` and posts a write of `len` bytes of it to two, as request 1.
+    pub fn post_long_write(&self, byte: u8, len: u64) {
+        self.one.memory.fill(0, len, byte).unwrap();
+        let operation = Operation::Write { local: self.one.source(len), remote: remote(self.two.key, 0) };
+        self.one.post(1, operation);
+    }
+}
