@@ -67,7 +67,8 @@ impl Member {
         let config = &checked.config;
         let path = Arc::new(DataPath::default());
         let reach = Arc::new(FabricReach(fabric.clone()));
-        let engine = Engine::new(engine_config(config, life, &world, &*fabric), path.clone(), reach, 0);
+        let now_ns = world.now_ns();
+        let engine = Engine::new(engine_config(config, life, &world, &*fabric), path.clone(), reach, now_ns);
         let posted = Arc::new(Posted::default());
         let rpc = Rpc::new(fabric.clone(), posted.clone(), life.node, config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;

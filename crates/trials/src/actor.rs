@@ -1,0 +1,115 @@
+//! Actors: sessions that do one thing after the other, as the plan's weights have it.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{Driven, Session};
+use halite_sim::{HostId, Random};
+
+use crate::giving_up;
+use crate::judge::End;
+use crate::stage::{PRINCIPALS, Stage};
+use crate::{calls, regions};
+
+/// One session at work.
+pub(crate) struct Actor {
+    pub(crate) stage: Rc<Stage>,
+    pub(crate) node: u32,
+    pub(crate) host: HostId,
+    /// Its number on its node.
+    pub(crate) number: u32,
+    /// An index of [`PRINCIPALS`].
+    pub(crate) principal: usize,
+    pub(crate) session: Session,
+    pub(crate) random: Random,
+    pub(crate) regions: regions::Holdings,
+}
+
+/// Lets the sessions of a node that has just joined work.
+pub(crate) fn start_all(stage: &Rc<Stage>, node: u32, driven: &Driven) {
+    calls::serve(stage, node, driven);
+    for number in 0..stage.plan.sessions {
+        let actor = Actor::new(stage, node, number, driven);
+        let name = format!("session {number} of node {node}");
+        stage.world.spawn(Some(actor.host), name, actor.work());
+    }
+}
+
+impl Actor {
+    fn new(stage: &Rc<Stage>, node: u32, number: u32, driven: &Driven) -> Actor {
+        let principal = (node + number) as usize % PRINCIPALS.len();
+        let session = driven.session_of(PRINCIPALS[principal]).expect("the name is a good one");
+        let purpose = format!("session {number} of node {node} in life {}", stage.life(node));
+        Actor {
+            host: stage.host(node),
+            random: stage.world.random(&purpose),
+            stage: stage.clone(),
+            regions: regions::Holdings::default(),
+            node,
+            number,
+            principal,
+            session,
+        }
+    }
+
+    async fn work(mut self) {
+        let stage = self.stage.clone();
+        let _working = stage.count_in();
+        stage.opened().await;
+        while stage.goes_on() {
+            let work = &stage.plan.work;
+            match pick(&mut self.random, &work.weights()) {
+                0 => regions::act(&mut self).await,
+                2 => calls::act(&mut self).await,
+                _ => {}
+            }
+            let think = self.random.below(work.think_us_max.max(1) * 1000);
+            stage.world.sleep(Some(self.host), Duration::from_nanos(think)).await;
+        }
+        regions::finish(&mut self).await;
+    }
+
+    /// The time by which the judge goes.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.stage.world.now_ns()
+    }
+
+    /// Does something, or gives it up in the middle as often as the plan has it.
+    pub(crate) async fn attempt<T, E>(
+        &mut self,
+        operation: &'static str,
+        future: impl Future<Output = Result<T, E>>,
+    ) -> Option<Result<T, E>> {
+        let begin_ns = self.now_ns();
+        let number = self.number;
+        self.stage.world.note(Some(self.host), format_args!("session {number} begins to {operation}"));
+        let per_mille = self.stage.plan.work.given_up_per_mille;
+        let stage = self.stage.clone();
+        let result =
+            giving_up::or_give_up(&stage.world, self.host, &mut self.random, per_mille, future).await;
+        let end = match &result {
+            Some(Ok(_)) => End::Ok,
+            Some(Err(_)) => End::Failed,
+            None => End::GivenUp,
+        };
+        stage.world.note(Some(self.host), format_args!("session {number} ends to {operation}: {end:?}"));
+        stage.judge.count(operation, end, self.now_ns() - begin_ns);
+        result
+    }
+}
+
+/// An index, as often as its weight has it.
+pub(crate) fn pick(random: &mut Random, weights: &[u32]) -> usize {
+    let all: u32 = weights.iter().sum();
+    let mut drawn = random.below(all.into()) as u32;
+    weights
+        .iter()
+        .position(|weight| match drawn.checked_sub(*weight) {
+            Some(rest) => {
+                drawn = rest;
+                false
+            }
+            None => true,
+        })
+        .expect("what is drawn is below the sum")
+}

@@ -1,0 +1,118 @@
+//! Faults: what goes wrong in a trial, when the plan's gaps and weights have it.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite_sim::{Corruption, Link, Random};
+
+use crate::actor::pick;
+use crate::stage::Stage;
+
+/// Lets things go wrong until the trial closes.  What has begun is undone by itself.
+pub(crate) async fn reign(stage: Rc<Stage>) {
+    let faults = stage.plan.faults.clone();
+    if faults.gap_us == 0 {
+        return;
+    }
+    let mut random = stage.world.random("faults");
+    loop {
+        let gap = Duration::from_nanos(random.below(2000 * faults.gap_us) + 1);
+        stage.world.sleep(None, gap).await;
+        if !stage.goes_on() {
+            return;
+        }
+        let kind = pick(&mut random, &faults.weights());
+        begin(&stage, kind, &mut random);
+    }
+}
+
+fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
+    let node = random.below(stage.nodes().into()) as u32;
+    let other = (node + 1 + random.below(u64::from(stage.nodes().max(2) - 1)) as u32) % stage.nodes();
+    let lease_ns = stage.plan.lease().as_nanos() as u64;
+    // Some end before anybody takes the other for dead, and some do not.
+    let long = Duration::from_nanos(random.below(3 * lease_ns) + 1);
+    let shared = stage.clone();
+    match kind {
+        0 if stage.is_up(node) => {
+            stage.crash(node);
+            story(stage, "restart", async move { restart_after(&shared, node, long).await });
+        }
+        1 if stage.is_up(node) => story(stage, "leave", async move {
+            shared.leave(node).await;
+            restart_after(&shared, node, long).await;
+        }),
+        2 if stage.is_up(node) => story(stage, "pause", async move {
+            shared.judge.note_trouble();
+            let (host, life) = (shared.host(node), shared.life(node));
+            shared.world.pause(host);
+            shared.world.sleep(None, long).await;
+            if shared.life(node) == life {
+                shared.world.resume(host);
+            }
+        }),
+        3 if node != other => cut(stage, &[(node, other), (other, node)], long),
+        4 if node != other => cut(stage, &[(node, other)], long),
+        5 if node != other => {
+            let noise = some_noise(random);
+            change(stage, &[(node, other)], long, "noise", move |link| Link { ..noise(link) });
+        }
+        6 => stage.world.set_drift_ppm(stage.host(node), random.below(400) as i64 - 200),
+        _ => {}
+    }
+}
+
+fn cut(stage: &Rc<Stage>, ways: &[(u32, u32)], long: Duration) {
+    stage.judge.note_trouble();
+    change(stage, ways, long, "partition", Link::down);
+}
+
+/// Changes links for a while.
+fn change(
+    stage: &Rc<Stage>,
+    ways: &[(u32, u32)],
+    long: Duration,
+    name: &str,
+    what: impl Fn(Link) -> Link + 'static,
+) {
+    let shared = stage.clone();
+    let ways: Vec<_> = ways.iter().map(|(from, to)| (stage.host(*from), stage.host(*to))).collect();
+    story(stage, name, async move {
+        let world = &shared.world;
+        let before: Vec<Link> = ways.iter().map(|(from, to)| world.link(*from, *to)).collect();
+        // Not again while it is another one's already.
+        if before.iter().any(|link| !link.up || link.loss_ppm > 0) {
+            return;
+        }
+        for ((from, to), link) in ways.iter().zip(&before) {
+            world.set_link(*from, *to, what(*link));
+        }
+        world.sleep(None, long).await;
+        for ((from, to), link) in ways.iter().zip(before) {
+            world.set_link(*from, *to, link);
+        }
+    });
+}
+
+fn some_noise(random: &mut Random) -> impl Fn(Link) -> Link + 'static {
+    let [loss, twice, late, damaged] = std::array::from_fn(|_| 1 + random.below(50_000) as u32);
+    let jitter_ns = random.below(20_000);
+    move |link| Link {
+        loss_ppm: loss,
+        duplicate_ppm: twice,
+        reorder_ppm: late,
+        corrupt_ppm: damaged,
+        corruption: Corruption::Caught,
+        jitter_ns,
+        ..link
+    }
+}
+
+async fn restart_after(stage: &Rc<Stage>, node: u32, long: Duration) {
+    stage.world.sleep(None, long).await;
+    stage.restart(node);
+}
+
+fn story(stage: &Rc<Stage>, name: &str, future: impl Future<Output = ()> + 'static) {
+    stage.world.spawn(None, name, future);
+}

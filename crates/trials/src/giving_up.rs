@@ -1,0 +1,54 @@
+//! Giving up: futures that are dropped at a random await, or at a random time.
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use halite_sim::{HostId, Random, World};
+
+/// At most so many polls come before a future is dropped that is dropped for its polls.
+const POLLS_MAX: u64 = 4;
+/// At most so long lives a future that is dropped for its age.
+const AGE_NS_MAX: u64 = 40_000;
+
+/// What comes of `future`, or `None` if it was dropped before, which happens to `per_mille` in a thousand.
+pub(crate) async fn or_give_up<F: Future>(
+    world: &World,
+    host: HostId,
+    random: &mut Random,
+    per_mille: u32,
+    future: F,
+) -> Option<F::Output> {
+    if !random.chance(per_mille.into(), 1000) {
+        return Some(future.await);
+    }
+    if random.chance(1, 2) {
+        after_polls(random.below(POLLS_MAX), future).await
+    } else {
+        let age = Duration::from_nanos(random.below(AGE_NS_MAX));
+        before(world.sleep(Some(host), age), future).await
+    }
+}
+
+/// `None` if it is not ready after so many polls.
+async fn after_polls<F: Future>(mut polls: u64, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    std::future::poll_fn(|context| {
+        if polls == 0 {
+            return Poll::Ready(None);
+        }
+        polls -= 1;
+        future.as_mut().poll(context).map(Some)
+    })
+    .await
+}
+
+/// What comes of `future`, or `None` if `end` ends before it.
+pub(crate) async fn before<F: Future>(end: impl Future<Output = ()>, future: F) -> Option<F::Output> {
+    let (mut end, mut future) = (pin!(end), pin!(future));
+    std::future::poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => end.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}

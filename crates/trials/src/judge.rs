@@ -1,0 +1,90 @@
+//! The judge: counts what was done, and keeps the first thing that should not have been.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// How operations of one kind ended, and how long they took in simulated time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Tally {
+    /// With success.
+    pub ok: u64,
+    /// With an error that is explained by what went wrong.
+    pub failed: u64,
+    /// Given up in the middle by their session.
+    pub given_up: u64,
+    /// The sum over all that succeeded.
+    pub ok_ns: u64,
+    /// The longest of those.
+    pub ok_ns_max: u64,
+}
+
+/// How one operation ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    Ok,
+    Failed,
+    GivenUp,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Judge {
+    violation: RefCell<Option<String>>,
+    tallies: RefCell<BTreeMap<&'static str, Tally>>,
+    /// Whether anything has gone wrong that may explain an error.
+    troubled: Cell<bool>,
+}
+
+impl Judge {
+    /// Something was observed that must not be.
+    pub(crate) fn violated(&self, what: String) {
+        self.violation.borrow_mut().get_or_insert(what);
+    }
+
+    /// What must be so.
+    pub(crate) fn expect(&self, is_so: bool, otherwise: impl FnOnce() -> String) {
+        if !is_so {
+            self.violated(otherwise());
+        }
+    }
+
+    /// What was observed first that must not be.
+    pub(crate) fn violation(&self) -> Option<String> {
+        self.violation.borrow().clone()
+    }
+
+    pub(crate) fn is_content(&self) -> bool {
+        self.violation.borrow().is_none()
+    }
+
+    /// From now on, errors about nodes that cannot be reached are explained.
+    pub(crate) fn note_trouble(&self) {
+        self.troubled.set(true);
+    }
+
+    /// Whether nothing has gone wrong so far.
+    pub(crate) fn is_calm(&self) -> bool {
+        !self.troubled.get()
+    }
+
+    /// Counts an operation.
+    pub(crate) fn count(&self, operation: &'static str, end: End, took_ns: u64) {
+        let mut tallies = self.tallies.borrow_mut();
+        let tally = tallies.entry(operation).or_default();
+        match end {
+            End::Ok => {
+                tally.ok += 1;
+                tally.ok_ns += took_ns;
+                tally.ok_ns_max = tally.ok_ns_max.max(took_ns);
+            }
+            End::Failed => tally.failed += 1,
+            End::GivenUp => tally.given_up += 1,
+        }
+    }
+
+    pub(crate) fn tallies(&self) -> BTreeMap<&'static str, Tally> {
+        self.tallies.borrow().clone()
+    }
+}

@@ -1,0 +1,30 @@
+//! Trials: whole clusters in simulated time, with sessions that do everything at once, faults, and a judge who
+//! knows what each may observe.
+//!
+//! ```text
+//!   Plan + seed ──> World (crate `sim`) ── hosts, links, faults
+//!                     │  one Driven node (crate `halite`, unchanged) per host
+//!                     │  sessions: actors that read, write, call, lock, ... and give up in the middle
+//!                     ▼
+//!                   Judge: models of regions, calls, locks, ... ──> Report, with a digest
+//! ```
+//!
+//! Everything follows from the plan and the seed: two runs have the same digest, on any machine.
+
+#![forbid(unsafe_code)]
+
+mod actor;
+mod calls;
+mod faults;
+mod giving_up;
+mod judge;
+mod plan;
+mod regions;
+mod report;
+mod stage;
+mod trial;
+
+pub use judge::Tally;
+pub use plan::{Faults, Plan, PlanError, Work};
+pub use report::Report;
+pub use trial::{Keep, run};

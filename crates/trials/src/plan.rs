@@ -1,0 +1,211 @@
+//! Plans: what a trial consists of, as TOML.
+
+use std::time::Duration;
+
+use halite_sim::{Profile, ProfileError};
+use serde::Deserialize;
+
+/// A trial without its seed.
+///
+/// ```
+/// let plan = halite_trials::Plan::from_toml("name = 'calm'\nnodes = 3\n").unwrap();
+/// assert_eq!((plan.nodes, plan.sessions), (3, 2));
+/// ```
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// What people call it.
+    pub name: String,
+    /// How many nodes there are, from 1 to 1000.
+    pub nodes: u32,
+    /// How many sessions each node has.
+    #[serde(default = "defaults::sessions")]
+    pub sessions: u32,
+    /// For how long they work, in microseconds of simulated time.
+    #[serde(default = "defaults::duration_us")]
+    pub duration_us: u64,
+    /// How long a silent node is taken to be alive, in microseconds.
+    #[serde(default = "defaults::lease_us")]
+    pub lease_us: u64,
+    /// The hardware: the name of a profile of the simulator.
+    #[serde(default = "defaults::profile")]
+    pub profile: String,
+    /// What sessions do, and how often.
+    #[serde(default)]
+    pub work: Work,
+    /// What goes wrong, and how often.
+    #[serde(default)]
+    pub faults: Faults,
+}
+
+/// Weights: a session does each in proportion.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Work {
+    /// Regions: made, mapped, read, written, moved, granted, freed.
+    pub regions: u32,
+    /// Atomics on shared words.
+    pub words: u32,
+    /// Calls.
+    pub calls: u32,
+    /// Messages.
+    pub messages: u32,
+    /// Locks.
+    pub locks: u32,
+    /// Barriers.
+    pub barriers: u32,
+    /// How long a session thinks between two operations at most, in microseconds.
+    pub think_us_max: u64,
+    /// How many operations in a thousand are given up in the middle.
+    pub given_up_per_mille: u32,
+}
+
+/// Weights of what goes wrong, and how often anything does.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Faults {
+    /// Microseconds between two faults, on average; 0 for none.
+    pub gap_us: u64,
+    /// A node dies, and comes back.
+    pub crash: u32,
+    /// A node leaves in peace, and comes back.
+    pub leave: u32,
+    /// A node stops, and goes on.
+    pub pause: u32,
+    /// Two nodes cannot reach each other for a while.
+    pub partition: u32,
+    /// One node does not reach another for a while, but is reached by it.
+    pub one_way: u32,
+    /// A link loses, repeats, reorders and damages packets for a while.
+    pub noise: u32,
+    /// A node's clock runs fast or slow.
+    pub drift: u32,
+}
+
+mod defaults {
+    pub(super) fn sessions() -> u32 {
+        2
+    }
+    pub(super) fn duration_us() -> u64 {
+        4000
+    }
+    pub(super) fn lease_us() -> u64 {
+        1000
+    }
+    pub(super) fn profile() -> String {
+        "local".to_owned()
+    }
+}
+
+impl Default for Work {
+    fn default() -> Work {
+        Work {
+            regions: 8,
+            words: 3,
+            calls: 4,
+            messages: 2,
+            locks: 2,
+            barriers: 1,
+            think_us_max: 10,
+            given_up_per_mille: 60,
+        }
+    }
+}
+
+impl Default for Faults {
+    fn default() -> Faults {
+        Faults { gap_us: 0, crash: 3, leave: 1, pause: 3, partition: 2, one_way: 1, noise: 3, drift: 1 }
+    }
+}
+
+/// Why a text is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// It is not TOML, or has other fields than a plan.
+    #[error("cannot read the plan: {0}")]
+    Toml(#[from] toml::de::Error),
+    /// A number that cannot be.
+    #[error("cannot use plan {plan:?}: {what}")]
+    Bad {
+        /// The plan's name.
+        plan: String,
+        /// Which number, and what it may be.
+        what: &'static str,
+    },
+    /// There is no such profile.
+    #[error("cannot use plan {plan:?}: {source}")]
+    Profile {
+        /// The plan's name.
+        plan: String,
+        /// Which are there.
+        source: ProfileError,
+    },
+}
+
+impl Plan {
+    /// Reads and checks a plan.
+    pub fn from_toml(text: &str) -> Result<Plan, PlanError> {
+        let plan: Plan = toml::from_str(text)?;
+        plan.check()?;
+        Ok(plan)
+    }
+
+    fn check(&self) -> Result<(), PlanError> {
+        let bad = |what| Err(PlanError::Bad { plan: self.name.clone(), what });
+        let faults = &self.faults;
+        match () {
+            () if !(1..=1000).contains(&self.nodes) => bad("nodes must be from 1 to 1000"),
+            () if !(1..=1000).contains(&self.sessions) => bad("sessions must be from 1 to 1000"),
+            () if self.duration_us == 0 => bad("duration_us must not be 0"),
+            () if self.lease_us < 100 => bad("lease_us must be 100 at least"),
+            () if self.work.weights().iter().sum::<u32>() == 0 => bad("work has no weight at all"),
+            () if faults.gap_us > 0 && faults.weights().iter().sum::<u32>() == 0 => {
+                bad("faults have a gap but no weight at all")
+            }
+            () => self.profile().map(drop),
+        }
+    }
+
+    /// The hardware.
+    pub fn profile(&self) -> Result<Profile, PlanError> {
+        Profile::named(&self.profile).map_err(|source| PlanError::Profile { plan: self.name.clone(), source })
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_micros(self.lease_us)
+    }
+}
+
+impl Work {
+    /// In the order of the fields.
+    pub(crate) fn weights(&self) -> [u32; 6] {
+        [self.regions, self.words, self.calls, self.messages, self.locks, self.barriers]
+    }
+}
+
+impl Faults {
+    /// In the order of the fields.
+    pub(crate) fn weights(&self) -> [u32; 7] {
+        [self.crash, self.leave, self.pause, self.partition, self.one_way, self.noise, self.drift]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_cannot_be_is_refused_with_the_reason() {
+        let refusal = |text: &str| Plan::from_toml(text).unwrap_err().to_string();
+        assert!(refusal("nodes = 3").contains("name"));
+        assert!(refusal("name = 'x'\nnodes = 0").contains("nodes must be"));
+        assert!(refusal("name = 'x'\nnodes = 1\nspeed = 7").contains("speed"));
+        assert!(refusal("name = 'x'\nnodes = 1\nprofile = 'abacus'").contains("abacus"));
+        assert!(
+            refusal(
+                "name = 'x'\nnodes = 1\n[work]\nregions=0\nwords=0\ncalls=0\nmessages=0\nlocks=0\nbarriers=0"
+            )
+            .contains("weight")
+        );
+    }
+}

@@ -1,0 +1,290 @@
+//! Regions: made, mapped, read, written, filled, copied, moved, granted, revoked and freed by everybody at once.
+//!
+//! What each operation may answer, and each word hold, follows from when the others began and ended; see [`lives`],
+//! [`words`] and [`rights`].
+
+mod lives;
+mod orders;
+mod rights;
+mod words;
+
+use halite::{AccessCause, AccessError, Lh, Permissions};
+
+pub(crate) use lives::Regions;
+use lives::{LifeId, WORD};
+use words::NEVER;
+
+use crate::actor::{Actor, pick};
+
+/// How many names there are.
+const NAMES: u64 = 6;
+/// Most words of one access, and of one in eight.
+const WORDS_MAX: u64 = 16;
+const LONG_WORDS_MAX: u64 = 1200;
+
+/// The regions that a session has mapped.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    held: Vec<Holding>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Holding {
+    lh: Lh,
+    life: LifeId,
+    /// What it was mapped for.
+    wanted: Permissions,
+}
+
+/// Does one thing.
+pub(crate) async fn act(actor: &mut Actor) {
+    if actor.regions.held.is_empty() {
+        return if actor.random.chance(1, 3) { orders::alloc(actor).await } else { orders::map(actor).await };
+    }
+    let holding = actor.regions.held[actor.random.index(actor.regions.held.len())];
+    match pick(&mut actor.random, &[24, 24, 3, 3, 3, 2, 6, 2, 2, 3, 3, 2]) {
+        0 => read(actor, holding).await,
+        1 => write(actor, holding).await,
+        2 => fill(actor, holding).await,
+        3 => copy(actor, holding).await,
+        4 => beyond_the_end(actor, holding).await,
+        5 => orders::alloc(actor).await,
+        6 => orders::map(actor).await,
+        7 => orders::unmap(actor, holding).await,
+        8 => orders::free(actor, holding).await,
+        9 => orders::grant(actor, holding).await,
+        10 => orders::revoke(actor, holding).await,
+        _ => orders::move_away(actor, holding).await,
+    }
+}
+
+/// Frees what the session may free.
+pub(crate) async fn finish(actor: &mut Actor) {
+    actor.regions.held.retain(|holding| holding.wanted.contains(Permissions::MASTER));
+    while let Some(holding) = actor.regions.held.last().copied() {
+        orders::free(actor, holding).await;
+        actor.regions.held.retain(|each| each.lh != holding.lh);
+    }
+}
+
+// Accesses.
+
+async fn read(actor: &mut Actor, holding: Holding) {
+    let range = some_words(actor, holding.life);
+    let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
+    let mut bytes = vec![0; len as usize];
+    let access = Access::begin(actor, holding, Permissions::READ);
+    let session = actor.session.clone();
+    let result = actor.attempt("read", session.read(holding.lh, offset, &mut bytes)).await;
+    if let Some(Ok(())) = result {
+        let regions = actor.stage.regions.borrow();
+        if let Some((index, value)) = regions.unexplained(holding.life, access.begin_ns, range.start, &bytes)
+        {
+            let name = regions.life(holding.life).name;
+            actor.stage.judge.violated(format!(
+                "session {} of node {} read, from {} to {} ns, word {index} of r{name} (life {}) as {}",
+                actor.number,
+                actor.node,
+                access.begin_ns,
+                actor.now_ns(),
+                holding.life.0,
+                regions.describe(value),
+            ));
+        }
+    }
+    access.end(actor, "read", result.map(|result| result.map_err(|error| error.cause)));
+}
+
+async fn write(actor: &mut Actor, holding: Holding) {
+    let range = some_words(actor, holding.life);
+    let offset = range.start as u64 * WORD;
+    let access = Access::begin(actor, holding, Permissions::WRITE);
+    let (write, bytes) = actor.stage.regions.borrow_mut().begin_write(access.begin_ns, holding.life, range);
+    let session = actor.session.clone();
+    let result = actor.attempt("write", session.write(holding.lh, offset, &bytes)).await;
+    end_write(actor, &write, &result);
+    access.end(actor, "write", result.map(|result| result.map_err(|error| error.cause)));
+}
+
+async fn fill(actor: &mut Actor, holding: Holding) {
+    let range = some_words(actor, holding.life);
+    let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
+    let access = Access::begin(actor, holding, Permissions::WRITE);
+    let byte = actor.random.between(1, 255) as u8;
+    let write = actor.stage.regions.borrow_mut().begin_fill(access.begin_ns, holding.life, range, byte);
+    let session = actor.session.clone();
+    let result = actor.attempt("fill", session.fill(holding.lh, offset, len, byte)).await;
+    end_write(actor, &write, &result);
+    access.end(actor, "fill", result.map(|result| result.map_err(|error| error.cause)));
+}
+
+fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), AccessError>>) {
+    let mut regions = actor.stage.regions.borrow_mut();
+    match result {
+        Some(Ok(())) => regions.end_write(actor.now_ns(), write),
+        Some(Err(error)) if is_not_done(error) => regions.undo_write(write),
+        Some(Err(_)) | None => {}
+    }
+}
+
+/// Whether an error promises that nothing was done.
+fn is_not_done(error: &AccessError) -> bool {
+    let is_sure = !matches!(error.cause, AccessCause::PeerDown(_) | AccessCause::NodeClosed);
+    is_sure && !error.partly
+}
+
+async fn copy(actor: &mut Actor, from: Holding) {
+    let to = actor.regions.held[actor.random.index(actor.regions.held.len())];
+    let source = some_words(actor, from.life);
+    let target_words = actor.stage.regions.borrow().life(to.life).words.len();
+    let count = source.len().min(target_words);
+    let first = actor.random.index(target_words - count + 1);
+    let target = first..first + count;
+    let accesses =
+        [Access::begin(actor, from, Permissions::READ), Access::begin(actor, to, Permissions::WRITE)];
+    let begin_ns = accesses[0].begin_ns;
+    actor.stage.regions.borrow_mut().begin_copy(to.life, target.clone());
+    let session = actor.session.clone();
+    let [source_offset, target_offset, len] = [source.start, first, count].map(|words| words as u64 * WORD);
+    let copied = session.copy(to.lh, target_offset, from.lh, source_offset, len);
+    let result = actor.attempt("copy", copied).await;
+    {
+        let mut regions = actor.stage.regions.borrow_mut();
+        match &result {
+            Some(Ok(())) => {
+                regions.end_copy(actor.now_ns(), begin_ns, (from.life, source.start), (to.life, target))
+            }
+            Some(Err(error))
+                if !error.partly
+                    && !matches!(error.cause, AccessCause::PeerDown(_) | AccessCause::NodeClosed) =>
+            {
+                regions.forget_copy(to.life, &target)
+            }
+            Some(Err(_)) | None => {}
+        }
+    }
+    let [reading, writing] = accesses;
+    match result {
+        // Either end may be the one that is refused.
+        Some(Err(error)) if error.side == halite::CopySide::Target => {
+            reading.give_up(actor);
+            writing.end(actor, "copy to", Some(Err(error.cause)));
+        }
+        Some(Err(error)) => {
+            writing.give_up(actor);
+            reading.end(actor, "copy from", Some(Err(error.cause)));
+        }
+        Some(Ok(())) => {
+            reading.end(actor, "copy from", Some(Ok(())));
+            writing.end(actor, "copy to", Some(Ok(())));
+        }
+        None => {
+            reading.give_up(actor);
+            writing.give_up(actor);
+        }
+    }
+}
+
+/// An access of which a part, or all, is behind the end, or wraps around: it must be refused.
+async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
+    let len = actor.stage.regions.borrow().life(holding.life).bytes();
+    let offset = match actor.random.below(4) {
+        0 => len,
+        1 => u64::MAX - 7,
+        2 => len + actor.random.below(1 << 20),
+        _ => len - WORD,
+    };
+    let mut bytes = vec![0xee; 2 * WORD as usize];
+    let session = actor.session.clone();
+    let result = match actor.random.below(2) {
+        0 => actor.attempt("read behind the end", session.read(holding.lh, offset, &mut bytes)).await,
+        _ => actor.attempt("write behind the end", session.write(holding.lh, offset, &bytes)).await,
+    };
+    actor.stage.judge.expect(!matches!(result, Some(Ok(()))), || {
+        format!("an access at offset {offset} of a region of {len} bytes succeeded")
+    });
+}
+
+/// Words of a life, few or now and then many.
+fn some_words(actor: &mut Actor, life: LifeId) -> std::ops::Range<usize> {
+    let words = actor.stage.regions.borrow().life(life).words.len() as u64;
+    let most = if actor.random.chance(1, 8) { LONG_WORDS_MAX } else { WORDS_MAX };
+    let count = actor.random.between(1, most.min(words));
+    let first = actor.random.below(words - count + 1);
+    first as usize..(first + count) as usize
+}
+
+/// One access to a region under way.
+struct Access {
+    holding: Holding,
+    kind: Permissions,
+    begin_ns: u64,
+}
+
+impl Access {
+    fn begin(actor: &Actor, holding: Holding, kind: Permissions) -> Access {
+        let begin_ns = actor.now_ns();
+        actor.stage.regions.borrow_mut().life_mut(holding.life).begin_access(begin_ns);
+        Access { holding, kind, begin_ns }
+    }
+
+    /// Nobody will know what came of it.
+    fn give_up(self, actor: &Actor) {
+        actor.stage.regions.borrow_mut().life_mut(self.holding.life).end_access(self.begin_ns);
+    }
+
+    fn end(self, actor: &mut Actor, what: &str, result: Option<Result<(), AccessCause>>) {
+        let Access { holding, kind, begin_ns } = self;
+        let verdict = match &result {
+            None => Ok(()),
+            Some(Ok(())) => check_success(actor, holding, kind, begin_ns),
+            Some(Err(cause)) => check_refusal(actor, holding, kind, begin_ns, cause),
+        };
+        if let Err(why) = verdict {
+            let life = holding.life.0;
+            let (number, node, now) = (actor.number, actor.node, actor.now_ns());
+            actor.stage.judge.violated(format!(
+                "{what} by session {number} of node {node} in life {life}, from {begin_ns} to {now} ns: {why}"
+            ));
+        }
+        if let Some(Err(AccessCause::Stale | AccessCause::PeerDown(_))) = result {
+            actor.regions.held.retain(|each| each.lh != holding.lh);
+        }
+        self.give_up(actor);
+    }
+}
+
+fn check_success(actor: &Actor, holding: Holding, kind: Permissions, begin_ns: u64) -> Result<(), String> {
+    let regions = actor.stage.regions.borrow();
+    let life = regions.life(holding.life);
+    if !life.may_have_lived(begin_ns) {
+        return Err(format!("it succeeded, but the region was freed at {} ns", life.ended_ns));
+    }
+    if !holding.wanted.contains(kind) || !life.rights.may_have(actor.principal, kind, begin_ns) {
+        return Err(format!("it succeeded without permission for {kind}"));
+    }
+    Ok(())
+}
+
+fn check_refusal(
+    actor: &Actor,
+    holding: Holding,
+    kind: Permissions,
+    begin_ns: u64,
+    cause: &AccessCause,
+) -> Result<(), String> {
+    let regions = actor.stage.regions.borrow();
+    let life = regions.life(holding.life);
+    let is_calm = actor.stage.judge.is_calm();
+    let was_revoked = life.revoked[actor.principal];
+    let is_explained = match cause {
+        AccessCause::Stale => !is_calm || life.end_begun_ns != NEVER || was_revoked,
+        AccessCause::PermissionDenied { .. } => {
+            let has_right = life.rights.has_had(actor.principal, kind, begin_ns);
+            !holding.wanted.contains(kind) || was_revoked || !has_right
+        }
+        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !is_calm,
+        _ => false,
+    };
+    if is_explained { Ok(()) } else { Err(format!("it was refused without a reason: {cause}")) }
+}

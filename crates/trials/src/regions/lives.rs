@@ -1,0 +1,297 @@
+//! The lives of regions: each has a length that no other has, so that whoever maps a name knows which one it found.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use halite::Permissions;
+
+use super::rights::Rights;
+use super::words::{NEVER, Word};
+
+/// Bytes of a word.
+pub(super) const WORD: u64 = 8;
+/// The lengths of two lives differ modulo this, in words.
+const LIVES_MAX: u64 = 4096;
+/// Where the number of a write begins in a value, and where that of the life does.
+const WRITE_SHIFT: u32 = 14;
+const LIFE_SHIFT: u32 = 48;
+
+/// Everything about the regions of a trial.
+#[derive(Debug, Default)]
+pub(crate) struct Regions {
+    lives: Vec<Life>,
+    writes: u64,
+}
+
+/// An index of a life.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct LifeId(pub(super) usize);
+
+/// One region from its allocation to its end.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub(super) name: usize,
+    /// As whom it was made.
+    pub(super) owner: usize,
+    pub(super) words: Vec<Word>,
+    pub(super) rights: Rights,
+    pub(super) begun_ns: u64,
+    /// When its allocation returned; [`NEVER`] if it has not, or nobody saw it.
+    pub(super) made_ns: u64,
+    /// When somebody began to free it.
+    pub(super) end_begun_ns: u64,
+    /// Since when it is gone for sure.
+    pub(super) ended_ns: u64,
+    /// For whom something was revoked at any time.
+    pub(super) revoked: [bool; crate::stage::PRINCIPALS.len()],
+    /// Accesses under way, by when they began.
+    accesses: BTreeMap<u64, u32>,
+    /// Copies into it that have not ended, and words that they change.
+    copies: Vec<Range<usize>>,
+}
+
+/// A write under way.
+#[derive(Clone, Debug)]
+pub(super) struct Write {
+    pub(super) life: LifeId,
+    pub(super) words: Range<usize>,
+    begin_ns: u64,
+    kind: WriteKind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum WriteKind {
+    Stamped(u64),
+    Filled(u8),
+}
+
+impl Regions {
+    /// A region is about to be made; how many bytes it must have.
+    pub(super) fn begin_life(
+        &mut self,
+        now_ns: u64,
+        name: usize,
+        owner: usize,
+        everyone: Permissions,
+        long: u64,
+    ) -> Option<(LifeId, u64)> {
+        let id = self.lives.len() as u64;
+        if id + 1 >= LIVES_MAX {
+            return None;
+        }
+        let words = long * LIVES_MAX + id + 1;
+        self.lives.push(Life {
+            name,
+            owner,
+            words: vec![Word::fresh(); words as usize],
+            rights: Rights::new(owner, everyone),
+            begun_ns: now_ns,
+            made_ns: NEVER,
+            end_begun_ns: NEVER,
+            ended_ns: NEVER,
+            revoked: Default::default(),
+            accesses: BTreeMap::new(),
+            copies: Vec::new(),
+        });
+        Some((LifeId(id as usize), words * WORD))
+    }
+
+    /// The life of a region with so many bytes.
+    pub(super) fn by_len(&self, len: u64) -> Option<LifeId> {
+        let id = (len / WORD % LIVES_MAX).checked_sub(1)? as usize;
+        let is_right = self.lives.get(id).is_some_and(|life| life.bytes() == len);
+        is_right.then_some(LifeId(id))
+    }
+
+    pub(super) fn life(&self, id: LifeId) -> &Life {
+        &self.lives[id.0]
+    }
+
+    pub(super) fn life_mut(&mut self, id: LifeId) -> &mut Life {
+        &mut self.lives[id.0]
+    }
+
+    /// All that had the name at some time.
+    pub(super) fn named(&self, name: usize) -> impl Iterator<Item = &Life> {
+        self.lives.iter().filter(move |life| life.name == name)
+    }
+
+    // Writing.
+
+    /// A write begins; its bytes, none of which any other write has in that place.
+    pub(super) fn begin_write(&mut self, now_ns: u64, life: LifeId, words: Range<usize>) -> (Write, Vec<u8>) {
+        self.writes += 1;
+        let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Stamped(self.writes) };
+        self.note_begin(&write);
+        let bytes = write.values().flat_map(|(_, value)| value.to_le_bytes()).collect();
+        (write, bytes)
+    }
+
+    /// Words begin to be filled with a byte.
+    pub(super) fn begin_fill(&mut self, now_ns: u64, life: LifeId, words: Range<usize>, byte: u8) -> Write {
+        let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Filled(byte) };
+        self.note_begin(&write);
+        write
+    }
+
+    fn note_begin(&mut self, write: &Write) {
+        let life = &mut self.lives[write.life.0];
+        for (index, value) in write.values() {
+            life.words[index].begin(write.begin_ns, value);
+        }
+    }
+
+    /// It has been done.
+    pub(super) fn end_write(&mut self, now_ns: u64, write: &Write) {
+        let life = &mut self.lives[write.life.0];
+        let oldest_ns = life.oldest_access_ns(now_ns);
+        for (index, value) in write.values() {
+            life.words[index].end(write.begin_ns, now_ns, value, oldest_ns);
+        }
+    }
+
+    /// It has done nothing, and never will.
+    pub(super) fn undo_write(&mut self, write: &Write) {
+        let life = &mut self.lives[write.life.0];
+        for (index, value) in write.values() {
+            life.words[index].undo(write.begin_ns, value);
+        }
+    }
+
+    // Copying.
+
+    /// Words of a life may be anything that was ever written, until the copy has ended.
+    pub(super) fn begin_copy(&mut self, to: LifeId, words: Range<usize>) {
+        self.lives[to.0].copies.push(words);
+    }
+
+    /// A copy that began at `begin_ns` has ended.
+    pub(super) fn end_copy(
+        &mut self,
+        now_ns: u64,
+        begin_ns: u64,
+        from: (LifeId, usize),
+        to: (LifeId, Range<usize>),
+    ) {
+        let (to, words) = to;
+        let first = words.start;
+        for index in words.clone() {
+            let source = &self.lives[from.0.0];
+            let at = from.1 + index - first;
+            let anything = source
+                .copies
+                .iter()
+                .any(|words| words.contains(&at) && (from.0 != to || *words != (first..words.end)));
+            let values: Vec<u64> = source.words[at].values(begin_ns).collect();
+            let target = &mut self.lives[to.0].words[index];
+            for value in values {
+                target.begin(begin_ns, value);
+                target.end(begin_ns, now_ns, value, begin_ns);
+            }
+            if anything {
+                target.may_be_anything();
+            }
+        }
+        self.forget_copy(to, &words);
+    }
+
+    /// It has done nothing, and never will.
+    pub(super) fn forget_copy(&mut self, to: LifeId, words: &Range<usize>) {
+        let copies = &mut self.lives[to.0].copies;
+        if let Some(index) = copies.iter().position(|each| each == words) {
+            copies.swap_remove(index);
+        }
+    }
+
+    // Reading.
+
+    /// The first of the words read that holds what it may not: its index and value.
+    pub(super) fn unexplained(
+        &self,
+        id: LifeId,
+        begin_ns: u64,
+        first: usize,
+        bytes: &[u8],
+    ) -> Option<(usize, u64)> {
+        let life = self.life(id);
+        let values = bytes
+            .chunks_exact(WORD as usize)
+            .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+        values.enumerate().map(|(at, value)| (first + at, value)).find(|(index, value)| {
+            let is_explained = life.words[*index].may_be(*value, begin_ns)
+                || (life.is_copied_to(*index) && self.was_written(*value));
+            !is_explained
+        })
+    }
+
+    fn was_written(&self, value: u64) -> bool {
+        let is_stamp = value >> LIFE_SHIFT <= self.lives.len() as u64
+            && (value >> WRITE_SHIFT & ((1 << (LIFE_SHIFT - WRITE_SHIFT)) - 1)) <= self.writes;
+        is_stamp || value.to_le_bytes().iter().all(|byte| *byte == value as u8)
+    }
+
+    /// Where a value comes from, for people.
+    pub(super) fn describe(&self, value: u64) -> String {
+        let (life, write) =
+            (value >> LIFE_SHIFT, value >> WRITE_SHIFT & ((1 << (LIFE_SHIFT - WRITE_SHIFT)) - 1));
+        let index = value & ((1 << WRITE_SHIFT) - 1);
+        match life.checked_sub(1).and_then(|life| self.lives.get(life as usize).map(|found| (life, found))) {
+            Some((life, found)) => {
+                format!("{value:#x}: write {write} to word {index} of r{} (life {life})", found.name)
+            }
+            None => format!("{value:#x}"),
+        }
+    }
+}
+
+impl Life {
+    pub(super) fn bytes(&self) -> u64 {
+        self.words.len() as u64 * WORD
+    }
+
+    /// Whether it was there from `begin_ns` on until now, as far as peace goes.
+    pub(super) fn has_lived_since(&self, begin_ns: u64) -> bool {
+        self.made_ns < begin_ns && self.end_begun_ns == NEVER
+    }
+
+    /// Whether it may have been there at some time from `begin_ns` on.
+    pub(super) fn may_have_lived(&self, begin_ns: u64) -> bool {
+        self.ended_ns >= begin_ns
+    }
+
+    pub(super) fn begin_access(&mut self, now_ns: u64) {
+        *self.accesses.entry(now_ns).or_default() += 1;
+    }
+
+    pub(super) fn end_access(&mut self, begin_ns: u64) {
+        let count = self.accesses.get_mut(&begin_ns).expect("it began");
+        *count -= 1;
+        if *count == 0 {
+            self.accesses.remove(&begin_ns);
+        }
+    }
+
+    fn oldest_access_ns(&self, now_ns: u64) -> u64 {
+        self.accesses.keys().next().copied().unwrap_or(now_ns)
+    }
+
+    fn is_copied_to(&self, index: usize) -> bool {
+        self.words[index].is_anything() || self.copies.iter().any(|words| words.contains(&index))
+    }
+}
+
+impl Write {
+    /// Which word gets which value.
+    fn values(&self) -> impl Iterator<Item = (usize, u64)> + use<> {
+        let (life, kind) = (self.life.0 as u64 + 1, self.kind);
+        self.words.clone().map(move |index| {
+            let value = match kind {
+                WriteKind::Stamped(number) => {
+                    life << LIFE_SHIFT | number << WRITE_SHIFT | (index as u64 & ((1 << WRITE_SHIFT) - 1))
+                }
+                WriteKind::Filled(byte) => u64::from_le_bytes([byte; 8]),
+            };
+            (index, value)
+        })
+    }
+}

@@ -1,0 +1,306 @@
+//! Regions as wholes: made, mapped, granted, moved and freed.
+
+use halite::{NodeId, Permissions, Placement, RegionCause, RegionError, Who};
+
+use super::lives::LifeId;
+use super::words::NEVER;
+use super::{Holding, NAMES};
+use crate::actor::Actor;
+use crate::stage::PRINCIPALS;
+
+const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
+const ALL: Permissions = RIGHTS.union(Permissions::MASTER).union(Permissions::ATOMIC);
+/// A session maps no more regions than that.
+const HELD_MAX: usize = 6;
+
+fn name_of(name: usize) -> String {
+    format!("r{name}")
+}
+
+fn some_rights(actor: &mut Actor) -> Permissions {
+    match actor.random.below(4) {
+        0 => Permissions::READ,
+        1 => Permissions::WRITE,
+        2 => Permissions::empty(),
+        _ => RIGHTS,
+    }
+}
+
+pub(super) async fn alloc(actor: &mut Actor) {
+    if actor.regions.held.len() >= HELD_MAX {
+        return;
+    }
+    let name = actor.random.below(NAMES) as usize;
+    let everyone = some_rights(actor);
+    let long = u64::from(actor.random.chance(1, 4));
+    let placement = some_placement(actor);
+    let begin_ns = actor.now_ns();
+    let begun = actor.stage.regions.borrow_mut().begin_life(begin_ns, name, actor.principal, everyone, long);
+    let Some((id, len)) = begun else { return };
+    let session = actor.session.clone();
+    let text = name_of(name);
+    let result = actor.attempt("alloc", session.alloc(Some(&text), len, placement, everyone)).await;
+    match result {
+        Some(Ok(lh)) => {
+            check_name_was_free(actor, id, begin_ns);
+            let now_ns = actor.now_ns();
+            let mut regions = actor.stage.regions.borrow_mut();
+            let life = regions.life_mut(id);
+            life.made_ns = now_ns;
+            drop(regions);
+            actor.regions.held.push(Holding { lh, life: id, wanted: ALL });
+        }
+        Some(Err(error)) => {
+            let taken = error.cause == RegionCause::NameTaken;
+            if !may_have_happened(&error) {
+                actor.stage.regions.borrow_mut().life_mut(id).ended_ns = actor.now_ns();
+            }
+            let was_taken = || {
+                let regions = actor.stage.regions.borrow();
+                let others =
+                    regions.named(name).filter(|life| life.begun_ns < begin_ns || life.made_ns != NEVER);
+                others.into_iter().any(|life| life.may_have_lived(begin_ns))
+            };
+            let is_explained = match &error.cause {
+                RegionCause::NameTaken => was_taken() || is_contested(actor, id),
+                RegionCause::NoSpace { .. } => true,
+                _ => is_trouble(actor, &error),
+            };
+            expect(actor, is_explained || (taken && was_taken()), &error, begin_ns);
+        }
+        None => {}
+    }
+}
+
+/// Whether another allocation of the same name was under way.
+fn is_contested(actor: &Actor, id: LifeId) -> bool {
+    let regions = actor.stage.regions.borrow();
+    let life = regions.life(id);
+    regions.named(life.name).filter(|other| other.may_have_lived(life.begun_ns)).count() > 1
+}
+
+fn check_name_was_free(actor: &Actor, id: LifeId, begin_ns: u64) {
+    let regions = actor.stage.regions.borrow();
+    let name = regions.life(id).name;
+    let other =
+        regions.named(name).find(|life| life.has_lived_since(begin_ns) && actor.stage.judge.is_calm());
+    if let Some(other) = other {
+        actor.stage.judge.violated(format!(
+            "r{name} was made from {begin_ns} to {} ns, and had been there since {} ns",
+            actor.now_ns(),
+            other.made_ns
+        ));
+    }
+}
+
+fn some_placement(actor: &mut Actor) -> Placement {
+    let nodes = u64::from(actor.stage.nodes());
+    let node = NodeId(actor.random.below(nodes) as u32);
+    match actor.random.below(3) {
+        0 => Placement::Local,
+        1 => Placement::On(node),
+        _ => Placement::Spread((0..nodes.min(3) as u32).map(NodeId).collect()),
+    }
+}
+
+pub(super) async fn map(actor: &mut Actor) {
+    if actor.regions.held.len() >= HELD_MAX {
+        return;
+    }
+    let name = actor.random.below(NAMES) as usize;
+    let wanted = match actor.random.below(3) {
+        0 => Permissions::READ,
+        1 => Permissions::WRITE,
+        _ => RIGHTS,
+    };
+    let begin_ns = actor.now_ns();
+    let session = actor.session.clone();
+    let text = name_of(name);
+    let result = actor.attempt("map", session.map(&text, wanted)).await;
+    match result {
+        Some(Ok(lh)) => mapped(actor, name, wanted, lh, begin_ns),
+        Some(Err(error)) => {
+            let is_explained = match &error.cause {
+                RegionCause::NotFound | RegionCause::Stale => !is_surely_there(actor, name, begin_ns),
+                RegionCause::PermissionDenied { .. } => !is_surely_permitted(actor, name, wanted, begin_ns),
+                _ => is_trouble(actor, &error),
+            };
+            expect(actor, is_explained, &error, begin_ns);
+        }
+        None => {}
+    }
+}
+
+fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, begin_ns: u64) {
+    // It may have been freed since.
+    let Ok(len) = actor.session.len(lh) else { return };
+    let stage = actor.stage.clone();
+    let regions = stage.regions.borrow();
+    let Some(id) = regions.by_len(len).filter(|id| regions.life(*id).name == name) else {
+        return stage
+            .judge
+            .violated(format!("r{name} was mapped and has {len} bytes, as no such region ever had"));
+    };
+    let life = regions.life(id);
+    stage.judge.expect(life.may_have_lived(begin_ns), || {
+        format!("r{name} (life {}) was mapped at {begin_ns} ns, after its end at {} ns", id.0, life.ended_ns)
+    });
+    stage.judge.expect(life.rights.may_have(actor.principal, wanted, begin_ns), || {
+        format!(
+            "{} mapped r{name} (life {}) for {wanted} without permission",
+            PRINCIPALS[actor.principal], id.0
+        )
+    });
+    actor.regions.held.push(Holding { lh, life: id, wanted });
+}
+
+fn is_surely_there(actor: &Actor, name: usize, begin_ns: u64) -> bool {
+    let regions = actor.stage.regions.borrow();
+    actor.stage.judge.is_calm() && regions.named(name).any(|life| life.has_lived_since(begin_ns))
+}
+
+fn is_surely_permitted(actor: &Actor, name: usize, wanted: Permissions, begin_ns: u64) -> bool {
+    let regions = actor.stage.regions.borrow();
+    let mut there = regions.named(name).filter(|life| life.may_have_lived(begin_ns));
+    there.all(|life| life.rights.has_had(actor.principal, wanted, begin_ns))
+}
+
+pub(super) async fn unmap(actor: &mut Actor, holding: Holding) {
+    let session = actor.session.clone();
+    let begin_ns = actor.now_ns();
+    let result = actor.attempt("unmap", session.unmap(holding.lh)).await;
+    actor.regions.held.retain(|each| each.lh != holding.lh);
+    if let Some(Err(error)) = result {
+        let is_explained = error.cause == RegionCause::Stale || is_trouble(actor, &error);
+        expect(actor, is_explained, &error, begin_ns);
+    }
+}
+
+pub(super) async fn free(actor: &mut Actor, holding: Holding) {
+    if !holding.wanted.contains(Permissions::MASTER) {
+        return;
+    }
+    let begin_ns = actor.now_ns();
+    {
+        let mut regions = actor.stage.regions.borrow_mut();
+        let life = regions.life_mut(holding.life);
+        life.end_begun_ns = life.end_begun_ns.min(begin_ns);
+    }
+    let session = actor.session.clone();
+    let result = actor.attempt("free", session.free(holding.lh)).await;
+    match result {
+        Some(Ok(())) => {
+            let now_ns = actor.now_ns();
+            let mut regions = actor.stage.regions.borrow_mut();
+            let life = regions.life_mut(holding.life);
+            life.ended_ns = life.ended_ns.min(now_ns);
+            drop(regions);
+            actor.regions.held.retain(|each| each.lh != holding.lh);
+        }
+        Some(Err(error)) => {
+            actor.regions.held.retain(|each| each.lh != holding.lh);
+            check_order(actor, holding, &error, begin_ns);
+        }
+        None => {}
+    }
+}
+
+pub(super) async fn grant(actor: &mut Actor, holding: Holding) {
+    let Some((who, rights)) = some_change(actor, holding) else { return };
+    let begin_ns = actor.now_ns();
+    actor.stage.regions.borrow_mut().life_mut(holding.life).rights.begin_grant(who, rights);
+    let session = actor.session.clone();
+    let to = Who::Principal(PRINCIPALS[who].to_owned());
+    let result = actor.attempt("grant", session.grant(holding.lh, to, rights)).await;
+    match result {
+        Some(Ok(())) => {
+            let now_ns = actor.now_ns();
+            actor.stage.regions.borrow_mut().life_mut(holding.life).rights.end_grant(who, rights, now_ns);
+        }
+        Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
+        None => {}
+    }
+}
+
+pub(super) async fn revoke(actor: &mut Actor, holding: Holding) {
+    let Some((who, rights)) = some_change(actor, holding) else { return };
+    let begin_ns = actor.now_ns();
+    {
+        let mut regions = actor.stage.regions.borrow_mut();
+        let life = regions.life_mut(holding.life);
+        life.rights.begin_revoke(who, rights);
+        life.revoked[who] = true;
+    }
+    let session = actor.session.clone();
+    let from = Who::Principal(PRINCIPALS[who].to_owned());
+    let result = actor.attempt("revoke", session.revoke(holding.lh, from, rights)).await;
+    match result {
+        Some(Ok(())) => {
+            let now_ns = actor.now_ns();
+            actor.stage.regions.borrow_mut().life_mut(holding.life).rights.end_revoke(who, rights, now_ns);
+        }
+        Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
+        None => {}
+    }
+}
+
+/// Whose rights to change, and which; only the owner does so, one at a time.
+fn some_change(actor: &mut Actor, holding: Holding) -> Option<(usize, Permissions)> {
+    if !holding.wanted.contains(Permissions::MASTER) {
+        return None;
+    }
+    let others = PRINCIPALS.len() - 1;
+    let who = (actor.principal + 1 + actor.random.index(others)) % PRINCIPALS.len();
+    let rights = if actor.random.chance(1, 2) { Permissions::READ } else { Permissions::WRITE };
+    Some((who, rights))
+}
+
+pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
+    if !holding.wanted.contains(Permissions::MASTER) {
+        return;
+    }
+    let to = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let begin_ns = actor.now_ns();
+    let session = actor.session.clone();
+    let result = actor.attempt("move", session.move_to(holding.lh, to)).await;
+    if let Some(Err(error)) = result {
+        let is_explained = matches!(error.cause, RegionCause::NoSpace { .. });
+        if !is_explained {
+            check_order(actor, holding, &error, begin_ns);
+        }
+    }
+}
+
+/// An order to a region that its owner gave was refused.
+fn check_order(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
+    let is_ending = actor.stage.regions.borrow().life(holding.life).end_begun_ns != NEVER;
+    let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
+    expect(actor, (is_gone && is_ending) || is_trouble(actor, error), error, begin_ns);
+}
+
+/// Whether an order that was answered by this error may have been carried out.
+fn may_have_happened(error: &RegionError) -> bool {
+    matches!(error.cause, RegionCause::PeerDown(_) | RegionCause::NodeClosed | RegionCause::DirectoryDown)
+}
+
+/// Whether what goes wrong in this trial explains the error.
+fn is_trouble(actor: &Actor, error: &RegionError) -> bool {
+    let is_of_trouble = matches!(
+        error.cause,
+        RegionCause::PeerDown(_)
+            | RegionCause::NodeClosed
+            | RegionCause::DirectoryDown
+            | RegionCause::UnknownNode(_)
+            | RegionCause::NoMemoryNode
+            | RegionCause::NotFound
+            | RegionCause::Stale
+    );
+    is_of_trouble && !actor.stage.judge.is_calm()
+}
+
+fn expect(actor: &Actor, is_explained: bool, error: &RegionError, begin_ns: u64) {
+    actor.stage.judge.expect(is_explained, || {
+        let (number, node, now) = (actor.number, actor.node, actor.now_ns());
+        format!("session {number} of node {node}, from {begin_ns} to {now} ns: {error}, without a reason")
+    });
+}

@@ -1,0 +1,98 @@
+//! Who may do what with a region, as far as can be known from outside.
+
+use halite::Permissions;
+
+use super::words::NEVER;
+use crate::stage::PRINCIPALS;
+
+/// A kind of access, and whether a principal has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Right {
+    /// Until when it may have been there; [`NEVER`] while it may be there now.
+    maybe_until_ns: u64,
+    /// Since when it has been there for sure; [`NEVER`] if that is not so.
+    sure_since_ns: u64,
+}
+
+/// Reading and writing, for each principal.
+#[derive(Clone, Debug)]
+pub(super) struct Rights {
+    rights: [[Right; 2]; PRINCIPALS.len()],
+}
+
+pub(super) const KINDS: [Permissions; 2] = [Permissions::READ, Permissions::WRITE];
+
+impl Rights {
+    /// Those of a region that `owner` makes, and everyone else has `everyone`.
+    pub(super) fn new(owner: usize, everyone: Permissions) -> Rights {
+        let right = |has| match has {
+            true => Right { maybe_until_ns: NEVER, sure_since_ns: 0 },
+            false => Right { maybe_until_ns: 0, sure_since_ns: NEVER },
+        };
+        let of = |principal| KINDS.map(|kind| right(principal == owner || everyone.contains(kind)));
+        Rights { rights: std::array::from_fn(of) }
+    }
+
+    fn each(&mut self, who: usize, kinds: Permissions) -> impl Iterator<Item = &mut Right> {
+        self.rights[who]
+            .iter_mut()
+            .zip(KINDS)
+            .filter(move |(_, kind)| kinds.contains(*kind))
+            .map(|(right, _)| right)
+    }
+
+    pub(super) fn begin_grant(&mut self, who: usize, kinds: Permissions) {
+        self.each(who, kinds).for_each(|right| right.maybe_until_ns = NEVER);
+    }
+
+    pub(super) fn end_grant(&mut self, who: usize, kinds: Permissions, now_ns: u64) {
+        self.each(who, kinds).for_each(|right| right.sure_since_ns = now_ns);
+    }
+
+    pub(super) fn begin_revoke(&mut self, who: usize, kinds: Permissions) {
+        self.each(who, kinds).for_each(|right| right.sure_since_ns = NEVER);
+    }
+
+    pub(super) fn end_revoke(&mut self, who: usize, kinds: Permissions, now_ns: u64) {
+        self.each(who, kinds).for_each(|right| right.maybe_until_ns = now_ns);
+    }
+
+    /// Whether `who` may have had all of `kinds` at some time from `begin_ns` on.
+    pub(super) fn may_have(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
+        self.of(who, kinds).all(|right| right.maybe_until_ns >= begin_ns)
+    }
+
+    /// Whether `who` has had all of `kinds` from `begin_ns` on.
+    pub(super) fn has_had(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
+        self.of(who, kinds).all(|right| right.sure_since_ns <= begin_ns)
+    }
+
+    fn of(&self, who: usize, kinds: Permissions) -> impl Iterator<Item = &Right> {
+        self.rights[who]
+            .iter()
+            .zip(KINDS)
+            .filter(move |(_, kind)| kinds.contains(*kind))
+            .map(|(right, _)| right)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn between_the_beginning_and_the_end_of_a_change_nothing_is_sure() {
+        let (bob, write) = (1, Permissions::WRITE);
+        let mut rights = Rights::new(0, Permissions::READ);
+        assert!(rights.has_had(0, write, 0) && !rights.may_have(bob, write, 1));
+        rights.begin_grant(bob, write);
+        assert!(rights.may_have(bob, write, 1) && !rights.has_had(bob, write, 1));
+        rights.end_grant(bob, write, 20);
+        assert!(rights.has_had(bob, write, 20) && !rights.has_had(bob, write, 19));
+        rights.begin_revoke(bob, write);
+        assert!(rights.may_have(bob, write, 30) && !rights.has_had(bob, write, 30));
+        rights.end_revoke(bob, write, 40);
+        assert!(rights.may_have(bob, write, 40) && !rights.may_have(bob, write, 41));
+        assert!(rights.has_had(bob, Permissions::READ, 0), "the other right is another matter");
+    }
+}

@@ -1,0 +1,140 @@
+//! What each word of a region may hold.
+//!
+//! A word is a register that many write at once.  A value that was written may be read as long as no other write both
+//! began after it had ended and ended before the read began; what was given up, or failed half way, never ends, and
+//! may be read from its beginning on.
+
+/// When something that was begun has not ended.
+pub(super) const NEVER: u64 = u64::MAX;
+
+/// Something that was written to a word, or may have been.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Candidate {
+    begin_ns: u64,
+    end_ns: u64,
+    value: u64,
+}
+
+/// All that one word may hold.
+#[derive(Clone, Debug)]
+pub(super) struct Word {
+    candidates: Vec<Candidate>,
+    /// A copy whose source was being copied to itself has ended here.
+    anything: bool,
+}
+
+impl Candidate {
+    fn is_open(&self, begin_ns: u64, value: u64) -> bool {
+        self.end_ns == NEVER && self.begin_ns == begin_ns && self.value == value
+    }
+}
+
+/// More candidates than that are looked through for those that nobody can see any more.
+const CANDIDATES_KEPT: usize = 6;
+
+impl Word {
+    /// A fresh word is zero.
+    pub(super) fn fresh() -> Word {
+        Word { candidates: vec![Candidate { begin_ns: 0, end_ns: 0, value: 0 }], anything: false }
+    }
+
+    /// Somebody begins to write `value`, and has not ended.
+    pub(super) fn begin(&mut self, now_ns: u64, value: u64) {
+        self.candidates.push(Candidate { begin_ns: now_ns, end_ns: NEVER, value });
+    }
+
+    /// The write of `value` that began at `begin_ns` has ended.  Forgets what none can see who began to read at
+    /// `oldest_read_ns` or later.
+    pub(super) fn end(&mut self, begin_ns: u64, now_ns: u64, value: u64, oldest_read_ns: u64) {
+        if let Some(candidate) = self.candidates.iter_mut().find(|each| each.is_open(begin_ns, value)) {
+            candidate.end_ns = now_ns;
+        }
+        if self.candidates.len() > CANDIDATES_KEPT {
+            self.forget(oldest_read_ns);
+        }
+    }
+
+    /// The write of `value` that began at `begin_ns` did nothing.
+    pub(super) fn undo(&mut self, begin_ns: u64, value: u64) {
+        if let Some(index) = self.candidates.iter().position(|each| each.is_open(begin_ns, value)) {
+            self.candidates.swap_remove(index);
+        }
+    }
+
+    pub(super) fn may_be_anything(&mut self) {
+        self.anything = true;
+    }
+
+    pub(super) fn is_anything(&self) -> bool {
+        self.anything
+    }
+
+    /// Whether `value` may be read by who began at `begin_ns` and ends now.
+    pub(super) fn may_be(&self, value: u64, begin_ns: u64) -> bool {
+        let last_begin = self.last_begin_before(begin_ns);
+        self.candidates.iter().any(|each| each.value == value && each.end_ns >= last_begin)
+    }
+
+    /// All values that may be read by who began at `begin_ns` and ends now.
+    pub(super) fn values(&self, begin_ns: u64) -> impl Iterator<Item = u64> {
+        let last_begin = self.last_begin_before(begin_ns);
+        self.candidates.iter().filter(move |each| each.end_ns >= last_begin).map(|each| each.value)
+    }
+
+    /// When the last of the writes began that had ended before `begin_ns`: what had ended by then is overwritten.
+    fn last_begin_before(&self, begin_ns: u64) -> u64 {
+        let ended = self.candidates.iter().filter(|each| each.end_ns < begin_ns);
+        ended.map(|each| each.begin_ns).max().unwrap_or(0)
+    }
+
+    fn forget(&mut self, oldest_read_ns: u64) {
+        let last_begin = self.last_begin_before(oldest_read_ns);
+        self.candidates.retain(|each| each.end_ns >= last_begin);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 7 was written from 10 to 20, 8 from 30 to 40, and 9 from 15 on without an end.
+    fn written() -> Word {
+        let mut word = Word::fresh();
+        word.begin(10, 7);
+        word.begin(15, 9);
+        word.end(10, 20, 7, 0);
+        word.begin(30, 8);
+        word.end(30, 40, 8, 0);
+        word
+    }
+
+    #[test]
+    fn an_overwritten_value_may_be_read_only_by_who_began_before_the_end() {
+        let word = written();
+        assert!(word.may_be(7, 40), "the write of 8 may have landed after the read");
+        assert!(!word.may_be(7, 41));
+        assert!(!word.may_be(0, 41));
+        assert!(word.may_be(0, 5));
+        assert!(word.may_be(8, 41) && word.may_be(9, 41));
+        assert!(!word.may_be(6, 0), "nobody ever wrote that");
+    }
+
+    #[test]
+    fn writes_at_the_same_time_may_be_seen_in_either_order() {
+        let mut word = Word::fresh();
+        word.begin(10, 7);
+        word.begin(15, 8);
+        word.end(10, 20, 7, 0);
+        word.end(15, 30, 8, 0);
+        assert!(word.may_be(7, 50) && word.may_be(8, 50) && !word.may_be(0, 50));
+    }
+
+    #[test]
+    fn what_was_undone_cannot_be_read_and_what_is_forgotten_could_not() {
+        let mut word = written();
+        word.undo(15, 9);
+        assert!(!word.may_be(9, 20));
+        word.forget(41);
+        assert!(word.may_be(8, 41) && !word.may_be(7, 5));
+    }
+}

@@ -1,0 +1,68 @@
+//! Reports: what came of a trial.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::judge::Tally;
+
+/// What came of one trial.  Equal for equal plans and seeds, but for `trace`, of which more or less was kept.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Report {
+    /// The plan's name.
+    pub plan: String,
+    /// The seed.
+    pub seed: u64,
+    /// A number over everything that happened.
+    pub digest: String,
+    /// How long it took in simulated time, in nanoseconds.
+    pub simulated_ns: u64,
+    /// Events of the simulator.
+    pub events: u64,
+    /// How operations ended.
+    pub operations: BTreeMap<&'static str, Tally>,
+    /// What should not have happened, if anything did.
+    pub violation: Option<String>,
+    /// The last lines of what happened before.
+    pub trace: Vec<String>,
+}
+
+impl Report {
+    /// Operations of all kinds, however they ended.
+    pub fn operations_count(&self) -> u64 {
+        self.operations.values().map(|tally| tally.ok + tally.failed + tally.given_up).sum()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "plan {}, seed {}", self.plan, self.seed)?;
+        writeln!(
+            f,
+            "{:<24} {:>9} {:>9} {:>9} {:>12} {:>12}",
+            "operation", "ok", "failed", "given up", "mean[usec]", "max[usec]"
+        )?;
+        for (operation, tally) in &self.operations {
+            let mean_us = tally.ok_ns as f64 / tally.ok.max(1) as f64 / 1000.0;
+            let max_us = tally.ok_ns_max as f64 / 1000.0;
+            writeln!(
+                f,
+                "{operation:<24} {:>9} {:>9} {:>9} {mean_us:>12.2} {max_us:>12.2}",
+                tally.ok, tally.failed, tally.given_up
+            )?;
+        }
+        let ms = self.simulated_ns as f64 / 1e6;
+        writeln!(
+            f,
+            "{} operations, {} events in {ms:.3} ms of simulated time",
+            self.operations_count(),
+            self.events
+        )?;
+        writeln!(f, "digest {}", self.digest)?;
+        match &self.violation {
+            None => Ok(()),
+            Some(violation) => writeln!(f, "VIOLATION: {violation}"),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The stage: what all sessions of a trial share, and the nodes that come and go on it.
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use halite::{Config, Driven, JoinError, NodeId, Step, Surroundings};
+use halite_fabric::Fabric;
+use halite_sim::{HostClock, HostId, Random, SimFabric, World};
+
+use crate::actor;
+use crate::calls::Calls;
+use crate::giving_up::before;
+use crate::judge::Judge;
+use crate::plan::Plan;
+use crate::regions::Regions;
+
+/// Most bytes of memory that each node contributes.
+pub(crate) const ARENA_BYTES: u64 = 4 << 20;
+/// Bytes of a chunk: small, so that regions have many.
+pub(crate) const CHUNK_BYTES: u64 = 4096;
+/// The names of the users as whom sessions act, in turn.
+pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
+
+/// See the module's documentation.
+pub(crate) struct Stage {
+    pub(crate) world: World,
+    pub(crate) plan: Plan,
+    pub(crate) judge: Judge,
+    pub(crate) regions: RefCell<Regions>,
+    pub(crate) calls: RefCell<Calls>,
+    seats: Vec<Seat>,
+    /// Nodes join one at a time, as they do through the lock in a cluster's directory.
+    joining: Cell<bool>,
+    /// All nodes have joined once, and work begins.
+    open: Cell<bool>,
+    /// Sessions are to come to an end.
+    closing: Cell<bool>,
+    /// Sessions that work.
+    working: Cell<usize>,
+}
+
+/// A node's place, which one life after the other takes.
+struct Seat {
+    host: HostId,
+    lives: Cell<u32>,
+    node: RefCell<Option<Rc<Driven>>>,
+    /// Joined, and neither crashed nor leaving.
+    up: Cell<bool>,
+}
+
+impl Stage {
+    pub(crate) fn new(world: World, plan: Plan) -> Rc<Stage> {
+        let seat = |_| Seat {
+            host: world.add_host(),
+            lives: Cell::new(0),
+            node: RefCell::default(),
+            up: Cell::new(false),
+        };
+        let seats = (0..plan.nodes).map(seat).collect();
+        Rc::new(Stage {
+            judge: Judge::default(),
+            regions: RefCell::default(),
+            calls: RefCell::default(),
+            seats,
+            joining: Cell::new(false),
+            open: Cell::new(false),
+            closing: Cell::new(false),
+            working: Cell::new(0),
+            world,
+            plan,
+        })
+    }
+
+    pub(crate) fn nodes(&self) -> u32 {
+        self.plan.nodes
+    }
+
+    pub(crate) fn host(&self, node: u32) -> HostId {
+        self.seats[node as usize].host
+    }
+
+    /// How often a node has begun to live.
+    pub(crate) fn life(&self, node: u32) -> u32 {
+        self.seats[node as usize].lives.get()
+    }
+
+    pub(crate) fn is_up(&self, node: u32) -> bool {
+        self.seats[node as usize].up.get()
+    }
+
+    pub(crate) fn driven(&self, node: u32) -> Option<Rc<Driven>> {
+        self.seats[node as usize].node.borrow().clone()
+    }
+
+    // Coming and going.
+
+    /// Starts a node, which joins as soon as it can and then lets its sessions work.
+    pub(crate) fn start(self: &Rc<Stage>, node: u32) {
+        let seat = &self.seats[node as usize];
+        seat.lives.set(seat.lives.get() + 1);
+        let (stage, host) = (self.clone(), seat.host);
+        let boot = async move {
+            if let Err(error) = stage.boot(node).await {
+                stage.judge.expect(!stage.judge.is_calm(), || format!("node {node} could not join: {error}"));
+            }
+        };
+        self.world.spawn(Some(host), format!("boot {node}"), boot);
+    }
+
+    async fn boot(self: &Rc<Stage>, node: u32) -> Result<(), JoinError> {
+        let _turn = Turn::take(self).await;
+        let (driven, config) = self.make(node)?;
+        let patience = self.plan.lease() * 20;
+        let joined = before(self.world.sleep(Some(self.host(node)), patience), driven.join(&config)).await;
+        match joined {
+            Some(joined) => joined?,
+            None => {
+                self.judge.violated(format!("node {node} neither joins nor fails to"));
+                return Ok(());
+            }
+        }
+        self.seats[node as usize].up.set(true);
+        actor::start_all(self, node, &driven);
+        Ok(())
+    }
+
+    fn make(self: &Rc<Stage>, node: u32) -> Result<(Rc<Driven>, Config), JoinError> {
+        let seat = &self.seats[node as usize];
+        let world = self.world.clone();
+        let mut fabric = None;
+        let made = Made {
+            clock: world.clock(seat.host),
+            random: Mutex::new(world.random(&format!("node {node} life {}", seat.lives.get()))),
+            node,
+        };
+        let config = self.config(node);
+        let driven = Driven::new(config.clone(), Arc::new(made), |found| {
+            let address = format!("{}.{}", found.name, seat.lives.get());
+            let opened = world.fabric(seat.host, &address, found.hello.clone());
+            fabric = Some(opened.clone());
+            Ok(opened)
+        })?;
+        let (driven, fabric) = (Rc::new(driven), fabric.expect("it was opened"));
+        *seat.node.borrow_mut() = Some(driven.clone());
+        let keep = keep(self.world.clone(), seat.host, fabric, driven.clone());
+        self.world.spawn(Some(seat.host), format!("keeper {node}"), keep);
+        Ok((driven, config))
+    }
+
+    fn config(&self, node: u32) -> Config {
+        Config {
+            dir: PathBuf::from("simulated"),
+            node: Some(NodeId(node)),
+            arena_bytes: ARENA_BYTES,
+            segment_bytes: ARENA_BYTES / 4,
+            chunk_bytes: CHUNK_BYTES,
+            request_ring_bytes: 16 << 10,
+            lease: self.plan.lease(),
+            principal: Some(PRINCIPALS[0].to_owned()),
+            ..Config::default()
+        }
+    }
+
+    /// Ends a node without a word.
+    pub(crate) fn crash(&self, node: u32) {
+        self.judge.note_trouble();
+        let seat = &self.seats[node as usize];
+        seat.up.set(false);
+        self.world.crash(seat.host);
+        // Its memory goes with the last who refers to it.
+        drop(seat.node.borrow_mut().take());
+    }
+
+    /// Lets a node leave in peace; it is down when this ends.
+    pub(crate) async fn leave(&self, node: u32) {
+        self.judge.note_trouble();
+        let seat = &self.seats[node as usize];
+        seat.up.set(false);
+        let Some(driven) = self.driven(node) else { return };
+        driven.begin_to_leave();
+        let host = seat.host;
+        while self.driven(node).is_some_and(|now| Rc::ptr_eq(&now, &driven)) {
+            if driven.step() == Step::Left {
+                break;
+            }
+            self.world.sleep(Some(host), Duration::from_micros(50)).await;
+        }
+        drop(driven);
+        self.crash(node);
+    }
+
+    /// Lets a node that is down run again.
+    pub(crate) fn restart(self: &Rc<Stage>, node: u32) {
+        self.world.restart(self.host(node));
+        self.start(node);
+    }
+
+    // Working.
+
+    /// Waits until all nodes have joined.
+    pub(crate) async fn opened(&self) {
+        while !self.open.get() && self.judge.is_content() {
+            self.world.sleep(None, Duration::from_micros(5)).await;
+        }
+    }
+
+    /// Lets work begin.
+    pub(crate) fn open(&self) {
+        self.open.set(true);
+    }
+
+    /// Sessions are to end what they do, and nothing new.
+    pub(crate) fn close(&self) {
+        self.closing.set(true);
+    }
+
+    /// Whether sessions are to go on.
+    pub(crate) fn goes_on(&self) -> bool {
+        !self.closing.get() && self.judge.is_content()
+    }
+
+    pub(crate) fn working(&self) -> usize {
+        self.working.get()
+    }
+
+    /// Counts a session among those that work, for as long as what this returns lives.
+    pub(crate) fn count_in(self: &Rc<Stage>) -> Working {
+        self.working.set(self.working.get() + 1);
+        Working(self.clone())
+    }
+}
+
+/// See [`Stage::count_in`].
+pub(crate) struct Working(Rc<Stage>);
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.0.working.set(self.0.working.get() - 1);
+    }
+}
+
+/// Moves a node forward for as long as it is there.
+async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Driven>) {
+    let clock = world.clock(host);
+    loop {
+        let seen = fabric.doorbell();
+        match driven.step() {
+            Step::Next(due_ns) => drop(before(clock.sleep_until(due_ns), fabric.rung(seen)).await),
+            Step::Left => return,
+        }
+    }
+}
+
+/// The right to join.
+struct Turn(Rc<Stage>);
+
+impl Turn {
+    async fn take(stage: &Rc<Stage>) -> Turn {
+        while stage.joining.replace(true) {
+            stage.world.sleep(None, Duration::from_micros(5)).await;
+        }
+        Turn(stage.clone())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.joining.set(false);
+    }
+}
+
+/// What a simulated node takes from its surroundings.
+struct Made {
+    clock: HostClock,
+    random: Mutex<Random>,
+    node: u32,
+}
+
+impl Surroundings for Made {
+    fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    fn random(&self) -> u64 {
+        self.random.lock().expect("drawing does not panic").bits()
+    }
+
+    fn pid(&self) -> u32 {
+        self.node + 1
+    }
+}

@@ -1,0 +1,102 @@
+//! One trial, from an empty world to a report.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite_sim::{RunEnd, Trace, World};
+
+use crate::faults;
+use crate::plan::{Plan, PlanError};
+use crate::report::Report;
+use crate::stage::Stage;
+
+/// How much of what happens is kept for people to read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// Nothing.
+    Nothing,
+    /// The last lines.
+    Last(usize),
+    /// Everything.
+    All,
+}
+
+/// How often it is looked whether the judge has seen enough.
+const LOOK_NS: u64 = 200_000;
+/// Polls and events that a trial may take for each nanosecond of its duration and each node: far more than any does.
+const STEPS_PER_NODE_US: u64 = 20_000;
+
+/// Runs a trial.
+pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
+    let world = World::new(seed, plan.profile()?);
+    world.set_trace(match keep {
+        Keep::Nothing => Trace::Off,
+        Keep::Last(lines) => Trace::Last(lines),
+        Keep::All => Trace::All,
+    });
+    world.set_steps_max(STEPS_PER_NODE_US * plan.duration_us * u64::from(plan.nodes));
+    let stage = Stage::new(world.clone(), plan.clone());
+    world.spawn(None, "the story", story(stage.clone()));
+    let end = tell(&stage);
+    if let Some(what) = end {
+        stage.judge.violated(what);
+    }
+    Ok(report(&stage, seed))
+}
+
+/// Runs the world until the story or the judge's patience is over; what was wrong with its end.
+fn tell(stage: &Stage) -> Option<String> {
+    let world = &stage.world;
+    loop {
+        match world.run_until(world.now_ns() + LOOK_NS) {
+            RunEnd::Finished => return None,
+            RunEnd::DeadlineReached if stage.judge.is_content() => {}
+            RunEnd::DeadlineReached => return None,
+            RunEnd::Stuck { waiting } => return Some(format!("all wait for ever: {}", waiting.join(", "))),
+            RunEnd::StepsExhausted { task } => return Some(format!("it does not end; last seen: {task}")),
+        }
+    }
+}
+
+async fn story(stage: Rc<Stage>) {
+    let world = stage.world.clone();
+    for node in 0..stage.nodes() {
+        stage.start(node);
+        // The first node is there before anybody looks for it.
+        while !stage.is_up(node) && stage.judge.is_content() {
+            world.sleep(None, Duration::from_micros(1)).await;
+        }
+    }
+    stage.open();
+    world.spawn(None, "faults", faults::reign(stage.clone()));
+    world.sleep(None, Duration::from_micros(stage.plan.duration_us)).await;
+    stage.close();
+    wind_down(&stage).await;
+}
+
+/// Waits until all sessions have ended what they did, and looks at what is left.
+async fn wind_down(stage: &Rc<Stage>) {
+    let patience = stage.plan.lease() * 40;
+    let late_ns = stage.world.now_ns() + patience.as_nanos() as u64;
+    while stage.working() > 0 && stage.judge.is_content() {
+        if stage.world.now_ns() > late_ns {
+            let working = stage.working();
+            return stage.judge.violated(format!("{working} sessions have not ended after {patience:?}"));
+        }
+        stage.world.sleep(None, Duration::from_micros(100)).await;
+    }
+}
+
+fn report(stage: &Stage, seed: u64) -> Report {
+    let world = &stage.world;
+    Report {
+        plan: stage.plan.name.clone(),
+        seed,
+        digest: format!("{:016x}", world.digest()),
+        simulated_ns: world.now_ns(),
+        events: world.counters().events,
+        operations: stage.judge.tallies(),
+        violation: stage.judge.violation(),
+        trace: world.trace(),
+    }
+}
