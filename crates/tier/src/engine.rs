@@ -84,8 +84,10 @@ enum Purpose {
     ReserveForMove(RegionId),
     /// To have a mapper acknowledge the change of that epoch.
     Change(RegionId, Epoch),
-    /// To let a mapper know; its acknowledgement means nothing.
+    /// To let somebody know; the acknowledgement means nothing.
     Told,
+    /// To have the name of a region that is being freed be free again.
+    Release(RegionId),
     /// To have a chunk copied by its new owner.
     CopyChunk(RegionId),
     /// To hand a region to its next home.
@@ -237,9 +239,10 @@ impl Engine {
 
     fn handle_request(&mut self, asker: Asker, request: Request) {
         match request {
-            Request::ClaimName { .. } | Request::FindName { .. } | Request::ListNames { .. } => {
-                self.ask_directory(asker, request)
-            }
+            Request::ClaimName { .. }
+            | Request::ReleaseName { .. }
+            | Request::FindName { .. }
+            | Request::ListNames { .. } => self.ask_directory(asker, request),
             Request::ListMembers => {
                 let members = self.members.all().cloned().collect();
                 self.answer(asker, Ok(Reply::Members { members }))
@@ -295,6 +298,7 @@ impl Engine {
             Purpose::ReserveForMove(region) => self.handle_move_reserved(region, body),
             Purpose::Change(region, epoch) => self.handle_acknowledged(region, epoch, from),
             Purpose::Told => {}
+            Purpose::Release(region) => self.handle_name_released(region),
             Purpose::CopyChunk(region) => self.handle_chunk_copied(region, body),
             Purpose::Adopt(region) => self.handle_adopted(region, body),
             Purpose::Sweep(home) => self.handle_swept(home, from),
@@ -309,7 +313,6 @@ impl Engine {
             Notice::Leave => self.handle_leave(from),
             Notice::Unmapped { region, upto } => self.handle_unmapped(region, from, upto),
             Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
-            Notice::ReleaseName { name, region } => self.directory.release(&name, region),
             Notice::Names { names, done } => self.handle_names(from, names, done),
             Notice::CancelLock { region, session, request } => {
                 self.handle_cancelled(from, region, session, request)

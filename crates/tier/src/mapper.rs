@@ -149,7 +149,10 @@ impl Mapper {
         locate: &dyn Locate,
     ) -> SlotRef {
         let home = self.life_index(reply.home);
-        let whole = Mapper::whole(reply, locate);
+        // While the region changes, its other handles have yet to be given the view that follows from these extents:
+        // they are forgotten when that is done.
+        let is_changing = self.changing.contains_key(&reply.region);
+        let whole = Mapper::whole(reply, locate).filter(|_| !is_changing);
         if whole.is_some() {
             self.large.remove(&reply.region);
         } else {

@@ -58,6 +58,8 @@ pub enum Message {
 pub enum Request {
     /// To the directory: is this name free, and if so it is this region's from now on.
     ClaimName { name: String, region: RegionId },
+    /// To the directory: the name is free again.
+    ReleaseName { name: String, region: RegionId },
     /// To the directory: which region has this name, and where is its home?
     FindName { name: String },
     /// To the directory: all names behind `after`, in order, as many as fit.
@@ -355,8 +357,6 @@ pub enum Notice {
     Unmapped { region: RegionId, upto: RequestId },
     /// The same, said by the former home of the region about another node.
     UnmappedBy { region: RegionId, node: NodeLife, upto: RequestId },
-    /// To the directory: the name is free again.
-    ReleaseName { name: String, region: RegionId },
     /// To a restarted directory: names of regions whose home I am, and as of which change; `done` with the last.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
     /// To the home of a lock: whoever made that request of mine does not want it any more.

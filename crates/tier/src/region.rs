@@ -45,6 +45,8 @@ pub struct Busy {
     pub stage: Stage,
     /// Mappers whose acknowledgement is missing.
     pub awaited: BTreeSet<NodeLife>,
+    /// Whether the directory has yet to hear that the name is free.
+    pub has_name: bool,
     /// Orders that came meanwhile.
     pub queue: VecDeque<(Asker, Principal, Order)>,
 }

@@ -1,5 +1,6 @@
 //! Actors: sessions that do one thing after the other, as the plan's weights have it.
 
+use std::fmt::Display;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -74,8 +75,14 @@ impl Actor {
         self.stage.world.now_ns()
     }
 
+    /// Notes which life of a region it is about.
+    pub(crate) fn note_life(&self, life: usize) {
+        let number = self.number;
+        self.stage.world.note(Some(self.host), format_args!("session {number} is about life {life}"));
+    }
+
     /// Does something, or gives it up in the middle as often as the plan has it.
-    pub(crate) async fn attempt<T, E>(
+    pub(crate) async fn attempt<T, E: Display>(
         &mut self,
         operation: &'static str,
         future: impl Future<Output = Result<T, E>>,
@@ -92,7 +99,12 @@ impl Actor {
             Some(Err(_)) => End::Failed,
             None => End::GivenUp,
         };
-        stage.world.note(Some(self.host), format_args!("session {number} ends to {operation}: {end:?}"));
+        match &result {
+            Some(Err(error)) => stage.world.note(Some(self.host), format_args!("session {number}: {error}")),
+            _ => stage
+                .world
+                .note(Some(self.host), format_args!("session {number} ends to {operation}: {end:?}")),
+        }
         stage.judge.count(operation, end, self.now_ns() - begin_ns);
         result
     }

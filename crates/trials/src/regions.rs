@@ -225,6 +225,7 @@ impl Access {
     fn begin(actor: &Actor, holding: Holding, kind: Permissions) -> Access {
         let begin_ns = actor.now_ns();
         actor.stage.regions.borrow_mut().life_mut(holding.life).begin_access(begin_ns);
+        actor.note_life(holding.life.0);
         Access { holding, kind, begin_ns }
     }
 

@@ -136,7 +136,7 @@ impl Engine {
 
     fn undo_making(&mut self, region: RegionId, making: Making) {
         if let Some(name) = making.name.filter(|_| making.claimed) {
-            self.notify(NodeId::FIRST, Notice::ReleaseName { name, region });
+            self.ask(NodeId::FIRST, Request::ReleaseName { name, region }, Purpose::Told);
         }
         for extents in making.reserved.into_values() {
             self.return_chunks(&extents, &BTreeSet::new());
@@ -251,11 +251,23 @@ impl Engine {
         self.refuse_waiters(region);
         self.watching.forget_region(region);
         let found = self.homes.get_mut(&region).expect("the region is here");
-        found.busy = Some(Box::new(Busy::new(asker, Stage::Freeing)));
-        if let Some(name) = found.name.take() {
-            self.notify(NodeId::FIRST, Notice::ReleaseName { name: name.into(), region });
+        let mut busy = Busy::new(asker, Stage::Freeing);
+        let name = found.name.take();
+        busy.has_name = name.is_some();
+        found.busy = Some(Box::new(busy));
+        if let Some(name) = name {
+            // Whoever hears that the region is free may use its name.
+            let release = Request::ReleaseName { name: name.into(), region };
+            self.ask(NodeId::FIRST, release, Purpose::Release(region));
         }
         self.tell_mappers(region, Change::Drop);
+    }
+
+    /// The directory knows, or is gone with all that it knew.
+    pub(super) fn handle_name_released(&mut self, region: RegionId) {
+        let busy = self.homes.get_mut(&region).and_then(|found| found.busy.as_mut());
+        busy.expect("it is being freed until then").has_name = false;
+        self.go_on_if_acknowledged(region);
     }
 
     /// Tells all mappers of a change and goes on when all have acknowledged it.
@@ -283,7 +295,7 @@ impl Engine {
 
     pub(super) fn go_on_if_acknowledged(&mut self, region: RegionId) {
         let Some(busy) = self.homes.get(&region).and_then(|found| found.busy.as_ref()) else { return };
-        if !busy.awaited.is_empty() {
+        if !busy.awaited.is_empty() || busy.has_name {
             return;
         }
         match &busy.stage {
@@ -380,7 +392,7 @@ impl Engine {
 
 impl Busy {
     pub(super) fn new(asker: Option<Asker>, stage: Stage) -> Busy {
-        Busy { asker, stage, awaited: BTreeSet::new(), queue: VecDeque::new() }
+        Busy { asker, stage, awaited: BTreeSet::new(), has_name: false, queue: VecDeque::new() }
     }
 }
 

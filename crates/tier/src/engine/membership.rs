@@ -85,6 +85,10 @@ impl Engine {
                     false => Err(Refusal::NameTaken),
                 }
             }
+            Request::ReleaseName { name, region } => {
+                self.directory.release(&name, region);
+                Ok(Reply::Done)
+            }
             Request::FindName { name } => match self.directory.find(&name) {
                 Some((region, home)) => Ok(Reply::Found { region, home: home.node }),
                 None => Err(Refusal::NotFound),

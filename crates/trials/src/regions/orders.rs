@@ -48,6 +48,7 @@ pub(super) async fn alloc(actor: &mut Actor) {
             let life = regions.life_mut(id);
             life.made_ns = now_ns;
             drop(regions);
+            actor.note_life(id.0);
             actor.regions.held.push(Holding { lh, life: id, wanted: ALL });
         }
         Some(Err(error)) => {
@@ -68,7 +69,8 @@ pub(super) async fn alloc(actor: &mut Actor) {
             };
             expect(actor, is_explained || (taken && was_taken()), &error, begin_ns);
         }
-        None => {}
+        // What nobody waits for any more is freed again.
+        None => actor.stage.regions.borrow_mut().life_mut(id).end_begun_ns = begin_ns,
     }
 }
 
@@ -151,6 +153,7 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
             PRINCIPALS[actor.principal], id.0
         )
     });
+    actor.note_life(id.0);
     actor.regions.held.push(Holding { lh, life: id, wanted });
 }
 
@@ -168,6 +171,7 @@ fn is_surely_permitted(actor: &Actor, name: usize, wanted: Permissions, begin_ns
 pub(super) async fn unmap(actor: &mut Actor, holding: Holding) {
     let session = actor.session.clone();
     let begin_ns = actor.now_ns();
+    actor.note_life(holding.life.0);
     let result = actor.attempt("unmap", session.unmap(holding.lh)).await;
     actor.regions.held.retain(|each| each.lh != holding.lh);
     if let Some(Err(error)) = result {
@@ -187,6 +191,7 @@ pub(super) async fn free(actor: &mut Actor, holding: Holding) {
         life.end_begun_ns = life.end_begun_ns.min(begin_ns);
     }
     let session = actor.session.clone();
+    actor.note_life(holding.life.0);
     let result = actor.attempt("free", session.free(holding.lh)).await;
     match result {
         Some(Ok(())) => {
@@ -211,6 +216,7 @@ pub(super) async fn grant(actor: &mut Actor, holding: Holding) {
     actor.stage.regions.borrow_mut().life_mut(holding.life).rights.begin_grant(who, rights);
     let session = actor.session.clone();
     let to = Who::Principal(PRINCIPALS[who].to_owned());
+    actor.note_life(holding.life.0);
     let result = actor.attempt("grant", session.grant(holding.lh, to, rights)).await;
     match result {
         Some(Ok(())) => {
@@ -233,6 +239,7 @@ pub(super) async fn revoke(actor: &mut Actor, holding: Holding) {
     }
     let session = actor.session.clone();
     let from = Who::Principal(PRINCIPALS[who].to_owned());
+    actor.note_life(holding.life.0);
     let result = actor.attempt("revoke", session.revoke(holding.lh, from, rights)).await;
     match result {
         Some(Ok(())) => {
@@ -262,6 +269,7 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
     let to = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
     let begin_ns = actor.now_ns();
     let session = actor.session.clone();
+    actor.note_life(holding.life.0);
     let result = actor.attempt("move", session.move_to(holding.lh, to)).await;
     if let Some(Err(error)) = result {
         let is_explained = matches!(error.cause, RegionCause::NoSpace { .. });
