@@ -8,6 +8,8 @@ mod orders;
 mod rights;
 mod words;
 
+use std::ops::Range;
+
 use halite::{AccessCause, AccessError, Lh, Permissions};
 
 pub(crate) use lives::Regions;
@@ -74,6 +76,7 @@ async fn read(actor: &mut Actor, holding: Holding) {
     let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
     let mut bytes = vec![0; len as usize];
     let access = Access::begin(actor, holding, Permissions::READ);
+    note(actor, "read", holding, &range);
     let session = actor.session.clone();
     let result = actor.attempt("read", session.read(holding.lh, offset, &mut bytes)).await;
     if let Some(Ok(())) = result {
@@ -99,6 +102,7 @@ async fn write(actor: &mut Actor, holding: Holding) {
     let range = some_words(actor, holding.life);
     let offset = range.start as u64 * WORD;
     let access = Access::begin(actor, holding, Permissions::WRITE);
+    note(actor, "write", holding, &range);
     let (write, bytes) = actor.stage.regions.borrow_mut().begin_write(access.begin_ns, holding.life, range);
     let session = actor.session.clone();
     let result = actor.attempt("write", session.write(holding.lh, offset, &bytes)).await;
@@ -111,6 +115,7 @@ async fn fill(actor: &mut Actor, holding: Holding) {
     let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
     let access = Access::begin(actor, holding, Permissions::WRITE);
     let byte = actor.random.between(1, 255) as u8;
+    note(actor, "fill", holding, &range);
     let write = actor.stage.regions.borrow_mut().begin_fill(access.begin_ns, holding.life, range, byte);
     let session = actor.session.clone();
     let result = actor.attempt("fill", session.fill(holding.lh, offset, len, byte)).await;
@@ -140,6 +145,8 @@ async fn copy(actor: &mut Actor, from: Holding) {
     let count = source.len().min(target_words);
     let first = actor.random.index(target_words - count + 1);
     let target = first..first + count;
+    note(actor, "copy from", from, &source);
+    note(actor, "copy to", to, &target);
     let accesses =
         [Access::begin(actor, from, Permissions::READ), Access::begin(actor, to, Permissions::WRITE)];
     let begin_ns = accesses[0].begin_ns;
@@ -205,8 +212,17 @@ async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
     });
 }
 
+/// Puts into the trace what is about to be touched.
+fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
+    let (life, number) = (holding.life.0, actor.number);
+    actor.stage.world.note(
+        Some(actor.host),
+        format_args!("session {number} is to {what} words {words:?} of life {life} by {:?}", holding.lh),
+    );
+}
+
 /// Words of a life, few or now and then many.
-fn some_words(actor: &mut Actor, life: LifeId) -> std::ops::Range<usize> {
+fn some_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
     let words = actor.stage.regions.borrow().life(life).words.len() as u64;
     let most = if actor.random.chance(1, 8) { LONG_WORDS_MAX } else { WORDS_MAX };
     let count = actor.random.between(1, most.min(words));
@@ -225,7 +241,6 @@ impl Access {
     fn begin(actor: &Actor, holding: Holding, kind: Permissions) -> Access {
         let begin_ns = actor.now_ns();
         actor.stage.regions.borrow_mut().life_mut(holding.life).begin_access(begin_ns);
-        actor.note_life(holding.life.0);
         Access { holding, kind, begin_ns }
     }
 

@@ -198,6 +198,12 @@ impl Stage {
         self.start(node);
     }
 
+    /// Ends everything, and gives all memory back.
+    pub(crate) fn end(&self) {
+        self.world.end();
+        self.seats.iter().for_each(|seat| drop(seat.node.borrow_mut().take()));
+    }
+
     // Working.
 
     /// Waits until all nodes have joined.

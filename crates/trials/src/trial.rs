@@ -41,7 +41,9 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     if let Some(what) = end {
         stage.judge.violated(what);
     }
-    Ok(report(&stage, seed))
+    let report = report(&stage, seed);
+    stage.end();
+    Ok(report)
 }
 
 /// Runs the world until the story or the judge's patience is over; what was wrong with its end.

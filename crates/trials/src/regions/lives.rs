@@ -175,18 +175,20 @@ impl Regions {
     ) {
         let (to, words) = to;
         let first = words.start;
+        let oldest_ns = self.lives[to.0].oldest_access_ns(now_ns);
         for index in words.clone() {
             let source = &self.lives[from.0.0];
             let at = from.1 + index - first;
-            let anything = source
-                .copies
-                .iter()
-                .any(|words| words.contains(&at) && (from.0 != to || *words != (first..words.end)));
+            let anything = source.words[at].is_anything()
+                || source
+                    .copies
+                    .iter()
+                    .any(|words| words.contains(&at) && (from.0 != to || *words != (first..words.end)));
             let values: Vec<u64> = source.words[at].values(begin_ns).collect();
             let target = &mut self.lives[to.0].words[index];
             for value in values {
                 target.begin(begin_ns, value);
-                target.end(begin_ns, now_ns, value, begin_ns);
+                target.end(begin_ns, now_ns, value, oldest_ns);
             }
             if anything {
                 target.may_be_anything();
