@@ -163,12 +163,6 @@ impl Tasks {
         }
     }
 
-    /// Wakes all tasks of a host.
-    pub(crate) fn wake_host(&self, host: HostId) {
-        let tasks = self.slots.iter().filter_map(|slot| slot.task.as_ref());
-        tasks.filter(|task| task.host == Some(host)).for_each(|task| task.waker.wake_by_ref());
-    }
-
     /// Removes all tasks of a host, to be dropped where nothing is borrowed.
     pub(crate) fn remove_host(&mut self, host: HostId) -> Vec<Task> {
         self.remove_if(|task| task.host == Some(host))

@@ -123,6 +123,41 @@ fn disconnecting_fails_what_is_outstanding_and_tells_both() {
     }
 }
 
+#[test]
+fn what_a_peer_said_is_heard_before_its_end() {
+    let slow_to_wake = Profile { interrupt_ns: 50_000_000, ..Profile::rnic_100g() };
+    let pair = pair(1, slow_to_wake);
+    pair.one.post(1, Operation::Send { bytes: b"last words", imm: 0 });
+    pass(&pair.world, 10_000);
+    pair.world.crash(pair.one.host);
+    while pair.two.events().is_empty() {
+        assert_eq!(pair.two.poll(), []);
+        pass(&pair.world, 1_000);
+    }
+    assert_eq!(pair.two.poll().len(), 1);
+}
+
+#[test]
+fn a_goodbye_does_not_overtake_what_is_on_the_wire() {
+    let pair = pair(1, Profile { wire_ns: 20_000, ..Profile::rnic_100g() });
+    pair.one.post(1, Operation::Send { bytes: &[7; 60_000], imm: 0 });
+    pass(&pair.world, 10_000);
+    pair.one.fabric.disconnect(pair.one.peer);
+    pass(&pair.world, LONG_NS);
+    assert_eq!(pair.two.poll().len(), 1);
+    assert_eq!(pair.two.events().len(), 2);
+}
+
+#[test]
+fn a_read_from_a_host_that_crashes_unheard_runs_out_of_retries() {
+    let pair = pair(1, Profile { notice_ns: 10 * LONG_NS, ..Profile::rnic_100g() });
+    pair.one.post(1, Operation::Read { local: pair.one.source(1 << 20), remote: remote(pair.two.key, 0) });
+    pass(&pair.world, 40_000);
+    pair.world.crash(pair.two.host);
+    pass(&pair.world, LONG_NS);
+    assert_eq!(pair.one.ended(), [(1, Status::RetryExceeded)]);
+}
+
 // Where processors copy.
 
 fn never() -> Profile {

@@ -51,6 +51,19 @@ fn duplicates_are_discarded() {
 }
 
 #[test]
+fn duplicates_take_their_turn_on_the_wire() {
+    let landed_after = |duplicate_ppm| {
+        let pair = pair(1, profile());
+        pair.there(|link| Link { duplicate_ppm, ..link });
+        pair.post_long_write(7, 1 << 20);
+        pass(&pair.world, 50_000);
+        pair.two.landed(7, 4096)
+    };
+    let (once, twice) = (landed_after(0), landed_after(1_000_000));
+    assert!((once * 2 / 5..once * 3 / 5).contains(&twice), "{once} {twice}");
+}
+
+#[test]
 fn reordering_and_jitter_change_no_order() {
     let link = |link| Link { reorder_ppm: 300_000, jitter_ns: 20_000, ..link };
     let counters = check_nothing_shows(link);
@@ -74,6 +87,7 @@ fn damage_that_is_not_caught_flips_one_bit_of_what_lands() {
     assert_eq!(pair.one.ended(), [(1, Status::Success)], "nobody knows");
     let flipped: u32 = pair.two.bytes(0, 64).iter().map(|byte| byte.count_ones()).sum();
     assert_eq!(flipped, 1);
+    assert_eq!(pair.world.counters().corrupted_uncaught, 1);
 }
 
 #[test]
@@ -140,6 +154,19 @@ fn in_a_one_way_partition_a_request_is_done_although_its_issuer_is_told_otherwis
 }
 
 #[test]
+fn a_read_whose_answers_are_lost_is_given_up() {
+    let pair = pair(1, profile());
+    let Pair { world, one, two } = &pair;
+    two.memory.fill(0, 1 << 20, 7).unwrap();
+    one.post(1, Operation::Read { local: one.source(1 << 20), remote: remote(two.key, 0) });
+    pass(world, 40_000);
+    pair.back(Link::down);
+    pass(world, LONG_NS);
+    assert_eq!(one.ended(), [(1, Status::RetryExceeded)]);
+    assert!((4096..1 << 20).contains(&one.landed(7, 4096)));
+}
+
+#[test]
 fn a_partition_that_heals_in_time_costs_time_only() {
     let pair = pair(1, profile());
     let Pair { world, one, two } = &pair;
@@ -184,6 +211,53 @@ fn connecting_fails_when_nobody_answers() {
     assert_eq!(one.events(), failed("connection refused"));
 }
 
+/// Two hears of a connection, but its word that it does is lost; then `end` happens, and its news get through.
+fn half_connected(profile: Profile, end: impl FnOnce(&halite_sim::World, &common::Side)) -> [Vec<Event>; 2] {
+    let world = halite_sim::World::new(1, profile);
+    let (one, mut two) = (common::open(&world, "one"), common::open(&world, "two"));
+    let link = world.link(two.host, one.host);
+    world.set_link(two.host, one.host, link.down());
+    one.fabric.connect("two", b"").unwrap();
+    pass(&world, 10_000);
+    two.peer = common::connected(&two.fabric);
+    world.set_link(two.host, one.host, link);
+    end(&world, &two);
+    pass(&world, 3 * LONG_NS);
+    [one.events(), two.events()]
+}
+
+#[test]
+fn a_connection_that_ends_before_both_know_of_it_ends_for_both() {
+    for profile in [Profile::local(), profile()] {
+        let (address, reason) = ("two".to_owned(), "timed out".to_owned());
+        let failed = vec![Event::ConnectFailed { address, reason }];
+        let [one, _] = half_connected(profile.clone(), |world, two| world.crash(two.host));
+        assert_eq!(one, failed);
+        let [one, two] = half_connected(profile, |_, two| two.fabric.disconnect(two.peer));
+        assert_eq!(one, failed);
+        let peer = halite_fabric::PeerId(1);
+        assert_eq!(two, [Event::Disconnected { peer }, Event::CutOff { peer }]);
+    }
+}
+
+#[test]
+fn who_is_spoken_to_is_connected_even_if_that_word_is_late() {
+    let world = halite_sim::World::new(1, profile());
+    let (one, mut two) = (common::open(&world, "one"), common::open(&world, "two"));
+    let link = world.link(two.host, one.host);
+    world.set_link(two.host, one.host, Link { latency_ns: 1_000_000, ..link });
+    one.fabric.connect("two", b"").unwrap();
+    pass(&world, 10_000);
+    two.peer = common::connected(&two.fabric);
+    world.set_link(two.host, one.host, link);
+    two.post(1, Operation::Send { bytes: b"welcome", imm: 0 });
+    pass(&world, 10_000);
+    let peer = common::connected(&one.fabric);
+    assert_eq!(one.poll()[0].peer, peer);
+    pass(&world, LONG_NS);
+    assert_eq!(one.events(), [], "nobody connects twice");
+}
+
 #[test]
 fn a_trace_tells_what_happened_line_by_line() {
     let pair = pair(1, profile());
@@ -192,7 +266,7 @@ fn a_trace_tells_what_happened_line_by_line() {
     pair.one.post(1, Operation::Send { bytes: b"hello", imm: 0 });
     pass(&pair.world, LONG_NS);
     let told = pair.world.trace().join("\n");
-    for what in ["up: false", "post send of 5 B to host-1", "packet lost", "Disconnected"] {
+    for what in ["up: false", "post send of 5 B to host-1", "packet lost", "disconnected from peer 1"] {
         assert!(told.contains(what), "{what:?} is missing from\n{told}");
     }
 }

@@ -136,6 +136,20 @@ fn sleepers_follow_their_host_s_clock_even_when_it_changes_its_rate() {
     assert_eq!(world.now_ns(), 150_000_000);
 }
 
+#[test]
+fn a_clock_that_gets_faster_wakes_its_sleepers_earlier() {
+    let world = world();
+    let host = world.add_host();
+    let clock = world.clock(host);
+    let sleep = clock.sleep_until(clock.now_ns() + 100_000_000);
+    world.spawn(None, "sleeper", sleep);
+    world.spawn(Some(host), "another", world.sleep(Some(host), ms(100)));
+    world.run_until(50_000_000);
+    world.set_drift_ppm(host, 1_000_000);
+    assert_eq!(world.run(), RunEnd::Finished);
+    assert_eq!(world.now_ns(), 75_000_000, "whoever sleeps on a clock follows it, wherever it runs");
+}
+
 /// A task that counts milliseconds.
 fn count(world: &World, host: halite_sim::HostId) -> Rc<RefCell<u64>> {
     let counted = Rc::new(RefCell::new(0));
