@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use halite_fabric::{CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, WorkId, WorkRequest};
 use halite_mem::{PagePolicy, Segment};
-use halite_sim::{Profile, RunEnd, SimFabric, World};
+use halite_sim::{HostId, Profile, RunEnd, SimFabric, World};
 
 const PAIRS: usize = 10;
 const WINDOW: usize = 8;
@@ -46,20 +46,20 @@ fn run(name: &str, calls: usize) {
 }
 
 fn start_pair(world: &World, number: usize, calls: usize) {
-    let server = open(world, &format!("server-{number}"));
-    let client = open(world, &format!("client-{number}"));
-    let host = world.add_host();
+    let (host, server) = open(world, &format!("server-{number}"));
+    let (_, client) = open(world, &format!("client-{number}"));
     client.connect(&format!("server-{number}"), b"").expect("it is open");
     world.spawn(Some(host), "server", serve(server));
     world.spawn(None, "client", call(client, calls));
 }
 
-fn open(world: &World, address: &str) -> Arc<SimFabric> {
-    let fabric = world.fabric(world.add_host(), address, Vec::new());
+fn open(world: &World, address: &str) -> (HostId, Arc<SimFabric>) {
+    let host = world.add_host();
+    let fabric = world.fabric(host, address, Vec::new());
     let segment = Segment::create("rate", 4096, PagePolicy::Normal).expect("there is memory");
     fabric.register(segment).expect("the first key");
     fabric.arm(true);
-    fabric
+    (host, fabric)
 }
 
 fn notify(fabric: &SimFabric, peer: PeerId) {

@@ -105,6 +105,11 @@ impl Tasks {
         }
     }
 
+    /// Puts a task back that was picked and is not to be polled now.
+    pub(crate) fn unpick(&mut self, id: TaskId) {
+        self.batch.push(id);
+    }
+
     pub(crate) fn host(&self, id: TaskId) -> Option<Option<HostId>> {
         self.task(id).map(|task| task.host)
     }

@@ -297,7 +297,9 @@ impl World {
             let id = picked?;
             polls += 1;
             if polls > POLLS_PER_INSTANT_MAX || self.inner.steps_left.get() == 0 {
-                return Some(self.inner.tasks.borrow().name(id).to_owned());
+                let mut tasks = self.inner.tasks.borrow_mut();
+                tasks.unpick(id);
+                return Some(tasks.name(id).to_owned());
             }
             self.poll(id);
         }

@@ -67,7 +67,11 @@ fn a_story_that_never_rests_is_stopped() {
         }
     });
     assert_eq!(other.run(), RunEnd::StepsExhausted { task: "a clock".to_owned() });
-    assert!(other.now_ns() < 100_000_000);
+    let stopped_ns = other.now_ns();
+    assert!(stopped_ns < 100_000_000);
+    other.set_steps_max(100);
+    assert_eq!(other.run(), RunEnd::StepsExhausted { task: "a clock".to_owned() });
+    assert!(other.now_ns() > stopped_ns, "it goes on where it was stopped");
     other.end();
 }
 
@@ -101,6 +105,14 @@ fn the_seed_chooses_among_tasks_that_are_ready_at_once() {
     let mut sorted = order(3);
     sorted.sort_unstable();
     assert_eq!(sorted, (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_belongs_to_a_host_may_be_handed_to_any_thread() {
+    fn check<T: Send + Sync>() {}
+    check::<halite_sim::HostClock>();
+    check::<halite_sim::Sleep>();
+    check::<halite_sim::Rung>();
 }
 
 #[test]
