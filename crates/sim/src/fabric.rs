@@ -18,7 +18,8 @@ use crate::world::HostId;
 ///
 /// It keeps to what [`Fabric`] promises, with these choices of its own.  A request that the target refuses fails by
 /// itself; those behind it are carried out.  When a connection breaks, requests of which something may have been
-/// done say so, and only those that never left are flushed.  [`Fabric::wait`] returns at once, for time passes only
+/// done say so, and only those that never left are flushed.  That a full queue has room again rings no doorbell, unless
+/// requests are signalled.  [`Fabric::wait`] returns at once, for time passes only
 /// while no task runs: tasks await [`SimFabric::rung`] instead.  Its doorbell begins unarmed.
 pub struct SimFabric {
     shared: Arc<Shared>,

@@ -105,6 +105,11 @@ impl Tasks {
         }
     }
 
+    /// Puts a task back that was picked and is not to be polled now.
+    pub(crate) fn unpick(&mut self, id: TaskId) {
+        self.batch.push(id);
+    }
+
     pub(crate) fn host(&self, id: TaskId) -> Option<Option<HostId>> {
         self.task(id).map(|task| task.host)
     }
@@ -161,12 +166,6 @@ impl Tasks {
                 self.batch.push(task.bell.id);
             }
         }
-    }
-
-    /// Wakes all tasks of a host.
-    pub(crate) fn wake_host(&self, host: HostId) {
-        let tasks = self.slots.iter().filter_map(|slot| slot.task.as_ref());
-        tasks.filter(|task| task.host == Some(host)).for_each(|task| task.waker.wake_by_ref());
     }
 
     /// Removes all tasks of a host, to be dropped where nothing is borrowed.

@@ -117,8 +117,8 @@ impl World {
     /// From now on the host's clock is fast by `ppm` millionths, or slow if that is negative.
     pub fn set_drift_ppm(&self, host: HostId, ppm: i64) {
         self.clock(host).set_drift_ppm(ppm);
-        // Sleepers look at the clock again, and set their timers anew.
-        self.inner.tasks.borrow().wake_host(host);
+        // Sleepers look at their clocks again, and set their timers anew.
+        self.inner.shared.with(Net::wake_sleepers);
     }
 
     /// The generator of a named purpose; the same name always yields the same numbers from their beginning.
@@ -297,7 +297,9 @@ impl World {
             let id = picked?;
             polls += 1;
             if polls > POLLS_PER_INSTANT_MAX || self.inner.steps_left.get() == 0 {
-                return Some(self.inner.tasks.borrow().name(id).to_owned());
+                let mut tasks = self.inner.tasks.borrow_mut();
+                tasks.unpick(id);
+                return Some(tasks.name(id).to_owned());
             }
             self.poll(id);
         }

@@ -3,6 +3,8 @@
 mod common;
 
 use common::{LONG_NS, Pair, pair, pass, remote};
+use halite_fabric::kind::OperationKind;
+use halite_fabric::trace::Tracer;
 use halite_fabric::{CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, Status, WorkId};
 use halite_sim::Profile;
 
@@ -193,6 +195,23 @@ fn a_doorbell_rings_while_armed_and_wakes_whoever_awaits_it() {
         two.fabric.wake();
         assert_ne!(two.fabric.doorbell(), seen, "wake() rings even when nothing is armed");
     });
+}
+
+#[test]
+fn the_tracer_wraps_it_and_tells_virtual_time() {
+    let Pair { world, one, two } = pair(1, Profile::rnic_100g());
+    let clock = world.clock(one.host);
+    let begin_ns = clock.now_ns();
+    let ours = clock.clone();
+    let tracer = Tracer::new(one.fabric.clone(), 10).with_clock(move || ours.now_ns() - begin_ns);
+    let write = Operation::Write { local: Local::Inline(b"traced"), remote: remote(two.key, 0) };
+    tracer.post(one.peer, &[common::request(1, write)]).unwrap();
+    pass(&world, 50_000);
+    assert_eq!(tracer.poll(&mut Vec::new()), 1);
+    assert_eq!(tracer.counters().of(OperationKind::Write).bytes, 6);
+    let told = tracer.dump();
+    assert_eq!(told.lines().count(), 2, "{told}");
+    assert_eq!(clock.now_ns() - begin_ns, 50_000);
 }
 
 #[test]

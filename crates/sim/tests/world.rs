@@ -67,7 +67,11 @@ fn a_story_that_never_rests_is_stopped() {
         }
     });
     assert_eq!(other.run(), RunEnd::StepsExhausted { task: "a clock".to_owned() });
-    assert!(other.now_ns() < 100_000_000);
+    let stopped_ns = other.now_ns();
+    assert!(stopped_ns < 100_000_000);
+    other.set_steps_max(100);
+    assert_eq!(other.run(), RunEnd::StepsExhausted { task: "a clock".to_owned() });
+    assert!(other.now_ns() > stopped_ns, "it goes on where it was stopped");
     other.end();
 }
 
@@ -104,6 +108,14 @@ fn the_seed_chooses_among_tasks_that_are_ready_at_once() {
 }
 
 #[test]
+fn what_belongs_to_a_host_may_be_handed_to_any_thread() {
+    fn check<T: Send + Sync>() {}
+    check::<halite_sim::HostClock>();
+    check::<halite_sim::Sleep>();
+    check::<halite_sim::Rung>();
+}
+
+#[test]
 fn every_host_has_a_clock_of_its_own() {
     let world = world();
     let (fast, slow) = (world.add_host(), world.add_host());
@@ -134,6 +146,20 @@ fn sleepers_follow_their_host_s_clock_even_when_it_changes_its_rate() {
     world.abort(sleeper);
     assert_eq!(world.run(), RunEnd::Finished);
     assert_eq!(world.now_ns(), 150_000_000);
+}
+
+#[test]
+fn a_clock_that_gets_faster_wakes_its_sleepers_earlier() {
+    let world = world();
+    let host = world.add_host();
+    let clock = world.clock(host);
+    let sleep = clock.sleep_until(clock.now_ns() + 100_000_000);
+    world.spawn(None, "sleeper", sleep);
+    world.spawn(Some(host), "another", world.sleep(Some(host), ms(100)));
+    world.run_until(50_000_000);
+    world.set_drift_ppm(host, 1_000_000);
+    assert_eq!(world.run(), RunEnd::Finished);
+    assert_eq!(world.now_ns(), 75_000_000, "whoever sleeps on a clock follows it, wherever it runs");
 }
 
 /// A task that counts milliseconds.

@@ -91,16 +91,14 @@ impl Net {
     /// Sends the last packet of a request again, of which only the acknowledgement may be missing: then the
     /// target discards it by its number, and acknowledges it once more.
     pub(super) fn handle_ack_timeout(&mut self, qp: u32, number: u64) {
-        let known = self.qps[qp as usize].work(number).map(|work| (work.acknowledged, work.delivered));
-        let Some((false, delivered)) = known else {
-            return;
-        };
-        if !self.spend_attempt(qp, number) {
+        let waits = self.qps[qp as usize].work(number).is_some_and(|work| !work.acknowledged);
+        if !waits || !self.spend_attempt(qp, number) {
             return;
         }
         let (from, to) = (self.qps[qp as usize].from_host, self.qps[qp as usize].to_host);
         match self.transmit(from, to, self.now_ns, 0) {
-            Transit::Sent { arrives_ns, .. } if delivered && self.lets_in(qp ^ 1) => {
+            // A target that has not done it dropped it, and lets nothing in any more.
+            Transit::Sent { arrives_ns, .. } if self.lets_in(qp ^ 1) => {
                 self.counters.duplicated += 1;
                 self.send_ack(qp, number, to, from, arrives_ns);
             }

@@ -143,7 +143,7 @@ impl Net {
 
     pub(super) fn handle_dial_timeout(&mut self, dial: u32) {
         let opened = self.dials[dial as usize].qp;
-        let established = opened.is_some_and(|qp| self.qps[qp as usize].state != QpState::Opening);
+        let established = opened.is_some_and(|qp| self.qps[qp as usize].peer != PeerId(0));
         if self.dials[dial as usize].over || established {
             return;
         }

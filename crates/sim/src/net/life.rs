@@ -19,10 +19,12 @@ impl Net {
     /// Closes one end: what is outstanding fails, and its fabric is told.
     fn close_end(&mut self, qp: u32, status: Status) {
         let end = &mut self.qps[qp as usize];
-        if !end.sends() {
+        let (endpoint, peer, was_open) = (end.endpoint, end.peer, end.sends());
+        if !was_open {
+            // Its fabric does not know of it yet, or not any more.
+            end.state = QpState::Closed;
             return;
         }
-        let (endpoint, peer) = (end.endpoint, end.peer);
         self.flush(qp, status);
         self.qps[qp as usize].state = QpState::Closed;
         // What the peer said before is heard before its end.
@@ -74,15 +76,13 @@ impl Net {
                 return self.schedule(at_ns, event);
             }
         }
-        if self.qps[qp as usize].state == QpState::Opening {
-            self.qps[qp as usize].state = QpState::Closed;
-        }
-        let was_open = self.qps[qp as usize].sends();
+        // Who has left as well has said so already.
+        let answers = self.qps[qp as usize].state != QpState::Closed;
         self.close_end(qp, Status::PeerGone);
         if self.copies_by_processor() {
             // The peer left, hence gave our memory up; and hears that we gave up its.
             self.fence(qp);
-            if was_open {
+            if answers {
                 self.say_detached(qp);
             }
         }
@@ -108,9 +108,6 @@ impl Net {
     }
 
     pub(super) fn handle_peer_crashed(&mut self, qp: u32) {
-        if self.qps[qp as usize].state == QpState::Opening {
-            self.qps[qp as usize].state = QpState::Closed;
-        }
         self.close_end(qp, Status::PeerGone);
         self.fence(qp);
     }

@@ -203,6 +203,11 @@ impl Net {
         self.timers.remove(&timer)
     }
 
+    /// Lets all timers ring now.
+    pub(crate) fn wake_sleepers(&mut self) {
+        self.wakers.extend(std::mem::take(&mut self.timers).into_values());
+    }
+
     pub(crate) fn take_wakers(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.wakers)
     }
@@ -310,7 +315,7 @@ impl Net {
 
     fn tell(&mut self, endpoint: u32, event: FabricEvent) {
         let host = self.endpoints[endpoint as usize].host;
-        self.trace(host, |_| format!("{event:?}"));
+        self.trace(host, |_| describe(&event));
         self.endpoints[endpoint as usize].push_event(event);
         self.wake(endpoint);
     }
@@ -347,6 +352,18 @@ impl Net {
 
     pub(crate) fn arm(&mut self, endpoint: u32, armed: bool) {
         self.endpoints[endpoint as usize].armed = armed;
+    }
+}
+
+/// An event, without the bytes that a peer says of itself.
+fn describe(event: &FabricEvent) -> String {
+    match event {
+        FabricEvent::Connected { peer, initiator, .. } => {
+            format!("connected to peer {}, {}", peer.0, if *initiator { "by us" } else { "by it" })
+        }
+        FabricEvent::ConnectFailed { address, reason } => format!("not connected to {address}: {reason}"),
+        FabricEvent::Disconnected { peer } => format!("disconnected from peer {}", peer.0),
+        FabricEvent::CutOff { peer } => format!("peer {} is cut off", peer.0),
     }
 }
 

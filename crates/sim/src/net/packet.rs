@@ -31,7 +31,7 @@ pub(super) struct Packets {
     buffers: Vec<Vec<u8>>,
 }
 
-/// Buffers kept for later; more were never seen in use between two of the same size.
+/// Buffers kept for later, which bounds what they take to a few megabytes.
 const BUFFERS_MAX: usize = 256;
 
 impl Packets {

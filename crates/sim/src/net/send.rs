@@ -170,7 +170,6 @@ impl Net {
         let rest = len - work.answered;
         let piece_len = rest.min(mtu);
         let (verb, offset) = (work.verb, work.answered);
-        work.attempts = 0;
         Some(Piece { number, verb, offset, len: piece_len, last: piece_len == rest })
     }
 
@@ -189,7 +188,9 @@ impl Net {
         let end = &mut self.qps[qp as usize];
         end.answered_ns = end.answered_ns.max(arrives_ns + moves_ns);
         let lands_ns = end.answered_ns;
-        end.work(piece.number).expect("it is answered").answered += piece.len;
+        let work = end.work(piece.number).expect("it is answered");
+        work.answered += piece.len;
+        work.attempts = 0;
         let Piece { number, verb, offset, last, .. } = *piece;
         let packet = Packet { qp, number, cargo: Cargo::Response(verb), offset, last, bytes };
         let packet = self.packets.add(packet);

@@ -46,6 +46,11 @@ pub fn pair(seed: u64, profile: Profile) -> Pair {
 /// A new host with one fabric and one segment.
 pub fn open(world: &World, address: &str) -> Side {
     let host = world.add_host();
+    open_on(world, host, address)
+}
+
+/// One fabric and one segment on a host that runs.
+pub fn open_on(world: &World, host: HostId, address: &str) -> Side {
     let fabric = world.fabric(host, address, format!("I am {address}").into_bytes());
     let segment = Segment::create("story", SEGMENT_BYTES, PagePolicy::Normal).unwrap();
     let memory = segment.window(0, SEGMENT_BYTES).unwrap();
