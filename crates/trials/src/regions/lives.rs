@@ -179,11 +179,9 @@ impl Regions {
         for index in words.clone() {
             let source = &self.lives[from.0.0];
             let at = from.1 + index - first;
-            let anything = source.words[at].is_anything()
-                || source
-                    .copies
-                    .iter()
-                    .any(|words| words.contains(&at) && (from.0 != to || *words != (first..words.end)));
+            let is_other = |copy: &Range<usize>| from.0 != to || *copy != words;
+            let is_changing = source.copies.iter().any(|copy| copy.contains(&at) && is_other(copy));
+            let anything = source.words[at].is_anything() || is_changing;
             let values: Vec<u64> = source.words[at].values(begin_ns).collect();
             let target = &mut self.lives[to.0].words[index];
             for value in values {
