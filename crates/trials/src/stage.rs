@@ -21,6 +21,8 @@ use crate::regions::Regions;
 pub(crate) const ARENA_BYTES: u64 = 4 << 20;
 /// Bytes of a chunk: small, so that regions have many.
 pub(crate) const CHUNK_BYTES: u64 = 4096;
+/// When all trials begin: somewhere in the year 2023.
+const BEGIN_SINCE_1970_NS: u64 = 1_700_000_000_000_000_000;
 /// The names of the users as whom sessions act, in turn.
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
 
@@ -131,8 +133,10 @@ impl Stage {
         let seat = &self.seats[node as usize];
         let world = self.world.clone();
         let mut fabric = None;
+        let clock = world.clock(seat.host);
         let made = Made {
-            clock: world.clock(seat.host),
+            clock_since_1970_ns: BEGIN_SINCE_1970_NS + world.now_ns() - clock.now_ns(),
+            clock,
             random: Mutex::new(world.random(&format!("node {node} life {}", seat.lives.get()))),
             node,
         };
@@ -281,6 +285,8 @@ impl Drop for Turn {
 /// What a simulated node takes from its surroundings.
 struct Made {
     clock: HostClock,
+    /// When the clock showed 0, in nanoseconds since 1970.
+    clock_since_1970_ns: u64,
     random: Mutex<Random>,
     node: u32,
 }
@@ -288,6 +294,10 @@ struct Made {
 impl Surroundings for Made {
     fn now_ns(&self) -> u64 {
         self.clock.now_ns()
+    }
+
+    fn since_1970_ns(&self) -> u64 {
+        self.clock_since_1970_ns + self.now_ns()
     }
 
     fn random(&self) -> u64 {
