@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use halite_tier::access::{Atomic, Blocked};
 use halite_tier::effect::{Command, CommandError, Outcome, Release};
@@ -308,7 +308,11 @@ impl Attempt {
                     *lock(&self.named.state).lh.insert(lh)
                 }
             };
-            let ask = Command::Lock { slot: lh.slot, wait, base_ns: since_1970_ns() };
+            let ask = Command::Lock {
+                slot: lh.slot,
+                wait,
+                base_ns: self.session.inner.core.world().since_1970_ns(),
+            };
             match Commanded::new(&self.session.inner, ask).await {
                 Ok(Outcome::Locked { token, recovered }) => return Ok(self.succeed(token, recovered)),
                 Ok(_) => unreachable!("a lock was asked for"),
@@ -364,7 +368,7 @@ impl Inner {
     fn next_token(&self, lh: Lh) -> Option<u64> {
         let add = |add| self.path.atomic(self.id, lh.slot, TOKENS_OFFSET, Atomic::FetchAdd { add }).ok();
         let last = add(1)?;
-        let correction = token_correction(last, since_1970_ns);
+        let correction = token_correction(last, || self.core.world().since_1970_ns());
         if correction > 0 {
             add(correction)?;
         }
@@ -424,9 +428,4 @@ impl Inner {
             }
         }
     }
-}
-
-fn since_1970_ns() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

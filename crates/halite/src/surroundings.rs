@@ -1,10 +1,10 @@
-//! What a node takes from its surroundings: the time, random numbers, and a number for people to see.
+//! What a node takes from its surroundings: the time, the date, random numbers, and a number for people to see.
 //!
 //! Nothing else in a node comes from outside of what its fabric and its sessions tell it.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -13,6 +13,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 pub trait Surroundings: Send + Sync {
     /// Nanoseconds on the node's clock.  Never runs backwards.
     fn now_ns(&self) -> u64;
+
+    /// Nanoseconds since 1970, as well as the host knows: locks that are made anew count their tokens from there.
+    fn since_1970_ns(&self) -> u64;
 
     /// A number that nobody else is given.
     fn random(&self) -> u64;
@@ -42,6 +45,13 @@ impl World {
         }
     }
 
+    pub(crate) fn since_1970_ns(&self) -> u64 {
+        match self {
+            World::Process(_) => since_1970_ns(),
+            World::Given(surroundings) => surroundings.since_1970_ns(),
+        }
+    }
+
     pub(crate) fn random(&self) -> u64 {
         match self {
             World::Process(_) => random(),
@@ -64,6 +74,11 @@ impl fmt::Debug for World {
             World::Given(_) => "World::Given",
         })
     }
+}
+
+fn since_1970_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn random() -> u64 {

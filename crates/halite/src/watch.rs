@@ -13,8 +13,6 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -176,12 +174,10 @@ impl Session {
     }
 
     fn open_watch_port(&self) -> Result<(Port, Mailbox), ServeError> {
-        // Of all nodes of this process: a number is used again only after 2^31 others.
-        static LAST: AtomicU32 = AtomicU32::new(0);
         let options = ServeOptions { requests_max: NOTIFICATIONS_MAX, ..ServeOptions::default() };
         loop {
-            // Only a counter: nothing else is read by it.
-            let port = Port(Port::RESERVED_MIN.0 | LAST.fetch_add(1, Relaxed));
+            // Not counted: that would be a global.  A number comes again once in 2^31 times.
+            let port = Port(Port::RESERVED_MIN.0 | self.inner.core.world().random() as u32);
             match self.open_any_port(port, options.clone()) {
                 Err(ServeError { cause: ServeCause::Taken { .. }, .. }) => {}
                 opened => return opened.map(|mailbox| (port, mailbox)),

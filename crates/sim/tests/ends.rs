@@ -73,6 +73,27 @@ fn requests_to_a_host_that_has_crashed_fail() {
     assert_eq!(story(false), [(1, Status::RetryExceeded)]);
 }
 
+/// Otherwise each would keep for ever what the other may still write to.
+#[test]
+fn processes_that_lost_each_other_are_cut_off_as_soon_as_their_kernels_can_talk() {
+    let pair = pair(1, Profile::local());
+    pair.there(Link::down);
+    pair.back(Link::down);
+    for side in [&pair.one, &pair.two] {
+        side.post(1, Operation::Send { bytes: b"anybody?", imm: 0 });
+    }
+    pass(&pair.world, LONG_NS);
+    for side in [&pair.one, &pair.two] {
+        assert_eq!(side.events(), [Event::Disconnected { peer: side.peer }]);
+    }
+    pair.there(|link| Link { up: true, ..link });
+    pair.back(|link| Link { up: true, ..link });
+    pass(&pair.world, LONG_NS);
+    for side in [&pair.one, &pair.two] {
+        assert_eq!(side.events(), [Event::CutOff { peer: side.peer }]);
+    }
+}
+
 #[test]
 fn a_host_that_has_restarted_is_a_new_peer_and_hears_nothing_meant_for_the_old() {
     let pair = pair(1, Profile::rnic_100g());

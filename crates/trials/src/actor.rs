@@ -10,13 +10,15 @@ use halite_sim::{HostId, Random};
 use crate::giving_up;
 use crate::judge::End;
 use crate::stage::{PRINCIPALS, Stage};
-use crate::{calls, regions};
+use crate::{calls, locks, regions};
 
 /// One session at work.
 pub(crate) struct Actor {
     pub(crate) stage: Rc<Stage>,
     pub(crate) node: u32,
     pub(crate) host: HostId,
+    /// Which life of its node it belongs to.
+    pub(crate) life: u32,
     /// Its number on its node.
     pub(crate) number: u32,
     /// An index of [`PRINCIPALS`].
@@ -24,6 +26,7 @@ pub(crate) struct Actor {
     pub(crate) session: Session,
     pub(crate) random: Random,
     pub(crate) regions: regions::Holdings,
+    pub(crate) locks: locks::Holdings,
 }
 
 /// Lets the sessions of a node that has just joined work.
@@ -46,6 +49,8 @@ impl Actor {
             random: stage.world.random(&purpose),
             stage: stage.clone(),
             regions: regions::Holdings::default(),
+            locks: locks::Holdings::default(),
+            life: stage.life(node),
             node,
             number,
             principal,
@@ -56,17 +61,20 @@ impl Actor {
     async fn work(mut self) {
         let stage = self.stage.clone();
         let _working = stage.count_in();
+        let _present = locks::Presence::of(&self);
         stage.opened().await;
         while stage.goes_on() {
             let work = &stage.plan.work;
             match pick(&mut self.random, &work.weights()) {
                 0 => regions::act(&mut self).await,
                 2 => calls::act(&mut self).await,
+                4 => locks::act(&mut self).await,
                 _ => {}
             }
             let think = self.random.below(work.think_us_max.max(1) * 1000);
             stage.world.sleep(Some(self.host), Duration::from_nanos(think)).await;
         }
+        locks::finish(&mut self).await;
         regions::finish(&mut self).await;
     }
 
@@ -77,8 +85,17 @@ impl Actor {
 
     /// Notes which life of a region it is about.
     pub(crate) fn note_life(&self, life: usize) {
-        let number = self.number;
-        self.stage.world.note(Some(self.host), format_args!("session {number} is about life {life}"));
+        self.note(format_args!("is about life {life}"));
+    }
+
+    /// Notes something about what it does next.
+    pub(crate) fn note(&self, what: std::fmt::Arguments<'_>) {
+        self.stage.world.note(Some(self.host), format_args!("session {} {what}", self.number));
+    }
+
+    /// The time on the clock of its own host.
+    pub(crate) fn clock_ns(&self) -> u64 {
+        self.stage.world.clock(self.host).now_ns()
     }
 
     /// Does something, or gives it up in the middle as often as the plan has it.

@@ -32,6 +32,7 @@ fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
     let lease_ns = stage.plan.lease().as_nanos() as u64;
     // Some end before anybody takes the other for dead, and some do not.
     let long = Duration::from_nanos(random.below(3 * lease_ns) + 1);
+    stage.judge.expect_trouble(stage.world.now_ns() + long.as_nanos() as u64);
     let shared = stage.clone();
     match kind {
         0 if stage.is_up(node) => {

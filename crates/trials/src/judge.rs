@@ -35,6 +35,8 @@ pub(crate) struct Judge {
     tallies: RefCell<BTreeMap<&'static str, Tally>>,
     /// Whether anything has gone wrong that may explain an error.
     troubled: Cell<bool>,
+    /// Until when what has gone wrong so far goes on.
+    trouble_until_ns: Cell<u64>,
 }
 
 impl Judge {
@@ -62,6 +64,15 @@ impl Judge {
     /// From now on, errors about nodes that cannot be reached are explained.
     pub(crate) fn note_trouble(&self) {
         self.troubled.set(true);
+    }
+
+    /// Something goes wrong until then.
+    pub(crate) fn expect_trouble(&self, until_ns: u64) {
+        self.trouble_until_ns.set(self.trouble_until_ns.get().max(until_ns));
+    }
+
+    pub(crate) fn trouble_until_ns(&self) -> u64 {
+        self.trouble_until_ns.get()
     }
 
     /// Whether nothing has gone wrong so far.

@@ -18,6 +18,7 @@ mod calls;
 mod faults;
 mod giving_up;
 mod judge;
+mod locks;
 mod plan;
 mod regions;
 mod report;

@@ -184,6 +184,11 @@ impl Work {
 }
 
 impl Faults {
+    /// Whether connections end although both ends live.
+    pub(crate) fn break_links(&self) -> bool {
+        self.gap_us > 0 && self.partition + self.one_way + self.noise > 0
+    }
+
     /// In the order of the fields.
     pub(crate) fn weights(&self) -> [u32; 7] {
         [self.crash, self.leave, self.pause, self.partition, self.one_way, self.noise, self.drift]

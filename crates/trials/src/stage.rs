@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use halite::{Config, Driven, JoinError, NodeId, Step, Surroundings};
 use halite_fabric::Fabric;
-use halite_sim::{HostClock, HostId, Random, SimFabric, World};
+use halite_sim::{CutOffBy, Fence, HostClock, HostId, Random, SimFabric, World};
 
 use crate::actor;
 use crate::calls::Calls;
 use crate::giving_up::before;
 use crate::judge::Judge;
+use crate::locks::Locks;
 use crate::plan::Plan;
 use crate::regions::Regions;
 
@@ -21,6 +22,11 @@ use crate::regions::Regions;
 pub(crate) const ARENA_BYTES: u64 = 4 << 20;
 /// Bytes of a chunk: small, so that regions have many.
 pub(crate) const CHUNK_BYTES: u64 = 4096;
+/// For so many leases, what has gone wrong may have consequences after it has ended: a lease until somebody is taken for
+/// dead, another until that one notices, and as much again for what either does about it.
+const LEASES_OF_CONSEQUENCES: u64 = 4;
+/// When all trials begin: somewhere in the year 2023.
+const BEGIN_SINCE_1970_NS: u64 = 1_700_000_000_000_000_000;
 /// The names of the users as whom sessions act, in turn.
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
 
@@ -31,6 +37,9 @@ pub(crate) struct Stage {
     pub(crate) judge: Judge,
     pub(crate) regions: RefCell<Regions>,
     pub(crate) calls: RefCell<Calls>,
+    pub(crate) locks: RefCell<Locks>,
+    /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
+    pub(crate) cut_off_is_death: bool,
     seats: Vec<Seat>,
     /// Nodes join one at a time, as they do through the lock in a cluster's directory.
     joining: Cell<bool>,
@@ -63,10 +72,15 @@ impl Stage {
             isolated: Cell::new(false),
         };
         let seats = (0..plan.nodes).map(seat).collect();
+        let profile = world.profile();
         Rc::new(Stage {
             judge: Judge::default(),
             regions: RefCell::default(),
             calls: RefCell::default(),
+            locks: RefCell::default(),
+            cut_off_is_death: profile.cut_off == CutOffBy::Exit
+                && profile.fence == Fence::Kill
+                && !plan.faults.break_links(),
             seats,
             joining: Cell::new(false),
             open: Cell::new(false),
@@ -102,6 +116,13 @@ impl Stage {
 
     pub(crate) fn was_isolated(&self, node: u32) -> bool {
         self.seats[node as usize].isolated.get()
+    }
+
+    /// Whether nothing has gone wrong since then, nor were the consequences of anything earlier to be expected.
+    pub(crate) fn is_calm_since(&self, begin_ns: u64) -> bool {
+        let lasting_ns = LEASES_OF_CONSEQUENCES * self.plan.lease().as_nanos() as u64;
+        let until_ns = self.judge.trouble_until_ns();
+        until_ns == 0 || until_ns + lasting_ns < begin_ns
     }
 
     pub(crate) fn driven(&self, node: u32) -> Option<Rc<Driven>> {
@@ -145,8 +166,10 @@ impl Stage {
         let seat = &self.seats[node as usize];
         let world = self.world.clone();
         let mut fabric = None;
+        let clock = world.clock(seat.host);
         let made = Made {
-            clock: world.clock(seat.host),
+            clock_since_1970_ns: BEGIN_SINCE_1970_NS + world.now_ns() - clock.now_ns(),
+            clock,
             random: Mutex::new(world.random(&format!("node {node} life {}", seat.lives.get()))),
             node,
         };
@@ -295,6 +318,8 @@ impl Drop for Turn {
 /// What a simulated node takes from its surroundings.
 struct Made {
     clock: HostClock,
+    /// When the clock showed 0, in nanoseconds since 1970.
+    clock_since_1970_ns: u64,
     random: Mutex<Random>,
     node: u32,
 }
@@ -302,6 +327,10 @@ struct Made {
 impl Surroundings for Made {
     fn now_ns(&self) -> u64 {
         self.clock.now_ns()
+    }
+
+    fn since_1970_ns(&self) -> u64 {
+        self.clock_since_1970_ns + self.now_ns()
     }
 
     fn random(&self) -> u64 {

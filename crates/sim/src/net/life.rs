@@ -7,6 +7,15 @@ use super::{Event, HostState, Net};
 use crate::profile::Fence;
 use crate::world::HostId;
 
+/// What the kernel at one end of a connection has to say to the other.
+pub(super) struct Word {
+    /// The end that says it.
+    qp: u32,
+    /// How long it takes the kernel.
+    after_ns: u64,
+    event: Event,
+}
+
 impl Net {
     // Connections.
 
@@ -53,13 +62,26 @@ impl Net {
         }
     }
 
-    /// Tells the peer, as far as it can be reached, behind what is on the wire to it.
-    pub(super) fn say_goodbye(&mut self, qp: u32) {
-        let end = &self.qps[qp as usize];
-        if let Some(at_ns) = self.word_ns(end.from_host, end.to_host) {
-            let at_ns = at_ns.max(end.landed_ns);
-            self.schedule(at_ns, Event::PeerLeft { qp: qp ^ 1 });
+    /// Lets the kernel tell the peer something, behind what is on the wire to it.  Kernels repeat what is lost: while the
+    /// link is down the word waits, or an end that is alone would never be cut off.
+    fn say(&mut self, word: Word) {
+        let end = &self.qps[word.qp as usize];
+        match self.word_ns(end.from_host, end.to_host) {
+            Some(at_ns) => self.schedule((at_ns + word.after_ns).max(end.landed_ns), word.event),
+            None => self.unsaid.push(word),
         }
+    }
+
+    /// A link is up: says what has waited for that.
+    pub(super) fn say_unsaid(&mut self) {
+        for word in std::mem::take(&mut self.unsaid) {
+            self.say(word);
+        }
+    }
+
+    /// Tells the peer, behind what is on the wire to it.
+    pub(super) fn say_goodbye(&mut self, qp: u32) {
+        self.say(Word { qp, after_ns: 0, event: Event::PeerLeft { qp: qp ^ 1 } });
     }
 
     /// The peer has closed its end.
@@ -89,11 +111,7 @@ impl Net {
     }
 
     fn say_detached(&mut self, qp: u32) {
-        let end = &self.qps[qp as usize];
-        if let Some(at_ns) = self.word_ns(end.from_host, end.to_host) {
-            let at_ns = at_ns.max(end.landed_ns);
-            self.schedule(at_ns, Event::PeerDetached { qp: qp ^ 1 });
-        }
+        self.say(Word { qp, after_ns: 0, event: Event::PeerDetached { qp: qp ^ 1 } });
     }
 
     pub(super) fn handle_peer_detached(&mut self, qp: u32) {
@@ -254,10 +272,7 @@ impl Net {
 
     /// The kernel tells the peer; by when, nothing of the crashed process is on the wire any more.
     fn report_crash(&mut self, qp: u32) {
-        let end = &self.qps[qp as usize];
-        if let Some(at_ns) = self.word_ns(end.from_host, end.to_host) {
-            let at_ns = (at_ns + self.profile.notice_ns).max(end.landed_ns);
-            self.schedule(at_ns, Event::PeerCrashed { qp: qp ^ 1 });
-        }
+        let after_ns = self.profile.notice_ns;
+        self.say(Word { qp, after_ns, event: Event::PeerCrashed { qp: qp ^ 1 } });
     }
 }

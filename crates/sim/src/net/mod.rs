@@ -34,6 +34,7 @@ use halite_fabric::{Completion, CompletionKind, Event as FabricEvent};
 
 use self::dial::Dial;
 use self::endpoint::Endpoint;
+use self::life::Word;
 use self::packet::Packets;
 use self::qp::Qp;
 use self::queue::{Event, EventQueue};
@@ -83,6 +84,8 @@ pub(crate) struct Net {
     packets: Packets,
     wakers: Vec<Waker>,
     killed: VecDeque<HostId>,
+    /// What kernels cannot say while a link is down.
+    unsaid: Vec<Word>,
 }
 
 impl Net {
@@ -108,6 +111,7 @@ impl Net {
             packets: Packets::default(),
             wakers: Vec::new(),
             killed: VecDeque::new(),
+            unsaid: Vec::new(),
         }
     }
 
@@ -260,6 +264,9 @@ impl Net {
     pub(crate) fn set_link(&mut self, from: HostId, to: HostId, link: Link) {
         self.trace(from.0, |_| format!("link to host-{}: {link:?}", to.0));
         self.wires[from.0 as usize][to.0 as usize].set(link);
+        if link.up {
+            self.say_unsaid();
+        }
     }
 
     /// Sends a packet with `len` bytes of payload, not before `ready_ns`.

@@ -1,0 +1,259 @@
+//! Locks: taken, tried, waited for, kept, given up and lost by everybody; see [`ledger`] for what must hold.
+
+mod ledger;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{Guard, LockCause, LockError, RegionCause};
+
+use crate::actor::{Actor, pick};
+use crate::stage::Stage;
+use ledger::{Ledger, Scene, Who};
+
+/// How many names there are.
+const NAMES: usize = 4;
+/// A session holds no more at a time.
+const HELD_MAX: usize = 2;
+/// Longest patience of who does not wait for ever.
+const PATIENCE_US_MAX: u64 = 60;
+
+/// What is known of all locks.
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    ledgers: [Ledger; NAMES],
+}
+
+/// The locks that a session holds.
+#[derive(Default)]
+pub(crate) struct Holdings {
+    held: Vec<Held>,
+}
+
+struct Held {
+    name: usize,
+    /// `None` if the lock is kept without it.
+    guard: Option<Guard>,
+    /// It was being given up when that was given up itself: before it had begun, or after.
+    is_doubtful: bool,
+}
+
+/// Tells the judge when a session ends, in whichever way.
+pub(crate) struct Presence {
+    stage: Rc<Stage>,
+    who: Who,
+}
+
+impl Presence {
+    pub(crate) fn of(actor: &Actor) -> Presence {
+        Presence { stage: actor.stage.clone(), who: who(actor) }
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.stage.locks.borrow_mut().ledgers.iter_mut().for_each(|ledger| ledger.end_session(self.who));
+    }
+}
+
+fn who(actor: &Actor) -> Who {
+    Who { node: actor.node, life: actor.life, session: actor.number }
+}
+
+fn text(name: usize) -> String {
+    format!("l{name}")
+}
+
+/// Does one thing.
+pub(crate) async fn act(actor: &mut Actor) {
+    let held = actor.locks.held.len();
+    match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0] } else { &[0, 2, 2, 9, 1] }) {
+        // Who holds one waits for no other for ever, or all would.
+        0 => take(actor, Patience::Endless).await,
+        1 if held < HELD_MAX => take(actor, Patience::None).await,
+        2 if held < HELD_MAX => {
+            let patience = Duration::from_micros(actor.random.between(1, PATIENCE_US_MAX));
+            take(actor, Patience::For(patience)).await;
+        }
+        4 => take_again(actor).await,
+        _ => release(actor).await,
+    }
+}
+
+/// Gives up what the session holds.
+pub(crate) async fn finish(actor: &mut Actor) {
+    while !actor.locks.held.is_empty() {
+        release(actor).await;
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    None,
+    For(Duration),
+    Endless,
+}
+
+async fn take(actor: &mut Actor, patience: Patience) {
+    let name = actor.random.index(NAMES);
+    if actor.locks.held.iter().any(|held| held.name == name) {
+        return;
+    }
+    let (text, session, begin) = (text(name), actor.session.clone(), actor.clock_ns());
+    let begin_ns = actor.now_ns();
+    let waits = patience == Patience::Endless;
+    actor.note(format_args!("is about lock {text}"));
+    actor.stage.locks.borrow_mut().ledgers[name].begin(who(actor), begin_ns, waits);
+    let taken = match patience {
+        Patience::None => actor.attempt("try to lock", session.try_lock(&text)).await,
+        Patience::For(timeout) => actor.attempt("lock in time", session.lock_within(&text, timeout)).await,
+        Patience::Endless => actor.attempt("lock", session.lock(&text)).await,
+    };
+    match taken {
+        Some(Ok(guard)) => took(actor, name, guard),
+        Some(Err(error)) => {
+            let verdict = refused(actor, name, patience, actor.clock_ns() - begin, &error);
+            verdict.unwrap_or_else(|why| accuse(actor, name, begin_ns, &format!("{error}: {why}")));
+        }
+        None => actor.stage.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns()),
+    }
+}
+
+fn took(actor: &mut Actor, name: usize, guard: Guard) {
+    let (token, recovered) = (guard.token(), guard.recovered());
+    let verdict = with_ledger(actor, name, |ledger, scene| ledger.took(who(actor), token, recovered, scene));
+    if let Err(why) = verdict {
+        accuse(actor, name, actor.now_ns(), &format!("took it with token {token}: {why}"));
+    }
+    let guard = if actor.random.chance(1, 6) {
+        guard.keep();
+        None
+    } else {
+        Some(guard)
+    };
+    actor.locks.held.push(Held { name, guard, is_doubtful: false });
+}
+
+fn refused(
+    actor: &Actor,
+    name: usize,
+    patience: Patience,
+    waited_ns: u64,
+    error: &LockError,
+) -> Result<(), String> {
+    match (&error.cause, patience) {
+        (LockCause::Held, Patience::None) => {
+            with_ledger(actor, name, |ledger, scene| ledger.refused(who(actor), scene))
+        }
+        (LockCause::Timeout, Patience::For(timeout)) => {
+            actor.stage.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
+            let is_over = u128::from(waited_ns) >= timeout.as_nanos();
+            if is_over { Ok(()) } else { Err(format!("its time is {timeout:?}, not {waited_ns} ns")) }
+        }
+        (cause, _) => {
+            actor.stage.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
+            if is_explained(actor, cause) { Ok(()) } else { Err("there is no reason".to_owned()) }
+        }
+    }
+}
+
+/// Whether what goes wrong in this trial explains an error, whatever was attempted.
+fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
+    match cause {
+        LockCause::Region(RegionCause::NoSpace { .. }) => true,
+        LockCause::PeerDown(_)
+        | LockCause::Region(
+            RegionCause::NodeClosed
+            | RegionCause::DirectoryDown
+            | RegionCause::UnknownNode(_)
+            | RegionCause::NoMemoryNode
+            | RegionCause::NotFound
+            | RegionCause::Stale,
+        ) => !actor.stage.judge.is_calm(),
+        _ => false,
+    }
+}
+
+/// A session cannot take what it holds, whatever has become of it since.
+async fn take_again(actor: &mut Actor) {
+    let Some(held) = actor.locks.held.iter().find(|held| !held.is_doubtful) else { return };
+    let (name, session) = (held.name, actor.session.clone());
+    let result = actor.attempt("try to lock twice", session.try_lock(&text(name))).await;
+    let is_right = match &result {
+        None => true,
+        Some(Ok(_)) => false,
+        Some(Err(error)) => error.cause == LockCause::AlreadyHeld,
+    };
+    if !is_right {
+        accuse(actor, name, actor.now_ns(), &format!("tried it while holding it: {result:?}"));
+    }
+}
+
+async fn release(actor: &mut Actor) {
+    if actor.locks.held.is_empty() {
+        return;
+    }
+    let index = actor.random.index(actor.locks.held.len());
+    let Held { name, guard, is_doubtful } = actor.locks.held.swap_remove(index);
+    let begin_ns = actor.now_ns();
+    actor.stage.locks.borrow_mut().ledgers[name].begin_release(who(actor), begin_ns);
+    let session = actor.session.clone();
+    let result = match guard {
+        Some(guard) if actor.random.chance(1, 3) => {
+            drop(guard);
+            None
+        }
+        Some(guard) => actor.attempt("unlock", guard.unlock()).await,
+        None => {
+            let result = actor.attempt("unlock by name", session.unlock(&text(name))).await;
+            if result.is_none() {
+                return actor.locks.held.push(Held { name, guard: None, is_doubtful: true });
+            }
+            result
+        }
+    };
+    released(actor, name, begin_ns, is_doubtful, result);
+}
+
+fn released(
+    actor: &Actor,
+    name: usize,
+    begin_ns: u64,
+    is_doubtful: bool,
+    result: Option<Result<(), LockError>>,
+) {
+    let now_ns = actor.now_ns();
+    match result {
+        Some(Ok(())) => actor.stage.locks.borrow_mut().ledgers[name].end_release(who(actor), now_ns),
+        Some(Err(error)) => {
+            let lost = with_ledger(actor, name, |ledger, scene| ledger.lost(who(actor), scene));
+            let is_lost = error.cause == LockCause::NotHeld;
+            let verdict = match is_lost || is_explained(actor, &error.cause) {
+                true if is_lost && is_doubtful => Ok(()),
+                true => lost,
+                false => Err("there is no reason".to_owned()),
+            };
+            verdict.unwrap_or_else(|why| accuse(actor, name, begin_ns, &format!("{error}: {why}")));
+        }
+        None => actor.stage.locks.borrow_mut().ledgers[name].dropped(who(actor), now_ns),
+    }
+}
+
+fn with_ledger<T>(actor: &Actor, name: usize, ask: impl FnOnce(&mut Ledger, Scene<'_>) -> T) -> T {
+    let stage = &actor.stage;
+    let scene = Scene {
+        now_ns: stage.world.now_ns(),
+        is_calm_since: &|begin_ns| stage.is_calm_since(begin_ns),
+        is_up: &|who: Who| stage.is_up(who.node) && stage.life(who.node) == who.life,
+        cut_off_is_death: stage.cut_off_is_death,
+    };
+    ask(&mut stage.locks.borrow_mut().ledgers[name], scene)
+}
+
+fn accuse(actor: &Actor, name: usize, begin_ns: u64, what: &str) {
+    let (number, node, now) = (actor.number, actor.node, actor.now_ns());
+    let name = text(name);
+    actor.stage.judge.violated(format!(
+        "lock {name}, session {number} of node {node}, from {begin_ns} to {now} ns: {what}"
+    ));
+}

@@ -1,0 +1,320 @@
+//! What is known of one lock from outside: who tries to take it, who holds it, and what may follow.
+
+/// When something that has begun has not ended.
+const NEVER: u64 = u64::MAX;
+/// Whoever has waited for so long, with nothing going wrong, stands in the queue.  It takes a dozen messages at most.
+const QUEUED_NS: u64 = 150_000;
+/// What was given up, with nothing going wrong, is over for everybody after that.
+const DOUBT_NS: u64 = 200_000;
+/// Nobody waits for longer than that for a lock that nobody has, with nothing going wrong.
+const IDLE_NS_MAX: u64 = 500_000;
+
+/// A session in one life of its node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Who {
+    pub(super) node: u32,
+    pub(super) life: u32,
+    pub(super) session: u32,
+}
+
+/// What the judge knows beside what sessions do with locks.
+#[derive(Clone, Copy)]
+pub(super) struct Scene<'s> {
+    pub(super) now_ns: u64,
+    /// Whether nothing went wrong, nor its consequences lasted, from that time on until now.
+    pub(super) is_calm_since: &'s dyn Fn(u64) -> bool,
+    /// Whether a session's node neither leaves nor is down.
+    pub(super) is_up: &'s dyn Fn(Who) -> bool,
+    /// Whether who is cut off does nothing any more: then nobody loses a lock without being gone, or the lock's home.
+    pub(super) cut_off_is_death: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Try {
+    who: Who,
+    begin_ns: u64,
+    waits: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Hold {
+    who: Who,
+    token: u64,
+    /// When it began to be taken.
+    begin_ns: u64,
+    /// When it began to be given up.
+    end_begun_ns: u64,
+    /// Its session has ended without giving it up.
+    orphaned: bool,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    tries: Vec<Try>,
+    holds: Vec<Hold>,
+    /// How often it was tried: no faster rise the tokens of one life of the lock.
+    tries_count: u64,
+    token_max: u64,
+    /// Until when somebody had it, as far as that is known.
+    held_until_ns: u64,
+    /// Until when somebody may have it who does not want it any more.
+    doubt_until_ns: u64,
+    /// Sessions that have ended while they may have held it, less those for which somebody was told.
+    orphans: u64,
+}
+
+impl Ledger {
+    /// Somebody begins to take it; if it `waits`, for as long as it takes.
+    pub(super) fn begin(&mut self, who: Who, now_ns: u64, waits: bool) {
+        self.tries_count += 1;
+        self.tries.push(Try { who, begin_ns: now_ns, waits });
+    }
+
+    fn end_try(&mut self, who: Who) -> Try {
+        let index = self.tries.iter().position(|each| each.who == who).expect("it began");
+        self.tries.remove(index)
+    }
+
+    /// It was taken.
+    pub(super) fn took(
+        &mut self,
+        who: Who,
+        token: u64,
+        recovered: bool,
+        scene: Scene<'_>,
+    ) -> Result<(), String> {
+        let tried = self.end_try(who);
+        let is_calm = (scene.is_calm_since)(tried.begin_ns);
+        let verdict = self
+            .check_displaced(token, recovered, scene)
+            .and_then(|()| self.check_token(token, is_calm))
+            .and_then(|()| self.check_recovered(recovered, is_calm))
+            .and_then(|()| self.check_order(&tried, scene))
+            .and_then(|()| self.check_delay(&tried, is_calm, scene.now_ns));
+        self.orphans -= u64::from(recovered && self.orphans > 0);
+        self.holds.clear();
+        self.token_max = self.token_max.max(token);
+        let begin_ns = tried.begin_ns;
+        self.holds.push(Hold { who, token, begin_ns, end_begun_ns: NEVER, orphaned: false });
+        verdict
+    }
+
+    /// Nobody else holds it, unless there is a reason why that one counts no more.
+    fn check_displaced(&self, token: u64, recovered: bool, scene: Scene<'_>) -> Result<(), String> {
+        let Some(hold) = self.holds.iter().find(|hold| hold.end_begun_ns == NEVER) else { return Ok(()) };
+        let is_gone = hold.orphaned || !(scene.is_up)(hold.who);
+        // A lock that was made anew begins far above.
+        let is_the_same = token.wrapping_sub(hold.token) <= self.tries_count;
+        let Hold { who, begin_ns, .. } = hold;
+        if !is_gone && (scene.is_calm_since)(*begin_ns) {
+            return Err(format!("{who:?} holds it since {begin_ns} ns, with token {}", hold.token));
+        }
+        if !is_gone && is_the_same && scene.cut_off_is_death {
+            return Err(format!("{who:?} holds it, lives, and was cut off by nobody; token {}", hold.token));
+        }
+        if is_gone && token == hold.token + 1 && !recovered {
+            return Err(format!("it does not say that {who:?} died with it, with token {}", hold.token));
+        }
+        Ok(())
+    }
+
+    fn check_token(&self, token: u64, is_calm: bool) -> Result<(), String> {
+        if token > self.token_max || (token != self.token_max && !is_calm) {
+            return Ok(());
+        }
+        Err(format!("its token is {token}, and {} was given out before", self.token_max))
+    }
+
+    fn check_recovered(&self, recovered: bool, is_calm: bool) -> Result<(), String> {
+        if !recovered || self.orphans > 0 || !is_calm {
+            return Ok(());
+        }
+        Err("it was recovered, but nobody died with it".to_owned())
+    }
+
+    /// Nobody is overtaken who stood in the queue when this one began.
+    fn check_order(&self, tried: &Try, scene: Scene<'_>) -> Result<(), String> {
+        let was_overtaken = |other: &&Try| {
+            other.waits
+                && other.begin_ns + QUEUED_NS < tried.begin_ns
+                && (scene.is_calm_since)(other.begin_ns)
+        };
+        match self.tries.iter().find(was_overtaken) {
+            Some(Try { who, begin_ns, .. }) => Err(format!("{who:?} has waited since {begin_ns} ns")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_delay(&self, tried: &Try, is_calm: bool, now_ns: u64) -> Result<(), String> {
+        let free_since_ns = tried.begin_ns.max(self.held_until_ns).max(self.doubt_until_ns);
+        if !self.holds.is_empty() || !is_calm || now_ns < free_since_ns.saturating_add(IDLE_NS_MAX) {
+            return Ok(());
+        }
+        Err(format!("it was free since {free_since_ns} ns"))
+    }
+
+    /// The attempt was given up, or may have succeeded without its session's knowing.
+    pub(super) fn gave_up(&mut self, who: Who, now_ns: u64) {
+        self.end_try(who);
+        self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
+    }
+
+    /// It was refused because somebody holds it.
+    pub(super) fn refused(&mut self, who: Who, scene: Scene<'_>) -> Result<(), String> {
+        let Try { begin_ns, .. } = self.end_try(who);
+        let may_be_held = !self.tries.is_empty()
+            || !self.holds.is_empty()
+            || self.held_until_ns >= begin_ns
+            || self.doubt_until_ns >= begin_ns;
+        if may_be_held || !(scene.is_calm_since)(begin_ns) {
+            return Ok(());
+        }
+        Err(format!("it was refused, but nobody held it from {begin_ns} ns on"))
+    }
+
+    fn hold(&mut self, who: Who) -> Option<&mut Hold> {
+        self.holds.iter_mut().find(|hold| hold.who == who)
+    }
+
+    /// Its holder begins to give it up.
+    pub(super) fn begin_release(&mut self, who: Who, now_ns: u64) {
+        if let Some(hold) = self.hold(who) {
+            hold.end_begun_ns = now_ns;
+        }
+    }
+
+    /// It has been given up.
+    pub(super) fn end_release(&mut self, who: Who, now_ns: u64) {
+        self.holds.retain(|hold| hold.who != who);
+        self.held_until_ns = self.held_until_ns.max(now_ns);
+    }
+
+    /// Its holder was told that it holds it no more, or cannot know.
+    pub(super) fn lost(&mut self, who: Who, scene: Scene<'_>) -> Result<(), String> {
+        let held = self.hold(who).copied();
+        self.end_release(who, scene.now_ns);
+        match held {
+            Some(hold) if (scene.is_calm_since)(hold.begin_ns) => {
+                Err(format!("{who:?} has held it since {} ns, and nobody after it", hold.begin_ns))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// It is being given up, and nobody waits until it is.
+    pub(super) fn dropped(&mut self, who: Who, now_ns: u64) {
+        self.end_release(who, now_ns);
+        self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
+    }
+
+    /// A session has ended, whatever it did.
+    pub(super) fn end_session(&mut self, who: Who) {
+        let tries = self.tries.len();
+        self.tries.retain(|each| each.who != who);
+        self.orphans += (tries - self.tries.len()) as u64;
+        for hold in self.holds.iter_mut().filter(|hold| hold.who == who && !hold.orphaned) {
+            hold.orphaned = true;
+            self.orphans += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn who(session: u32) -> Who {
+        Who { node: session, life: 1, session }
+    }
+
+    fn in_peace(now_ns: u64) -> Scene<'static> {
+        Scene { now_ns, is_calm_since: &|_| true, is_up: &|_| true, cut_off_is_death: true }
+    }
+
+    fn in_trouble(now_ns: u64) -> Scene<'static> {
+        Scene { is_calm_since: &|_| false, ..in_peace(now_ns) }
+    }
+
+    /// A lock that session 0 has held since 10 ns with token 7.
+    fn held() -> Ledger {
+        let mut ledger = Ledger::default();
+        ledger.begin(who(0), 5, true);
+        ledger.took(who(0), 7, false, in_peace(10)).unwrap();
+        ledger
+    }
+
+    fn take(ledger: &mut Ledger, token: u64, recovered: bool, scene: Scene<'_>) -> Result<(), String> {
+        ledger.begin(who(1), scene.now_ns - 5, true);
+        ledger.took(who(1), token, recovered, scene)
+    }
+
+    #[test]
+    fn nobody_takes_what_another_holds() {
+        assert!(take(&mut held(), 8, false, in_peace(30)).unwrap_err().contains("holds it since"));
+        assert!(take(&mut held(), 8, false, in_trouble(30)).unwrap_err().contains("cut off by nobody"));
+        let anew = 1 << 60;
+        assert_eq!(take(&mut held(), anew, false, in_trouble(30)), Ok(()));
+        let mut given_up = held();
+        given_up.begin_release(who(0), 20);
+        assert_eq!(take(&mut given_up, 8, false, in_peace(30)), Ok(()));
+    }
+
+    #[test]
+    fn who_comes_after_a_dead_holder_is_told_so_and_nobody_else() {
+        let mut orphaned = held();
+        orphaned.end_session(who(0));
+        assert!(take(&mut orphaned, 8, false, in_trouble(30)).unwrap_err().contains("does not say"));
+        let mut orphaned = held();
+        orphaned.end_session(who(0));
+        assert_eq!(take(&mut orphaned, 8, true, in_trouble(30)), Ok(()));
+        let mut free = held();
+        free.end_release(who(0), 20);
+        assert!(take(&mut free, 8, true, in_peace(30)).unwrap_err().contains("nobody died"));
+    }
+
+    #[test]
+    fn tokens_rise() {
+        let mut free = held();
+        free.end_release(who(0), 20);
+        assert!(take(&mut free, 7, false, in_peace(30)).unwrap_err().contains("given out before"));
+    }
+
+    #[test]
+    fn who_stands_in_the_queue_is_not_overtaken() {
+        let mut ledger = held();
+        ledger.begin(who(2), 20, true);
+        ledger.end_release(who(0), 20 + 2 * QUEUED_NS);
+        let late = in_peace(30 + 2 * QUEUED_NS);
+        assert!(take(&mut ledger, 8, false, late).unwrap_err().contains("has waited since 20 ns"));
+    }
+
+    #[test]
+    fn a_lock_that_is_free_goes_to_who_waits() {
+        let mut ledger = held();
+        ledger.begin(who(1), 20, true);
+        ledger.end_release(who(0), 30);
+        let late = in_peace(31 + IDLE_NS_MAX);
+        assert!(ledger.took(who(1), 8, false, late).unwrap_err().contains("free since 30 ns"));
+    }
+
+    #[test]
+    fn a_refusal_needs_a_holder() {
+        let mut ledger = held();
+        ledger.begin(who(1), 20, false);
+        assert_eq!(ledger.refused(who(1), in_peace(25)), Ok(()));
+        ledger.end_release(who(0), 30);
+        ledger.begin(who(1), 40, false);
+        assert!(ledger.refused(who(1), in_peace(45)).is_err());
+        ledger.begin(who(2), 50, true);
+        ledger.gave_up(who(2), 55);
+        ledger.begin(who(1), 60, false);
+        assert_eq!(ledger.refused(who(1), in_peace(65)), Ok(()), "it may have been given to who gave up");
+    }
+
+    #[test]
+    fn nobody_loses_a_lock_in_peace() {
+        assert!(held().lost(who(0), in_peace(30)).is_err());
+        assert_eq!(held().lost(who(0), in_trouble(30)), Ok(()));
+    }
+}
