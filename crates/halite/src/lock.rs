@@ -151,8 +151,12 @@ impl Session {
 
     /// Takes a lock, or fails with [`LockCause::Timeout`].
     pub async fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
-        let taken = self.inner.core.within(timeout, self.lock(name)).await;
-        taken.unwrap_or_else(|| Err(failed("take", name, LockCause::Timeout)))
+        let core = &self.inner.core;
+        let taken = core.within(timeout, self.lock(name)).await;
+        // A node that leaves rings all alarms.
+        let late =
+            || if core.is_closed() { LockCause::Region(RegionCause::NodeClosed) } else { LockCause::Timeout };
+        taken.unwrap_or_else(|| Err(failed("take", name, late())))
     }
 
     /// Gives up a lock that this session holds, whether its guard is still there or was [kept](Guard::keep).

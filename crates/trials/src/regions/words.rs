@@ -33,9 +33,9 @@ impl Candidate {
 const CANDIDATES_KEPT: usize = 6;
 
 impl Word {
-    /// A fresh word is zero.
+    /// A fresh word is zero, which takes no memory to know.
     pub(super) fn fresh() -> Word {
-        Word { candidates: vec![Candidate { begin_ns: 0, end_ns: 0, value: 0 }], anything: false }
+        Word { candidates: Vec::new(), anything: false }
     }
 
     /// Somebody begins to write `value`, and has not ended.
@@ -81,13 +81,15 @@ impl Word {
     /// Whether `value` may be read by who began at `begin_ns` and ends now.
     pub(super) fn may_be(&self, value: u64, begin_ns: u64) -> bool {
         let last_begin = self.last_begin_before(begin_ns);
-        self.candidates.iter().any(|each| each.value == value && each.end_ns >= last_begin)
+        let written = self.candidates.iter().any(|each| each.value == value && each.end_ns >= last_begin);
+        written || (value == 0 && last_begin == 0)
     }
 
     /// All values that may be read by who began at `begin_ns` and ends now.
     pub(super) fn values(&self, begin_ns: u64) -> impl Iterator<Item = u64> {
         let last_begin = self.last_begin_before(begin_ns);
-        self.candidates.iter().filter(move |each| each.end_ns >= last_begin).map(|each| each.value)
+        let written = self.candidates.iter().filter(move |each| each.end_ns >= last_begin);
+        written.map(|each| each.value).chain((last_begin == 0).then_some(0))
     }
 
     /// When the last of the writes began that had ended before `begin_ns`: what had ended by then is overwritten.
