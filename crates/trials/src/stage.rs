@@ -61,7 +61,7 @@ impl Stage {
         };
         let seats = (0..plan.nodes).map(seat).collect();
         Rc::new(Stage {
-            judge: Judge::default(),
+            judge: Judge::new(world.clone()),
             regions: RefCell::default(),
             calls: RefCell::default(),
             seats,
