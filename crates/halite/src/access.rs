@@ -154,6 +154,19 @@ pub(crate) enum Attempt<'p> {
     Unreachable(PeerId),
 }
 
+/// Why an access ended, and whether the part of it that was under way may have been done.
+#[derive(Debug)]
+pub(crate) struct Stopped {
+    pub(crate) cause: AccessCause,
+    pub(crate) maybe_done: bool,
+}
+
+impl From<AccessCause> for Stopped {
+    fn from(cause: AccessCause) -> Stopped {
+        Stopped { cause, maybe_done: false }
+    }
+}
+
 impl Inner {
     /// Copies all that can be copied without waiting.  The caller has checked whose the handle is.
     #[inline]
@@ -182,9 +195,9 @@ impl Inner {
         mut done: usize,
     ) -> Result<(), AccessError> {
         let len = transfer.len() as u64;
-        self.finish_from(&mut transfer, lh, offset, &mut done).await.map_err(|cause| {
-            let error = self.access_error(T::OPERATION, lh, offset, len, cause);
-            AccessError { partly: done > 0, ..error }
+        self.finish_from(&mut transfer, lh, offset, &mut done).await.map_err(|stopped| {
+            let error = self.access_error(T::OPERATION, lh, offset, len, stopped.cause);
+            AccessError { partly: done > 0 || stopped.maybe_done, ..error }
         })
     }
 
@@ -194,9 +207,9 @@ impl Inner {
         lh: Lh,
         offset: u64,
         done: &mut usize,
-    ) -> Result<(), AccessCause> {
+    ) -> Result<(), Stopped> {
         if !self.owns(lh) {
-            return Err(AccessCause::ForeignHandle);
+            return Err(AccessCause::ForeignHandle.into());
         }
         loop {
             // Read before the attempt, so that a change during it is not missed.
@@ -211,7 +224,7 @@ impl Inner {
                         return Ok(());
                     }
                 }
-                Err(blocked) => return Err(self.cause_of(blocked, offset, transfer.len() as u64)),
+                Err(blocked) => return Err(self.cause_of(blocked, offset, transfer.len() as u64).into()),
             }
         }
     }
@@ -255,7 +268,7 @@ impl Inner {
         offset: u64,
         done: usize,
         len: usize,
-    ) -> Result<usize, AccessCause> {
+    ) -> Result<usize, Stopped> {
         let ground = &self.core.ground;
         // The slot comes first, since nothing may wait between the look-up and the post.
         let staged = match transfer.needs_staging(len, ground.fabric.capabilities().inline_bytes_max) {
@@ -274,8 +287,8 @@ impl Inner {
                 Ok(len)
             }
             Attempt::Again => Ok(0),
-            Attempt::Full => self.wait_for_room(seen).await.map(|()| 0),
-            Attempt::Unreachable(peer) => Err(self.cause_of_peer(peer)),
+            Attempt::Full => Ok(self.wait_for_room(seen).await.map(|()| 0)?),
+            Attempt::Unreachable(peer) => Err(self.cause_of_peer(peer).into()),
         }
     }
 
@@ -326,14 +339,17 @@ impl Inner {
         }
     }
 
-    pub(crate) fn check_status(&self, peer: PeerId, status: Status) -> Result<(), AccessCause> {
-        match status {
-            Status::Success => Ok(()),
+    pub(crate) fn check_status(&self, peer: PeerId, status: Status) -> Result<(), Stopped> {
+        let (cause, maybe_done) = match status {
+            Status::Success => return Ok(()),
             // The peer does not know the segment any more: it was given up between the look-up and the copy.
-            Status::RemoteAccess => Err(AccessCause::Stale),
-            Status::Flushed if self.core.is_closed() => Err(AccessCause::NodeClosed),
-            Status::PeerGone | Status::RetryExceeded | Status::Flushed => Err(self.cause_of_peer(peer)),
-        }
+            Status::RemoteAccess => (AccessCause::Stale, false),
+            Status::Flushed if self.core.is_closed() => (AccessCause::NodeClosed, false),
+            Status::Flushed => (self.cause_of_peer(peer), false),
+            // Others may reach the peer that we do not reach, and see what was done there.
+            Status::PeerGone | Status::RetryExceeded => (self.cause_of_peer(peer), true),
+        };
+        Err(Stopped { cause, maybe_done })
     }
 
     #[cold]

@@ -6,7 +6,7 @@
 use halite_fabric::{Operation, RemoteAddress};
 use halite_tier::access::{Atomic, Blocked, WORD_BYTES};
 
-use crate::access::Attempt;
+use crate::access::{Attempt, Stopped};
 use crate::blocking;
 use crate::error::{AccessCause, AccessError};
 use crate::session::{Inner, Lh, Session};
@@ -82,6 +82,7 @@ impl Inner {
     /// Changes a word, waiting where it must.
     pub(crate) async fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
         let failed = |cause| self.access_error(name(atomic), lh, offset, WORD_BYTES, cause);
+        let stopped = |stopped: Stopped| AccessError { partly: stopped.maybe_done, ..failed(stopped.cause) };
         if !self.owns(lh) {
             return Err(failed(AccessCause::ForeignHandle));
         }
@@ -92,7 +93,7 @@ impl Inner {
                 Ok(old) => return Ok(old),
                 Err(Blocked::Changing) => self.wait_for_change(seen).await.map_err(failed)?,
                 Err(Blocked::Post { .. }) => {
-                    if let Some(old) = self.atomic_posted(lh, offset, atomic).await.map_err(failed)? {
+                    if let Some(old) = self.atomic_posted(lh, offset, atomic).await.map_err(stopped)? {
                         return Ok(old);
                     }
                 }
@@ -102,7 +103,7 @@ impl Inner {
     }
 
     /// Changes a word by posting; `None` if nothing was posted and the place must be looked up again.
-    async fn atomic_posted(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<Option<u64>, AccessCause> {
+    async fn atomic_posted(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<Option<u64>, Stopped> {
         let ground = &self.core.ground;
         let seen = ground.posted.progress_count();
         // Begun before the place is looked up once more, so that whoever changes that will wait for it.
@@ -119,8 +120,8 @@ impl Inner {
                 Ok(Some(ended.old))
             }
             Attempt::Again => Ok(None),
-            Attempt::Full => self.wait_for_room(seen).await.map(|()| None),
-            Attempt::Unreachable(peer) => Err(self.cause_of_peer(peer)),
+            Attempt::Full => Ok(self.wait_for_room(seen).await.map(|()| None)?),
+            Attempt::Unreachable(peer) => Err(self.cause_of_peer(peer).into()),
         }
     }
 }

@@ -201,7 +201,7 @@ pub struct AccessError {
     pub len: u64,
     /// Why it failed.
     pub cause: AccessCause,
-    /// Whether some of its bytes may have been accessed before it failed.
+    /// Whether some of its bytes may have been accessed before it failed; of an atomic, whether it may have been done.
     pub partly: bool,
 }
 

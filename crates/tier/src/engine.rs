@@ -396,17 +396,30 @@ impl Engine {
     // Saying things.
 
     fn ask(&mut self, to: NodeId, body: Request, purpose: Purpose) {
+        if to != self.config.life.node && self.members.peer_of(to).is_none() {
+            let refusal = self.absence_of(to);
+            return self.refuse_ourselves(refusal, purpose);
+        }
         self.counter += 1;
         let id = RequestId(self.counter);
-        if to != self.config.life.node && self.members.peer_of(to).is_none() {
-            // The refusal takes the same way as any other, so that no caller has a case of its own for it.
-            self.asked.insert(id, (self.config.life.node, purpose));
-            let refusal = self.absence_of(to);
-            self.loopback.push_back(Message::Reply { id, body: Err(refusal) });
-            return;
-        }
         self.asked.insert(id, (to, purpose));
         self.say(to, Message::Request { id, body });
+    }
+
+    /// As [`Engine::ask`], but nobody who came after that life of the node is meant.
+    fn ask_life(&mut self, to: NodeLife, body: Request, purpose: Purpose) {
+        match self.is_present(to) {
+            true => self.ask(to.node, body, purpose),
+            false => self.refuse_ourselves(Refusal::PeerDown(to.node), purpose),
+        }
+    }
+
+    /// The refusal takes the same way as any other, so that no caller has a case of its own for it.
+    fn refuse_ourselves(&mut self, refusal: Refusal, purpose: Purpose) {
+        self.counter += 1;
+        let id = RequestId(self.counter);
+        self.asked.insert(id, (self.config.life.node, purpose));
+        self.loopback.push_back(Message::Reply { id, body: Err(refusal) });
     }
 
     fn absence_of(&self, node: NodeId) -> Refusal {

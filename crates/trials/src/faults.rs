@@ -43,7 +43,7 @@ fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
             restart_after(&shared, node, long).await;
         }),
         2 if stage.is_up(node) => story(stage, "pause", async move {
-            shared.judge.note_trouble();
+            shared.isolate(node);
             let (host, life) = (shared.host(node), shared.life(node));
             shared.world.pause(host);
             shared.world.sleep(None, long).await;
@@ -55,6 +55,8 @@ fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
         4 if node != other => cut(stage, &[(node, other)], long),
         5 if node != other => {
             let noise = some_noise(random);
+            stage.isolate(node);
+            stage.isolate(other);
             change(stage, &[(node, other)], long, "noise", move |link| Link { ..noise(link) });
         }
         6 => stage.world.set_drift_ppm(stage.host(node), random.below(400) as i64 - 200),
@@ -63,7 +65,10 @@ fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
 }
 
 fn cut(stage: &Rc<Stage>, ways: &[(u32, u32)], long: Duration) {
-    stage.judge.note_trouble();
+    for (from, to) in ways {
+        stage.isolate(*from);
+        stage.isolate(*to);
+    }
     change(stage, ways, long, "partition", Link::down);
 }
 

@@ -85,13 +85,14 @@ async fn read(actor: &mut Actor, holding: Holding) {
         {
             let name = regions.life(holding.life).name;
             actor.stage.judge.violated(format!(
-                "session {} of node {} read, from {} to {} ns, word {index} of r{name} (life {}) as {}",
+                "session {} of node {} read, from {} to {} ns, word {index} of r{name} (life {}) as {}; it may be {}",
                 actor.number,
                 actor.node,
                 access.begin_ns,
                 actor.now_ns(),
                 holding.life.0,
                 regions.describe(value),
+                regions.life(holding.life).words[index].history(),
             ));
         }
     }
@@ -134,8 +135,7 @@ fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), Acc
 
 /// Whether an error promises that nothing was done.
 fn is_not_done(error: &AccessError) -> bool {
-    let is_sure = !matches!(error.cause, AccessCause::PeerDown(_) | AccessCause::NodeClosed);
-    is_sure && !error.partly
+    !error.partly && error.cause != AccessCause::NodeClosed
 }
 
 async fn copy(actor: &mut Actor, from: Holding) {
@@ -273,6 +273,10 @@ impl Access {
 fn check_success(actor: &Actor, holding: Holding, kind: Permissions, begin_ns: u64) -> Result<(), String> {
     let regions = actor.stage.regions.borrow();
     let life = regions.life(holding.life);
+    // Whoever was taken for dead was not asked any more, and keeps what it has until it is cut off.
+    if actor.stage.was_isolated(actor.node) {
+        return Ok(());
+    }
     if !life.may_have_lived(begin_ns) {
         return Err(format!("it succeeded, but the region was freed at {} ns", life.ended_ns));
     }

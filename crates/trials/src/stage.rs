@@ -49,6 +49,8 @@ struct Seat {
     node: RefCell<Option<Rc<Driven>>>,
     /// Joined, and neither crashed nor leaving.
     up: Cell<bool>,
+    /// Was stopped, or cut off from others, in this life: some of them may have taken it for dead.
+    isolated: Cell<bool>,
 }
 
 impl Stage {
@@ -58,6 +60,7 @@ impl Stage {
             lives: Cell::new(0),
             node: RefCell::default(),
             up: Cell::new(false),
+            isolated: Cell::new(false),
         };
         let seats = (0..plan.nodes).map(seat).collect();
         Rc::new(Stage {
@@ -91,6 +94,16 @@ impl Stage {
         self.seats[node as usize].up.get()
     }
 
+    /// Others may take the node for dead although it lives.
+    pub(crate) fn isolate(&self, node: u32) {
+        self.judge.note_trouble();
+        self.seats[node as usize].isolated.set(true);
+    }
+
+    pub(crate) fn was_isolated(&self, node: u32) -> bool {
+        self.seats[node as usize].isolated.get()
+    }
+
     pub(crate) fn driven(&self, node: u32) -> Option<Rc<Driven>> {
         self.seats[node as usize].node.borrow().clone()
     }
@@ -101,6 +114,7 @@ impl Stage {
     pub(crate) fn start(self: &Rc<Stage>, node: u32) {
         let seat = &self.seats[node as usize];
         seat.lives.set(seat.lives.get() + 1);
+        seat.isolated.set(false);
         let (stage, host) = (self.clone(), seat.host);
         let boot = async move {
             if let Err(error) = stage.boot(node).await {

@@ -29,7 +29,11 @@ const STEPS_PER_NODE_US: u64 = 20_000;
 
 /// Runs a trial.  A panic in it is a violation like any other.
 pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
-    let world = World::new(seed, plan.profile()?);
+    let lease_ns = plan.lease().as_nanos() as u64;
+    let mut profile = plan.profile()?;
+    // As short as the leases of trials are, so that a node that joins while another is stopped has its turn.
+    profile.connect_timeout_ns = profile.connect_timeout_ns.min(2 * lease_ns);
+    let world = World::new(seed, profile);
     world.set_trace(match keep {
         Keep::Nothing => Trace::Off,
         Keep::Last(lines) => Trace::Last(lines),

@@ -38,7 +38,7 @@ impl Engine {
         }
         let chunk_bytes = found.chunk_bytes();
         let reserve = Request::Reserve { region, chunk_bytes, len: missing };
-        self.ask(to.node, reserve, Purpose::ReserveForMove(region));
+        self.ask_life(to, reserve, Purpose::ReserveForMove(region));
     }
 
     pub(super) fn handle_move_reserved(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
@@ -86,7 +86,7 @@ impl Engine {
             return self.give_away(region);
         }
         let (from, to) = chunk_places(found, moving);
-        self.ask(moving.to.node, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
+        self.ask_life(moving.to, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
     }
 
     pub(super) fn handle_chunk_copied(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
@@ -160,7 +160,7 @@ impl Engine {
         let to = moving.to;
         let mut record = Box::new(self.homes[&region].record(region));
         record.watchers = self.watching.of(region).to_vec();
-        self.ask(to.node, Request::Adopt { record }, Purpose::Adopt(region));
+        self.ask_life(to, Request::Adopt { record }, Purpose::Adopt(region));
     }
 
     pub(super) fn handle_adopted(&mut self, region: RegionId, body: Result<Reply, Refusal>) {

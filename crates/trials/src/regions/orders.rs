@@ -63,7 +63,9 @@ pub(super) async fn alloc(actor: &mut Actor) {
                 others.into_iter().any(|life| life.may_have_lived(begin_ns))
             };
             let is_explained = match &error.cause {
-                RegionCause::NameTaken => was_taken() || is_contested(actor, id),
+                RegionCause::NameTaken => {
+                    !actor.stage.judge.is_calm() || was_taken() || is_contested(actor, id)
+                }
                 RegionCause::NoSpace { .. } => true,
                 _ => is_trouble(actor, &error),
             };

@@ -61,6 +61,15 @@ impl Word {
         }
     }
 
+    /// What was written when, for people.
+    pub(super) fn history(&self) -> String {
+        let written = self.candidates.iter().map(|each| match each.end_ns {
+            NEVER => format!("{:#x} from {} ns on", each.value, each.begin_ns),
+            end_ns => format!("{:#x} from {} to {end_ns} ns", each.value, each.begin_ns),
+        });
+        written.collect::<Vec<_>>().join(", ")
+    }
+
     pub(super) fn may_be_anything(&mut self) {
         self.anything = true;
     }
