@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::bytes::ByteCount;
 use crate::letters;
 use crate::perf;
+use crate::sim;
 use halite::Permissions;
 
 /// Named, permissioned, movable memory that processes share
@@ -68,6 +69,8 @@ pub enum Command {
     Revoke(Revoke),
     /// Measures
     Perf(perf::PerfArgs),
+    /// Runs whole clusters in simulated time, with faults, and checks what each session sees
+    Sim(sim::SimArgs),
     /// The other end of a measurement
     #[command(hide = true)]
     PerfServer(perf::ServerArgs),

@@ -14,6 +14,7 @@ mod output;
 pub mod perf;
 mod progress;
 mod signals;
+mod sim;
 mod table;
 mod trailer;
 

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
+use halite_sim::World;
 use serde::Serialize;
 
 /// How operations of one kind ended, and how long they took in simulated time.
@@ -29,8 +30,8 @@ pub(crate) enum End {
 }
 
 /// See the module's documentation.
-#[derive(Debug, Default)]
 pub(crate) struct Judge {
+    world: World,
     violation: RefCell<Option<String>>,
     tallies: RefCell<BTreeMap<&'static str, Tally>>,
     /// Whether anything has gone wrong that may explain an error.
@@ -40,9 +41,23 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
+    /// Of that world, in which nothing has happened yet.
+    pub(crate) fn new(world: World) -> Judge {
+        Judge {
+            world,
+            violation: RefCell::default(),
+            tallies: RefCell::default(),
+            troubled: Cell::default(),
+            trouble_until_ns: Cell::default(),
+        }
+    }
+
     /// Something was observed that must not be.
     pub(crate) fn violated(&self, what: String) {
-        self.violation.borrow_mut().get_or_insert(what);
+        if self.is_content() {
+            *self.violation.borrow_mut() = Some(what.clone());
+            self.world.note(None, format_args!("VIOLATION: {what}"));
+        }
     }
 
     /// What must be so.

@@ -132,6 +132,12 @@ pub enum PlanError {
         /// Which number, and what it may be.
         what: &'static str,
     },
+    /// None of the tree has that name.
+    #[error("there is no plan {name:?}; known are {}", Plan::names().collect::<Vec<_>>().join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
     /// There is no such profile.
     #[error("cannot use plan {plan:?}: {source}")]
     Profile {

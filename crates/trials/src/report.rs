@@ -29,6 +29,20 @@ pub struct Report {
 }
 
 impl Report {
+    /// The report of a trial of which nothing is known but what was wrong.
+    pub(crate) fn bare(plan: &str, seed: u64, violation: Option<String>) -> Report {
+        Report {
+            plan: plan.to_owned(),
+            seed,
+            digest: "unknown".to_owned(),
+            simulated_ns: 0,
+            events: 0,
+            operations: BTreeMap::new(),
+            violation,
+            trace: Vec::new(),
+        }
+    }
+
     /// Operations of all kinds, however they ended.
     pub fn operations_count(&self) -> u64 {
         self.operations.values().map(|tally| tally.ok + tally.failed + tally.given_up).sum()

@@ -74,7 +74,7 @@ impl Stage {
         let seats = (0..plan.nodes).map(seat).collect();
         let profile = world.profile();
         Rc::new(Stage {
-            judge: Judge::default(),
+            judge: Judge::new(world.clone()),
             regions: RefCell::default(),
             calls: RefCell::default(),
             locks: RefCell::default(),

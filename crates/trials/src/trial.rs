@@ -6,6 +6,7 @@ use std::time::Duration;
 use halite_sim::{RunEnd, Trace, World};
 
 use crate::faults;
+use crate::panics;
 use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::stage::Stage;
@@ -26,7 +27,7 @@ const LOOK_NS: u64 = 200_000;
 /// Polls and events that a trial may take for each nanosecond of its duration and each node: far more than any does.
 const STEPS_PER_NODE_US: u64 = 20_000;
 
-/// Runs a trial.
+/// Runs a trial.  A panic in it is a violation like any other.
 pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     let lease_ns = plan.lease().as_nanos() as u64;
     let mut profile = plan.profile()?;
@@ -41,13 +42,28 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     world.set_steps_max(STEPS_PER_NODE_US * plan.duration_us * u64::from(plan.nodes));
     let stage = Stage::new(world.clone(), plan.clone());
     world.spawn(None, "the story", story(stage.clone()));
-    let end = tell(&stage);
-    if let Some(what) = end {
-        stage.judge.violated(what);
-    }
-    let report = report(&stage, seed);
-    stage.end();
-    Ok(report)
+    let told = panics::caught(|| {
+        if let Some(what) = tell(&stage) {
+            stage.judge.violated(what);
+        }
+        let report = report(&stage, seed);
+        stage.end();
+        report
+    });
+    Ok(told.unwrap_or_else(|panic| report_panic(stage, seed, panic)))
+}
+
+/// What is left to be said after a panic.
+fn report_panic(stage: Rc<Stage>, seed: u64, panic: String) -> Report {
+    let told = panics::caught(|| {
+        stage.judge.violated(panic);
+        report(&stage, seed)
+    });
+    let bare = || Report::bare(&stage.plan.name, seed, stage.judge.violation());
+    let report = told.unwrap_or_else(|_| bare());
+    // Nodes that were left in the middle of something may not be fit to be dropped.
+    std::mem::forget(stage);
+    report
 }
 
 /// Runs the world until the story or the judge's patience is over; what was wrong with its end.

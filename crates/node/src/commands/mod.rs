@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use halite::Config;
 
 use crate::args::{Arguments, Command};
-use crate::perf;
+use crate::{perf, sim};
 
 /// Does what the command line says.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
@@ -40,6 +40,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Grant(args) => access::grant(&dir, &args),
         Command::Revoke(args) => access::revoke(&dir, &args),
         Command::Perf(args) => perf::run(is_told.then_some(dir.as_path()), &args),
+        Command::Sim(args) => sim::run(&args),
         Command::PerfServer(args) => perf::serve(&dir, &args),
     }
 }

@@ -1,6 +1,6 @@
 //! The lives of regions: each has a length that no other has, so that whoever maps a name knows which one it found.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use halite::Permissions;
@@ -182,7 +182,8 @@ impl Regions {
             let is_other = |copy: &Range<usize>| from.0 != to || *copy != words;
             let is_changing = source.copies.iter().any(|copy| copy.contains(&at) && is_other(copy));
             let anything = source.words[at].is_anything() || is_changing;
-            let values: Vec<u64> = source.words[at].values(begin_ns).collect();
+            // Each once: copies of copies would multiply them without end.
+            let values: BTreeSet<u64> = source.words[at].values(begin_ns).collect();
             let target = &mut self.lives[to.0].words[index];
             for value in values {
                 target.begin(begin_ns, value);

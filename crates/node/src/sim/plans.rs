@@ -1,0 +1,92 @@
+//! Plans, as a command line names them: those of the tree by their names, others by their files.
+
+use std::io;
+
+use halite_trials::{Plan, PlanError};
+
+/// A plan, and what its user calls it.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// What the user said, and can say again.
+    pub said: String,
+    /// The plan.
+    pub plan: Plan,
+}
+
+/// Why there is no such plan.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The file cannot be read.
+    #[error("cannot read plan {path}: {cause}; `halite sim list` shows the plans that need no file")]
+    File {
+        /// Which.
+        path: String,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// What the file holds, or the name, is no plan's.
+    #[error("plan {said}: {cause}")]
+    Plan {
+        /// What the user said.
+        said: String,
+        /// What is wrong with it.
+        cause: Box<PlanError>,
+    },
+}
+
+impl Source {
+    /// Finds the plan that `said` names.
+    pub fn find(said: &str) -> Result<Source, SourceError> {
+        let plan = if is_name(said) { Plan::named(said) } else { Plan::from_toml(&read(said)?) };
+        match plan {
+            Ok(plan) => Ok(Source { said: said.to_owned(), plan }),
+            Err(cause) => Err(SourceError::Plan { said: said.to_owned(), cause: Box::new(cause) }),
+        }
+    }
+
+    /// The command that runs it with a seed.
+    pub fn again(&self, seed: u64) -> String {
+        format!("halite sim run {} --seed {seed}", quoted(&self.said))
+    }
+}
+
+/// Whether it looks like a name, rather than a path.
+fn is_name(said: &str) -> bool {
+    !said.contains(['/', '.'])
+}
+
+fn read(path: &str) -> Result<String, SourceError> {
+    std::fs::read_to_string(path).map_err(|cause| SourceError::File { path: path.to_owned(), cause })
+}
+
+/// As a shell reads it as one word.
+fn quoted(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+".contains(letter);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_found_by_its_name() {
+        let storm = Source::find("storm").unwrap();
+        assert_eq!(
+            (storm.plan.name.as_str(), storm.again(7).as_str()),
+            ("storm", "halite sim run storm --seed 7")
+        );
+    }
+
+    #[test]
+    fn what_is_not_found_is_told_with_a_way_on() {
+        let refusal = |said: &str| Source::find(said).unwrap_err().to_string();
+        assert!(refusal("picnic").contains("known are calm, storm"));
+        assert!(refusal("plans/picnic.toml").contains("cannot read plan plans/picnic.toml"));
+    }
+
+    #[test]
+    fn a_path_with_blanks_is_one_word_of_the_command() {
+        assert_eq!(quoted("my plans/it's.toml"), r"'my plans/it'\''s.toml'");
+    }
+}

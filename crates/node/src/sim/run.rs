@@ -1,0 +1,30 @@
+//! `halite sim run`: one trial.
+
+use halite_trials::Keep;
+
+use super::args::RunArgs;
+use super::plans::Source;
+use super::{Failed, panics, write_trace};
+use crate::output;
+
+/// Runs it, and fails if anything was observed that must not be.
+pub fn run(args: &RunArgs) -> anyhow::Result<()> {
+    let source = Source::find(&args.plan)?;
+    let keep = if args.trace.is_some() { Keep::All } else { Keep::Nothing };
+    let mut report =
+        panics::in_trial(&source, args.seed, || halite_trials::run(&source.plan, args.seed, keep))?;
+    // What is printed is the same with a trace and without.
+    let trace = std::mem::take(&mut report.trace);
+    if let Some(path) = &args.trace {
+        write_trace(path, &trace)?;
+    }
+    match args.json {
+        true => output::print_json(&report)?,
+        false => output::print(&report.to_string())?,
+    }
+    if report.violation.is_some() {
+        let again = source.again(args.seed);
+        return Err(Failed { plan: report.plan, seed: args.seed, again }.into());
+    }
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! Ranges of seeds, as they are written on a command line.
+
+use std::num::ParseIntError;
+use std::ops::Range;
+use std::str::FromStr;
+
+/// Seeds from one until before another, read from `3..17`, or without an end, read from `3..`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seeds(pub Range<u64>);
+
+/// Why a text is not a range of seeds.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SeedsError {
+    /// No two dots.
+    #[error("expected a range of seeds such as 0..5000 or 5000..")]
+    Malformed,
+    /// An end that is not a number.
+    #[error("{text:?} is no seed: {cause}")]
+    Seed {
+        /// What was read.
+        text: String,
+        /// What is wrong with it.
+        cause: ParseIntError,
+    },
+    /// The second seed is not behind the first.
+    #[error("there is no seed from {0} until before {1}")]
+    Empty(u64, u64),
+}
+
+impl Default for Seeds {
+    fn default() -> Seeds {
+        Seeds(0..u64::MAX)
+    }
+}
+
+impl FromStr for Seeds {
+    type Err = SeedsError;
+
+    fn from_str(text: &str) -> Result<Seeds, SeedsError> {
+        let (first, end) = text.split_once("..").ok_or(SeedsError::Malformed)?;
+        let (first, end) = (seed(first)?, if end.is_empty() { u64::MAX } else { seed(end)? });
+        if first < end { Ok(Seeds(first..end)) } else { Err(SeedsError::Empty(first, end)) }
+    }
+}
+
+fn seed(text: &str) -> Result<u64, SeedsError> {
+    text.parse().map_err(|cause| SeedsError::Seed { text: text.to_owned(), cause })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_a_range_with_or_without_an_end() {
+        assert_eq!("3..17".parse(), Ok(Seeds(3..17)));
+        assert_eq!("3..".parse(), Ok(Seeds(3..u64::MAX)));
+    }
+
+    #[test]
+    fn what_is_no_range_is_refused_with_the_reason() {
+        let refusal = |text: &str| text.parse::<Seeds>().unwrap_err().to_string();
+        assert!(refusal("17").contains("0..5000"));
+        assert!(refusal("a..17").contains("\"a\" is no seed"));
+        assert!(refusal("-1..17").contains("\"-1\""));
+        assert!(refusal("17..17").contains("from 17"));
+    }
+}

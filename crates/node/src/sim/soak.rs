@@ -1,0 +1,103 @@
+//! `halite sim soak`: walks seeds, and shows the first that fails.
+
+use std::num::NonZeroUsize;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use halite_trials::{Keep, Plan, PlanError, Report};
+
+use super::args::SoakArgs;
+use super::plans::{Source, SourceError};
+use super::totals::Totals;
+use super::walk::Walk;
+use super::{Failed, blame, write_trace};
+use crate::output;
+
+/// Between two lines that tell how far it is.
+const PROGRESS_GAP: Duration = Duration::from_secs(10);
+/// Lines that are printed of what led to a violation.
+const LINES_MAX: usize = 40;
+
+/// Walks, and fails with the first seed that does.
+pub fn run(args: &SoakArgs) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    let end = args.seconds.map(|seconds| begin + Duration::from_secs(seconds));
+    let walk = Walk::new(sources(&args.plans)?, args.seeds.clone().unwrap_or_default().0, end);
+    let threads = args.threads.unwrap_or_else(cores);
+    let mut totals = Totals::new(threads.get());
+    walk.run_all(threads, |reports| hear(reports, &walk, begin, args.keep_going, &mut totals))?;
+    totals.seconds = begin.elapsed().as_secs_f64();
+    let first = totals.violations.first_key_value();
+    if let Some((seed, violation)) = first {
+        show(&walk, *seed, violation, args)?;
+    }
+    match args.json {
+        true => output::print_json(&totals)?,
+        false => output::print(&totals.to_string())?,
+    }
+    first.map_or(Ok(()), |(seed, _)| Err(failed(walk.source(*seed), *seed).into()))
+}
+
+fn sources(said: &[String]) -> Result<Vec<Source>, SourceError> {
+    match said {
+        [] => Plan::SMALL.iter().map(|name| Source::find(name)).collect(),
+        said => said.iter().map(|said| Source::find(said)).collect(),
+    }
+}
+
+fn cores() -> NonZeroUsize {
+    thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+fn failed(source: &Source, seed: u64) -> Failed {
+    Failed { plan: source.said.clone(), seed, again: source.again(seed) }
+}
+
+/// Counts what threads report until all have ended, and tells now and then how far it is.
+fn hear(
+    reports: Receiver<Result<Report, PlanError>>,
+    walk: &Walk,
+    begin: Instant,
+    keep_going: bool,
+    totals: &mut Totals,
+) -> Result<(), PlanError> {
+    let mut due = begin + PROGRESS_GAP;
+    loop {
+        match reports.recv_timeout(due.saturating_duration_since(Instant::now())) {
+            Ok(report) => hear_one(report?, walk, keep_going, totals),
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                output::note(&totals.progress(begin.elapsed()));
+                due += PROGRESS_GAP;
+            }
+        }
+    }
+}
+
+fn hear_one(report: Report, walk: &Walk, keep_going: bool, totals: &mut Totals) {
+    match &report.violation {
+        Some(_) if !keep_going => walk.stop(),
+        Some(violation) => {
+            output::note(&format!("{}: {violation}", walk.source(report.seed).again(report.seed)))
+        }
+        None => {}
+    }
+    totals.add(report);
+}
+
+/// Runs a seed that failed once more, and tells people what led to that.
+fn show(walk: &Walk, seed: u64, violation: &str, args: &SoakArgs) -> anyhow::Result<()> {
+    let report = walk.run(seed, Keep::All)?;
+    if let Some(path) = &args.trace {
+        write_trace(path, &report.trace)?;
+    }
+    for line in blame::last_lines(&report.trace, violation, LINES_MAX) {
+        output::note(line);
+    }
+    if report.violation.as_deref() != Some(violation) {
+        let second = report.violation.as_deref().unwrap_or("nothing");
+        output::note(&format!("it is not repeatable: the second run of this seed shows {second}"));
+    }
+    Ok(())
+}

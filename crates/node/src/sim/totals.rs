@@ -1,0 +1,81 @@
+//! What came of many trials.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use halite_trials::Report;
+use serde::Serialize;
+
+/// Sums over trials, and those that failed.
+#[derive(Default, Serialize)]
+pub struct Totals {
+    /// Trials.
+    pub seeds: u64,
+    /// Operations in them, however they ended.
+    pub operations: u64,
+    /// Events of the simulator.
+    pub events: u64,
+    /// Simulated time, in nanoseconds.
+    pub simulated_ns: u64,
+    /// Real time, in seconds.
+    pub seconds: f64,
+    /// How many ran at a time.
+    pub threads: usize,
+    /// The sum of all digests: equal for equal plans and seeds, whatever the threads.
+    #[serde(serialize_with = "hexadecimal")]
+    pub digest: u64,
+    /// The seeds that failed, with what was wrong.
+    pub violations: BTreeMap<u64, String>,
+}
+
+impl Totals {
+    /// Nothing yet, of so many threads.
+    pub fn new(threads: usize) -> Totals {
+        Totals { threads, ..Totals::default() }
+    }
+
+    /// Counts a trial.
+    pub fn add(&mut self, report: Report) {
+        self.seeds += 1;
+        self.operations += report.operations_count();
+        self.events += report.events;
+        self.simulated_ns += report.simulated_ns;
+        // That of a trial which was not even reported is unknown; it fails by its violation.
+        self.digest = self.digest.wrapping_add(u64::from_str_radix(&report.digest, 16).unwrap_or(0));
+        if let Some(violation) = report.violation {
+            self.violations.insert(report.seed, violation);
+        }
+    }
+
+    /// How far it is after so long, in one line.
+    pub fn progress(&self, elapsed: Duration) -> String {
+        let (seeds, operations) = (self.seeds, self.operations);
+        let rate = operations as f64 / elapsed.as_secs_f64();
+        let violations = self.violations.len();
+        format!("{seeds} seeds, {operations} operations, {rate:.0} a second, {violations} violations")
+    }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Totals { seeds, operations, events, seconds, threads, .. } = self;
+        let simulated_s = self.simulated_ns as f64 / 1e9;
+        writeln!(
+            f,
+            "{seeds} seeds, {operations} operations, {events} events in {simulated_s:.3} s of simulated time"
+        )?;
+        let thread_seconds = seconds * *threads as f64;
+        let (ms, rate) = (1e3 * thread_seconds / (*seeds).max(1) as f64, *operations as f64 / thread_seconds);
+        writeln!(
+            f,
+            "{seconds:.1} s on {threads} threads: {ms:.1} ms a seed, {rate:.0} operations a second of a thread"
+        )?;
+        writeln!(f, "digest {:016x}", self.digest)?;
+        writeln!(f, "{} violations", self.violations.len())
+    }
+}
+
+fn hexadecimal<S: serde::Serializer>(digest: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{digest:016x}"))
+}

@@ -1,0 +1,29 @@
+//! Panics of a trial, which are among the things that must not be observed in one.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What `work` returns, or what was said by the panic that ended it.
+///
+/// What `work` has touched may be in any state then: it is to be looked at with care, and not to be used any more.
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| format!("panic: {}", words(&*panic)))
+}
+
+fn words(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_known_by_its_words() {
+        let thirteen = 13;
+        assert_eq!(caught(|| thirteen), Ok(13));
+        assert_eq!(caught(|| panic!("plain")), Err::<(), _>("panic: plain".to_owned()));
+        assert_eq!(caught(|| panic!("number {thirteen}")), Err::<(), _>("panic: number 13".to_owned()));
+    }
+}
