@@ -260,6 +260,10 @@ pub(crate) struct Attempt {
 impl Attempt {
     pub(crate) fn begin(session: &Session, name: &str) -> Result<Attempt, LockError> {
         let begun = session.inner.named(name).and_then(|named| {
+            // A node that has left does not learn what became of former attempts.
+            if session.inner.core.is_closed() {
+                return Err(LockCause::Region(RegionCause::NodeClosed));
+            }
             let mut state = lock(&named.state);
             if state.usage != Usage::Idle {
                 return Err(LockCause::AlreadyHeld);
