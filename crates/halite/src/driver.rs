@@ -27,7 +27,7 @@ use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
 use crate::rpc::{CALL_WORK, Rpc};
 use crate::ticket::{Ending, Undo};
-use crate::turns::{Bell, Look, Turn, Turns, WATCH_NS};
+use crate::turns::{Bell, Look, Turn, Turns};
 use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, lock};
 
 /// For how many rounds a spinning caller keeps its processor: about 3 us, in which a peer that is awake answers.
@@ -270,7 +270,7 @@ impl Core {
         let now = self.now_ns();
         let until = match look {
             Look::WhenRung => machine.attention_ns(now),
-            Look::Soon => machine.attention_ns(now).min(now + WATCH_NS),
+            Look::Within(watch_ns) => machine.attention_ns(now).min(now + watch_ns),
         };
         self.keeper_sleeps_until_ns.store(until, Relaxed);
         Duration::from_nanos(until.saturating_sub(now))
