@@ -15,6 +15,7 @@ mod arrivals;
 mod call;
 mod error;
 mod fetch;
+mod lent;
 mod link;
 mod memory;
 mod port;
@@ -46,6 +47,7 @@ pub use self::call::PendingCall;
 pub use self::error::{
     CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
 };
+pub use self::lent::Answer;
 pub use self::port::{Mailbox, Message, Port};
 pub(crate) use self::request::Into;
 pub use self::server::{Call, Function, Server};
