@@ -249,9 +249,7 @@ impl Server {
 
     /// See [`crate::Server::reply_and_recv`].
     pub fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
-        // A caller that has gone is no reason not to serve the next.
-        let _ = call.reply(output);
-        self.recv()
+        self.server.reply_and_recv_blocking(call, output)
     }
 
     /// See [`crate::Server::close`].

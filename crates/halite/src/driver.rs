@@ -526,12 +526,15 @@ impl Poller {
 
     /// What calls need is handled in order, and without the machine's lock.
     fn handle_calls(&mut self, rpc: &Rpc, wakes: &mut Wakes) {
+        // Looked up once for requests in a row.
+        let mut routes = None;
         self.completions.retain(|completion| match &completion.kind {
             CompletionKind::Notified { imm } => {
-                rpc.handle_notified(completion.peer, *imm, wakes);
+                rpc.handle_notified(completion.peer, *imm, &mut routes, wakes);
                 false
             }
             CompletionKind::Received { bytes, imm: NOTE_IMM } => {
+                routes = None;
                 rpc.handle_note(completion.peer, bytes, wakes);
                 false
             }

@@ -176,6 +176,14 @@ impl Rpc {
         };
         let wanted = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
         let room = if request.reply_in_place { wanted.max(USUAL_SLOT_BYTES) } else { USUAL_SLOT_BYTES };
+        if room == USUAL_SLOT_BYTES
+            && slot.index < USUAL_SLOTS
+            && input.is_none()
+            && request.kind == Kind::Call
+        {
+            // Most calls hold nothing, and to say so takes time.
+            return Ok((slot, None));
+        }
         let mut held = Held { input, ..Held::default() };
         if room > USUAL_SLOT_BYTES || slot.index >= USUAL_SLOTS {
             held.reply = self.pool.allocate(&*self.fabric, room);
@@ -209,15 +217,13 @@ impl Rpc {
                 outbound.ring.place(header.request_bytes()).map_err(|_| NotPosted::Full)?
             }
         };
-        let mut head = [0; REQUEST_HEADER_BYTES_MAX + Principal::BYTES_MAX];
-        let fixed: &mut [u8; REQUEST_HEADER_BYTES_MAX] = head.first_chunk_mut().expect("it is longer");
-        let len = header.emit(fixed);
+        let mut head = [0; REQUEST_HEADER_BYTES_MAX];
+        let len = header.emit(&mut head);
         let name = request.principal.0.as_bytes();
-        head[len..len + name.len()].copy_from_slice(name);
         let input = if header.input == Input::InRing { request.input } else { &[] };
         let at = Address { offset: outbound.at.offset + place.offset, ..outbound.at };
         let imm = Imm::Request { offset: place.offset }.emit();
-        let posted = self.post_parts(peer, at, &head[..len + name.len()], input, imm);
+        let posted = self.post_parts(peer, at, [&head[..len], name], input, imm);
         posted.map_err(|cause| match cause {
             PostCause::QueueFull => NotPosted::Full,
             PostCause::NotConnected => NotPosted::Gone,
