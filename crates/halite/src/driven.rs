@@ -110,6 +110,7 @@ impl Drop for Driven {
         let core = &self.member.core;
         core.set_closed();
         core.with_unless_failed(|machine, _| machine.close());
-        leaving::finish(core);
+        let stale = self.leaving.take().map(Leaving::into_stale);
+        leaving::close(core, stale.unwrap_or_default());
     }
 }

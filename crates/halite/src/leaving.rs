@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use halite_mem::Elapsed;
+
 use crate::driver::Core;
 use crate::machine::Machine;
 
@@ -18,6 +20,9 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Leaving {
     part: Part,
     deadline_ns: u64,
+    /// Handles that are stale.  Until the machine is closed it may still change what is behind them, and nobody else is
+    /// given their numbers.
+    stale: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -35,9 +40,9 @@ impl Leaving {
     /// No operation begins from here on.
     pub(crate) fn begin(core: &Core) -> Leaving {
         core.set_closed();
-        retire_handles(core);
+        let (stale, _) = retire_handles(core);
         let mark = core.ground.posted.mark();
-        Leaving { part: Part::Ending { mark }, deadline_ns: deadline_ns(core) }
+        Leaving { part: Part::Ending { mark }, deadline_ns: deadline_ns(core), stale }
     }
 
     /// Goes on with it, after the node has been moved forward.  Returns whether the machine is closed.
@@ -52,7 +57,7 @@ impl Leaving {
                     core.with(|machine, now| machine.leave(now));
                 }
                 if is_over || is_late {
-                    *self = Leaving { part: Part::Telling, deadline_ns: deadline_ns(core) };
+                    (self.part, self.deadline_ns) = (Part::Telling, deadline_ns(core));
                     return self.advance(core);
                 }
             }
@@ -66,6 +71,11 @@ impl Leaving {
         }
         matches!(self.part, Part::Closed)
     }
+
+    /// What [`close`] wants to know.
+    pub(crate) fn into_stale(self) -> Vec<u32> {
+        self.stale
+    }
 }
 
 fn is_over(core: &Core, machine: &Machine, mark: u64) -> bool {
@@ -78,29 +88,29 @@ fn deadline_ns(core: &Core) -> u64 {
 }
 
 /// The last of a node: handles that came about while it left are stale, too, and the fabric is closed, which waits
-/// for the windows behind them.
-pub(crate) fn finish(core: &Core) {
-    retire_handles(core);
+/// for the windows behind them all.
+pub(crate) fn close(core: &Core, stale: Vec<u32>) {
+    let (late, elapsed) = retire_handles(core);
+    for index in stale.into_iter().chain(late) {
+        // Fails only where the engine, to which the region was dropped meanwhile, has reclaimed it.
+        let _ = core.ground.path.slots().reclaim(index, elapsed);
+    }
     core.ground.fabric.close();
 }
 
-/// Makes all handles stale, and waits until no access is under way.
-fn retire_handles(core: &Core) {
+/// Makes all handles stale, and waits until no access is under way.  Returns those that were not stale before.
+fn retire_handles(core: &Core) -> (Vec<u32>, Elapsed) {
     let path = &core.ground.path;
     let mut handles = Vec::new();
     path.slots().iter_with(|index, _, _| handles.push(index));
     // The engine may have retired one meanwhile, and reclaims it then.
     handles.retain(|index| path.slots().retire(*index).is_ok());
     let grace = path.pins().start_grace();
-    let elapsed = loop {
+    loop {
         match grace.elapsed(path.pins()) {
-            Some(elapsed) => break elapsed,
+            Some(elapsed) => return (handles, elapsed),
             // A pin is held for the time of a copy of 256 KiB, so this ends.
             None => std::thread::yield_now(),
         }
-    };
-    for index in handles {
-        // Fails only where the engine, to which the region was dropped meanwhile, has reclaimed it.
-        let _ = path.slots().reclaim(index, elapsed);
     }
 }

@@ -150,7 +150,7 @@ impl Drop for Node {
             core.drive_for_a_moment();
         }
         self.keeper = None;
-        leaving::finish(core);
+        leaving::close(core, leaving.into_stale());
         self.lock = None;
     }
 }

@@ -39,6 +39,10 @@ pub(super) async fn alloc(actor: &mut Actor) {
     let Some((id, len)) = begun else { return };
     let session = actor.session.clone();
     let text = name_of(name);
+    let number = actor.number;
+    let line =
+        format_args!("session {number} is to make {text} with {len} bytes on {placement:?}: life {}", id.0);
+    actor.stage.world.note(Some(actor.host), line);
     let result = actor.attempt("alloc", session.alloc(Some(&text), len, placement, everyone)).await;
     match result {
         Some(Ok(lh)) => {
@@ -120,6 +124,8 @@ pub(super) async fn map(actor: &mut Actor) {
     let begin_ns = actor.now_ns();
     let session = actor.session.clone();
     let text = name_of(name);
+    let number = actor.number;
+    actor.stage.world.note(Some(actor.host), format_args!("session {number} is to map {text}"));
     let result = actor.attempt("map", session.map(&text, wanted)).await;
     match result {
         Some(Ok(lh)) => mapped(actor, name, wanted, lh, begin_ns),
