@@ -16,7 +16,8 @@ use halite_tier::permissions::Permissions;
 use crate::access::{Reading, Transfer, Writing};
 use crate::error::{AccessError, BatchError, RegionError};
 use crate::rpc::{
-    self, Call, CallError, Calling, Function, Into, Message, Port, SendError, ServeError, ServeOptions,
+    self, Answer, Call, CallError, Calling, Function, Into, Message, Port, SendError, ServeError,
+    ServeOptions,
 };
 use crate::session::{self, Lh, Placement, ReadOp, Who, WriteOp};
 
@@ -205,7 +206,7 @@ pub struct PendingCall<'s> {
     pending: rpc::PendingCall<'s>,
 }
 
-impl PendingCall<'_> {
+impl<'s> PendingCall<'s> {
     /// See [`crate::PendingCall::answer`].
     pub fn answer(self) -> Result<Vec<u8>, CallError> {
         let mut output = Vec::new();
@@ -216,6 +217,11 @@ impl PendingCall<'_> {
     /// See [`crate::PendingCall::answer_into`].
     pub fn answer_into(self, output: &mut [u8]) -> Result<usize, CallError> {
         self.pending.answer_blocking(Into::Slice(output))
+    }
+
+    /// See [`crate::PendingCall::lend_answer`].
+    pub fn lend_answer(self) -> Result<Answer<'s>, CallError> {
+        self.pending.lend_answer_blocking()
     }
 }
 
@@ -243,9 +249,7 @@ impl Server {
 
     /// See [`crate::Server::reply_and_recv`].
     pub fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
-        // A caller that has gone is no reason not to serve the next.
-        let _ = call.reply(output);
-        self.recv()
+        self.server.reply_and_recv_blocking(call, output)
     }
 
     /// See [`crate::Server::close`].

@@ -28,7 +28,7 @@ use crate::machine::{Ground, Machine};
 use crate::rpc::{CALL_WORK, Rpc};
 use crate::surroundings::World;
 use crate::ticket::{Ending, Undo};
-use crate::turns::{Bell, Look, Turn, Turns, WATCH_NS};
+use crate::turns::{Bell, Look, Turn, Turns};
 use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, lock};
 
 /// For how many rounds a spinning caller keeps its processor: about 3 us, in which a peer that is awake answers.
@@ -290,7 +290,7 @@ impl Core {
         let now = self.now_ns();
         let until = match look {
             Look::WhenRung => machine.attention_ns(now),
-            Look::Soon => machine.attention_ns(now).min(now + WATCH_NS),
+            Look::Within(watch_ns) => machine.attention_ns(now).min(now + watch_ns),
         };
         self.keeper_sleeps_until_ns.store(until, Relaxed);
         until
@@ -546,12 +546,15 @@ impl Poller {
 
     /// What calls need is handled in order, and without the machine's lock.
     fn handle_calls(&mut self, rpc: &Rpc, wakes: &mut Wakes) {
+        // Looked up once for requests in a row.
+        let mut routes = None;
         self.completions.retain(|completion| match &completion.kind {
             CompletionKind::Notified { imm } => {
-                rpc.handle_notified(completion.peer, *imm, wakes);
+                rpc.handle_notified(completion.peer, *imm, &mut routes, wakes);
                 false
             }
             CompletionKind::Received { bytes, imm: NOTE_IMM } => {
+                routes = None;
                 rpc.handle_note(completion.peer, bytes, wakes);
                 false
             }

@@ -47,6 +47,7 @@ fn keep(core: &Core, stopping: &AtomicBool) {
     let _alarm = Alarm(core);
     let fabric = &core.ground.fabric;
     let mut arrivals = Arrivals { patience: Patience::NEW, last_ns: 0, quiet_at_ns: 0 };
+    let mut look = Look::WhenRung;
     loop {
         // Read before anything is looked at, so that what rings from here on ends the sleep.
         let seen = fabric.doorbell();
@@ -54,22 +55,23 @@ fn keep(core: &Core, stopping: &AtomicBool) {
         if stopping.load(Acquire) {
             return;
         }
-        let look = look_after(core, &mut arrivals);
+        look = look_after(core, &mut arrivals).unwrap_or(look.again());
         core.run_jobs();
         fabric.wait(seen, Some(core.begin_sleep(look)));
         core.end_sleep();
     }
 }
 
-/// Takes in what has arrived, and what follows on its heels.  Returns when to look again.
-fn look_after(core: &Core, arrivals: &mut Arrivals) -> Look {
+/// Takes in what has arrived, and what follows on its heels.  Returns when to look again; `None` if somebody else polls.
+fn look_after(core: &Core, arrivals: &mut Arrivals) -> Option<Look> {
     while let Some(token) = core.try_token() {
-        if let Some(look) = poll_until_quiet(core, token, arrivals) {
+        let look = poll_until_quiet(core, token, arrivals);
+        if look.is_some() {
             return look;
         }
     }
     core.see_to_what_is_due();
-    Look::Soon
+    None
 }
 
 /// Polls until nothing is likely to follow.  Returns early, with nothing, if the token had to be given up for

@@ -80,8 +80,8 @@ pub use halite_tier::permissions::Permissions;
 pub use lock::Guard;
 pub use node::{Node, Seat};
 pub use rpc::{
-    Call, CallCause, CallError, Function, Mailbox, Message, PendingCall, Port, ReplyCause, ReplyError,
-    SendCause, SendError, ServeCause, ServeError, ServeOptions, Server,
+    Answer, Call, CallCause, CallError, Function, Mailbox, Message, PendingCall, Port, ReplyCause,
+    ReplyError, SendCause, SendError, ServeCause, ServeError, ServeOptions, Server,
 };
 pub use session::{Lh, Placement, REGION_BYTES_MAX, ReadOp, Session, Who, WriteOp};
 pub use surroundings::Surroundings;

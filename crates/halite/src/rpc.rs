@@ -15,6 +15,7 @@ mod arrivals;
 mod call;
 mod error;
 mod fetch;
+mod lent;
 mod link;
 mod memory;
 mod port;
@@ -46,6 +47,7 @@ pub use self::call::PendingCall;
 pub use self::error::{
     CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
 };
+pub use self::lent::Answer;
 pub use self::port::{Mailbox, Message, Port};
 pub(crate) use self::request::Into;
 pub use self::server::{Call, Function, Server};
@@ -102,9 +104,12 @@ pub(crate) struct Rpc {
     hungry: AtomicBool,
 }
 
+/// The routes, for as long as nobody changes them.
+pub(crate) type RoutesRead<'r> = RwLockReadGuard<'r, Routes>;
+
 /// Which way requests go.
 #[derive(Debug, Default)]
-struct Routes {
+pub(crate) struct Routes {
     by_node: BTreeMap<NodeId, Arc<Link>>,
     by_peer: BTreeMap<PeerId, Arc<Link>>,
     /// Of peers that are gone but may still write to our memory.
@@ -251,7 +256,7 @@ impl Rpc {
 
     /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
     /// for the writer.
-    fn routes(&self) -> RwLockReadGuard<'_, Routes> {
+    fn routes(&self) -> RoutesRead<'_> {
         self.routes.read().expect(POISONED)
     }
 

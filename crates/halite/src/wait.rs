@@ -200,6 +200,8 @@ pub(crate) struct Patience {
     long_waits: u32,
     /// For how long the present wait has been spun for.
     spun_ns: u64,
+    /// For how long somebody works, in the present wait, on what is waited for.
+    work_ns: u64,
 }
 
 /// The longest spin: what a sleep delays the waiter by.
@@ -214,12 +216,18 @@ const PROBE_EVERY: u32 = 16;
 
 impl Patience {
     /// Nothing is known: short waits are expected.
-    pub(crate) const NEW: Patience = Patience { long_waits: 0, spun_ns: 0 };
+    pub(crate) const NEW: Patience = Patience { long_waits: 0, spun_ns: 0, work_ns: 0 };
 
     /// How long to spin in the next wait.
     pub(crate) fn spin_ns(&self) -> u64 {
         let is_probe = self.long_waits % PROBE_EVERY == PROBE_EVERY - 1;
-        if self.long_waits < LONG_WAITS_MAX || is_probe { SPIN_LONG_NS } else { SPIN_SHORT_NS }
+        if self.long_waits < LONG_WAITS_MAX || is_probe { SPIN_LONG_NS + self.work_ns } else { SPIN_SHORT_NS }
+    }
+
+    /// The next wait takes longer than others even if nobody sleeps, by about so much.  Both ends would sleep each time if
+    /// it were judged as they are.
+    pub(crate) fn expect_work(&mut self, work_ns: u64) {
+        self.work_ns = work_ns;
     }
 
     /// The wait was not over after so long a spin; [`Patience::note_wait`] follows.
@@ -229,7 +237,8 @@ impl Patience {
 
     /// A wait has ended, after so long (without what [`Patience::note_spin`] told).
     pub(crate) fn note_wait(&mut self, waited_ns: u64) {
-        let is_long = waited_ns + std::mem::take(&mut self.spun_ns) > SPIN_LONG_NS;
+        let waited_ns = waited_ns + std::mem::take(&mut self.spun_ns);
+        let is_long = waited_ns > SPIN_LONG_NS + std::mem::take(&mut self.work_ns);
         self.long_waits = if is_long { self.long_waits.wrapping_add(1) } else { 0 };
     }
 
@@ -358,6 +367,17 @@ mod tests {
         patience.note_spin(SPIN_SHORT_NS);
         patience.note_wait(SPIN_LONG_NS - SPIN_SHORT_NS);
         assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
+    }
+
+    #[test]
+    fn a_wait_for_much_work_is_spun_through_and_not_called_long() {
+        let mut patience = Patience::NEW;
+        for _ in 0..2 * LONG_WAITS_MAX {
+            patience.expect_work(3 * SPIN_LONG_NS);
+            assert_eq!(patience.spin_ns(), 4 * SPIN_LONG_NS);
+            patience.note_wait(4 * SPIN_LONG_NS);
+        }
+        assert_eq!(patience.spin_ns(), SPIN_LONG_NS, "what was expected of one wait is not of the next");
     }
 
     #[test]

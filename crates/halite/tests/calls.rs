@@ -48,6 +48,63 @@ fn check_lengths(here: &halite::blocking::Session, there: &halite::blocking::Ses
 }
 
 #[test]
+fn an_answer_that_is_lent_is_read_where_it_has_arrived_and_keeps_its_place_until_it_is_dropped() {
+    let dir = Dir::new();
+    for (first, second) in [(dir.join(0), dir.join(1)), (dir.join_posted(2), dir.join_posted(3))] {
+        let (here, there) = (first.blocking_session(), second.blocking_session());
+        let server = there.serve(ECHO, ServeOptions::default()).unwrap();
+        let output = |seed: usize, len| (0..len).map(|at| (at * 7 + seed) as u8).collect::<Vec<u8>>();
+        for len in [0, 1, 300, 4097, 1 << 20] {
+            let lend = |seed| {
+                let pending = here.post_call(second.id(), ECHO, b"", len, PATIENCE).unwrap();
+                server.recv().unwrap().reply(&output(seed, len)).unwrap();
+                pending.lend_answer().unwrap()
+            };
+            let (one, two) = (lend(1), lend(2));
+            assert!(one.to_vec() == output(1, len) && two.to_vec() == output(2, len), "{len} bytes");
+            assert_eq!((one.len(), one.is_empty()), (len, len == 0));
+            drop(one);
+            assert!(lend(3).to_vec() == output(3, len) && two.to_vec() == output(2, len), "{len} bytes");
+            check_parts(&two, &output(2, len));
+        }
+    }
+}
+
+/// Reads over the end are cut short.
+fn check_parts(answer: &halite::Answer<'_>, expected: &[u8]) {
+    for offset in [0, 1, expected.len() / 2, expected.len(), expected.len() + 1, usize::MAX] {
+        let rest = expected.get(offset..).unwrap_or_default();
+        let mut part = [0xEE; 100];
+        let count = answer.copy_to(offset, &mut part);
+        assert_eq!(&part[..count], &rest[..rest.len().min(100)], "from {offset} of {}", expected.len());
+        assert!(part[count..].iter().all(|byte| *byte == 0xEE));
+    }
+}
+
+#[test]
+fn an_answer_that_is_too_long_to_be_written_here_is_fetched_before_it_is_lent() {
+    let dir = Dir::new();
+    let (first, second) = (dir.join(0), dir.join(1));
+    let (here, there) = (first.blocking_session(), second.blocking_session());
+    let server = there.serve(ECHO, ServeOptions::default()).unwrap();
+    let pending = here.post_call(NodeId(1), ECHO, b"", (64 << 20) + 1, PATIENCE).unwrap();
+    server.recv().unwrap().reply(&[7; 5000]).unwrap();
+    assert_eq!(pending.lend_answer().unwrap().to_vec(), [7; 5000]);
+}
+
+#[test]
+fn why_there_is_no_answer_is_told_to_whoever_wants_it_lent() {
+    let dir = Dir::new();
+    let (first, second) = (dir.join(0), dir.join(1));
+    let (here, there) = (first.blocking_session(), second.blocking_session());
+    let server = there.serve(ECHO, ServeOptions::default()).unwrap();
+    let pending = here.post_call(NodeId(1), ECHO, b"", 10, PATIENCE).unwrap();
+    let refused = server.recv().unwrap().reply(&[1; 11]).unwrap_err();
+    assert_eq!(refused.cause, ReplyCause::TooLong { max: 10 });
+    assert_eq!(pending.lend_answer().unwrap_err().cause, CallCause::ReplyTooLong { len: 11, max: 10 });
+}
+
+#[test]
 fn inputs_and_outputs_arrive_whole_where_they_must_be_posted() {
     let dir = Dir::new();
     check_lengths(&dir.join_posted(0).blocking_session(), &dir.join_posted(1).blocking_session());

@@ -132,6 +132,19 @@ mod tests {
     }
 
     #[test]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn machines_with_and_without_fast_microcode_copy_the_same_bytes() {
+        for len in [9, 300, 4097] {
+            for shift in 0..17 {
+                check(x86_64::copy_upwards_microcode, 9000, shift, 4500, len);
+                check(x86_64::copy_upwards_microcode, 9000, 3 + shift, 3, len);
+            }
+        }
+        let longest = 2 << 20;
+        check(x86_64::copy_upwards_microcode, 3 << 20, 1 << 20, 5, longest);
+    }
+
+    #[test]
     fn fills_touch_nothing_else() {
         let fills: [unsafe fn(*mut u8, u8, usize); 2] = [fill, portable::fill];
         for (fill, len, at) in fills

@@ -127,6 +127,8 @@ pub struct Engine {
     copied_into: Vec<(Extents, BTreeSet<NodeLife>)>,
     memory: memory::Memory,
     sweeps: BTreeMap<NodeLife, membership::Sweep>,
+    /// Homes whose chunks here were taken, or are about to be: newcomers may still hear of them from others.
+    swept: BTreeSet<NodeLife>,
     locks: locks::Locks,
     barriers: barriers::Barriers,
     waits: waits::Waits,
@@ -160,6 +162,7 @@ impl Engine {
             copied_into: Vec::new(),
             memory: memory::Memory::default(),
             sweeps: BTreeMap::new(),
+            swept: BTreeSet::new(),
             locks: locks::Locks::default(),
             barriers: barriers::Barriers::default(),
             waits: waits::Waits::default(),
@@ -313,6 +316,7 @@ impl Engine {
             Notice::Leave => self.handle_leave(from),
             Notice::Unmapped { region, upto } => self.handle_unmapped(region, from, upto),
             Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
+            Notice::Swept { homes } => self.mapper.sever(from, homes),
             Notice::Names { names, done } => self.handle_names(from, names, done),
             Notice::CancelLock { region, session, request } => {
                 self.handle_cancelled(from, region, session, request)

@@ -81,6 +81,8 @@ pub struct Mapper {
     regions: BTreeMap<RegionId, Mapped>,
     more: BTreeMap<RegionId, Vec<u32>>,
     large: BTreeMap<RegionId, Large>,
+    /// Owners, and homes that are dead for them.
+    severed: BTreeSet<(NodeLife, NodeLife)>,
     changing: BTreeMap<RegionId, Changing>,
     waiting: BTreeMap<Token, Waiting>,
     lives: Vec<NodeLife>,
@@ -101,6 +103,7 @@ impl Mapper {
             regions: BTreeMap::new(),
             more: BTreeMap::new(),
             large: BTreeMap::new(),
+            severed: BTreeSet::new(),
             changing: BTreeMap::new(),
             waiting: BTreeMap::new(),
             lives: Vec::new(),
@@ -368,6 +371,12 @@ impl Mapper {
         self.await_quiet(Waiting::Region(region))
     }
 
+    /// `owner` does not hold anything any more for these homes, whatever they say.
+    pub fn sever(&mut self, owner: NodeLife, homes: Vec<NodeLife>) {
+        self.severed.retain(|(other, _)| other.node != owner.node || *other == owner);
+        self.severed.extend(homes.into_iter().map(|home| (owner, home)));
+    }
+
     /// A node is gone: what it owned or was home of can no longer be reached.  Returns the tokens to wait for.
     pub fn handle_down(&mut self, life: NodeLife) -> Vec<Token> {
         self.dead.insert(life);
@@ -501,6 +510,7 @@ impl Mapper {
     fn piece_place(&self, home: NodeLife, extent: &Extent, frozen: bool, locate: &dyn Locate) -> Place {
         match [home, extent.owner].into_iter().find(|life| self.dead.contains(life)) {
             Some(dead) => Place::Down(dead),
+            None if self.severed.contains(&(extent.owner, home)) => Place::Down(home),
             None if frozen => Place::Frozen,
             None => locate.place(extent),
         }

@@ -357,6 +357,8 @@ pub enum Notice {
     Unmapped { region: RegionId, upto: RequestId },
     /// The same, said by the former home of the region about another node.
     UnmappedBy { region: RegionId, node: NodeLife, upto: RequestId },
+    /// To a newcomer: these homes are dead for me, and what I held for them may belong to others by now.
+    Swept { homes: Vec<NodeLife> },
     /// To a restarted directory: names of regions whose home I am, and as of which change; `done` with the last.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
     /// To the home of a lock: whoever made that request of mine does not want it any more.

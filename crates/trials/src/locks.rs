@@ -182,7 +182,9 @@ async fn take_again(actor: &mut Actor) {
     let is_right = match &result {
         None => true,
         Some(Ok(_)) => false,
-        Some(Err(error)) => error.cause == LockCause::AlreadyHeld,
+        Some(Err(error)) => {
+            matches!(error.cause, LockCause::AlreadyHeld | LockCause::Region(RegionCause::NodeClosed))
+        }
     };
     if !is_right {
         accuse(actor, name, actor.now_ns(), &format!("tried it while holding it: {result:?}"));

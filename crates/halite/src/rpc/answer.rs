@@ -190,7 +190,7 @@ impl Rpc {
     fn write_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
         let Target::Peer(peer) = to.link.target else { unreachable!("own answers need no fabric") };
         let header = ReplyHeader { status }.emit();
-        self.post_parts(peer, to.at, &header, output, Imm::Reply(to.id.slot).emit())
+        self.post_parts(peer, to.at, [&header, &[]], output, Imm::Reply(to.id.slot).emit())
     }
 
     /// Posts `head`, and `rest` behind it, to `at`: in one piece where that is short enough to be put together.
@@ -198,17 +198,29 @@ impl Rpc {
         &self,
         peer: PeerId,
         at: Address,
+        head: [&[u8]; 2],
+        rest: &[u8],
+        imm: u32,
+    ) -> Result<(), PostCause> {
+        let len = head[0].len() + head[1].len() + rest.len();
+        if len <= LINE_BYTES && len <= self.inline_bytes_max {
+            return self.post_whole(peer, at, [0; LINE_BYTES], [head[0], head[1], rest], imm);
+        }
+        if len <= PART_BYTES_MAX && len <= self.inline_bytes_max {
+            return self.post_whole(peer, at, [0; PART_BYTES_MAX], [head[0], head[1], rest], imm);
+        }
+        self.post_apart(peer, at, &head.concat(), rest, imm)
+    }
+
+    /// Posts `rest` first, and then `head`, with the immediate.
+    fn post_apart(
+        &self,
+        peer: PeerId,
+        at: Address,
         head: &[u8],
         rest: &[u8],
         imm: u32,
     ) -> Result<(), PostCause> {
-        let len = head.len() + rest.len();
-        if len <= LINE_BYTES && len <= self.inline_bytes_max {
-            return self.post_whole(peer, at, [0; LINE_BYTES], head, rest, imm);
-        }
-        if len <= PART_BYTES_MAX && len <= self.inline_bytes_max {
-            return self.post_whole(peer, at, [0; PART_BYTES_MAX], head, rest, imm);
-        }
         let block = self.source_block(rest)?;
         let (id, local) = match block {
             None => (CALL_WORK, Local::Inline(rest)),
@@ -234,20 +246,21 @@ impl Rpc {
         })
     }
 
-    /// Posts both in one piece, put together in `whole`, whose size is that of most: to clear more takes time.
+    /// Posts all in one piece, put together in `whole`, whose size is that of most: to clear more takes time.
     #[inline]
     fn post_whole<const N: usize>(
         &self,
         peer: PeerId,
         at: Address,
         mut whole: [u8; N],
-        head: &[u8],
-        rest: &[u8],
+        parts: [&[u8]; 3],
         imm: u32,
     ) -> Result<(), PostCause> {
-        let len = head.len() + rest.len();
-        whole[..head.len()].copy_from_slice(head);
-        whole[head.len()..len].copy_from_slice(rest);
+        let mut len = 0;
+        for part in parts {
+            whole[len..len + part.len()].copy_from_slice(part);
+            len += part.len();
+        }
         let operation =
             Operation::WriteImm { local: Local::Inline(&whole[..len]), remote: remote(at, 0), imm };
         self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }])

@@ -16,15 +16,28 @@ use halite_tier::rpc::{
 use super::answer::{Answered, ReplyTo, remote};
 use super::link::{Inbound, Link, Outbound, Theirs};
 use super::service::{Admission, Incoming, Payload, Service, ServiceId, Services};
-use super::{CALL_WORK, FIRST_LOOK_BYTES, Held, Rpc};
+use super::{CALL_WORK, FIRST_LOOK_BYTES, Held, Routes, RoutesRead, Rpc};
 use crate::wait::{Wakes, lock};
 
 impl Rpc {
-    /// A write with immediate has landed.
-    pub(crate) fn handle_notified(&self, peer: PeerId, imm: u32, wakes: &mut Wakes) {
+    /// A write with immediate has landed.  `routes` is kept for the next one; everything else that arrives is handled
+    /// without it.
+    pub(crate) fn handle_notified<'r>(
+        &'r self,
+        peer: PeerId,
+        imm: u32,
+        routes: &mut Option<RoutesRead<'r>>,
+        wakes: &mut Wakes,
+    ) {
         let handled = match Imm::parse(imm) {
-            Imm::Reply(slot) => self.handle_reply(Target::Peer(peer), slot, wakes),
-            Imm::Request { offset } => self.handle_request(peer, offset, wakes),
+            Imm::Reply(slot) => {
+                *routes = None;
+                self.handle_reply(Target::Peer(peer), slot, wakes)
+            }
+            Imm::Request { offset } => {
+                let routes = routes.get_or_insert_with(|| self.routes());
+                self.handle_request(routes, peer, offset, wakes)
+            }
         };
         self.enforce(peer, handled);
     }
@@ -79,11 +92,11 @@ impl Rpc {
 
     pub(super) fn handle_request(
         &self,
+        routes: &Routes,
         peer: PeerId,
         offset: u64,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
-        let routes = self.routes();
         // Nobody else may write to our rings.
         let link = routes.by_peer.get(&peer).ok_or(Violation("a request without a ring"))?;
         let (kind, number, incoming, head) = {
@@ -258,15 +271,15 @@ fn read_request(
     }
     let (name_at, name_bytes) = (header.len_bytes(), usize::from(header.name_bytes));
     let input_at = name_at + name_bytes;
-    let (mut long_name, mut input) = ([0; 255], Vec::new());
+    let (mut long_name, mut input) = (Vec::new(), Vec::new());
     let is_here = header.input == Input::InRing;
     let input_bytes = if is_here { header.input_bytes as usize } else { 0 };
     let name = match look.get(name_at..input_at) {
         Some(name) => name,
         None => {
-            let name = &mut long_name[..name_bytes];
-            ring.window().read(offset + name_at as u64, name).expect("the request is in the ring");
-            name
+            long_name.resize(name_bytes, 0);
+            ring.window().read(offset + name_at as u64, &mut long_name).expect("the request is in the ring");
+            &long_name
         }
     };
     match look.get(input_at..input_at + input_bytes) {

@@ -8,10 +8,12 @@ use halite_tier::rpc::{Address, Kind, Look, PAYLOAD_BYTES_MAX, Status};
 
 use super::error::{CallCause, CallError};
 use super::fetch::fetch;
+use super::lent::{Answer, Lent};
 use super::request::{Into, NotPosted, Pending, Reply, Request};
 use super::server::Function;
 use crate::driver::Core;
 use crate::session::Session;
+use crate::wait::Patience;
 
 /// Calls.
 impl Session {
@@ -78,9 +80,9 @@ impl Session {
             let mut output = Vec::new();
             // Whoever has no room now holds up none of the others.
             let answer = match posted {
-                Some(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
+                Some(mut pending) => calling.finish(&mut pending, Into::Vec(&mut output)).await,
                 None => match calling.post(input).await {
-                    Ok(pending) => calling.finish(pending, Into::Vec(&mut output)).await,
+                    Ok(mut pending) => calling.finish(&mut pending, Into::Vec(&mut output)).await,
                     Err(error) => Err(error),
                 },
             };
@@ -103,26 +105,65 @@ impl fmt::Debug for PendingCall<'_> {
     }
 }
 
-impl PendingCall<'_> {
+impl<'s> PendingCall<'s> {
     /// Waits for the answer.
-    pub async fn answer(self) -> Result<Vec<u8>, CallError> {
+    pub async fn answer(mut self) -> Result<Vec<u8>, CallError> {
         let mut output = Vec::new();
-        self.calling.finish(self.pending, Into::Vec(&mut output)).await?;
+        self.calling.finish(&mut self.pending, Into::Vec(&mut output)).await?;
         Ok(output)
     }
 
     /// As [`PendingCall::answer`], into a buffer of the caller's.  Returns how many bytes it has; a longer one is lost.
-    pub async fn answer_into(self, output: &mut [u8]) -> Result<usize, CallError> {
-        self.calling.finish(self.pending, Into::Slice(output)).await
+    pub async fn answer_into(mut self, output: &mut [u8]) -> Result<usize, CallError> {
+        self.calling.finish(&mut self.pending, Into::Slice(output)).await
     }
 
-    pub(crate) fn answer_blocking(self, into: Into<'_>) -> Result<usize, CallError> {
-        self.calling.wait_blocking(self.pending, into)
+    /// As [`PendingCall::answer`], without a copy: lends the answer where it has arrived.  One of more than 64 MiB is fetched.
+    ///
+    /// ```
+    /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
+    /// # use std::time::Duration;
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-lend-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// # let session = node.blocking_session();
+    /// # let server = session.serve(Function(7), ServeOptions::default())?;
+    /// let pending = session.post_call(NodeId(0), Function(7), b"", 1 << 20, Duration::from_secs(10))?;
+    /// server.recv()?.reply(&[7; 1 << 20])?;
+    /// let answer = pending.lend_answer()?;
+    /// let mut end = [0; 4];
+    /// assert_eq!(answer.copy_to((1 << 20) - 4, &mut end), 4);
+    /// assert_eq!(end, [7; 4]);
+    /// # drop((answer, server));
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn lend_answer(mut self) -> Result<Answer<'s>, CallError> {
+        let mut lent = Lent::default();
+        self.calling.finish(&mut self.pending, Into::Lent(&mut lent)).await?;
+        Ok(Answer::new(lent, self.pending))
+    }
+
+    pub(crate) fn answer_blocking(mut self, into: Into<'_>) -> Result<usize, CallError> {
+        self.calling.wait_blocking(&mut self.pending, into)
+    }
+
+    pub(crate) fn lend_answer_blocking(mut self) -> Result<Answer<'s>, CallError> {
+        let mut lent = Lent::default();
+        self.calling.wait_blocking(&mut self.pending, Into::Lent(&mut lent))?;
+        Ok(Answer::new(lent, self.pending))
     }
 }
 
 /// Answers that may be longer are fetched, rather than to keep as much memory ready for each call.
 const IN_PLACE_BYTES_MAX: usize = 64 << 20;
+
+/// Answers up to this length are copied in less time than a wake-up takes.
+const SOON_COPIED_BYTES_MAX: u32 = 64 << 10;
+/// Longer ones are spun for, as long as the server copies, up to this length: beyond, a wake-up counts little.
+const SPUN_BYTES_MAX: u32 = 2 << 20;
+/// How many bytes a server copies in a nanosecond at least, into memory that its caller has read from (measured: 14).
+const COPIED_BYTES_PER_NS: u64 = 8;
 
 /// How often a thread that spins looks for its answer because some answer has arrived: then it takes to waiting by waker,
 /// which is for its own answer only, and for its deadline.
@@ -188,20 +229,24 @@ impl<'s> Calling<'s> {
 
     pub(crate) async fn run(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
         self.start();
-        let pending = self.post(input).await?;
-        self.finish(pending, into).await
+        let mut pending = self.post(input).await?;
+        self.finish(&mut pending, into).await
     }
 
     /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker, nor the clock.
-    pub(crate) fn run_blocking(self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+    pub(crate) fn run_blocking(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
         match self.try_post(input) {
-            Some(pending) => self.wait_blocking(pending, into),
+            Some(mut pending) => self.wait_blocking(&mut pending, into),
             None => self.session.inner.core.block_on(self.run(input, into)),
         }
     }
 
-    fn wait_blocking(mut self, mut pending: Pending<'s>, mut into: Into<'_>) -> Result<usize, CallError> {
+    fn wait_blocking(&mut self, pending: &mut Pending<'s>, mut into: Into<'_>) -> Result<usize, CallError> {
         let core: &'s Core = &self.session.inner.core;
+        if self.reply_in_place && self.reply_bytes_max > SOON_COPIED_BYTES_MAX {
+            let bytes = self.reply_bytes_max.min(SPUN_BYTES_MAX);
+            Patience::change(|patience| patience.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
+        }
         for _ in 0..LOOKS_MAX {
             // Read before the look, so that what arrives after it is not missed.
             let seen = core.ground.rpc.arrivals();
@@ -209,7 +254,7 @@ impl<'s> Calling<'s> {
                 Err(Look::Waiting) => {}
                 Err(look) => return Err(self.failed(self.ended(look))),
                 Ok(Reply::DoneAt(len, address)) => {
-                    return core.block_on(self.fetch_output(&mut pending, len, address, into));
+                    return core.block_on(self.fetch_output(pending, len, address, into));
                 }
                 Ok(reply) => return self.output_of(reply),
             }
@@ -247,9 +292,9 @@ impl<'s> Calling<'s> {
         core.try_post_request(self.node, &self.request(input)).ok()
     }
 
-    pub(crate) async fn finish(&self, mut pending: Pending<'s>, into: Into<'_>) -> Result<usize, CallError> {
+    pub(crate) async fn finish(&self, pending: &mut Pending<'s>, into: Into<'_>) -> Result<usize, CallError> {
         match pending.answered().await {
-            Look::Replied => self.take(&mut pending, into).await,
+            Look::Replied => self.take(pending, into).await,
             look => Err(self.failed(self.ended(look))),
         }
     }
@@ -268,7 +313,7 @@ impl<'s> Calling<'s> {
 
     fn output_of(&self, reply: Reply) -> Result<usize, CallError> {
         match reply {
-            Reply::Done(len) => Ok(len),
+            Reply::Done(len) | Reply::Lent(len) => Ok(len),
             Reply::Refused(status) => Err(self.failed(self.refused(status))),
             Reply::DoneAt(..) | Reply::NotUnderstood => Err(self.failed(CallCause::NotUnderstood)),
         }

@@ -16,6 +16,7 @@ use halite_tier::rpc::{
 };
 
 use super::answer::ReplyTo;
+use super::lent::Lent;
 use super::link::{Link, Outbound};
 use super::memory::Block;
 use super::replies::usual_offset;
@@ -69,6 +70,8 @@ pub(crate) struct Pending<'c> {
 pub(crate) enum Reply {
     /// So many bytes have been put where they were wanted.
     Done(usize),
+    /// So many bytes stay in the slot, which the caller frees.
+    Lent(usize),
     /// They are still at the server: so many, there.
     DoneAt(usize, Address),
     /// No answer, for this reason.
@@ -173,6 +176,14 @@ impl Rpc {
         };
         let wanted = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
         let room = if request.reply_in_place { wanted.max(USUAL_SLOT_BYTES) } else { USUAL_SLOT_BYTES };
+        if room == USUAL_SLOT_BYTES
+            && slot.index < USUAL_SLOTS
+            && input.is_none()
+            && request.kind == Kind::Call
+        {
+            // Most calls hold nothing, and to say so takes time.
+            return Ok((slot, None));
+        }
         let mut held = Held { input, ..Held::default() };
         if room > USUAL_SLOT_BYTES || slot.index >= USUAL_SLOTS {
             held.reply = self.pool.allocate(&*self.fabric, room);
@@ -206,15 +217,13 @@ impl Rpc {
                 outbound.ring.place(header.request_bytes()).map_err(|_| NotPosted::Full)?
             }
         };
-        let mut head = [0; REQUEST_HEADER_BYTES_MAX + Principal::BYTES_MAX];
-        let fixed: &mut [u8; REQUEST_HEADER_BYTES_MAX] = head.first_chunk_mut().expect("it is longer");
-        let len = header.emit(fixed);
+        let mut head = [0; REQUEST_HEADER_BYTES_MAX];
+        let len = header.emit(&mut head);
         let name = request.principal.0.as_bytes();
-        head[len..len + name.len()].copy_from_slice(name);
         let input = if header.input == Input::InRing { request.input } else { &[] };
         let at = Address { offset: outbound.at.offset + place.offset, ..outbound.at };
         let imm = Imm::Request { offset: place.offset }.emit();
-        let posted = self.post_parts(peer, at, &head[..len + name.len()], input, imm);
+        let posted = self.post_parts(peer, at, [&head[..len], name], input, imm);
         posted.map_err(|cause| match cause {
             PostCause::QueueFull => NotPosted::Full,
             PostCause::NotConnected => NotPosted::Gone,
@@ -236,17 +245,17 @@ impl Rpc {
             look => return Err(look),
         }
         let reply = read_reply(self.usual.window(), usual_offset(slot), USUAL_SLOT_BYTES, into);
-        if !matches!(reply, Reply::DoneAt(..)) {
+        if !reply.needs_slot() {
             slots.free(slot);
         }
         Ok(reply)
     }
 
-    /// Copies a reply out, as many bytes as `into` takes, and frees the slot, unless the output is elsewhere.
+    /// Puts a reply where it is wanted, and frees the slot, unless that is needed longer.
     fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
         let window = self.slot_window(slot);
         let reply = read_reply(&window, 0, window.len(), into);
-        if !matches!(reply, Reply::DoneAt(..)) {
+        if !reply.needs_slot() {
             self.free_slot(slot);
         }
         reply
@@ -302,10 +311,7 @@ fn read_reply(window: &Window, offset: u64, room: u64, into: Into<'_>) -> Reply 
     match ReplyHeader::parse(header).map(|header| header.status) {
         // Not what lies behind the slot, whatever the server says.
         Ok(Status::Done(len)) if REPLY_HEADER_BYTES as u64 + u64::from(len) > room => Reply::NotUnderstood,
-        Ok(Status::Done(len)) => match into.read(window, behind, len as usize) {
-            Some(len) => Reply::Done(len),
-            None => Reply::NotUnderstood,
-        },
+        Ok(Status::Done(len)) => into.read(window, behind, len as usize).unwrap_or(Reply::NotUnderstood),
         Ok(Status::DoneAt(len)) => {
             let mut address = [0; OUTPUT_ADDRESS_BYTES];
             window.read(behind, &mut address).expect("a slot holds an address");
@@ -343,6 +349,15 @@ pub(crate) enum Into<'a> {
     Vec(&'a mut Vec<u8>),
     /// The caller's.
     Slice(&'a mut [u8]),
+    /// They stay where they are, as far as possible.
+    Lent(&'a mut Lent),
+}
+
+impl Reply {
+    /// Whether the slot is still in use.
+    fn needs_slot(&self) -> bool {
+        matches!(self, Reply::DoneAt(..) | Reply::Lent(_))
+    }
 }
 
 impl Into<'_> {
@@ -350,27 +365,33 @@ impl Into<'_> {
         match self {
             Into::Vec(bytes) => Into::Vec(bytes),
             Into::Slice(bytes) => Into::Slice(bytes),
+            Into::Lent(lent) => Into::Lent(lent),
         }
     }
 
     /// Room for exactly `len` bytes, unless they do not fit.
     pub(crate) fn prepare(&mut self, len: usize) -> Option<&mut [u8]> {
         match self {
-            Into::Vec(bytes) if len as u64 <= PAYLOAD_BYTES_MAX => {
+            Into::Slice(bytes) => bytes.get_mut(..len),
+            Into::Vec(_) | Into::Lent(_) if len as u64 > PAYLOAD_BYTES_MAX => None,
+            Into::Vec(bytes) => {
                 bytes.resize(len, 0);
                 Some(bytes.as_mut_slice())
             }
-            Into::Vec(_) => None,
-            Into::Slice(bytes) => bytes.get_mut(..len),
+            Into::Lent(lent) => Some(lent.fetched(len)),
         }
     }
 
-    fn read(mut self, window: &Window, offset: u64, len: usize) -> Option<usize> {
+    fn read(mut self, window: &Window, offset: u64, len: usize) -> Option<Reply> {
         if len as u64 > window.len() {
             return None;
         }
+        if let Into::Lent(lent) = self {
+            *lent = Lent::InSlot(window.slice(offset, len as u64)?);
+            return Some(Reply::Lent(len));
+        }
         window.read(offset, self.prepare(len)?).ok()?;
-        Some(len)
+        Some(Reply::Done(len))
     }
 }
 
@@ -391,7 +412,7 @@ impl<'c> Pending<'c> {
     /// Takes the answer if it is there.  Looks at no clock.
     pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, Look> {
         let reply = self.core.ground.rpc.try_take(self.slot, into)?;
-        self.open = matches!(reply, Reply::DoneAt(..));
+        self.open = reply.needs_slot();
         Ok(reply)
     }
 
@@ -418,7 +439,7 @@ impl<'c> Pending<'c> {
     /// Takes the answer, after [`Look::Replied`].
     pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
         let reply = self.core.ground.rpc.take_reply(self.slot, into);
-        self.open = matches!(reply, Reply::DoneAt(..));
+        self.open = reply.needs_slot();
         reply
     }
 }

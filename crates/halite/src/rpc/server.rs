@@ -75,9 +75,9 @@ impl Server {
 
     /// Answers one call and waits for the next.
     pub async fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
-        // A caller that has gone is no reason not to serve the next.
-        let _ = call.reply(output);
-        self.recv().await
+        let session = self.reply_first(call, output);
+        let accepted = self.receiver.recv().await?;
+        Ok(Call::new(session, accepted))
     }
 
     /// Ends the function for all its servers: each `recv` fails from now on, and so do calls.
@@ -89,21 +89,29 @@ impl Server {
         self.receiver.recv_blocking().map(|accepted| self.call(accepted))
     }
 
+    pub(crate) fn reply_and_recv_blocking(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
+        let session = self.reply_first(call, output);
+        let accepted = self.receiver.recv_blocking()?;
+        Ok(Call::new(session, accepted))
+    }
+
+    /// Answers one call; returns the session for the next: to share it anew takes two locked instructions.
+    fn reply_first(&self, mut call: Call, output: &[u8]) -> Session {
+        // A caller that has gone is no reason not to serve the next.
+        let (session, _) = call.answer(output);
+        let is_ours = Arc::ptr_eq(&session.inner, &self.receiver.session.inner);
+        if is_ours { session } else { self.receiver.session.clone() }
+    }
+
     fn call(&self, accepted: Accepted) -> Call {
-        Call {
-            session: self.receiver.session.clone(),
-            reply: accepted.reply,
-            node: accepted.node,
-            principal: accepted.principal,
-            input: accepted.bytes,
-        }
+        Call::new(self.receiver.session.clone(), accepted)
     }
 }
 
 /// A call to be answered.  Dropped without an answer, it tells its caller so.
 pub struct Call {
-    session: Session,
-    reply: Option<ReplyTo>,
+    /// `None` once it is answered.
+    asked: Option<(Session, ReplyTo)>,
     node: NodeId,
     principal: Principal,
     input: Vec<u8>,
@@ -121,6 +129,12 @@ impl fmt::Debug for Call {
 }
 
 impl Call {
+    fn new(session: Session, accepted: Accepted) -> Call {
+        let Accepted { reply, node, principal, bytes } = accepted;
+        let reply = reply.expect("a call is not answered before its handler has it");
+        Call { asked: Some((session, reply)), node, principal, input: bytes }
+    }
+
     /// What the caller sent.
     pub fn input(&self) -> &[u8] {
         &self.input
@@ -138,28 +152,32 @@ impl Call {
 
     /// Whether the caller still waits: a handler that takes long may ask.
     pub fn is_wanted(&self) -> bool {
-        self.reply.as_ref().is_some_and(ReplyTo::is_wanted)
+        self.asked.as_ref().is_some_and(|(_, to)| to.is_wanted())
     }
 
     /// Answers.  Does not wait.
     pub fn reply(mut self, output: &[u8]) -> Result<(), ReplyError> {
-        let to = self.reply.take().expect("a call is answered once");
+        self.answer(output).1
+    }
+
+    fn answer(&mut self, output: &[u8]) -> (Session, Result<(), ReplyError>) {
+        let (session, to) = self.asked.take().expect("a call is answered once");
         let max = u64::from(to.bytes_max);
-        let answered = self.session.inner.core.with_calls(|rpc, wakes| rpc.answer(to, output, wakes));
+        let answered = session.inner.core.with_calls(|rpc, wakes| rpc.answer(to, output, wakes));
         let cause = match answered {
-            Answered::Sent => return Ok(()),
+            Answered::Sent => return (session, Ok(())),
             Answered::Unwanted => ReplyCause::CallerGone,
             Answered::TooLong => ReplyCause::TooLong { max },
             Answered::NoMemory => ReplyCause::NoMemory,
         };
-        Err(ReplyError { len: output.len() as u64, cause })
+        (session, Err(ReplyError { len: output.len() as u64, cause }))
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        if let Some(to) = self.reply.take() {
-            self.session.inner.core.with_calls(|rpc, wakes| rpc.refuse(to, Status::Dropped, wakes));
+        if let Some((session, to)) = self.asked.take() {
+            session.inner.core.with_calls(|rpc, wakes| rpc.refuse(to, Status::Dropped, wakes));
         }
     }
 }
@@ -293,6 +311,7 @@ impl Receiver {
     }
 
     /// Accepts a request whose input is here; hands others back.
+    #[inline]
     fn accept_here(&self, taken: Taken) -> Result<Option<Accepted>, Incoming> {
         let Taken { incoming, granted } = taken;
         if !granted.is_empty() {

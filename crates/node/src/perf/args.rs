@@ -115,6 +115,9 @@ pub struct PerfArgs {
     /// rpc_lat, rpc_rate: bytes of each reply [default: as many as go there]
     #[arg(long, value_name = "BYTES")]
     pub reply_size: Option<ByteCount>,
+    /// rpc_rate: leaves replies where they have arrived, and looks at their ends only
+    #[arg(long)]
+    pub lend: bool,
     /// rpc_load: calls per second of all threads together [default: 1000]
     #[arg(long, value_name = "CALLS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rate: Option<u64>,

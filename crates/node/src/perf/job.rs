@@ -50,6 +50,8 @@ pub enum Kind {
         window: Option<usize>,
         /// Bytes of each reply.
         reply_bytes: Option<u64>,
+        /// Whether replies are not copied out.
+        lends: bool,
     },
     /// Calls that come by themselves, on average so many per second.
     Load {
@@ -252,6 +254,9 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     if args.window.is_some() && args.test != Test::RpcRate {
         return Err(wrong("--window belongs to rpc_rate"));
     }
+    if args.lend && args.test != Test::RpcRate {
+        return Err(wrong("--lend belongs to rpc_rate"));
+    }
     if args.reply_size.is_some() && !matches!(args.test, Test::RpcLat | Test::RpcRate) {
         return Err(wrong("--reply-size belongs to rpc_lat and rpc_rate"));
     }
@@ -268,8 +273,8 @@ fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
     let reply_bytes = args.reply_size.map(|size| size.0);
     let window = args.window.unwrap_or(WINDOW) as usize;
     let kind = match args.test {
-        Test::RpcLat => Kind::Calls { window: None, reply_bytes },
-        Test::RpcRate => Kind::Calls { window: Some(window), reply_bytes },
+        Test::RpcLat => Kind::Calls { window: None, reply_bytes, lends: false },
+        Test::RpcRate => Kind::Calls { window: Some(window), reply_bytes, lends: args.lend },
         Test::RpcLoad => Kind::Load { rate: args.rate.unwrap_or(LOAD_RATE), is_sweep: args.all },
         Test::RpcMemory => Kind::Memory,
         Test::SendLat => Kind::Messages,
@@ -358,7 +363,7 @@ mod tests {
         check("read_bw", Kind::Access(Verb::Read), &[64 << 10]);
         check("alloc_lat -s 4G", Kind::Alloc, &[4 << 30]);
         check("map_lat", Kind::Map, &[4096]);
-        check("rpc_lat", Kind::Calls { window: None, reply_bytes: None }, &[8]);
+        check("rpc_lat", Kind::Calls { window: None, reply_bytes: None, lends: false }, &[8]);
         check("fetch_add_lat", Kind::Words(WordVerb::FetchAdd), &[8]);
         check("copy_lat", Kind::Bulk(BulkVerb::Copy), &[4096]);
         check("lock_lat", Kind::Lock, &[0]);
@@ -366,10 +371,10 @@ mod tests {
 
     #[test]
     fn calls_are_under_way_sixteen_at_a_time_and_load_comes_from_eight_threads() {
-        check("rpc_rate", Kind::Calls { window: Some(16), reply_bytes: None }, &[8]);
+        check("rpc_rate", Kind::Calls { window: Some(16), reply_bytes: None, lends: false }, &[8]);
         check(
-            "rpc_rate --window 2 --reply-size 1M",
-            Kind::Calls { window: Some(2), reply_bytes: Some(1 << 20) },
+            "rpc_rate --window 2 --reply-size 1M --lend",
+            Kind::Calls { window: Some(2), reply_bytes: Some(1 << 20), lends: true },
             &[8],
         );
         check("rpc_load -a", Kind::Load { rate: 1000, is_sweep: true }, &[8]);

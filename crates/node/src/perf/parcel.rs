@@ -5,7 +5,7 @@
 //! ```                                 answer would cost as much as sending it
 
 /// The stamps are words, cut short where there is no room.
-const STAMP_BYTES: usize = 8;
+pub const STAMP_BYTES: usize = 8;
 
 /// Bytes to be sent.
 #[derive(Clone, Debug)]

@@ -31,6 +31,7 @@ impl Engine {
             self.handle_disconnected(now_ns, before);
         }
         self.members.insert(peer, &hello, now_ns);
+        self.tell_what_was_swept(hello.life);
         if self.is_directory() && dialled {
             self.directory.await_names_of(hello.life);
         }
@@ -39,6 +40,15 @@ impl Engine {
         }
         self.effects.push_back(Effect::Changed);
         self.settle();
+    }
+
+    /// A home that is dead for us may be alive for a newcomer, and let it map what we do not hold for it any more.
+    fn tell_what_was_swept(&mut self, newcomer: NodeLife) {
+        self.swept.retain(|home| home.node != newcomer.node);
+        if !self.swept.is_empty() {
+            let homes = self.swept.iter().copied().collect();
+            self.notify(newcomer.node, Notice::Swept { homes });
+        }
     }
 
     fn is_directory(&self) -> bool {
@@ -175,6 +185,7 @@ impl Engine {
         if !self.store.holds_any_for(home) {
             return;
         }
+        self.swept.insert(home);
         let me = self.config.life;
         let awaited: BTreeSet<NodeLife> =
             self.members.peers().map(|(_, peer)| peer.life).chain([me]).collect();

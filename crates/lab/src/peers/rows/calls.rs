@@ -67,7 +67,7 @@ fn replies(sizes: &Sizes) -> Vec<Row> {
     let memcpy = Probe::Memcpy { size: MIB as usize, iterations };
     let memcpy = Some(Source { probe: memcpy, figure: Figure::Bandwidth });
     let tag = taking(Figure::Bandwidth, ucx("tag_bw", MIB, iterations));
-    let replies = ["rpc_rate", "-s", "8", "--window", "2", "--reply-size", &MIB.to_string()];
+    let replies = ["rpc_rate", "-s", "8", "--window", "1", "--lend", "--reply-size", &MIB.to_string()];
     let ours = || figure_of(&halite(&replies, iterations), Figure::Bandwidth);
     vec![
         row(name, "MB/s", ours(), "memcpy", memcpy).wants(Target::RatioAtLeast(0.8)),
