@@ -17,6 +17,7 @@ mod actor;
 mod calls;
 mod faults;
 mod giving_up;
+mod golden;
 mod judge;
 mod locks;
 mod panics;
@@ -27,6 +28,7 @@ mod report;
 mod stage;
 mod trial;
 
+pub use golden::golden;
 pub use judge::Tally;
 pub use plan::{Faults, Plan, PlanError, Work};
 pub use report::Report;

@@ -286,7 +286,7 @@ impl Drop for Working {
 }
 
 /// Moves a node forward for as long as it is there.
-async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Driven>) {
+pub(crate) async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Driven>) {
     let clock = world.clock(host);
     loop {
         let seen = fabric.doorbell();
@@ -316,12 +316,12 @@ impl Drop for Turn {
 }
 
 /// What a simulated node takes from its surroundings.
-struct Made {
-    clock: HostClock,
+pub(crate) struct Made {
+    pub(crate) clock: HostClock,
     /// When the clock showed 0, in nanoseconds since 1970.
-    clock_since_1970_ns: u64,
-    random: Mutex<Random>,
-    node: u32,
+    pub(crate) clock_since_1970_ns: u64,
+    pub(crate) random: Mutex<Random>,
+    pub(crate) node: u32,
 }
 
 impl Surroundings for Made {

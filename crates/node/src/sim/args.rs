@@ -25,6 +25,8 @@ pub enum SimCommand {
     Soak(SoakArgs),
     /// Lists the plans that need no file, and the profiles of hardware that plans can name
     List(Listing),
+    /// Prints what each operation costs in simulated time, where nothing goes wrong
+    Golden,
 }
 
 /// `halite sim run`

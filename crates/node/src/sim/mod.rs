@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 pub use args::SimArgs;
 
+use crate::output;
 use args::SimCommand;
 
 /// Does what the command line says.
@@ -27,6 +28,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         SimCommand::Run(args) => run::run(args),
         SimCommand::Soak(args) => soak::run(args),
         SimCommand::List(args) => list::run(args),
+        SimCommand::Golden => Ok(output::print(&halite_trials::golden())?),
     }
 }
 

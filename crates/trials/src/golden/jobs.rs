@@ -1,0 +1,170 @@
+//! The operations of the golden table.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use halite::{Lh, NodeId, Permissions, Placement, Session};
+
+use super::quiet::{FUNCTION, PORT, Quiet};
+
+/// The node on which everything is that is used.
+const THERE: NodeId = NodeId(1);
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Job {
+    Read,
+    Write,
+    FetchAdd,
+    CompareSwap,
+    Fill,
+    Copy,
+    Call,
+    Send,
+    Lock,
+    Barrier,
+    Alloc,
+    Map,
+    Move,
+}
+
+/// All rows; 0 bytes for what has no size.
+pub(super) fn all() -> impl Iterator<Item = (Job, u64)> {
+    let sizes: [(Job, &[u64]); 13] = [
+        (Job::Read, &[8, 4 << 10, 64 << 10, 1 << 20]),
+        (Job::Write, &[8, 4 << 10, 64 << 10, 1 << 20]),
+        (Job::FetchAdd, &[8]),
+        (Job::CompareSwap, &[8]),
+        (Job::Fill, &[4 << 10, 1 << 20]),
+        (Job::Copy, &[4 << 10, 1 << 20]),
+        (Job::Call, &[8, 4 << 10, 64 << 10, 1 << 20]),
+        (Job::Send, &[8, 4 << 10, 64 << 10]),
+        (Job::Lock, &[0]),
+        (Job::Barrier, &[0]),
+        (Job::Alloc, &[4 << 10, 1 << 20]),
+        (Job::Map, &[0]),
+        (Job::Move, &[4 << 10, 1 << 20]),
+    ];
+    sizes.into_iter().flat_map(|(job, sizes)| sizes.iter().map(move |bytes| (job, *bytes)))
+}
+
+impl Job {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Job::Read => "read",
+            Job::Write => "write",
+            Job::FetchAdd => "fetch_add",
+            Job::CompareSwap => "compare_swap",
+            Job::Fill => "fill",
+            Job::Copy => "copy within the other node",
+            Job::Call => "call, answered by 8 bytes",
+            Job::Send => "send",
+            Job::Lock => "lock and unlock, free",
+            Job::Barrier => "barrier of both nodes",
+            Job::Alloc => "alloc on the other node, and free",
+            Job::Map => "map and unmap",
+            Job::Move => "move there or back",
+        }
+    }
+
+    /// Whether its bytes cross the network.
+    pub(super) fn carries_bytes(self) -> bool {
+        matches!(self, Job::Read | Job::Write | Job::Call | Job::Send | Job::Move)
+    }
+}
+
+/// A session that does one operation again and again.
+pub(super) struct Worker {
+    job: Job,
+    session: Session,
+    /// On the other node, for a barrier.
+    partner: Session,
+    name: String,
+    bytes: u64,
+    buffer: Vec<u8>,
+    /// Where it reads and writes, once it has been prepared.
+    lh: Option<Lh>,
+    done: u64,
+}
+
+impl Worker {
+    pub(super) fn new(quiet: &Quiet, job: Job, bytes: u64, number: u32) -> Worker {
+        Worker {
+            job,
+            session: quiet.session(0),
+            partner: quiet.session(1),
+            name: format!("worker {number}"),
+            bytes,
+            buffer: vec![7; bytes as usize],
+            lh: None,
+            done: 0,
+        }
+    }
+
+    /// Makes a region of its own on the other node.
+    pub(super) async fn prepare(&mut self) {
+        let made =
+            self.session.alloc(Some(&self.name), 2 * self.bytes.max(8), Placement::On(THERE), ALL).await;
+        self.lh = Some(made.expect("there is room"));
+    }
+
+    pub(super) async fn repeat(&mut self, rounds: u64) {
+        for _ in 0..rounds {
+            self.once().await.unwrap_or_else(|error| panic!("{}: {error}", self.job.name()));
+            self.done += 1;
+        }
+    }
+
+    async fn once(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+        let (session, name, bytes) = (&self.session, self.name.as_str(), self.bytes);
+        let lh = self.lh.expect("it has been prepared");
+        match self.job {
+            Job::Read => session.read(lh, 0, &mut self.buffer).await?,
+            Job::Write => session.write(lh, 0, &self.buffer).await?,
+            Job::FetchAdd => drop(session.fetch_add(lh, 0, 1).await?),
+            Job::CompareSwap => drop(session.compare_swap(lh, 0, self.done, self.done + 1).await?),
+            Job::Fill => session.fill(lh, 0, bytes, 7).await?,
+            Job::Copy => session.copy(lh, bytes, lh, 0, bytes).await?,
+            Job::Call => drop(session.call(THERE, FUNCTION, &self.buffer, PATIENCE).await?),
+            Job::Send => session.send(THERE, PORT, &self.buffer).await?,
+            Job::Lock => session.lock(name).await?.unlock().await?,
+            Job::Barrier => {
+                let there = self.partner.barrier(name, 2, PATIENCE);
+                both(session.barrier(name, 2, PATIENCE), there).await?
+            }
+            Job::Alloc => session.free(session.alloc(None, bytes, Placement::On(THERE), ALL).await?).await?,
+            Job::Map => session.unmap(session.map(name, Permissions::READ).await?).await?,
+            Job::Move => session.move_to(lh, NodeId((self.done % 2) as u32)).await?,
+        }
+        Ok(())
+    }
+}
+
+const ALL: Permissions = Permissions::all();
+
+/// Waits for both, at the same time.
+async fn both<T, E>(
+    first: impl Future<Output = Result<T, E>>,
+    second: impl Future<Output = Result<T, E>>,
+) -> Result<(), E> {
+    let (mut first, mut second) = (std::pin::pin!(first), std::pin::pin!(second));
+    let (mut one, mut two) = (None, None);
+    std::future::poll_fn(|context| {
+        poll_once(&mut one, first.as_mut(), context);
+        poll_once(&mut two, second.as_mut(), context);
+        if one.is_some() && two.is_some() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    one.into_iter().chain(two).try_for_each(|result| result.map(drop))
+}
+
+fn poll_once<F: Future>(output: &mut Option<F::Output>, future: Pin<&mut F>, context: &mut Context<'_>) {
+    if output.is_none()
+        && let Poll::Ready(ready) = future.poll(context)
+    {
+        *output = Some(ready);
+    }
+}

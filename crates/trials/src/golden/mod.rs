@@ -1,0 +1,149 @@
+//! The golden table: what each operation costs in simulated time, where nothing goes wrong.
+//!
+//! It shows what operations cost in steps of the protocol, and nothing about the speed of this code or of any real
+//! machine.  The table is in the tree, so that whoever changes the protocol sees what that costs, and reviewers do.
+
+mod jobs;
+mod quiet;
+
+use std::cell::Cell;
+use std::fmt::Write;
+use std::rc::Rc;
+
+use halite_sim::{Profile, RunEnd, World};
+
+use jobs::{Job, Worker};
+use quiet::Quiet;
+
+/// Most operations one after the other whose mean is the latency.
+const ROUNDS_MAX: u64 = 32;
+/// So many bytes are enough, as one long operation takes as long as the next.
+const BYTES_ENOUGH: u64 = 128 << 10;
+/// Operations that come before, so that connections and rings are as they stay.
+const WARM_UP: u64 = 2;
+/// Sessions that do the same at once, for the throughput.
+const SESSIONS: u32 = 16;
+
+/// The whole document, `docs/simulated.md`.
+pub fn golden() -> String {
+    let mut text = HEADER.to_owned();
+    for name in Profile::NAMES {
+        let profile = Profile::named(name).expect("it is one of the tree");
+        writeln!(text, "\n## {name}\n\n{HEADING}").expect("text grows");
+        for (job, bytes) in jobs::all() {
+            text.push_str(&row(&profile, job, bytes));
+        }
+    }
+    text
+}
+
+/// By then all have long ended.
+const LATE_NS: u64 = 1_000_000_000;
+
+const HEADER: &str = "\
+# Simulated costs
+
+What operations of a session on one node cost on another one, in simulated time, with the costs of hardware that the profiles in
+`crates/sim/profiles` have. These are not measurements: no machine is as regular, and the time that the program itself computes is not in
+them. They show how many steps each operation takes, and a change of that.
+
+Latency is the mean of 2 to 32 operations of one session, one after the other; the rate is that of 16 sessions at once. This command writes this file:
+
+```sh
+cargo run --release -p halite-node -- sim golden > docs/simulated.md
+```
+";
+
+const HEADING: &str = "\
+| operation | bytes | latency [usec] | rate [1/msec] | throughput [MB/s] |
+|---|---:|---:|---:|---:|";
+
+fn row(profile: &Profile, job: Job, bytes: u64) -> String {
+    let (alone_ns, all_ns) = (elapsed_ns(profile, job, bytes, 1), elapsed_ns(profile, job, bytes, SESSIONS));
+    let latency_us = alone_ns as f64 / 1e3 / rounds(bytes) as f64;
+    let operations = (rounds(bytes) * u64::from(SESSIONS)) as f64;
+    let size = if bytes == 0 { "-".to_owned() } else { bytes.to_string() };
+    let rate = per_time(operations * 1e6, all_ns);
+    let throughput =
+        if job.carries_bytes() { per_time(operations * bytes as f64 * 1e3, all_ns) } else { "-".to_owned() };
+    format!("| {} | {size} | {latency_us:.3} | {rate} | {throughput} |\n", job.name())
+}
+
+/// Loads and stores may take no simulated time at all.
+fn per_time(amount: f64, time_ns: u64) -> String {
+    if time_ns == 0 { "-".to_owned() } else { format!("{:.1}", amount / time_ns as f64) }
+}
+
+/// Operations of each session, with so many bytes.
+fn rounds(bytes: u64) -> u64 {
+    (BYTES_ENOUGH / bytes.max(1)).clamp(2, ROUNDS_MAX)
+}
+
+/// How long it takes until so many sessions have all done their operations.
+fn elapsed_ns(profile: &Profile, job: Job, bytes: u64, sessions: u32) -> u64 {
+    let world = World::new(0, profile.clone());
+    let took_ns = Rc::new(Cell::new(0));
+    let (here, took) = (world.clone(), took_ns.clone());
+    world.spawn(None, "golden", async move {
+        let quiet = Quiet::start(&here).await;
+        let workers = (0..sessions).map(|number| Worker::new(&quiet, job, bytes, number));
+        took.set(race(&here, workers.collect(), rounds(bytes)).await);
+    });
+    let end = world.run_until(LATE_NS);
+    assert_eq!(end, RunEnd::Finished, "{} of {bytes} bytes", job.name());
+    world.end();
+    took_ns.get()
+}
+
+/// Lets all prepare, then work; how long the work took.
+async fn race(world: &World, workers: Vec<Worker>, rounds: u64) -> u64 {
+    let line = Rc::new(Line::new(world.clone(), workers.len()));
+    for mut worker in workers {
+        let line = line.clone();
+        let run = async move {
+            worker.prepare().await;
+            worker.repeat(WARM_UP).await;
+            line.start().await;
+            worker.repeat(rounds).await;
+            line.finish();
+        };
+        world.spawn(None, "worker", run);
+    }
+    line.finished().await
+}
+
+/// Where all start at once, and their end is waited for.
+struct Line {
+    world: World,
+    starting: Cell<usize>,
+    running: Cell<usize>,
+    begun_ns: Cell<u64>,
+    ended_ns: Cell<u64>,
+}
+
+impl Line {
+    fn new(world: World, workers: usize) -> Line {
+        let (starting, running) = (Cell::new(workers), Cell::new(workers));
+        Line { world, starting, running, begun_ns: Cell::default(), ended_ns: Cell::default() }
+    }
+
+    async fn start(&self) {
+        self.starting.set(self.starting.get() - 1);
+        while self.starting.get() > 0 {
+            quiet::pause(&self.world).await;
+        }
+        self.begun_ns.set(self.world.now_ns());
+    }
+
+    fn finish(&self) {
+        self.running.set(self.running.get() - 1);
+        self.ended_ns.set(self.world.now_ns());
+    }
+
+    async fn finished(&self) -> u64 {
+        while self.running.get() > 0 {
+            quiet::pause(&self.world).await;
+        }
+        self.ended_ns.get() - self.begun_ns.get()
+    }
+}

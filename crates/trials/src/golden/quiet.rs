@@ -1,0 +1,83 @@
+//! A cluster of two nodes to which nothing happens.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use halite::{Config, Driven, Function, NodeId, Port, ServeOptions, Session};
+use halite_sim::{HostId, World};
+
+use crate::stage::{Made, keep};
+
+/// What calls are answered with.
+const ANSWER: [u8; 8] = [7; 8];
+/// The function that answers, and the port that takes messages, of node 1.
+pub(super) const FUNCTION: Function = Function(1);
+pub(super) const PORT: Port = Port(1);
+
+/// Node 0, on which sessions work, and node 1, on which everything is that they use.
+pub(super) struct Quiet {
+    pub(super) world: World,
+    nodes: [Rc<Driven>; 2],
+}
+
+impl Quiet {
+    pub(super) async fn start(world: &World) -> Quiet {
+        let hosts = [world.add_host(), world.add_host()];
+        let nodes = [start(world, hosts[0], 0).await, start(world, hosts[1], 1).await];
+        let quiet = Quiet { world: world.clone(), nodes };
+        quiet.serve(hosts[1]);
+        quiet
+    }
+
+    pub(super) fn session(&self, node: usize) -> Session {
+        self.nodes[node].session()
+    }
+
+    fn serve(&self, host: HostId) {
+        let session = self.session(1);
+        let server = session.serve(FUNCTION, ServeOptions::default()).expect("nobody else serves it");
+        let mailbox = session.open_port(PORT, ServeOptions::default()).expect("nobody else has it");
+        self.world.spawn(Some(host), "server", async move {
+            while let Ok(call) = server.recv().await {
+                call.reply(&ANSWER).expect("its caller waits");
+            }
+        });
+        self.world.spawn(Some(host), "mailbox", async move { while mailbox.recv().await.is_ok() {} });
+    }
+}
+
+async fn start(world: &World, host: HostId, number: u32) -> Rc<Driven> {
+    let random = Mutex::new(world.random(&format!("node {number}")));
+    let clock = world.clock(host);
+    let made = Made { clock_since_1970_ns: 0, clock, random, node: number };
+    let config = config(number);
+    let mut fabric = None;
+    let driven = Driven::new(config.clone(), Arc::new(made), |seat| {
+        let opened = world.fabric(host, &seat.name, seat.hello.clone());
+        fabric = Some(opened.clone());
+        Ok(opened)
+    });
+    let driven = Rc::new(driven.expect("the configuration is a good one"));
+    let fabric = fabric.expect("it was opened");
+    world.spawn(Some(host), "keeper", keep(world.clone(), host, fabric, driven.clone()));
+    driven.join(&config).await.expect("nothing goes wrong");
+    driven
+}
+
+/// As users have it by default, but for the memory that they do not need here.
+fn config(number: u32) -> Config {
+    Config {
+        dir: PathBuf::from("simulated"),
+        node: Some(NodeId(number)),
+        arena_bytes: 128 << 20,
+        principal: Some("ada".to_owned()),
+        ..Config::default()
+    }
+}
+
+/// Lets a moment pass, as those do who look for the end of something.
+pub(super) async fn pause(world: &World) {
+    world.sleep(None, Duration::from_micros(1)).await;
+}
