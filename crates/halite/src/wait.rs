@@ -4,6 +4,7 @@
 //! Nothing here knows what is waited for.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
@@ -272,6 +273,23 @@ impl Wake for Parker {
 /// any more; the keeper, who meets the panic too, then ends all waiting (see `Core::fail`).
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a thread panicked inside the node")
+}
+
+/// Runs all to their ends, side by side; what came of each, in their order.
+pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut under_way: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
+    let mut outputs: Vec<Option<F::Output>> = under_way.iter().map(|_| None).collect();
+    poll_fn(|context| {
+        for (future, output) in under_way.iter_mut().zip(&mut outputs).filter(|(_, output)| output.is_none())
+        {
+            if let Poll::Ready(ready) = future.as_mut().poll(context) {
+                *output = Some(ready);
+            }
+        }
+        if outputs.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    outputs.into_iter().flatten().collect()
 }
 
 #[cfg(test)]

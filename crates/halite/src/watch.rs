@@ -12,7 +12,7 @@
 //! The bytes have landed before the first message leaves.  A watch lives as long as the handle that it was begun with.
 
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{AccessCause, NotifyCause, NotifyError, RegionCause, RegionError};
 use crate::rpc::{Mailbox, Message, Port, SendCause, SendError, ServeCause, ServeError, ServeOptions};
 use crate::session::{Commanded, Inner, Lh, Session};
+use crate::wait::join_all;
 
 /// Most notifications that wait for the receiver of a watch; then those who write wait for it.
 pub const NOTIFICATIONS_MAX: usize = 256;
@@ -138,7 +139,7 @@ impl Session {
         let bytes = written.expect("numbers can be encoded");
         // All at once: a slow one holds up who writes, but not the others.
         let telling = watchers.into_iter().map(|(life, port)| self.tell(life, Port(port), &bytes));
-        match first_error(telling).await {
+        match join_all(telling).await.into_iter().find_map(Result::err) {
             Some(SendError { node, cause, .. }) => Err(NotifyCause::Telling { node, cause }),
             None => Ok(()),
         }
@@ -193,27 +194,6 @@ fn has_met(engine: &Engine, life: NodeLife) -> Option<bool> {
     }
     let known = engine.known_peer(0, life.node).filter(|known| known.life == life)?;
     matches!(known.state, NodeState::Dead | NodeState::Left).then_some(false)
-}
-
-/// Runs all to their ends, and returns the first error.
-async fn first_error<F>(futures: impl Iterator<Item = F>) -> Option<SendError>
-where
-    F: Future<Output = Result<(), SendError>>,
-{
-    let mut under_way: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
-    let mut first = None;
-    poll_fn(|context| {
-        under_way.retain_mut(|future| match future.as_mut().poll(context) {
-            Poll::Ready(Ok(())) => false,
-            Poll::Ready(Err(error)) => {
-                first.get_or_insert(error);
-                false
-            }
-            Poll::Pending => true,
-        });
-        if under_way.is_empty() { Poll::Ready(first.take()) } else { Poll::Pending }
-    })
-    .await
 }
 
 impl Watch {

@@ -1,16 +1,261 @@
-//! Calls.
+//! Calls: of all lengths, one or several at a time, answered, answered late, not answered, refused and given up; see
+//! [`ledger`] for what must hold.
+
+mod handler;
+mod ledger;
+mod payload;
 
 use std::rc::Rc;
+use std::time::Duration;
 
-use halite::Driven;
+use halite::{CallCause, CallError, Driven, NodeId, PendingCall};
 
-use crate::actor::Actor;
-use crate::stage::Stage;
+use crate::actor::{Actor, pick};
+use crate::giving_up::before;
+use crate::stage::{PRINCIPALS, Stage};
+use handler::{function_of, is_allowed};
+use ledger::{CallId, Kind, Ledger, Task, Wish};
+
+/// Longest time that a call is given.
+const TIMEOUT_US_MAX: u64 = 150;
+/// A call ends so soon after its time is over: its node's keeper wakes then, and its session when that has looked.
+const SLACK_NS: u64 = 20_000;
+/// Room for whatever an answer may have.
+const ENDLESS_ROOM: u64 = 1 << 30;
+/// Most calls of one session under way.
+const POSTED_MAX: u64 = 4;
 
 /// What is known of all calls.
 #[derive(Debug, Default)]
-pub(crate) struct Calls {}
+pub(crate) struct Calls {
+    ledger: Ledger,
+}
 
-pub(crate) fn serve(_stage: &Rc<Stage>, _node: u32, _driven: &Driven) {}
+pub(crate) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
+    handler::serve(stage, node, driven);
+}
 
-pub(crate) async fn act(_actor: &mut Actor) {}
+/// Does one thing.
+pub(crate) async fn act(actor: &mut Actor) {
+    match pick(&mut actor.random, &[4, 3, 2, 1]) {
+        0 => call(actor).await,
+        1 => call_into(actor).await,
+        2 => post_calls(actor).await,
+        _ => call_many(actor).await,
+    }
+}
+
+/// One call under way.
+struct Calling {
+    id: CallId,
+    wish: Wish,
+    begin_ns: u64,
+    timeout: Duration,
+    /// On the clock of the caller's host.
+    deadline_ns: u64,
+}
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Refused(CallError),
+    #[error("it has not ended, although its time was over long ago")]
+    Endless,
+}
+
+impl Calling {
+    fn begin(actor: &mut Actor, wish: Wish, timeout: Duration) -> Calling {
+        let id = actor.stage.calls.borrow_mut().ledger.begin(wish);
+        actor.note(format_args!("is about call {}", id.0));
+        let deadline_ns = actor.clock_ns() + timeout.as_nanos() as u64;
+        Calling { id, wish, begin_ns: actor.now_ns(), timeout, deadline_ns }
+    }
+
+    fn input(&self) -> Vec<u8> {
+        payload::input(self.id, self.wish.input_bytes as usize)
+    }
+
+    /// Waits for the end of the call, but not for ever.
+    async fn in_time<T>(
+        &self,
+        actor: &mut Actor,
+        operation: &'static str,
+        future: impl Future<Output = Result<T, CallError>>,
+    ) -> Option<Result<T, Failure>> {
+        let end = late(actor.stage.clone(), actor.node, self.deadline_ns);
+        let bounded = async {
+            match before(end, future).await {
+                Some(result) => result.map_err(Failure::Refused),
+                None => Err(Failure::Endless),
+            }
+        };
+        actor.attempt(operation, bounded).await
+    }
+
+    /// Tells the judge how it ended.
+    fn end(&self, actor: &Actor, result: Option<Result<Vec<u8>, Failure>>) {
+        let verdict = match result {
+            None => Ok(()),
+            Some(Ok(output)) => self.check_answer(actor, &output),
+            Some(Err(Failure::Endless)) => Err(format!("it did not end in {:?}", self.timeout)),
+            Some(Err(Failure::Refused(error))) => {
+                self.check_refusal(actor, error.cause).map_err(|why| format!("{error}: {why}"))
+            }
+        };
+        if let Err(why) = verdict {
+            let (number, node, now) = (actor.number, actor.node, actor.now_ns());
+            actor.stage.judge.violated(format!(
+                "{:?} by session {number} of node {node} to node {}, from {} to {now} ns: {why}",
+                self.id, self.wish.to, self.begin_ns
+            ));
+        }
+    }
+
+    fn check_answer(&self, actor: &Actor, output: &[u8]) -> Result<(), String> {
+        actor.stage.calls.borrow().ledger.answered(self.id, output.len())?;
+        if output == payload::output(self.id, output.len()) {
+            return Ok(());
+        }
+        Err("its answer is not the one that was given".to_owned())
+    }
+
+    fn check_refusal(&self, actor: &Actor, cause: CallCause) -> Result<(), String> {
+        let is_overdue = actor.clock_ns() >= self.deadline_ns;
+        let is_calm = actor.stage.is_undisturbed();
+        actor.stage.calls.borrow_mut().ledger.failed(self.id, cause, is_overdue, is_calm)
+    }
+}
+
+/// Ends when a call whose time was over at `deadline_ns` on the clock of its node's host must have ended.  Whenever the
+/// host was stopped meanwhile, it is given its time to wake up.
+async fn late(stage: Rc<Stage>, node: u32, deadline_ns: u64) {
+    let clock = stage.world.clock(stage.host(node));
+    clock.sleep_until(deadline_ns).await;
+    loop {
+        let woken_ns = clock.now_ns();
+        clock.sleep_until(woken_ns + SLACK_NS).await;
+        if clock.now_ns() <= woken_ns + 2 * SLACK_NS {
+            return;
+        }
+    }
+}
+
+fn some_wish(actor: &mut Actor) -> Wish {
+    let kind = [Kind::Open, Kind::Closed, Kind::Narrow, Kind::Absent];
+    let kind = kind[pick(&mut actor.random, &[12, 2, 3, 1])];
+    let task = Task::ALL[pick(&mut actor.random, &[20, 4, 1, 1])];
+    let output_bytes = some_len(actor);
+    Wish {
+        from: actor.node,
+        to: actor.random.below(actor.stage.nodes().into()) as u32,
+        kind,
+        principal: PRINCIPALS[actor.principal],
+        is_allowed: is_allowed(kind, actor.principal),
+        task,
+        input_bytes: some_len(actor).max(payload::INPUT_BYTES_MIN as u32),
+        output_bytes,
+        room: ENDLESS_ROOM,
+    }
+}
+
+/// Lengths that fit into a slot of the usual size, into a quarter of a ring, or into neither.
+fn some_len(actor: &mut Actor) -> u32 {
+    let most = [0, 64, 1000, 4096, 20_000, 100 << 10][pick(&mut actor.random, &[1, 20, 8, 6, 2, 1])];
+    actor.random.between(0, most) as u32
+}
+
+fn some_timeout(actor: &mut Actor) -> Duration {
+    // Some are too short for anything.
+    let us_max = if actor.random.chance(1, 8) { 10 } else { TIMEOUT_US_MAX };
+    Duration::from_nanos(actor.random.between(1, us_max * 1000))
+}
+
+async fn call(actor: &mut Actor) {
+    let (wish, timeout) = (some_wish(actor), some_timeout(actor));
+    let calling = Calling::begin(actor, wish, timeout);
+    let (input, session) = (calling.input(), actor.session.clone());
+    let called = session.call(NodeId(wish.to), function_of(wish.kind), &input, timeout);
+    let result = calling.in_time(actor, "call", called).await;
+    calling.end(actor, result);
+}
+
+async fn call_into(actor: &mut Actor) {
+    let wish = some_wish(actor);
+    let room = some_room(actor, wish.output_bytes);
+    let (wish, timeout) = (Wish { room, ..wish }, some_timeout(actor));
+    let calling = Calling::begin(actor, wish, timeout);
+    let (input, session) = (calling.input(), actor.session.clone());
+    let mut output = vec![0; room as usize];
+    let called = session.call_into(NodeId(wish.to), function_of(wish.kind), &input, &mut output, timeout);
+    let result = calling.in_time(actor, "call into", called).await;
+    calling.end(
+        actor,
+        result.map(|result| {
+            result.map(|len| {
+                output.truncate(len);
+                output
+            })
+        }),
+    );
+}
+
+/// Room for an answer of that length, now and then not enough.
+fn some_room(actor: &mut Actor, output_bytes: u32) -> u64 {
+    let output_bytes = u64::from(output_bytes);
+    if actor.random.chance(1, 8) {
+        actor.random.between(0, output_bytes)
+    } else {
+        output_bytes + actor.random.below(100)
+    }
+}
+
+async fn post_calls(actor: &mut Actor) {
+    let session = actor.session.clone();
+    let mut posted: Vec<(Calling, PendingCall<'_>)> = Vec::new();
+    for _ in 0..actor.random.between(2, POSTED_MAX) {
+        let wish = some_wish(actor);
+        let room = some_room(actor, wish.output_bytes);
+        let (wish, timeout) = (Wish { room, ..wish }, some_timeout(actor));
+        let calling = Calling::begin(actor, wish, timeout);
+        let input = calling.input();
+        let (to, function) = (NodeId(wish.to), function_of(wish.kind));
+        let posting = session.post_call(to, function, &input, room as usize, timeout);
+        match calling.in_time(actor, "post a call", posting).await {
+            Some(Ok(pending)) => posted.push((calling, pending)),
+            Some(Err(failure)) => calling.end(actor, Some(Err(failure))),
+            None => {}
+        }
+    }
+    while !posted.is_empty() {
+        let (calling, pending) = posted.swap_remove(actor.random.index(posted.len()));
+        if actor.random.chance(1, 8) {
+            drop(pending);
+        } else {
+            let result = calling.in_time(actor, "await a posted call", pending.answer()).await;
+            calling.end(actor, result);
+        }
+    }
+}
+
+/// The same call at all nodes; each handler knows its own by its number.
+async fn call_many(actor: &mut Actor) {
+    let (wish, timeout) = (some_wish(actor), some_timeout(actor));
+    let nodes: Vec<NodeId> = (0..actor.stage.nodes()).map(NodeId).collect();
+    let mut callings = Vec::new();
+    for node in &nodes {
+        callings.push(Calling::begin(actor, Wish { to: node.0, ..wish }, timeout));
+    }
+    let input = payload::input_to_all(callings[0].id, wish.input_bytes as usize);
+    let session = actor.session.clone();
+    let called = async { Ok(session.call_many(&nodes, function_of(wish.kind), &input, timeout).await) };
+    match callings[0].in_time(actor, "call many", called).await {
+        Some(Ok(results)) => {
+            for (calling, result) in callings.iter().zip(results) {
+                calling.end(actor, Some(result.map_err(Failure::Refused)));
+            }
+        }
+        Some(Err(failure)) => callings[0].end(actor, Some(Err(failure))),
+        None => {}
+    }
+}

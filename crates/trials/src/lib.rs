@@ -16,6 +16,8 @@
 mod actor;
 mod calls;
 mod faults;
+#[cfg(test)]
+mod found;
 mod giving_up;
 mod golden;
 mod judge;

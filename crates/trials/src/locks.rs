@@ -169,7 +169,7 @@ fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
             | RegionCause::NoMemoryNode
             | RegionCause::NotFound
             | RegionCause::Stale,
-        ) => !actor.stage.judge.is_calm(),
+        ) => !actor.stage.is_undisturbed(),
         _ => false,
     }
 }

@@ -118,6 +118,11 @@ impl Stage {
         self.seats[node as usize].isolated.get()
     }
 
+    /// Whether nothing at all has gone wrong so far.  Noise counts: a connection may end of it, and stay so.
+    pub(crate) fn is_undisturbed(&self) -> bool {
+        self.judge.is_calm() && self.judge.trouble_until_ns() == 0
+    }
+
     /// Whether nothing has gone wrong since then, nor were the consequences of anything earlier to be expected.
     pub(crate) fn is_calm_since(&self, begin_ns: u64) -> bool {
         let lasting_ns = LEASES_OF_CONSEQUENCES * self.plan.lease().as_nanos() as u64;

@@ -13,7 +13,7 @@ use super::request::{Into, NotPosted, Pending, Reply, Request};
 use super::server::Function;
 use crate::driver::Core;
 use crate::session::Session;
-use crate::wait::Patience;
+use crate::wait::{Patience, join_all};
 
 /// Calls.
 impl Session {
@@ -75,20 +75,17 @@ impl Session {
             let posted = calling.try_post(input);
             pending.push((calling, posted));
         }
-        let mut answers = Vec::with_capacity(nodes.len());
-        for (calling, posted) in pending {
+        // All at once: one that is slow costs none of the others its time.
+        let answers = pending.into_iter().map(|(calling, posted)| async move {
             let mut output = Vec::new();
-            // Whoever has no room now holds up none of the others.
-            let answer = match posted {
-                Some(mut pending) => calling.finish(&mut pending, Into::Vec(&mut output)).await,
-                None => match calling.post(input).await {
-                    Ok(mut pending) => calling.finish(&mut pending, Into::Vec(&mut output)).await,
-                    Err(error) => Err(error),
-                },
+            let mut pending = match posted {
+                Some(pending) => pending,
+                None => calling.post(input).await?,
             };
-            answers.push(answer.map(|_| output));
-        }
-        answers
+            calling.finish(&mut pending, Into::Vec(&mut output)).await?;
+            Ok(output)
+        });
+        join_all(answers).await
     }
 }
 
@@ -227,6 +224,15 @@ impl<'s> Calling<'s> {
         self.deadline_ns = self.session.inner.core.now_ns().saturating_add(self.timeout_ns);
     }
 
+    /// On threads that spin, the time runs from the end of the spin, which is short.
+    fn start_unless_started(&mut self) -> bool {
+        let starts = self.deadline_ns == u64::MAX;
+        if starts {
+            self.start();
+        }
+        starts
+    }
+
     pub(crate) async fn run(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
         self.start();
         let mut pending = self.post(input).await?;
@@ -254,6 +260,7 @@ impl<'s> Calling<'s> {
                 Err(Look::Waiting) => {}
                 Err(look) => return Err(self.failed(self.ended(look))),
                 Ok(Reply::DoneAt(len, address)) => {
+                    self.start_unless_started();
                     return core.block_on(self.fetch_output(pending, len, address, into));
                 }
                 Ok(reply) => return self.output_of(reply),
@@ -262,9 +269,7 @@ impl<'s> Calling<'s> {
                 break;
             }
         }
-        if self.deadline_ns == u64::MAX {
-            // The time runs from the end of the spin, which is short.
-            self.start();
+        if self.start_unless_started() {
             pending.set_deadline(self.deadline_ns);
         }
         core.block_on(self.finish(pending, into))
@@ -329,9 +334,13 @@ impl<'s> Calling<'s> {
     ) -> Result<usize, CallError> {
         let core = &self.session.inner.core;
         let target = into.prepare(len).ok_or_else(|| self.failed(CallCause::NotUnderstood))?;
-        let fetched = fetch(core, pending.target(), address, target).await;
-        fetched.map_err(|_| self.failed(CallCause::PeerDown))?;
-        Ok(len)
+        // The time does not end with the answer: what comes after it would hold the caller up as well.
+        let left = Duration::from_nanos(self.deadline_ns.saturating_sub(core.now_ns()));
+        match core.within(left, fetch(core, pending.target(), address, target)).await {
+            Some(Ok(())) => Ok(len),
+            Some(Err(_)) => Err(self.failed(CallCause::PeerDown)),
+            None => Err(self.failed(self.ended(Look::Overdue))),
+        }
     }
 
     pub(crate) fn ended(&self, look: Look) -> CallCause {
@@ -406,12 +415,13 @@ impl Core {
                 Err(Some(failure)) => return Err(failure),
                 Ok(pending) => return Ok(pending),
             }
-            if self.now_ns() >= request.deadline_ns {
+            let left = Duration::from_nanos(request.deadline_ns.saturating_sub(self.now_ns()));
+            if left.is_zero() {
                 return Err(PostFailure::Timeout);
             }
             self.ground.rpc.set_hungry();
             self.with(|machine, now| machine.note_full(now));
-            self.ground.posted.progress_after(seen).await;
+            self.within(left, self.ground.posted.progress_after(seen)).await;
         }
     }
 

@@ -335,7 +335,9 @@ impl Receiver {
             Ok(()) => Some(self.accepted_long(Accepted { reply, node, principal, bytes })),
             Err(_) => {
                 let to = reply.expect("a long request is not answered before it was read");
-                self.core().with_calls(|rpc, wakes| rpc.refuse(to, Status::NoMemory, wakes));
+                // A node that leaves ends what it has posted.
+                let status = if self.core().is_closed() { Status::Closed } else { Status::NoMemory };
+                self.core().with_calls(|rpc, wakes| rpc.refuse(to, status, wakes));
                 None
             }
         }

@@ -1,0 +1,139 @@
+//! Handlers: each node serves the same functions, each with a few tasks that do what the calls ask for.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{Call, Driven, Function, ReplyCause, ServeOptions, Server};
+use halite_sim::{HostId, Random};
+
+use super::ledger::{CallId, Kind, Task, Wish};
+use super::{TIMEOUT_US_MAX, payload};
+use crate::giving_up;
+use crate::stage::{PRINCIPALS, Stage};
+
+/// As whom functions are served.
+const OWNER: usize = 0;
+/// Who may call a closed function beside its owner.
+const GUEST: usize = 1;
+/// Tasks of each function.
+const TASKS: u32 = 2;
+/// Most calls that wait for a narrow function.
+const NARROW: usize = 2;
+
+pub(super) fn function_of(kind: Kind) -> Function {
+    Function(1 + kind as u32)
+}
+
+/// Whether a principal, by its index, may call a function of that kind.
+pub(super) fn is_allowed(kind: Kind, principal: usize) -> bool {
+    kind != Kind::Closed || principal == OWNER || principal == GUEST
+}
+
+fn options_of(kind: Kind) -> ServeOptions {
+    let options = ServeOptions::default();
+    match kind {
+        Kind::Closed => ServeOptions { callers: Some(vec![PRINCIPALS[GUEST].to_owned()]), ..options },
+        Kind::Narrow => ServeOptions { requests_max: NARROW, ..options },
+        Kind::Open | Kind::Absent => options,
+    }
+}
+
+/// Serves what there is to serve on a node that has just joined.
+pub(super) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
+    let session = driven.session_of(PRINCIPALS[OWNER]).expect("the name is a good one");
+    for kind in [Kind::Open, Kind::Closed, Kind::Narrow] {
+        let server = match session.serve(function_of(kind), options_of(kind)) {
+            Ok(server) => server,
+            Err(error) => return stage.judge.violated(format!("at node {node}: {error}")),
+        };
+        for number in 0..TASKS {
+            let name = format!("handler {number} of {kind:?} at node {node}");
+            let handler = Handler {
+                stage: stage.clone(),
+                host: stage.host(node),
+                node,
+                kind,
+                random: stage.world.random(&format!("{name} in life {}", stage.life(node))),
+                server: server.clone(),
+            };
+            stage.world.spawn(Some(handler.host), name, handler.work());
+        }
+    }
+}
+
+struct Handler {
+    stage: Rc<Stage>,
+    host: HostId,
+    node: u32,
+    kind: Kind,
+    random: Random,
+    server: Server,
+}
+
+impl Handler {
+    async fn work(mut self) {
+        let (world, server) = (self.stage.world.clone(), self.server.clone());
+        let per_mille = self.stage.plan.work.given_up_per_mille;
+        loop {
+            let received =
+                giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, server.recv());
+            match received.await {
+                Some(Ok(call)) => self.handle(call).await,
+                Some(Err(_)) => return,
+                // What was about to be received is left to the other tasks, and to the next attempt.
+                None => {}
+            }
+        }
+    }
+
+    async fn handle(&mut self, call: Call) {
+        let (id, wish) = match self.understand(&call) {
+            Ok(understood) => understood,
+            Err(why) => {
+                let (kind, node) = (self.kind, self.node);
+                return self.stage.judge.violated(format!("{kind:?} at node {node} got a call: {why}"));
+            }
+        };
+        match wish.task {
+            Task::Answer => self.answer(call, id, &wish),
+            Task::AnswerLate => {
+                self.pass(TIMEOUT_US_MAX).await;
+                self.answer(call, id, &wish);
+            }
+            Task::GiveUp => drop(call),
+            Task::Keep => {
+                self.pass(2 * TIMEOUT_US_MAX).await;
+                drop(call);
+            }
+        }
+    }
+
+    async fn pass(&mut self, us_max: u64) {
+        let long = Duration::from_nanos(self.random.below(us_max * 1000));
+        self.stage.world.sleep(Some(self.host), long).await;
+    }
+
+    /// Which call it is, once the judge has seen that it is as it was made.
+    fn understand(&self, call: &Call) -> Result<(CallId, Wish), String> {
+        let input = call.input();
+        let id = payload::id_of(input, self.node).ok_or_else(|| format!("{} bytes are none", input.len()))?;
+        let from = (call.node().0, call.caller());
+        let mut ledger = self.stage.calls.borrow_mut();
+        let wish = ledger.ledger.carry_out(id, self.node, self.kind, from);
+        let wish = wish.map_err(|why| format!("{id:?} by {from:?}: {why}"))?;
+        if !payload::is_input(input, wish.input_bytes as usize) {
+            return Err(format!("{id:?}: its {} bytes are not those that were sent", input.len()));
+        }
+        Ok((id, wish))
+    }
+
+    fn answer(&self, call: Call, id: CallId, wish: &Wish) {
+        let Err(error) = call.reply(&payload::output(id, wish.output_bytes as usize)) else { return };
+        let is_right = match error.cause {
+            ReplyCause::CallerGone => true,
+            ReplyCause::TooLong { max } => max == wish.room && u64::from(wish.output_bytes) > max,
+            _ => false,
+        };
+        self.stage.judge.expect(is_right, || format!("{id:?}, {wish:?}: {error}, without a reason"));
+    }
+}

@@ -1,0 +1,227 @@
+//! What is known of each call from outside: what it asks for, whether it was carried out, and what its caller was told.
+
+use halite::CallCause;
+
+/// The number of a call, which none other has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct CallId(pub(super) u64);
+
+/// What a handler is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Task {
+    /// Answer at once.
+    Answer,
+    /// Answer after a while, perhaps too late.
+    AnswerLate,
+    /// Give the call up without an answer.
+    GiveUp,
+    /// Keep the call until its time is over, and then give it up.
+    Keep,
+}
+
+impl Task {
+    pub(super) const ALL: [Task; 4] = [Task::Answer, Task::AnswerLate, Task::GiveUp, Task::Keep];
+
+    fn answers(self) -> bool {
+        matches!(self, Task::Answer | Task::AnswerLate)
+    }
+}
+
+/// Whom a function of the trial serves, and how many wait for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// Everybody.
+    Open,
+    /// Not everybody.
+    Closed,
+    /// Everybody, but few at a time.
+    Narrow,
+    /// Nobody: it is not served.
+    Absent,
+}
+
+/// What a caller asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Wish {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    pub(super) kind: Kind,
+    pub(super) principal: &'static str,
+    /// Whether its principal may call that function.
+    pub(super) is_allowed: bool,
+    pub(super) task: Task,
+    pub(super) input_bytes: u32,
+    pub(super) output_bytes: u32,
+    /// Most bytes that it takes for an answer.
+    pub(super) room: u64,
+}
+
+/// What is known of one.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    wish: Wish,
+    times: u32,
+    /// Its caller was told that it has not been carried out.
+    denied: bool,
+}
+
+/// Everything about the calls of a trial.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    known: Vec<Known>,
+}
+
+impl Ledger {
+    /// Somebody is about to call.
+    pub(super) fn begin(&mut self, wish: Wish) -> CallId {
+        self.known.push(Known { wish, times: 0, denied: false });
+        CallId(self.known.len() as u64 - 1)
+    }
+
+    /// A handler at node `at` has received it.
+    pub(super) fn carry_out(
+        &mut self,
+        id: CallId,
+        at: u32,
+        kind: Kind,
+        caller: (u32, &str),
+    ) -> Result<Wish, String> {
+        let known = usize::try_from(id.0).ok().and_then(|index| self.known.get_mut(index));
+        let Some(known) = known else { return Err("nobody ever made it".to_owned()) };
+        known.times += 1;
+        let wish = known.wish;
+        match () {
+            () if known.times > 1 => Err(format!("it was carried out {} times", known.times)),
+            () if known.denied => Err("its caller had been told that it was not carried out".to_owned()),
+            () if wish.to != at || wish.kind != kind => Err(format!("it was meant for {wish:?}")),
+            () if (wish.from, wish.principal) != caller => Err(format!("it came from {wish:?}")),
+            () if !wish.is_allowed => Err("its caller may not call that function".to_owned()),
+            () => Ok(wish),
+        }
+    }
+
+    /// Its caller has an answer of so many bytes.
+    pub(super) fn answered(&self, id: CallId, len: usize) -> Result<(), String> {
+        let Known { wish, times, .. } = self.known[id.0 as usize];
+        match () {
+            () if times != 1 => Err(format!("it was answered, and carried out {times} times")),
+            () if !wish.task.answers() => Err(format!("it was answered, but {:?}", wish.task)),
+            () if len != wish.output_bytes as usize => Err(format!("its answer has {len} bytes: {wish:?}")),
+            () => Ok(()),
+        }
+    }
+
+    /// Its caller was told that there is no answer, and why.
+    pub(super) fn failed(
+        &mut self,
+        id: CallId,
+        cause: CallCause,
+        is_overdue: bool,
+        is_calm: bool,
+    ) -> Result<(), String> {
+        let known = &mut self.known[id.0 as usize];
+        let Known { wish, times, .. } = *known;
+        known.denied = is_not_done(cause);
+        if known.denied && times > 0 {
+            return Err("it was carried out".to_owned());
+        }
+        let is_explained = match cause {
+            CallCause::Timeout => is_overdue,
+            CallCause::UnknownFunction => wish.kind == Kind::Absent || !is_calm,
+            CallCause::Busy => wish.kind == Kind::Narrow,
+            CallCause::PermissionDenied => !wish.is_allowed,
+            CallCause::ReplyTooLong { len, max } => {
+                times == 1 && len == u64::from(wish.output_bytes) && max == wish.room && len > max
+            }
+            CallCause::NoReply => times == 1 && (!wish.task.answers() || !is_calm),
+            CallCause::UnknownNode
+            | CallCause::PeerDown
+            | CallCause::ServerClosed
+            | CallCause::NodeClosed => !is_calm,
+            _ => false,
+        };
+        if is_explained { Ok(()) } else { Err(format!("there is no reason: {wish:?}")) }
+    }
+}
+
+/// Whether an error promises that no handler has run, nor will.
+fn is_not_done(cause: CallCause) -> bool {
+    matches!(
+        cause,
+        CallCause::UnknownNode
+            | CallCause::UnknownFunction
+            | CallCause::Busy
+            | CallCause::PermissionDenied
+            | CallCause::InputTooLong { .. }
+            | CallCause::ServerClosed
+            | CallCause::TooManyCalls
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WISH: Wish = Wish {
+        from: 0,
+        to: 1,
+        kind: Kind::Open,
+        principal: "ada",
+        is_allowed: true,
+        task: Task::Answer,
+        input_bytes: 24,
+        output_bytes: 8,
+        room: 100,
+    };
+
+    fn carried_out(ledger: &mut Ledger, id: CallId) -> Result<Wish, String> {
+        ledger.carry_out(id, 1, Kind::Open, (0, "ada"))
+    }
+
+    #[test]
+    fn a_call_is_carried_out_once_where_it_was_meant_to_be_for_who_made_it() {
+        let mut ledger = Ledger::default();
+        assert!(carried_out(&mut ledger, CallId(0)).unwrap_err().contains("nobody ever made it"));
+        let id = ledger.begin(WISH);
+        assert!(ledger.answered(id, 8).unwrap_err().contains("0 times"));
+        assert!(carried_out(&mut ledger, id).is_ok());
+        assert!(ledger.answered(id, 9).unwrap_err().contains("9 bytes"));
+        assert_eq!(ledger.answered(id, 8), Ok(()));
+        assert!(carried_out(&mut ledger, id).unwrap_err().contains("2 times"));
+        let id = ledger.begin(WISH);
+        assert!(ledger.carry_out(id, 2, Kind::Open, (0, "ada")).unwrap_err().contains("meant for"));
+        let id = ledger.begin(WISH);
+        assert!(ledger.carry_out(id, 1, Kind::Open, (0, "bob")).unwrap_err().contains("came from"));
+        let id = ledger.begin(Wish { is_allowed: false, ..WISH });
+        assert!(carried_out(&mut ledger, id).unwrap_err().contains("may not"));
+    }
+
+    #[test]
+    fn what_was_refused_is_not_carried_out_neither_before_nor_after() {
+        let mut ledger = Ledger::default();
+        let id = ledger.begin(Wish { kind: Kind::Narrow, ..WISH });
+        assert_eq!(ledger.failed(id, CallCause::Busy, false, true), Ok(()));
+        assert!(ledger.carry_out(id, 1, Kind::Narrow, (0, "ada")).unwrap_err().contains("had been told"));
+        let id = ledger.begin(WISH);
+        carried_out(&mut ledger, id).unwrap();
+        assert!(ledger.failed(id, CallCause::UnknownFunction, false, false).is_err());
+    }
+
+    #[test]
+    fn an_error_has_a_reason() {
+        let mut ledger = Ledger::default();
+        let mut fails = |wish, cause, is_overdue, is_calm| {
+            let id = ledger.begin(wish);
+            ledger.failed(id, cause, is_overdue, is_calm).is_err()
+        };
+        assert!(fails(WISH, CallCause::Timeout, false, false));
+        assert!(!fails(WISH, CallCause::Timeout, true, true));
+        assert!(fails(WISH, CallCause::PeerDown, true, true));
+        assert!(!fails(WISH, CallCause::PeerDown, false, false));
+        assert!(fails(WISH, CallCause::Busy, false, false));
+        assert!(fails(WISH, CallCause::PermissionDenied, false, false));
+        assert!(fails(WISH, CallCause::NoReply, false, true));
+        assert!(fails(WISH, CallCause::NotUnderstood, false, false));
+        assert!(fails(WISH, CallCause::ReplyTooLong { len: 8, max: 100 }, false, false));
+    }
+}

@@ -1,0 +1,74 @@
+//! What calls carry: bytes that follow from the number of the call, so that those of another are noticed.
+
+use super::ledger::CallId;
+
+/// An input begins with the number of its call.
+pub(super) const INPUT_BYTES_MIN: usize = 8;
+
+const INPUT: u64 = 0x9e37_79b9_7f4a_7c15;
+const OUTPUT: u64 = 0xc2b2_ae3d_27d4_eb4f;
+
+/// The call goes to all nodes: the number is that of the call to the first, and the others follow it.
+const TO_ALL: u64 = 1 << 63;
+
+/// The input of one call.
+pub(super) fn input(id: CallId, len: usize) -> Vec<u8> {
+    stamped(id.0, len)
+}
+
+/// The input of calls to all nodes, of which `first` is that to the first.
+pub(super) fn input_to_all(first: CallId, len: usize) -> Vec<u8> {
+    stamped(first.0 | TO_ALL, len)
+}
+
+fn stamped(stamp: u64, len: usize) -> Vec<u8> {
+    let mut bytes = pattern(stamp.wrapping_mul(INPUT), len);
+    bytes[..INPUT_BYTES_MIN].copy_from_slice(&stamp.to_le_bytes());
+    bytes
+}
+
+fn stamp_of(input: &[u8]) -> Option<u64> {
+    input.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}
+
+/// Which call it is that came with this input to a node.
+pub(super) fn id_of(input: &[u8], node: u32) -> Option<CallId> {
+    let stamp = stamp_of(input)?;
+    Some(CallId(if stamp & TO_ALL == 0 { stamp } else { (stamp & !TO_ALL) + u64::from(node) }))
+}
+
+/// Whether it is an input of that length, as it was sent.
+pub(super) fn is_input(input: &[u8], len: usize) -> bool {
+    input.len() == len && stamp_of(input).is_some_and(|stamp| input == stamped(stamp, len))
+}
+
+/// The answer to a call.
+pub(super) fn output(id: CallId, len: usize) -> Vec<u8> {
+    pattern(id.0.wrapping_mul(OUTPUT), len)
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8) as u64).map(|index| (seed ^ index).wrapping_mul(INPUT | 1));
+    let mut bytes: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_has_an_input_and_an_output_of_its_own() {
+        let (seven, eight) = (CallId(7), CallId(8));
+        assert_eq!(id_of(&input(seven, 20), 3), Some(seven));
+        assert_eq!(id_of(&input_to_all(seven, 20), 1), Some(eight));
+        assert_eq!(id_of(&[1, 2], 0), None);
+        assert!(is_input(&input(seven, 21), 21) && !is_input(&input(seven, 21), 20));
+        let mut damaged = input(seven, 21);
+        damaged[20] ^= 1;
+        assert!(!is_input(&damaged, 21));
+        assert_ne!(output(seven, 8), output(eight, 8));
+        assert_ne!(output(seven, 24)[..8], output(seven, 24)[8..16], "what is moved is noticed as well");
+    }
+}
