@@ -15,6 +15,7 @@
 
 mod actor;
 mod calls;
+mod census;
 mod faults;
 #[cfg(test)]
 mod found;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use halite_sim::{RunEnd, Trace, World};
 
+use crate::census;
 use crate::faults;
 use crate::panics;
 use crate::plan::{Plan, PlanError};
@@ -106,6 +107,9 @@ async fn wind_down(stage: &Rc<Stage>) {
             return stage.judge.violated(format!("{working} sessions have not ended after {patience:?}"));
         }
         stage.world.sleep(None, Duration::from_micros(100)).await;
+    }
+    if stage.judge.is_content() {
+        census::take(stage).await;
     }
 }
 
