@@ -107,7 +107,7 @@ pub enum ProfileError {
 
 impl Profile {
     /// Names of the profiles in the tree.
-    pub const NAMES: [&str; 2] = ["local", "rnic-100g"];
+    pub const NAMES: [&str; 3] = ["local", "local-torn", "rnic-100g"];
 
     /// Reads a profile.
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
@@ -120,6 +120,7 @@ impl Profile {
     pub fn named(name: &str) -> Result<Profile, ProfileError> {
         match name {
             "local" => Ok(Profile::local()),
+            "local-torn" => Ok(Profile::local_torn()),
             "rnic-100g" => Ok(Profile::rnic_100g()),
             _ => Err(ProfileError::Unknown { name: name.to_owned() }),
         }
@@ -128,6 +129,11 @@ impl Profile {
     /// Processes of one host that share memory.
     pub fn local() -> Profile {
         Profile::from_toml(include_str!("../profiles/local.toml")).expect("a test reads it")
+    }
+
+    /// Processes of one host whose copies are slow, and go on when everybody believes them dead.
+    pub fn local_torn() -> Profile {
+        Profile::from_toml(include_str!("../profiles/local-torn.toml")).expect("a test reads it")
     }
 
     /// Hosts with adapters of 100 Gb/s behind one switch.

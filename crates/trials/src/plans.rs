@@ -2,11 +2,12 @@
 
 use crate::plan::{Plan, PlanError};
 
-const PLANS: [(&str, &str); 7] = [
+const PLANS: [(&str, &str); 8] = [
     ("calm", include_str!("../../../plans/calm.toml")),
     ("storm", include_str!("../../../plans/storm.toml")),
     ("crashes", include_str!("../../../plans/crashes.toml")),
     ("pauses", include_str!("../../../plans/pauses.toml")),
+    ("torn", include_str!("../../../plans/torn.toml")),
     ("partitions", include_str!("../../../plans/partitions.toml")),
     ("adapters", include_str!("../../../plans/adapters.toml")),
     ("big", include_str!("../../../plans/big.toml")),

@@ -1,0 +1,87 @@
+//! Planted bugs: the soak of simulated clusters finds each of them, and nothing in the tree as it is.
+//!
+//! A soak that finds nothing proves little unless it can find something.  Each `*.patch` beside this file breaks one
+//! promise; its first lines say which, and how many seeds of which plan must suffice to show it.  The patches are
+//! applied one at a time to a copy of the tree below `target/planted`.
+//!
+//! That they all apply is tested every day; building and walking takes minutes: `.ci/run planted`.
+
+mod copy;
+mod patches;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use copy::Copy;
+use patches::{Patch, all};
+
+#[test]
+fn every_planted_bug_can_still_be_planted() {
+    let patches = all();
+    assert!(patches.len() >= 8, "only {} bugs are planted", patches.len());
+    patches.iter().for_each(|patch| patch.apply(&root(), true));
+}
+
+#[test]
+#[ignore = "takes minutes; .ci/run planted"]
+fn every_planted_bug_is_found_within_its_seeds_and_nothing_else_is() {
+    let patches = all();
+    let copy = Copy::new(&root());
+    copy.restore();
+    copy.build("the tree as it is");
+    for (plan, seeds) in longest(&patches) {
+        let said = copy.soak(plan, seeds);
+        assert!(said.status.success(), "plan {plan} fails without any bug planted:\n{}", text(&said));
+        println!("nothing is found by {seeds} seeds of plan {plan} in the tree as it is");
+    }
+    let missed: Vec<&str> =
+        patches.iter().filter(|patch| !is_found(&copy, patch)).map(|p| p.name.as_str()).collect();
+    copy.restore();
+    assert!(
+        missed.is_empty(),
+        "not found, each of which is a gap in what trials look at: {}",
+        missed.join(", ")
+    );
+}
+
+/// How many seeds of each plan are walked at most.
+fn longest(patches: &[Patch]) -> BTreeMap<&str, u64> {
+    let mut longest = BTreeMap::new();
+    for patch in patches {
+        let seeds: &mut u64 = longest.entry(patch.plan.as_str()).or_default();
+        *seeds = patch.seeds.max(*seeds);
+    }
+    longest
+}
+
+fn is_found(copy: &Copy, patch: &Patch) -> bool {
+    copy.restore();
+    patch.apply(&copy.source, false);
+    copy.build(&patch.name);
+    let said = copy.soak(&patch.plan, patch.seeds);
+    let text = text(&said);
+    // A panic while another one unwinds ends the program before it can tell more.
+    let is_told = ["VIOLATION", "panic in"].iter().any(|sign| text.contains(sign));
+    let is_found = !said.status.success() && is_told;
+    let verdict = if is_found { "found" } else { "NOT FOUND" };
+    let last = text.lines().rfind(|line| line.contains("again with")).unwrap_or_default();
+    println!("{verdict}: {}: {}\n  {last}", patch.name, patch.breaks);
+    is_found
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout))
+}
+
+/// Runs a command that must succeed.
+#[track_caller]
+fn run(command: &mut Command, what: &str) {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot {what}: {error}"));
+    assert!(output.status.success(), "cannot {what}:\n{}", text(&output));
+}
+
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("crates/lab stands two levels below the root").to_path_buf()
+}

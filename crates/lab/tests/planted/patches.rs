@@ -1,0 +1,54 @@
+//! Patches: a bug each, and what must find it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::run;
+
+/// One bug.
+pub struct Patch {
+    /// That of its file.
+    pub name: String,
+    /// What it breaks, from its line `Breaks: `.
+    pub breaks: String,
+    /// The plan that must show it, from its line `Plan: `.
+    pub plan: String,
+    /// Within how many seeds, from its line `Seeds: `.
+    pub seeds: u64,
+    path: PathBuf,
+}
+
+/// All, in the order of their names.
+pub fn all() -> Vec<Patch> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/planted");
+    let entries = std::fs::read_dir(directory).expect("the directory of this test can be read");
+    let paths = entries.map(|entry| entry.expect("it can be read on").path());
+    let mut paths: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|e| e == "patch")).collect();
+    paths.sort();
+    paths.into_iter().map(Patch::read).collect()
+}
+
+impl Patch {
+    fn read(path: PathBuf) -> Patch {
+        let text = std::fs::read_to_string(&path).expect("patches can be read");
+        let name = path.file_stem().expect("it has an extension, too").to_string_lossy().into_owned();
+        let header = |start: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(start));
+            line.unwrap_or_else(|| panic!("{name}.patch has no line that begins with {start:?}")).to_owned()
+        };
+        let seeds =
+            header("Seeds: ").parse().unwrap_or_else(|error| panic!("the seeds of {name}.patch: {error}"));
+        Patch { breaks: header("Breaks: "), plan: header("Plan: "), seeds, name, path }
+    }
+
+    /// Applies it to the tree in `root`, or only tries to.
+    #[track_caller]
+    pub fn apply(&self, root: &Path, try_only: bool) {
+        let mut patch = Command::new("patch");
+        patch.args(["-p1", "--forward", "--batch", "--reject-file=-", "--no-backup-if-mismatch"]);
+        patch.args(try_only.then_some("--dry-run")).arg("-d").arg(root).arg("-i").arg(&self.path);
+        let what = format!("plant {}; the code has changed: plant the same bug in what it is now", self.name);
+        run(&mut patch, &what);
+    }
+}
