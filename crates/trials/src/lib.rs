@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod actor;
+mod barriers;
 mod calls;
 mod census;
 mod faults;
@@ -23,6 +24,7 @@ mod giving_up;
 mod golden;
 mod judge;
 mod locks;
+mod messages;
 mod panics;
 mod plan;
 mod plans;
@@ -30,6 +32,7 @@ mod regions;
 mod report;
 mod stage;
 mod trial;
+mod words;
 
 pub use golden::golden;
 pub use judge::Tally;

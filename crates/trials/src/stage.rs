@@ -11,12 +11,15 @@ use halite_fabric::Fabric;
 use halite_sim::{CutOffBy, Fence, HostClock, HostId, Random, SimFabric, World};
 
 use crate::actor;
+use crate::barriers::Barriers;
 use crate::calls::Calls;
 use crate::giving_up::before;
 use crate::judge::Judge;
 use crate::locks::Locks;
+use crate::messages::Messages;
 use crate::plan::Plan;
 use crate::regions::Regions;
+use crate::words::Words;
 
 /// Most bytes of memory that each node contributes.
 pub(crate) const ARENA_BYTES: u64 = 4 << 20;
@@ -38,6 +41,9 @@ pub(crate) struct Stage {
     pub(crate) regions: RefCell<Regions>,
     pub(crate) calls: RefCell<Calls>,
     pub(crate) locks: RefCell<Locks>,
+    pub(crate) words: RefCell<Words>,
+    pub(crate) messages: RefCell<Messages>,
+    pub(crate) barriers: RefCell<Barriers>,
     /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
     seats: Vec<Seat>,
@@ -84,6 +90,9 @@ impl Stage {
             regions: RefCell::default(),
             calls: RefCell::default(),
             locks: RefCell::default(),
+            words: RefCell::default(),
+            messages: RefCell::default(),
+            barriers: RefCell::default(),
             cut_off_is_death: profile.cut_off == CutOffBy::Exit
                 && profile.fence == Fence::Kill
                 && !plan.faults.break_links(),
@@ -131,9 +140,13 @@ impl Stage {
 
     /// Whether nothing has gone wrong since then, nor were the consequences of anything earlier to be expected.
     pub(crate) fn is_calm_since(&self, begin_ns: u64) -> bool {
-        let lasting_ns = LEASES_OF_CONSEQUENCES * self.plan.lease().as_nanos() as u64;
         let until_ns = self.judge.trouble_until_ns();
-        until_ns == 0 || until_ns + lasting_ns < begin_ns
+        until_ns == 0 || until_ns + self.consequences_ns() < begin_ns
+    }
+
+    /// For how long something has consequences after it has gone wrong.
+    pub(crate) fn consequences_ns(&self) -> u64 {
+        LEASES_OF_CONSEQUENCES * self.plan.lease().as_nanos() as u64
     }
 
     pub(crate) fn driven(&self, node: u32) -> Option<Rc<Driven>> {

@@ -11,6 +11,7 @@ use crate::panics;
 use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::stage::Stage;
+use crate::{messages, words};
 
 /// How much of what happens is kept for people to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,6 +24,8 @@ pub enum Keep {
     All,
 }
 
+/// By then, with nothing going wrong, who receives has received everything.
+const SETTLING: Duration = Duration::from_micros(500);
 /// How often it is looked whether the judge has seen enough.
 const LOOK_NS: u64 = 200_000;
 /// Polls and events that a trial may take for each nanosecond of its duration and each node: far more than any does.
@@ -95,6 +98,9 @@ async fn story(stage: Rc<Stage>) {
     world.sleep(None, Duration::from_micros(stage.plan.duration_us)).await;
     stage.close();
     wind_down(&stage).await;
+    world.sleep(None, SETTLING).await;
+    words::judge(&stage);
+    messages::judge(&stage);
 }
 
 /// Waits until all sessions have ended what they did, and looks at what is left.
