@@ -130,6 +130,15 @@ impl Drop for Stay {
     }
 }
 
+/// All names that barriers of a trial have.
+pub(crate) fn names() -> impl Iterator<Item = String> {
+    (0..PARTICIPANTS.len()).map(text)
+}
+
+fn text(name: usize) -> String {
+    format!("b{name}")
+}
+
 /// Comes to a barrier, and waits.
 pub(crate) async fn act(actor: &mut Actor) {
     let name = actor.random.index(PARTICIPANTS.len());
@@ -138,7 +147,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     let begin_ns = actor.now_ns();
     let visit = actor.stage.barriers.borrow_mut().rooms[name].come(begin_ns, participants, timeout);
     let _stay = Stay { stage: actor.stage.clone(), name, visit };
-    let (session, text) = (actor.session.clone(), format!("b{name}"));
+    let (session, text) = (actor.session.clone(), text(name));
     let result = actor.attempt("pass a barrier", session.barrier(&text, participants, timeout)).await;
     let (now_ns, is_calm) = (actor.now_ns(), actor.stage.is_undisturbed());
     let verdict = judged(&mut actor.stage.barriers.borrow_mut().rooms[name], visit, now_ns, is_calm, result);

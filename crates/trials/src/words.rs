@@ -91,8 +91,17 @@ pub(crate) async fn finish(actor: &mut Actor) {
     }
 }
 
+/// All names that regions of words have.
+pub(crate) fn names() -> impl Iterator<Item = String> {
+    (0..NAMES).map(text)
+}
+
+fn text(name: usize) -> String {
+    format!("w{name}")
+}
+
 async fn open(actor: &mut Actor, name: usize) {
-    let (text, session) = (format!("w{name}"), actor.session.clone());
+    let (text, session) = (text(name), actor.session.clone());
     let rights = if actor.random.chance(1, 8) { Permissions::READ } else { EVERYONE };
     match actor.attempt("map words", session.map(&text, rights)).await {
         Some(Ok(lh)) => {
