@@ -10,7 +10,7 @@ use halite_sim::{HostId, Random};
 use crate::giving_up;
 use crate::judge::End;
 use crate::stage::{PRINCIPALS, Stage};
-use crate::{calls, locks, regions};
+use crate::{barriers, calls, locks, messages, regions, words};
 
 /// One session at work.
 pub(crate) struct Actor {
@@ -27,11 +27,13 @@ pub(crate) struct Actor {
     pub(crate) random: Random,
     pub(crate) regions: regions::Holdings,
     pub(crate) locks: locks::Holdings,
+    pub(crate) words: words::Holdings,
 }
 
 /// Lets the sessions of a node that has just joined work.
 pub(crate) fn start_all(stage: &Rc<Stage>, node: u32, driven: &Driven) {
     calls::serve(stage, node, driven);
+    messages::serve(stage, node, driven);
     for number in 0..stage.plan.sessions {
         let actor = Actor::new(stage, node, number, driven);
         let name = format!("session {number} of node {node}");
@@ -50,6 +52,7 @@ impl Actor {
             stage: stage.clone(),
             regions: regions::Holdings::default(),
             locks: locks::Holdings::default(),
+            words: words::Holdings::default(),
             life: stage.life(node),
             node,
             number,
@@ -67,14 +70,17 @@ impl Actor {
             let work = &stage.plan.work;
             match pick(&mut self.random, &work.weights()) {
                 0 => regions::act(&mut self).await,
+                1 => words::act(&mut self).await,
                 2 => calls::act(&mut self).await,
+                3 => messages::act(&mut self).await,
                 4 => locks::act(&mut self).await,
-                _ => {}
+                _ => barriers::act(&mut self).await,
             }
             let think = self.random.below(work.think_us_max.max(1) * 1000);
             stage.world.sleep(Some(self.host), Duration::from_nanos(think)).await;
         }
         locks::finish(&mut self).await;
+        words::finish(&mut self).await;
         regions::finish(&mut self).await;
     }
 

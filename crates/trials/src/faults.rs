@@ -45,12 +45,7 @@ fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
         }),
         2 if stage.is_up(node) => story(stage, "pause", async move {
             shared.isolate(node);
-            let (host, life) = (shared.host(node), shared.life(node));
-            shared.world.pause(host);
-            shared.world.sleep(None, long).await;
-            if shared.life(node) == life {
-                shared.world.resume(host);
-            }
+            shared.stop(node, long).await;
         }),
         3 if node != other => cut(stage, &[(node, other), (other, node)], long),
         4 if node != other => cut(stage, &[(node, other)], long),

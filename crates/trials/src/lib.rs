@@ -14,7 +14,9 @@
 #![forbid(unsafe_code)]
 
 mod actor;
+mod barriers;
 mod calls;
+mod census;
 mod faults;
 #[cfg(test)]
 mod found;
@@ -22,6 +24,7 @@ mod giving_up;
 mod golden;
 mod judge;
 mod locks;
+mod messages;
 mod panics;
 mod plan;
 mod plans;
@@ -29,6 +32,7 @@ mod regions;
 mod report;
 mod stage;
 mod trial;
+mod words;
 
 pub use golden::golden;
 pub use judge::Tally;

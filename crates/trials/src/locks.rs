@@ -60,6 +60,11 @@ fn who(actor: &Actor) -> Who {
     Who { node: actor.node, life: actor.life, session: actor.number }
 }
 
+/// All names that locks of a trial have.
+pub(crate) fn names() -> impl Iterator<Item = String> {
+    (0..NAMES).map(text)
+}
+
 fn text(name: usize) -> String {
     format!("l{name}")
 }

@@ -14,6 +14,7 @@ use halite::{AccessCause, AccessError, Lh, Permissions};
 
 pub(crate) use lives::Regions;
 use lives::{LifeId, WORD};
+pub(crate) use orders::names;
 use words::NEVER;
 
 use crate::actor::{Actor, pick};

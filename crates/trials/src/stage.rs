@@ -11,12 +11,15 @@ use halite_fabric::Fabric;
 use halite_sim::{CutOffBy, Fence, HostClock, HostId, Random, SimFabric, World};
 
 use crate::actor;
+use crate::barriers::Barriers;
 use crate::calls::Calls;
 use crate::giving_up::before;
 use crate::judge::Judge;
 use crate::locks::Locks;
+use crate::messages::Messages;
 use crate::plan::Plan;
 use crate::regions::Regions;
+use crate::words::Words;
 
 /// Most bytes of memory that each node contributes.
 pub(crate) const ARENA_BYTES: u64 = 4 << 20;
@@ -38,6 +41,9 @@ pub(crate) struct Stage {
     pub(crate) regions: RefCell<Regions>,
     pub(crate) calls: RefCell<Calls>,
     pub(crate) locks: RefCell<Locks>,
+    pub(crate) words: RefCell<Words>,
+    pub(crate) messages: RefCell<Messages>,
+    pub(crate) barriers: RefCell<Barriers>,
     /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
     seats: Vec<Seat>,
@@ -60,6 +66,10 @@ struct Seat {
     up: Cell<bool>,
     /// Was stopped, or cut off from others, in this life: some of them may have taken it for dead.
     isolated: Cell<bool>,
+    /// Somebody ended it, and will start it again.
+    down: Cell<bool>,
+    /// Somebody stopped it, and will let it go on.
+    stopped: Cell<bool>,
 }
 
 impl Stage {
@@ -70,6 +80,8 @@ impl Stage {
             node: RefCell::default(),
             up: Cell::new(false),
             isolated: Cell::new(false),
+            down: Cell::new(false),
+            stopped: Cell::new(false),
         };
         let seats = (0..plan.nodes).map(seat).collect();
         let profile = world.profile();
@@ -78,6 +90,9 @@ impl Stage {
             regions: RefCell::default(),
             calls: RefCell::default(),
             locks: RefCell::default(),
+            words: RefCell::default(),
+            messages: RefCell::default(),
+            barriers: RefCell::default(),
             cut_off_is_death: profile.cut_off == CutOffBy::Exit
                 && profile.fence == Fence::Kill
                 && !plan.faults.break_links(),
@@ -125,9 +140,13 @@ impl Stage {
 
     /// Whether nothing has gone wrong since then, nor were the consequences of anything earlier to be expected.
     pub(crate) fn is_calm_since(&self, begin_ns: u64) -> bool {
-        let lasting_ns = LEASES_OF_CONSEQUENCES * self.plan.lease().as_nanos() as u64;
         let until_ns = self.judge.trouble_until_ns();
-        until_ns == 0 || until_ns + lasting_ns < begin_ns
+        until_ns == 0 || until_ns + self.consequences_ns() < begin_ns
+    }
+
+    /// For how long something has consequences after it has gone wrong.
+    pub(crate) fn consequences_ns(&self) -> u64 {
+        LEASES_OF_CONSEQUENCES * self.plan.lease().as_nanos() as u64
     }
 
     pub(crate) fn driven(&self, node: u32) -> Option<Rc<Driven>> {
@@ -141,13 +160,25 @@ impl Stage {
         let seat = &self.seats[node as usize];
         seat.lives.set(seat.lives.get() + 1);
         seat.isolated.set(false);
+        seat.down.set(false);
         let (stage, host) = (self.clone(), seat.host);
         let boot = async move {
             if let Err(error) = stage.boot(node).await {
                 stage.judge.expect(!stage.judge.is_calm(), || format!("node {node} could not join: {error}"));
+                stage.try_again(node);
             }
         };
         self.world.spawn(Some(host), format!("boot {node}"), boot);
+    }
+
+    /// A node that found nobody ends, and is started again.
+    fn try_again(self: &Rc<Stage>, node: u32) {
+        let stage = self.clone();
+        self.world.spawn(None, format!("start {node} again"), async move {
+            stage.crash(node);
+            stage.world.sleep(None, stage.plan.lease() / 4).await;
+            stage.restart(node);
+        });
     }
 
     async fn boot(self: &Rc<Stage>, node: u32) -> Result<(), JoinError> {
@@ -211,6 +242,7 @@ impl Stage {
         self.judge.note_trouble();
         let seat = &self.seats[node as usize];
         seat.up.set(false);
+        seat.down.set(true);
         self.world.crash(seat.host);
         // Its memory goes with the last who refers to it.
         drop(seat.node.borrow_mut().take());
@@ -238,6 +270,30 @@ impl Stage {
     pub(crate) fn restart(self: &Rc<Stage>, node: u32) {
         self.world.restart(self.host(node));
         self.start(node);
+    }
+
+    /// Stops a node for a while.
+    pub(crate) async fn stop(&self, node: u32, long: Duration) {
+        let (seat, life) = (&self.seats[node as usize], self.life(node));
+        seat.stopped.set(true);
+        self.world.pause(seat.host);
+        self.world.sleep(None, long).await;
+        seat.stopped.set(false);
+        if self.life(node) == life {
+            self.world.resume(seat.host);
+        }
+    }
+
+    /// Starts those again that others have killed because they did not answer.
+    pub(crate) fn revive_the_killed(self: &Rc<Stage>) {
+        for node in 0..self.nodes() {
+            let seat = &self.seats[node as usize];
+            let is_expected = seat.down.get() || seat.stopped.get();
+            if !is_expected && seat.lives.get() > 0 && !self.world.is_running(seat.host) {
+                self.crash(node);
+                self.restart(node);
+            }
+        }
     }
 
     /// Ends everything, and gives all memory back.

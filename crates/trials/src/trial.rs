@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use halite_sim::{RunEnd, Trace, World};
 
+use crate::census;
 use crate::faults;
 use crate::panics;
 use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::stage::Stage;
+use crate::{messages, words};
 
 /// How much of what happens is kept for people to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +24,8 @@ pub enum Keep {
     All,
 }
 
+/// By then, with nothing going wrong, who receives has received everything.
+const SETTLING: Duration = Duration::from_micros(500);
 /// How often it is looked whether the judge has seen enough.
 const LOOK_NS: u64 = 200_000;
 /// Polls and events that a trial may take for each nanosecond of its duration and each node: far more than any does.
@@ -94,6 +98,9 @@ async fn story(stage: Rc<Stage>) {
     world.sleep(None, Duration::from_micros(stage.plan.duration_us)).await;
     stage.close();
     wind_down(&stage).await;
+    world.sleep(None, SETTLING).await;
+    words::judge(&stage);
+    messages::judge(&stage);
 }
 
 /// Waits until all sessions have ended what they did, and looks at what is left.
@@ -106,6 +113,9 @@ async fn wind_down(stage: &Rc<Stage>) {
             return stage.judge.violated(format!("{working} sessions have not ended after {patience:?}"));
         }
         stage.world.sleep(None, Duration::from_micros(100)).await;
+    }
+    if stage.judge.is_content() {
+        census::take(stage).await;
     }
 }
 

@@ -13,6 +13,11 @@ const ALL: Permissions = RIGHTS.union(Permissions::MASTER).union(Permissions::AT
 /// A session maps no more regions than that.
 const HELD_MAX: usize = 6;
 
+/// All names that regions of a trial have.
+pub(crate) fn names() -> impl Iterator<Item = String> {
+    (0..NAMES as usize).map(name_of)
+}
+
 fn name_of(name: usize) -> String {
     format!("r{name}")
 }

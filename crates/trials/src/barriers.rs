@@ -1,0 +1,231 @@
+//! Barriers: sessions come, wait for others, pass, or do not.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{BarrierCause, BarrierError, RegionCause};
+
+use crate::actor::Actor;
+use crate::stage::Stage;
+
+/// How many participants the barrier of each name has.
+const PARTICIPANTS: [u32; 2] = [2, 3];
+/// Longest time that anybody waits.
+const TIMEOUT_US_MAX: u64 = 120;
+/// Whoever has come may be counted for so long after it went away, with nothing going wrong.
+const DOUBT_NS: u64 = 200_000;
+/// With nothing going wrong, whoever waits hears of its end so soon after the round's time is over.
+const SLACK_NS: u64 = 100_000;
+/// Clocks of hosts differ by less than that over the time that anybody waits.
+const CLOCKS_NS: u64 = 1_000;
+
+/// What is known of all barriers.
+#[derive(Debug, Default)]
+pub(crate) struct Barriers {
+    rooms: [Room; PARTICIPANTS.len()],
+}
+
+/// One barrier.
+#[derive(Debug, Default)]
+struct Room {
+    /// All who have come lately, by number.
+    visits: BTreeMap<u64, Visit>,
+    last_visit: u64,
+    /// How many have passed in each round.
+    passed: BTreeMap<u64, u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Visit {
+    participants: u32,
+    begin_ns: u64,
+    /// By when its own time is over.
+    deadline_ns: u64,
+    /// Until when it may be counted.
+    until_ns: u64,
+}
+
+impl Room {
+    fn come(&mut self, now_ns: u64, participants: u32, timeout: Duration) -> u64 {
+        let here = self.visits.values().filter(|visit| visit.until_ns == u64::MAX);
+        let oldest_ns = here.map(|visit| visit.begin_ns).min().unwrap_or(now_ns);
+        self.visits.retain(|_, visit| visit.until_ns >= oldest_ns);
+        self.last_visit += 1;
+        let deadline_ns = now_ns + timeout.as_nanos() as u64;
+        let visit = Visit { participants, begin_ns: now_ns, deadline_ns, until_ns: u64::MAX };
+        self.visits.insert(self.last_visit, visit);
+        self.last_visit
+    }
+
+    /// Somebody does not wait any more, but may be counted for a while.
+    fn go(&mut self, visit: u64, until_ns: u64) {
+        let visit = self.visits.get_mut(&visit).expect("it came");
+        visit.until_ns = visit.until_ns.min(until_ns);
+    }
+
+    /// The others who may have been there since `visit` came.
+    fn others(&self, number: u64, visit: &Visit) -> impl Iterator<Item = &Visit> {
+        let begin_ns = visit.begin_ns;
+        self.visits
+            .iter()
+            .filter(move |(other, visit)| **other != number && visit.until_ns >= begin_ns)
+            .map(|(_, visit)| visit)
+    }
+
+    /// It has passed.
+    fn pass(&mut self, number: u64, round: u64, is_calm: bool) -> Result<(), String> {
+        let visit = self.visits[&number];
+        let there =
+            1 + self.others(number, &visit).filter(|it| it.participants == visit.participants).count();
+        let passed = self.passed.entry(round).or_default();
+        *passed += 1;
+        match () {
+            () if there < visit.participants as usize => {
+                Err(format!("it passed with {there} of {} participants", visit.participants))
+            }
+            // A barrier that is made anew counts its rounds anew.
+            () if *passed > visit.participants && is_calm => {
+                Err(format!("{passed} have passed in round {round}, of {}", visit.participants))
+            }
+            () => Ok(()),
+        }
+    }
+
+    /// It was told that the time is over.
+    fn time_out(&self, number: u64, now_ns: u64, is_calm: bool) -> Result<(), String> {
+        let visit = self.visits[&number];
+        let deadlines = self.others(number, &visit).chain([&visit]).map(|visit| visit.deadline_ns);
+        let first_ns = deadlines.min().expect("it is one itself");
+        let latest_ns = visit.begin_ns + TIMEOUT_US_MAX * 1000 + SLACK_NS;
+        match () {
+            () if now_ns + CLOCKS_NS < first_ns => Err(format!("nobody's time is over before {first_ns} ns")),
+            () if now_ns > latest_ns && is_calm => Err(format!("all time was over at {latest_ns} ns")),
+            () => Ok(()),
+        }
+    }
+
+    /// It was told that others expect another number.
+    fn refuse(&self, number: u64, expected: u32) -> Result<(), String> {
+        let visit = self.visits[&number];
+        let is_right = expected != visit.participants
+            && self.others(number, &visit).any(|other| other.participants == expected);
+        if is_right { Ok(()) } else { Err("nobody is there who expects that".to_owned()) }
+    }
+}
+
+/// Lets somebody go, in whichever way.
+struct Stay {
+    stage: Rc<Stage>,
+    name: usize,
+    visit: u64,
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        // The home may hear late of those who are cut off.
+        let doubt_ns = if self.stage.is_undisturbed() { DOUBT_NS } else { self.stage.consequences_ns() };
+        let until_ns = self.stage.world.now_ns() + doubt_ns;
+        self.stage.barriers.borrow_mut().rooms[self.name].go(self.visit, until_ns);
+    }
+}
+
+/// Comes to a barrier, and waits.
+pub(crate) async fn act(actor: &mut Actor) {
+    let name = actor.random.index(PARTICIPANTS.len());
+    let participants = PARTICIPANTS[name] + u32::from(actor.random.chance(1, 12));
+    let timeout = Duration::from_nanos(actor.random.between(1, TIMEOUT_US_MAX * 1000));
+    let begin_ns = actor.now_ns();
+    let visit = actor.stage.barriers.borrow_mut().rooms[name].come(begin_ns, participants, timeout);
+    let _stay = Stay { stage: actor.stage.clone(), name, visit };
+    let (session, text) = (actor.session.clone(), format!("b{name}"));
+    let result = actor.attempt("pass a barrier", session.barrier(&text, participants, timeout)).await;
+    let (now_ns, is_calm) = (actor.now_ns(), actor.stage.is_undisturbed());
+    let verdict = judged(&mut actor.stage.barriers.borrow_mut().rooms[name], visit, now_ns, is_calm, result);
+    if let Err(why) = verdict {
+        let (number, node) = (actor.number, actor.node);
+        actor.stage.judge.violated(format!(
+            "barrier {text}, session {number} of node {node}, from {begin_ns} to {now_ns} ns: {why}"
+        ));
+    }
+}
+
+fn judged(
+    room: &mut Room,
+    visit: u64,
+    now_ns: u64,
+    is_calm: bool,
+    result: Option<Result<u64, BarrierError>>,
+) -> Result<(), String> {
+    match result {
+        Some(Ok(round)) => room.pass(visit, round, is_calm),
+        Some(Err(error)) => match error.cause {
+            BarrierCause::Timeout => room.time_out(visit, now_ns, is_calm),
+            BarrierCause::Size { expected } => room.refuse(visit, expected),
+            cause if is_trouble(&cause, is_calm) => Ok(()),
+            cause => Err(format!("{cause}, without a reason")),
+        },
+        None => Ok(()),
+    }
+}
+
+fn is_trouble(cause: &BarrierCause, is_calm: bool) -> bool {
+    match cause {
+        BarrierCause::Region(RegionCause::NoSpace { .. }) => true,
+        BarrierCause::PeerDown(_)
+        | BarrierCause::Region(
+            RegionCause::NodeClosed
+            | RegionCause::DirectoryDown
+            | RegionCause::UnknownNode(_)
+            | RegionCause::NoMemoryNode
+            | RegionCause::NotFound
+            | RegionCause::Stale,
+        ) => !is_calm,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_micros(50);
+
+    #[test]
+    fn nobody_passes_alone_nor_more_than_expected() {
+        let mut room = Room::default();
+        let ada = room.come(10, 2, LONG);
+        assert!(room.pass(ada, 1, true).unwrap_err().contains("1 of 2"));
+        let mut room = Room::default();
+        let visits = [room.come(10, 2, LONG), room.come(11, 2, LONG), room.come(12, 2, LONG)];
+        assert_eq!(room.pass(visits[0], 1, true), Ok(()));
+        assert_eq!(room.pass(visits[1], 1, true), Ok(()));
+        assert!(room.pass(visits[2], 1, true).unwrap_err().contains("3 have passed"));
+    }
+
+    #[test]
+    fn who_went_long_ago_is_not_there() {
+        let mut room = Room::default();
+        let ada = room.come(10, 2, LONG);
+        room.go(ada, 20 + DOUBT_NS);
+        let bob = room.come(30 + DOUBT_NS, 2, LONG);
+        assert!(room.pass(bob, 1, true).is_err());
+    }
+
+    #[test]
+    fn time_is_over_when_that_of_somebody_is() {
+        let mut room = Room::default();
+        let (ada, bob) = (room.come(10, 2, LONG), room.come(40_010, 2, LONG));
+        assert_eq!(room.time_out(bob, 50_010, true), Ok(()));
+        let mut room = Room::default();
+        assert!(room.come(10, 2, LONG) == ada && room.time_out(ada, 40_000, true).is_err());
+    }
+
+    #[test]
+    fn another_number_is_that_of_somebody() {
+        let mut room = Room::default();
+        let (ada, bob) = (room.come(10, 2, LONG), room.come(11, 3, LONG));
+        assert_eq!(room.refuse(bob, 2), Ok(()));
+        assert!(room.refuse(ada, 4).is_err());
+    }
+}

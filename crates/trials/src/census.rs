@@ -1,0 +1,96 @@
+//! The census: when all has come to rest, nothing may be left of what sessions made and gave up.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{NodeStatus, Permissions, RegionCause, Session};
+
+use crate::regions;
+use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
+use crate::{giving_up::before, locks};
+
+/// How many leases it may take until all is as it should be: deaths must be noticed first.
+const PATIENCE_LEASES: u32 = 40;
+
+/// Restarts whoever was taken for dead by some, frees what is left of regions and locks, and looks for more.
+pub(crate) async fn take(stage: &Rc<Stage>) {
+    while !all_up(stage) && stage.judge.is_content() {
+        stage.revive_the_killed();
+        stage.world.sleep(None, Duration::from_micros(50)).await;
+    }
+    let lost: Vec<u32> = (0..stage.nodes()).filter(|node| stage.was_isolated(*node)).collect();
+    lost.iter().for_each(|node| stage.crash(*node));
+    stage.world.sleep(None, stage.plan.lease() * 4).await;
+    lost.iter().for_each(|node| stage.restart(*node));
+    let patience = stage.plan.lease() * PATIENCE_LEASES;
+    let counted = async {
+        while !all_up(stage) {
+            stage.revive_the_killed();
+            stage.world.sleep(None, Duration::from_micros(50)).await;
+        }
+        let driven = stage.driven(0).expect("it is up");
+        for principal in PRINCIPALS {
+            free_all(&driven.session_of(principal).expect("the name is a good one")).await;
+        }
+        count(stage, &driven.session()).await;
+    };
+    if before(stage.world.sleep(None, patience), counted).await.is_none() {
+        let left = match stage.driven(0) {
+            Some(driven) => {
+                let session = driven.session();
+                let seen = before(stage.world.sleep(None, patience), left(&session)).await;
+                seen.flatten().unwrap_or_else(|| "node 0 does not find out".to_owned())
+            }
+            None => "node 0 is not there".to_owned(),
+        };
+        stage
+            .judge
+            .violated(format!("{patience:?} after all sessions have ended, something is left: {left}"));
+    }
+}
+
+fn all_up(stage: &Stage) -> bool {
+    (0..stage.nodes()).all(|node| stage.is_up(node))
+}
+
+async fn free_all(session: &Session) {
+    for name in regions::names() {
+        while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
+            // Whoever was about to free it may be faster.
+            let _ = session.free(lh).await;
+        }
+    }
+    for name in locks::names() {
+        let _ = session.free_lock(&name).await;
+    }
+}
+
+/// Waits until nothing is left.
+async fn count(stage: &Stage, session: &Session) {
+    while left(session).await.is_none_or(|left| !left.is_empty()) {
+        stage.world.sleep(None, Duration::from_micros(100)).await;
+    }
+}
+
+/// What is left, in words; nothing if all is clean, and `None` while somebody cannot be asked.
+async fn left(session: &Session) -> Option<String> {
+    let all = session.status().await.ok()?;
+    let dirty = all.iter().filter(|status| !is_clean(status)).map(|status| {
+        let NodeStatus { node, bytes_used, bytes_quarantined, regions, mappings, .. } = status;
+        format!(
+            "node {node}: {bytes_used} bytes ({} chunks), {bytes_quarantined} in quarantine, {regions} regions, {mappings} mappings",
+            bytes_used / CHUNK_BYTES
+        )
+    });
+    let mut left: Vec<String> = dirty.collect();
+    match session.list().await {
+        Ok(named) => left.extend(named.iter().filter_map(|info| info.name.clone())),
+        Err(error) if error.cause == RegionCause::DirectoryDown => return None,
+        Err(error) => left.push(error.to_string()),
+    }
+    Some(left.join("; "))
+}
+
+fn is_clean(status: &NodeStatus) -> bool {
+    (status.bytes_used, status.bytes_quarantined, status.regions, status.mappings) == (0, 0, 0, 0)
+}

@@ -1,0 +1,201 @@
+//! Messages: sent by many to the port of each node, whose receiver is now and then slow; see [`ledger`] for what must
+//! hold.
+
+mod ledger;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{Driven, Mailbox, Message, NodeId, Port, SendCause, ServeOptions};
+use halite_sim::{HostId, Random};
+
+use crate::actor::{Actor, pick};
+use crate::giving_up;
+use crate::stage::{PRINCIPALS, Stage};
+use ledger::{Ledger, Load, Path};
+
+const PORT: Port = Port(5);
+/// Most messages that wait in a port's queue.
+const QUEUED_MAX: usize = 6;
+/// Longest pause of a receiver that is slow.
+const SLOW_US_MAX: u64 = 60;
+/// Bytes before those that only fill.
+const HEAD_BYTES: usize = 5 * 4 + 8;
+
+/// What is known of all messages.
+#[derive(Debug, Default)]
+pub(crate) struct Messages {
+    ledger: Ledger,
+}
+
+/// Opens the port of a node that has just joined.
+pub(crate) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
+    let session = driven.session_of(PRINCIPALS[0]).expect("the name is a good one");
+    let options = ServeOptions { requests_max: QUEUED_MAX, ..ServeOptions::default() };
+    let mailbox = match session.open_port(PORT, options) {
+        Ok(mailbox) => mailbox,
+        Err(error) => return stage.judge.violated(format!("at node {node}: {error}")),
+    };
+    let name = format!("receiver of node {node}");
+    let receiver = Receiver {
+        stage: stage.clone(),
+        host: stage.host(node),
+        at: (node, stage.life(node)),
+        random: stage.world.random(&format!("{name} in life {}", stage.life(node))),
+        mailbox,
+    };
+    stage.world.spawn(Some(receiver.host), name, receiver.work());
+}
+
+/// Looks whether all that was sent has come, when nobody sends any more.
+pub(crate) fn judge(stage: &Stage) {
+    let is_there = |(node, life)| stage.is_up(node) && stage.life(node) == life;
+    let missing = stage.messages.borrow().ledger.missing(is_there);
+    if let Some((path, number)) = missing.filter(|_| stage.is_undisturbed()) {
+        stage.judge.violated(format!("message {number} of {path:?} was sent, and never came"));
+    }
+}
+
+struct Receiver {
+    stage: Rc<Stage>,
+    host: HostId,
+    at: (u32, u32),
+    random: Random,
+    mailbox: Mailbox,
+}
+
+impl Receiver {
+    async fn work(mut self) {
+        let world = self.stage.world.clone();
+        let per_mille = self.stage.plan.work.given_up_per_mille;
+        loop {
+            let next = self.mailbox.recv();
+            match giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, next).await {
+                Some(Ok(message)) => self.receive(&message),
+                Some(Err(_)) => return,
+                // Whoever gives a wait up loses no message.
+                None => {}
+            }
+            if self.random.chance(1, 8) && self.stage.goes_on() {
+                let long = Duration::from_nanos(self.random.below(SLOW_US_MAX * 1000));
+                world.sleep(Some(self.host), long).await;
+            }
+        }
+    }
+
+    fn receive(&self, message: &Message) {
+        let verdict = match parse(&message.bytes) {
+            Some((path, number, principal)) => {
+                let is_right = (path.from.0, path.to, PRINCIPALS.get(principal as usize).copied())
+                    == (message.node.0, self.at, Some(message.from.as_str()));
+                let came = self.stage.messages.borrow_mut().ledger.came(path, number);
+                let came = came.map_err(|why| format!("message {number} of {path:?}: {why}"));
+                if is_right { came } else { Err(format!("{path:?} came from {:?}", message.node)) }
+            }
+            None => Err("its bytes are not those that were sent".to_owned()),
+        };
+        verdict
+            .unwrap_or_else(|why| self.stage.judge.violated(format!("at {:?} (node, life): {why}", self.at)));
+    }
+}
+
+/// Sends a message.
+pub(crate) async fn act(actor: &mut Actor) {
+    let to = actor.random.below(actor.stage.nodes().into()) as u32;
+    let path = Path { from: (actor.node, actor.life, actor.number), to: (to, actor.stage.life(to)) };
+    let len = some_len(actor);
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let (number, before) = {
+        let ledger = &mut actor.stage.messages.borrow_mut().ledger;
+        (ledger.begin(path), ledger.load(path))
+    };
+    actor.note(format_args!("is about message {number} to node {to}"));
+    let bytes = emit(path, number, actor.principal as u32, len);
+    let tries = actor.random.chance(1, 3);
+    let result = match tries {
+        true => actor.attempt("try to send", session.try_send(NodeId(to), PORT, &bytes)).await,
+        false => actor.attempt("send", session.send(NodeId(to), PORT, &bytes)).await,
+    };
+    let verdict = match result {
+        Some(Ok(())) => {
+            actor.stage.messages.borrow_mut().ledger.sent(path, number);
+            Ok(())
+        }
+        Some(Err(error)) => {
+            let may_block = tries && may_be_full(actor, path, before);
+            failed(actor, path, number, may_block, error.cause).map_err(|why| format!("{error}: {why}"))
+        }
+        None => Ok(()),
+    };
+    if let Err(why) = verdict {
+        let now = actor.now_ns();
+        actor
+            .stage
+            .judge
+            .violated(format!("message {number} of {path:?}, from {begin_ns} to {now} ns: {why}"));
+    }
+}
+
+/// Room may be kept for others, who are told to send again.
+fn may_be_full(actor: &Actor, path: Path, before: Load) -> bool {
+    actor.stage.messages.borrow().ledger.others_since(path, before) >= QUEUED_MAX as u64
+}
+
+fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, cause: SendCause) -> Result<(), String> {
+    let ledger = &mut actor.stage.messages.borrow_mut().ledger;
+    let is_calm = actor.stage.is_undisturbed();
+    let is_explained = match cause {
+        SendCause::WouldBlock => may_block,
+        SendCause::PeerDown | SendCause::UnknownNode | SendCause::UnknownPort | SendCause::NodeClosed => {
+            !is_calm
+        }
+        _ => false,
+    };
+    if !matches!(cause, SendCause::PeerDown | SendCause::NodeClosed) {
+        ledger.denied(path, number)?;
+    }
+    if is_explained { Ok(()) } else { Err("there is no reason".to_owned()) }
+}
+
+/// Lengths that travel in a ring, or are fetched.
+fn some_len(actor: &mut Actor) -> usize {
+    let most = [64, 1000, 4000, 30_000][pick(&mut actor.random, &[10, 5, 2, 1])];
+    HEAD_BYTES + actor.random.index(most)
+}
+
+/// A message; what it is about, and bytes that follow from that.
+fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len);
+    for field in [path.from.0, path.from.1, path.from.2, path.to.0, path.to.1 << 8 | principal] {
+        bytes.extend(field.to_le_bytes());
+    }
+    bytes.extend(number.to_le_bytes());
+    bytes.extend((HEAD_BYTES..len).map(|at| (number as usize * 31 + at) as u8));
+    bytes
+}
+
+/// The path, the number and the principal's index; `None` if it is not as it was sent.
+fn parse(bytes: &[u8]) -> Option<(Path, u64, u32)> {
+    let field =
+        |at: usize| bytes.get(4 * at..4 * at + 4).map(|it| u32::from_le_bytes(it.try_into().expect("4")));
+    let (life, principal) = (field(4)? >> 8, field(4)? & 0xff);
+    let path = Path { from: (field(0)?, field(1)?, field(2)?), to: (field(3)?, life) };
+    let number = u64::from(field(5)?) | u64::from(field(6)?) << 32;
+    (bytes == emit(path, number, principal, bytes.len())).then_some((path, number, principal))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_says_what_it_is_and_whether_it_is_whole() {
+        let path = Path { from: (1, 2, 3), to: (4, 5) };
+        let bytes = emit(path, 7 << 33, 2, 100);
+        assert_eq!(parse(&bytes), Some((path, 7 << 33, 2)));
+        let mut damaged = bytes.clone();
+        damaged[99] ^= 1;
+        assert_eq!(parse(&damaged), None);
+        assert_eq!(parse(&bytes[..20]), None);
+    }
+}

@@ -1,0 +1,154 @@
+//! What is known of the messages from one session to one port: which were sent, and which have come.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A session in one life of its node, and the port of one life of a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Path {
+    pub(super) from: (u32, u32, u32),
+    pub(super) to: (u32, u32),
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    /// The number of the last that was sent, or begun to be.
+    last_begun: u64,
+    /// The number of the last that came.
+    last_come: u64,
+    /// Those that were sent for sure, and have not come.
+    sent: BTreeSet<u64>,
+    /// Those that will not come.
+    denied: BTreeSet<u64>,
+}
+
+/// How much one port has to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Load {
+    /// Messages on their way to it, or in its queue, at most.
+    under_way: u64,
+    /// Messages that were ever begun to be sent to it.
+    begun: u64,
+}
+
+/// Everything about the messages of a trial.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    streams: BTreeMap<Path, Stream>,
+    loads: BTreeMap<(u32, u32), Load>,
+}
+
+impl Ledger {
+    /// Somebody begins to send; the number of the message.
+    pub(super) fn begin(&mut self, path: Path) -> u64 {
+        let load = self.loads.entry(path.to).or_default();
+        load.under_way += 1;
+        load.begun += 1;
+        let stream = self.streams.entry(path).or_default();
+        stream.last_begun += 1;
+        stream.last_begun
+    }
+
+    /// It is in the queue of the port.
+    pub(super) fn sent(&mut self, path: Path, number: u64) {
+        let stream = self.streams.get_mut(&path).expect("it began");
+        // It may have been received before its sender has heard of that.
+        if number > stream.last_come {
+            stream.sent.insert(number);
+        }
+    }
+
+    /// Its sender was told that it was not sent.
+    pub(super) fn denied(&mut self, path: Path, number: u64) -> Result<(), String> {
+        self.unload(path);
+        let stream = self.streams.get_mut(&path).expect("it began");
+        stream.denied.insert(number);
+        if stream.last_come == number { Err("it was received".to_owned()) } else { Ok(()) }
+    }
+
+    fn unload(&mut self, path: Path) {
+        if let Some(load) = self.loads.get_mut(&path.to) {
+            load.under_way = load.under_way.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn load(&self, path: Path) -> Load {
+        self.loads.get(&path.to).copied().unwrap_or_default()
+    }
+
+    /// How many others, at most, were on their way or in the queue at any time since the load was `before`.
+    pub(super) fn others_since(&self, path: Path, before: Load) -> u64 {
+        before.under_way + (self.load(path).begun - before.begun) - 1
+    }
+
+    /// It has come.
+    pub(super) fn came(&mut self, path: Path, number: u64) -> Result<(), String> {
+        self.unload(path);
+        let Some(stream) = self.streams.get_mut(&path).filter(|stream| number <= stream.last_begun) else {
+            return Err("nobody sent it there".to_owned());
+        };
+        if stream.denied.contains(&number) {
+            return Err("its sender had been told that it was not sent".to_owned());
+        }
+        if number <= stream.last_come {
+            return Err(format!("it came after message {}", stream.last_come));
+        }
+        stream.last_come = number;
+        let later = stream.sent.split_off(&number);
+        let lost = std::mem::replace(&mut stream.sent, later);
+        stream.sent.remove(&number);
+        match lost.first() {
+            Some(lost) => Err(format!("message {lost} was sent before it, and never came")),
+            None => Ok(()),
+        }
+    }
+
+    /// A message that was sent to a port that is still there, and never came.
+    pub(super) fn missing(&self, is_there: impl Fn((u32, u32)) -> bool) -> Option<(Path, u64)> {
+        let mut there = self.streams.iter().filter(|(path, _)| is_there(path.to));
+        there.find_map(|(path, stream)| Some((*path, *stream.sent.first()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATH: Path = Path { from: (0, 1, 0), to: (1, 1) };
+
+    #[test]
+    fn messages_come_once_in_the_order_in_which_they_were_sent() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.came(PATH, 1).unwrap_err().contains("nobody sent"));
+        for number in 1..=4 {
+            assert_eq!(ledger.begin(PATH), number);
+        }
+        assert_eq!(ledger.came(PATH, 1), Ok(()));
+        ledger.sent(PATH, 1);
+        assert!(ledger.came(PATH, 1).unwrap_err().contains("came after message 1"));
+        assert_eq!(ledger.came(PATH, 3), Ok(()), "the second was given up");
+        assert!(ledger.came(PATH, 2).unwrap_err().contains("came after message 3"));
+    }
+
+    #[test]
+    fn what_was_sent_is_not_lost_and_what_was_refused_does_not_come() {
+        let mut ledger = Ledger::default();
+        assert_eq!([(); 3].map(|()| ledger.begin(PATH)), [1, 2, 3]);
+        ledger.sent(PATH, 1);
+        assert_eq!(ledger.missing(|_| true), Some((PATH, 1)));
+        assert_eq!(ledger.missing(|_| false), None);
+        assert!(ledger.came(PATH, 2).unwrap_err().contains("message 1 was sent before"));
+        assert_eq!(ledger.denied(PATH, 3), Ok(()));
+        assert!(ledger.came(PATH, 3).unwrap_err().contains("had been told"));
+    }
+
+    #[test]
+    fn what_may_have_been_in_the_queue_is_counted_though_it_has_come_since() {
+        let mut ledger = Ledger::default();
+        assert_eq!([(); 3].map(|()| ledger.begin(PATH)), [1, 2, 3]);
+        let before = ledger.load(PATH);
+        ledger.came(PATH, 1).unwrap();
+        ledger.begin(PATH);
+        assert_eq!(ledger.others_since(PATH, before), 3);
+        assert_eq!(ledger.others_since(PATH, ledger.load(PATH)), 2);
+    }
+}

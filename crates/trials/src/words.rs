@@ -1,0 +1,246 @@
+//! Words: added to, swapped and read by everybody; see [`chain`] for what must hold.
+
+mod chain;
+
+use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause, RegionError};
+
+use crate::actor::{Actor, pick};
+use crate::stage::Stage;
+use chain::{Chain, Change, Span};
+
+/// How many names there are.
+const NAMES: usize = 2;
+/// Words that are used, of each region.
+const WORDS: usize = 2;
+const WORD: u64 = 8;
+const EVERYONE: Permissions = Permissions::READ.union(Permissions::ATOMIC);
+
+/// What is known of all words.
+#[derive(Debug, Default)]
+pub(crate) struct Words {
+    /// Of each region that was ever made; each is longer than the one before, so that it is known by its length.
+    lives: Vec<Life>,
+}
+
+#[derive(Debug, Default)]
+struct Life {
+    chains: [Chain; WORDS],
+    /// Somebody frees it.
+    ends: bool,
+}
+
+/// The regions that a session has mapped, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    held: [Option<Holding>; NAMES],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Holding {
+    lh: Lh,
+    life: usize,
+    /// What it was mapped for; whoever made it is its master.
+    rights: Permissions,
+    /// What the words held when they were last looked at.
+    last: [u64; WORDS],
+}
+
+/// Looks at all that was done to words, when nobody does anything any more.
+pub(crate) fn judge(stage: &Stage) {
+    for (index, life) in stage.words.borrow().lives.iter().enumerate() {
+        for (word, chain) in life.chains.iter().enumerate() {
+            let verdict = chain.check();
+            verdict.unwrap_or_else(|why| stage.judge.violated(format!("word {word} of life {index}: {why}")));
+        }
+    }
+}
+
+/// Does one thing.
+pub(crate) async fn act(actor: &mut Actor) {
+    let name = actor.random.index(NAMES);
+    let Some(holding) = actor.words.held[name] else { return open(actor, name).await };
+    let word = actor.random.index(WORDS);
+    match pick(&mut actor.random, &[8, 6, 6, 2]) {
+        0 => {
+            let add = actor.random.between(1, 1 << 40);
+            change(actor, name, holding, word, Change::Add(add)).await;
+        }
+        1 => {
+            let new = actor.random.bits();
+            let change_it = Change::Swap { expected: holding.last[word], new };
+            change(actor, name, holding, word, change_it).await;
+        }
+        2 => read(actor, name, holding, word).await,
+        _ => misuse(actor, name, holding).await,
+    }
+}
+
+/// Frees what the session has made.
+pub(crate) async fn finish(actor: &mut Actor) {
+    for holding in std::mem::take(&mut actor.words.held).into_iter().flatten() {
+        if holding.rights.contains(Permissions::MASTER) {
+            actor.stage.words.borrow_mut().lives[holding.life].ends = true;
+            let session = actor.session.clone();
+            // Once more if it was given up: nobody else does it.
+            for _ in 0..2 {
+                if actor.attempt("free words", session.free(holding.lh)).await.is_some() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+async fn open(actor: &mut Actor, name: usize) {
+    let (text, session) = (format!("w{name}"), actor.session.clone());
+    let rights = if actor.random.chance(1, 8) { Permissions::READ } else { EVERYONE };
+    match actor.attempt("map words", session.map(&text, rights)).await {
+        Some(Ok(lh)) => {
+            let Ok(len) = session.len(lh) else { return };
+            let life = (len / WORD) as usize - WORDS;
+            let is_known = life < actor.stage.words.borrow().lives.len();
+            if !is_known {
+                return actor.stage.judge.violated(format!("{text} has {len} bytes, as it never had"));
+            }
+            actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });
+        }
+        Some(Err(error)) if error.cause == RegionCause::NotFound => make(actor, name, &text).await,
+        Some(Err(error)) => expect(actor, is_region_trouble(actor, &error), &error.to_string()),
+        None => {}
+    }
+}
+
+async fn make(actor: &mut Actor, name: usize, text: &str) {
+    let life = {
+        let mut words = actor.stage.words.borrow_mut();
+        words.lives.push(Life::default());
+        words.lives.len() - 1
+    };
+    let len = (life + WORDS) as u64 * WORD;
+    let home = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let session = actor.session.clone();
+    let made = session.alloc(Some(text), len, Placement::On(home), EVERYONE);
+    match actor.attempt("make words", made).await {
+        Some(Ok(lh)) => {
+            let rights = EVERYONE.union(Permissions::MASTER);
+            actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });
+        }
+        // What nobody takes is freed.
+        ended => {
+            actor.stage.words.borrow_mut().lives[life].ends = true;
+            if let Some(Err(error)) = ended {
+                expect(actor, is_region_trouble(actor, &error), &error.to_string());
+            }
+        }
+    }
+}
+
+fn is_region_trouble(actor: &Actor, error: &RegionError) -> bool {
+    match error.cause {
+        RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Stale => true,
+        RegionCause::PeerDown(_)
+        | RegionCause::NodeClosed
+        | RegionCause::DirectoryDown
+        | RegionCause::UnknownNode(_)
+        | RegionCause::NoMemoryNode
+        | RegionCause::NotFound => !actor.stage.is_undisturbed(),
+        _ => false,
+    }
+}
+
+async fn change(actor: &mut Actor, name: usize, holding: Holding, word: usize, change: Change) {
+    let (session, offset, begin_ns) = (actor.session.clone(), word as u64 * WORD, actor.now_ns());
+    let number = with_chain(actor, holding, word, |chain| chain.begin(begin_ns, change));
+    let result = match change {
+        Change::Add(add) => actor.attempt("fetch and add", session.fetch_add(holding.lh, offset, add)).await,
+        Change::Swap { expected, new } => {
+            let swap = session.compare_swap(holding.lh, offset, expected, new);
+            actor.attempt("compare and swap", swap).await
+        }
+    };
+    let now_ns = actor.now_ns();
+    match result {
+        Some(Ok(old)) => {
+            let verdict = with_chain(actor, holding, word, |chain| chain.changed(number, now_ns, old));
+            let is_allowed = holding.rights.contains(Permissions::ATOMIC);
+            expect(actor, is_allowed, "it was changed without permission");
+            verdict.unwrap_or_else(|why| expect(actor, false, &why));
+            note_last(actor, name, word, old);
+        }
+        Some(Err(error)) => {
+            let is_down = matches!(error.cause, AccessCause::PeerDown(_) | AccessCause::NodeClosed);
+            if !(is_down || error.partly) {
+                with_chain(actor, holding, word, |chain| chain.forget(number));
+            }
+            refused(actor, name, holding, Permissions::ATOMIC, &error);
+        }
+        None => {}
+    }
+}
+
+fn with_chain<T>(actor: &Actor, holding: Holding, word: usize, tell: impl FnOnce(&mut Chain) -> T) -> T {
+    tell(&mut actor.stage.words.borrow_mut().lives[holding.life].chains[word])
+}
+
+async fn read(actor: &mut Actor, name: usize, holding: Holding, word: usize) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let mut bytes = [0; WORD as usize];
+    let result = actor.attempt("read a word", session.read(holding.lh, word as u64 * WORD, &mut bytes)).await;
+    match result {
+        Some(Ok(())) => {
+            let value = u64::from_le_bytes(bytes);
+            let span = Span { begin_ns, end_ns: actor.now_ns() };
+            actor.stage.words.borrow_mut().lives[holding.life].chains[word].saw(span, value);
+            note_last(actor, name, word, value);
+        }
+        Some(Err(error)) => refused(actor, name, holding, Permissions::READ, &error),
+        None => {}
+    }
+}
+
+fn note_last(actor: &mut Actor, name: usize, word: usize, value: u64) {
+    if let Some(holding) = &mut actor.words.held[name] {
+        holding.last[word] = value;
+    }
+}
+
+fn refused(actor: &mut Actor, name: usize, holding: Holding, needed: Permissions, error: &AccessError) {
+    let ends = actor.stage.words.borrow().lives[holding.life].ends;
+    let is_explained = match error.cause {
+        AccessCause::Stale => ends || !actor.stage.is_undisturbed(),
+        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.stage.is_undisturbed(),
+        AccessCause::PermissionDenied { .. } => !holding.rights.contains(needed),
+        _ => false,
+    };
+    expect(actor, is_explained, &format!("{error}, without a reason"));
+    if !matches!(error.cause, AccessCause::PermissionDenied { .. }) && !ends {
+        actor.words.held[name] = None;
+    }
+}
+
+/// No change of what is no word of the region.
+async fn misuse(actor: &mut Actor, name: usize, holding: Holding) {
+    let len = (holding.life + WORDS) as u64 * WORD;
+    let offset = match actor.random.below(3) {
+        0 => actor.random.between(1, WORD - 1),
+        1 => len,
+        _ => u64::MAX - 7,
+    };
+    let session = actor.session.clone();
+    let result = actor.attempt("misuse a word", session.fetch_add(holding.lh, offset, 1)).await;
+    match result {
+        Some(Ok(_)) => expect(actor, false, &format!("a word at offset {offset} of {len} bytes was changed")),
+        Some(Err(error)) => match error.cause {
+            AccessCause::Unaligned { .. } | AccessCause::OutOfRange { .. } | AccessCause::Overflow => {}
+            _ => refused(actor, name, holding, Permissions::ATOMIC, &error),
+        },
+        None => {}
+    }
+}
+
+fn expect(actor: &Actor, is_so: bool, otherwise: &str) {
+    actor.stage.judge.expect(is_so, || {
+        let (number, node, now) = (actor.number, actor.node, actor.now_ns());
+        format!("words, session {number} of node {node}, at {now} ns: {otherwise}")
+    });
+}
