@@ -2,11 +2,12 @@
 
 use crate::plan::{Plan, PlanError};
 
-const PLANS: [(&str, &str); 8] = [
+const PLANS: [(&str, &str); 9] = [
     ("calm", include_str!("../../../plans/calm.toml")),
     ("storm", include_str!("../../../plans/storm.toml")),
     ("crashes", include_str!("../../../plans/crashes.toml")),
     ("pauses", include_str!("../../../plans/pauses.toml")),
+    ("regions", include_str!("../../../plans/regions.toml")),
     ("torn", include_str!("../../../plans/torn.toml")),
     ("partitions", include_str!("../../../plans/partitions.toml")),
     ("adapters", include_str!("../../../plans/adapters.toml")),
@@ -16,7 +17,7 @@ const PLANS: [(&str, &str); 8] = [
 /// The plans of the tree.
 impl Plan {
     /// Those of which thousands of seeds are walked: a trial takes some milliseconds.
-    pub const SMALL: [&str; 6] = ["calm", "storm", "crashes", "pauses", "partitions", "adapters"];
+    pub const SMALL: [&str; 7] = ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters"];
 
     /// The names of all.
     pub fn names() -> impl Iterator<Item = &'static str> {
