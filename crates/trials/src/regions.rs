@@ -274,8 +274,8 @@ impl Access {
 fn check_success(actor: &Actor, holding: Holding, kind: Permissions, begin_ns: u64) -> Result<(), String> {
     let regions = actor.stage.regions.borrow();
     let life = regions.life(holding.life);
-    // Whoever was taken for dead was not asked any more, and keeps what it has until it is cut off.
-    if actor.stage.was_isolated(actor.node) {
+    // Whoever was taken for dead, or was stopped and so took the others for dead, has not heard of changes since.
+    if actor.stage.was_anyone_isolated() {
         return Ok(());
     }
     if !life.may_have_lived(begin_ns) {

@@ -47,6 +47,7 @@ pub(crate) struct Stage {
     /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
     seats: Vec<Seat>,
+    anyone_isolated: Cell<bool>,
     /// Nodes join one at a time, as they do through the lock in a cluster's directory.
     joining: Cell<bool>,
     /// All nodes have joined once, and work begins.
@@ -97,6 +98,7 @@ impl Stage {
                 && profile.fence == Fence::Kill
                 && !plan.faults.break_links(),
             seats,
+            anyone_isolated: Cell::new(false),
             joining: Cell::new(false),
             open: Cell::new(false),
             closing: Cell::new(false),
@@ -127,6 +129,12 @@ impl Stage {
     pub(crate) fn isolate(&self, node: u32) {
         self.judge.note_trouble();
         self.seats[node as usize].isolated.set(true);
+        self.anyone_isolated.set(true);
+    }
+
+    /// Whether some node has ever taken another for dead that may have lived.
+    pub(crate) fn was_anyone_isolated(&self) -> bool {
+        self.anyone_isolated.get()
     }
 
     pub(crate) fn was_isolated(&self, node: u32) -> bool {

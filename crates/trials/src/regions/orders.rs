@@ -158,7 +158,7 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
     };
     let life = regions.life(id);
     // A directory that was cut off from the home when the region was freed has not heard of it.
-    let is_heard = !(0..stage.nodes()).any(|node| stage.was_isolated(node));
+    let is_heard = !stage.was_anyone_isolated();
     stage.judge.expect(life.may_have_lived(begin_ns) || !is_heard, || {
         format!("r{name} (life {}) was mapped at {begin_ns} ns, after its end at {} ns", id.0, life.ended_ns)
     });
