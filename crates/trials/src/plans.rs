@@ -17,7 +17,8 @@ const PLANS: [(&str, &str); 9] = [
 /// The plans of the tree.
 impl Plan {
     /// Those of which thousands of seeds are walked: a trial takes some milliseconds.
-    pub const SMALL: [&str; 7] = ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters"];
+    pub const SMALL: [&str; 8] =
+        ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters", "torn"];
 
     /// The names of all.
     pub fn names() -> impl Iterator<Item = &'static str> {

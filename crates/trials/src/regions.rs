@@ -82,8 +82,9 @@ async fn read(actor: &mut Actor, holding: Holding) {
     let result = actor.attempt("read", session.read(holding.lh, offset, &mut bytes)).await;
     if let Some(Ok(())) = result {
         let regions = actor.stage.regions.borrow();
-        if let Some((index, value)) = regions.unexplained(holding.life, access.begin_ns, range.start, &bytes)
-        {
+        let is_cut_off = actor.stage.was_isolated(actor.node);
+        let found = regions.unexplained(holding.life, access.begin_ns, range.start, &bytes, is_cut_off);
+        if let Some((index, value)) = found {
             let name = regions.life(holding.life).name;
             actor.stage.judge.violated(format!(
                 "session {} of node {} read, from {} to {} ns, word {index} of r{name} (life {}) as {}; it may be {}",
@@ -128,6 +129,8 @@ async fn fill(actor: &mut Actor, holding: Holding) {
 fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), AccessError>>) {
     let mut regions = actor.stage.regions.borrow_mut();
     match result {
+        // Who was taken for dead writes to where the region was; that is kept for it, and others do not look there.
+        Some(Ok(())) if actor.stage.was_isolated(actor.node) => {}
         Some(Ok(())) => regions.end_write(actor.now_ns(), write),
         Some(Err(error)) if is_not_done(error) => regions.undo_write(write),
         Some(Err(_)) | None => {}
@@ -159,6 +162,7 @@ async fn copy(actor: &mut Actor, from: Holding) {
     {
         let mut regions = actor.stage.regions.borrow_mut();
         match &result {
+            Some(Ok(())) if actor.stage.was_isolated(actor.node) => {}
             Some(Ok(())) => {
                 regions.end_copy(actor.now_ns(), begin_ns, (from.life, source.start), (to.life, target))
             }

@@ -203,13 +203,15 @@ impl Regions {
 
     // Reading.
 
-    /// The first of the words read that holds what it may not: its index and value.
+    /// The first of the words read that holds what it may not: its index and value.  Whoever `is_cut_off` may see what is
+    /// long overwritten.
     pub(super) fn unexplained(
         &self,
         id: LifeId,
         begin_ns: u64,
         first: usize,
         bytes: &[u8],
+        is_cut_off: bool,
     ) -> Option<(usize, u64)> {
         let life = self.life(id);
         let values = bytes
@@ -217,7 +219,7 @@ impl Regions {
             .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
         values.enumerate().map(|(at, value)| (first + at, value)).find(|(index, value)| {
             let is_explained = life.words[*index].may_be(*value, begin_ns)
-                || (life.is_copied_to(*index) && self.was_written(*value));
+                || ((is_cut_off || life.is_copied_to(*index)) && self.was_written(*value));
             !is_explained
         })
     }
