@@ -137,7 +137,10 @@ pub(super) async fn map(actor: &mut Actor) {
         Some(Err(error)) => {
             let is_explained = match &error.cause {
                 RegionCause::NotFound | RegionCause::Stale => !is_surely_there(actor, name, begin_ns),
-                RegionCause::PermissionDenied { .. } => !is_surely_permitted(actor, name, wanted, begin_ns),
+                RegionCause::PermissionDenied { .. } => {
+                    let is_stale = actor.stage.was_anyone_isolated();
+                    is_stale || !is_surely_permitted(actor, name, wanted, begin_ns)
+                }
                 _ => is_trouble(actor, &error),
             };
             expect(actor, is_explained, &error, begin_ns);
