@@ -274,8 +274,11 @@ impl Stage {
         self.crash(node);
     }
 
-    /// Lets a node that is down run again.
+    /// Lets a node that is down run again, unless somebody else has seen to that.
     pub(crate) fn restart(self: &Rc<Stage>, node: u32) {
+        if !self.seats[node as usize].down.get() {
+            return;
+        }
         self.world.restart(self.host(node));
         self.start(node);
     }
