@@ -46,6 +46,8 @@ pub(super) struct Life {
     accesses: BTreeMap<u64, u32>,
     /// Copies into it that have not ended, and words that they change.
     copies: Vec<Range<usize>>,
+    /// Whether anything was ever copied into it: its words may then hold what was written elsewhere.
+    was_copied_to: bool,
 }
 
 /// A write under way.
@@ -89,6 +91,7 @@ impl Regions {
             revoked: Default::default(),
             accesses: BTreeMap::new(),
             copies: Vec::new(),
+            was_copied_to: false,
         });
         Some((LifeId(id as usize), words * WORD))
     }
@@ -160,6 +163,7 @@ impl Regions {
     /// Words of a life may be anything that was ever written, until the copy has ended.
     pub(super) fn begin_copy(&mut self, to: LifeId, words: Range<usize>) {
         self.lives[to.0].copies.push(words);
+        self.lives[to.0].was_copied_to = true;
     }
 
     /// A copy that began at `begin_ns` has ended.
@@ -219,7 +223,8 @@ impl Regions {
             .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
         values.enumerate().map(|(at, value)| (first + at, value)).find(|(index, value)| {
             let is_explained = life.words[*index].may_be(*value, begin_ns)
-                || ((is_cut_off || life.is_copied_to(*index)) && self.was_written(*value));
+                || (life.is_copied_to(*index) && self.was_written(*value))
+                || (is_cut_off && (life.was_copied_to || id.may_have_written(*value)));
             !is_explained
         })
     }
@@ -241,6 +246,14 @@ impl Regions {
             }
             None => format!("{value:#x}"),
         }
+    }
+}
+
+impl LifeId {
+    /// Whether the value is one that some write or fill of this life has.
+    fn may_have_written(self, value: u64) -> bool {
+        value >> LIFE_SHIFT == self.0 as u64 + 1
+            || value.to_le_bytes().iter().all(|byte| *byte == value as u8)
     }
 }
 
