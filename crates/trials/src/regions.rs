@@ -94,7 +94,7 @@ async fn read(actor: &mut Actor, holding: Holding) {
                 actor.now_ns(),
                 holding.life.0,
                 regions.describe(value),
-                regions.life(holding.life).words[index].history(),
+                regions.life(holding.life).words.get(index).history(),
             ));
         }
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use halite::Permissions;
 
 use super::rights::Rights;
-use super::words::{NEVER, Word};
+use super::words::{NEVER, Words};
 
 /// Bytes of a word.
 pub(super) const WORD: u64 = 8;
@@ -31,7 +31,7 @@ pub(super) struct LifeId(pub(super) usize);
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) name: usize,
-    pub(super) words: Vec<Word>,
+    pub(super) words: Words,
     pub(super) rights: Rights,
     pub(super) begun_ns: u64,
     /// When its allocation returned; [`NEVER`] if it has not, or nobody saw it.
@@ -46,8 +46,6 @@ pub(super) struct Life {
     accesses: BTreeMap<u64, u32>,
     /// Copies into it that have not ended, and words that they change.
     copies: Vec<Range<usize>>,
-    /// Whether anything was ever copied into it: its words may then hold what was written elsewhere.
-    was_copied_to: bool,
 }
 
 /// A write under way.
@@ -82,7 +80,7 @@ impl Regions {
         let words = long * LIVES_MAX + id + 1;
         self.lives.push(Life {
             name,
-            words: vec![Word::fresh(); words as usize],
+            words: Words::fresh(words as usize),
             rights: Rights::new(owner, everyone),
             begun_ns: now_ns,
             made_ns: NEVER,
@@ -91,7 +89,6 @@ impl Regions {
             revoked: Default::default(),
             accesses: BTreeMap::new(),
             copies: Vec::new(),
-            was_copied_to: false,
         });
         Some((LifeId(id as usize), words * WORD))
     }
@@ -137,7 +134,7 @@ impl Regions {
     fn note_begin(&mut self, write: &Write) {
         let life = &mut self.lives[write.life.0];
         for (index, value) in write.values() {
-            life.words[index].begin(write.begin_ns, value);
+            life.words.get_mut(index).begin(write.begin_ns, value);
         }
     }
 
@@ -146,7 +143,7 @@ impl Regions {
         let life = &mut self.lives[write.life.0];
         let oldest_ns = life.oldest_access_ns(now_ns);
         for (index, value) in write.values() {
-            life.words[index].end(write.begin_ns, now_ns, value, oldest_ns);
+            life.words.get_mut(index).end(write.begin_ns, now_ns, value, oldest_ns);
         }
     }
 
@@ -154,7 +151,7 @@ impl Regions {
     pub(super) fn undo_write(&mut self, write: &Write) {
         let life = &mut self.lives[write.life.0];
         for (index, value) in write.values() {
-            life.words[index].undo(write.begin_ns, value);
+            life.words.get_mut(index).undo(write.begin_ns, value);
         }
     }
 
@@ -163,7 +160,6 @@ impl Regions {
     /// Words of a life may be anything that was ever written, until the copy has ended.
     pub(super) fn begin_copy(&mut self, to: LifeId, words: Range<usize>) {
         self.lives[to.0].copies.push(words);
-        self.lives[to.0].was_copied_to = true;
     }
 
     /// A copy that began at `begin_ns` has ended.
@@ -182,10 +178,10 @@ impl Regions {
             let at = from.1 + index - first;
             let is_other = |copy: &Range<usize>| from.0 != to || *copy != words;
             let is_changing = source.copies.iter().any(|copy| copy.contains(&at) && is_other(copy));
-            let anything = source.words[at].is_anything() || is_changing;
+            let anything = source.words.get(at).is_anything() || is_changing;
             // Each once: copies of copies would multiply them without end.
-            let values: BTreeSet<u64> = source.words[at].values(begin_ns).collect();
-            let target = &mut self.lives[to.0].words[index];
+            let values: BTreeSet<u64> = source.words.get(at).values(begin_ns).collect();
+            let target = self.lives[to.0].words.get_mut(index);
             for value in values {
                 target.begin(begin_ns, value);
                 target.end(begin_ns, now_ns, value, oldest_ns);
@@ -222,9 +218,9 @@ impl Regions {
             .chunks_exact(WORD as usize)
             .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
         values.enumerate().map(|(at, value)| (first + at, value)).find(|(index, value)| {
-            let is_explained = life.words[*index].may_be(*value, begin_ns)
+            let is_explained = life.words.get(*index).may_be(*value, begin_ns)
                 || (life.is_copied_to(*index) && self.was_written(*value))
-                || (is_cut_off && (life.was_copied_to || id.may_have_written(*value)));
+                || (is_cut_off && life.words.get(*index).was_ever(*value));
             !is_explained
         })
     }
@@ -246,14 +242,6 @@ impl Regions {
             }
             None => format!("{value:#x}"),
         }
-    }
-}
-
-impl LifeId {
-    /// Whether the value is one that some write or fill of this life has.
-    fn may_have_written(self, value: u64) -> bool {
-        value >> LIFE_SHIFT == self.0 as u64 + 1
-            || value.to_le_bytes().iter().all(|byte| *byte == value as u8)
     }
 }
 
@@ -289,7 +277,7 @@ impl Life {
     }
 
     fn is_copied_to(&self, index: usize) -> bool {
-        self.words[index].is_anything() || self.copies.iter().any(|words| words.contains(&index))
+        self.words.get(index).is_anything() || self.copies.iter().any(|words| words.contains(&index))
     }
 }
 

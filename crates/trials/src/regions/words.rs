@@ -4,8 +4,17 @@
 //! began after it had ended and ended before the read began; what was given up, or failed half way, never ends, and
 //! may be read from its beginning on.
 
+use std::collections::BTreeMap;
+
 /// When something that was begun has not ended.
 pub(super) const NEVER: u64 = u64::MAX;
+
+/// The words of one region, of which most are never written.
+#[derive(Debug)]
+pub(super) struct Words {
+    len: usize,
+    written: BTreeMap<usize, Word>,
+}
 
 /// Something that was written to a word, or may have been.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,12 +24,36 @@ struct Candidate {
     value: u64,
 }
 
-/// All that one word may hold.
-#[derive(Clone, Debug)]
+/// All that one word may hold.  A fresh one is zero, which takes no memory to know.
+#[derive(Debug)]
 pub(super) struct Word {
     candidates: Vec<Candidate>,
+    /// Values that nobody can see any more, unless who was taken for dead looks where the region was.
+    past: Vec<u64>,
     /// A copy whose source was being copied to itself has ended here.
     anything: bool,
+}
+
+static FRESH: Word = Word { candidates: Vec::new(), past: Vec::new(), anything: false };
+
+impl Words {
+    pub(super) fn fresh(len: usize) -> Words {
+        Words { len, written: BTreeMap::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn get(&self, index: usize) -> &Word {
+        assert!(index < self.len, "word {index} of {}", self.len);
+        self.written.get(&index).unwrap_or(&FRESH)
+    }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> &mut Word {
+        assert!(index < self.len, "word {index} of {}", self.len);
+        self.written.entry(index).or_insert_with(Word::fresh)
+    }
 }
 
 impl Candidate {
@@ -33,9 +66,8 @@ impl Candidate {
 const CANDIDATES_KEPT: usize = 6;
 
 impl Word {
-    /// A fresh word is zero, which takes no memory to know.
-    pub(super) fn fresh() -> Word {
-        Word { candidates: Vec::new(), anything: false }
+    fn fresh() -> Word {
+        Word { candidates: Vec::new(), past: Vec::new(), anything: false }
     }
 
     /// Somebody begins to write `value`, and has not ended.
@@ -85,6 +117,11 @@ impl Word {
         written || (value == 0 && last_begin == 0)
     }
 
+    /// Whether it may have held `value` at any time.
+    pub(super) fn was_ever(&self, value: u64) -> bool {
+        value == 0 || self.past.contains(&value) || self.candidates.iter().any(|each| each.value == value)
+    }
+
     /// All values that may be read by who began at `begin_ns` and ends now.
     pub(super) fn values(&self, begin_ns: u64) -> impl Iterator<Item = u64> {
         let last_begin = self.last_begin_before(begin_ns);
@@ -100,7 +137,8 @@ impl Word {
 
     fn forget(&mut self, oldest_read_ns: u64) {
         let last_begin = self.last_begin_before(oldest_read_ns);
-        self.candidates.retain(|each| each.end_ns >= last_begin);
+        let past = self.candidates.extract_if(.., |each| each.end_ns < last_begin).map(|each| each.value);
+        self.past.extend(past);
     }
 }
 
@@ -147,5 +185,6 @@ mod tests {
         assert!(!word.may_be(9, 20));
         word.forget(41);
         assert!(word.may_be(8, 41) && !word.may_be(7, 5));
+        assert!(word.was_ever(7) && word.was_ever(8) && !word.was_ever(9) && !word.was_ever(6));
     }
 }
