@@ -21,10 +21,6 @@ impl Digest {
         }
         self.state = xxh3_64_with_seed(&bytes, self.state);
     }
-
-    pub(crate) fn fold_bytes(&mut self, bytes: &[u8]) {
-        self.state = xxh3_64_with_seed(bytes, self.state);
-    }
 }
 
 /// A checksum of a payload.

@@ -70,6 +70,8 @@ struct Inner {
     tasks: RefCell<Tasks>,
     order: RefCell<Random>,
     steps_left: Cell<u64>,
+    /// Whether the network's log is on, to be seen without its lock.
+    keeps_lines: Cell<bool>,
 }
 
 impl Drop for Inner {
@@ -92,6 +94,7 @@ impl World {
             tasks: RefCell::default(),
             order: RefCell::new(Random::new(seed, "order of tasks")),
             steps_left: Cell::new(u64::MAX),
+            keeps_lines: Cell::new(false),
         };
         World { inner: Rc::new(inner) }
     }
@@ -199,6 +202,7 @@ impl World {
 
     /// Chooses which lines are kept from now on.
     pub fn set_trace(&self, trace: Trace) {
+        self.inner.keeps_lines.set(trace != Trace::Off);
         self.inner.shared.with(|net| net.log.set(trace));
     }
 
@@ -207,11 +211,18 @@ impl World {
         self.inner.shared.with(|net| net.log.lines())
     }
 
-    /// Puts a line of the story's own into trace and digest.
+    /// Puts a line of the story's own into the trace; made only if somebody keeps it, and no part of the digest.
     pub fn note(&self, host: Option<HostId>, what: fmt::Arguments<'_>) {
-        // Formatted before the lock is taken, for it may run anything.
-        let line = what.to_string();
-        self.inner.shared.with(|net| net.note(host, &line));
+        if self.inner.keeps_lines.get() {
+            // Formatted before the lock is taken, for it may run anything.
+            let line = what.to_string();
+            self.inner.shared.with(|net| net.note(host, &line));
+        }
+    }
+
+    /// Puts a number of the story's own into the digest.
+    pub fn fold(&self, number: u64) {
+        self.inner.shared.with(|net| net.fold(number));
     }
 
     /// Counts of what has happened.

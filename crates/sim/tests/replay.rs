@@ -71,7 +71,7 @@ async fn talk(world: World, side: Side) {
         }));
         for completion in side.poll() {
             if let CompletionKind::Atomic { old, .. } = completion.kind {
-                world.note(Some(side.host), format_args!("found {old}"));
+                world.fold(old);
             }
         }
         if !peers.is_empty() {

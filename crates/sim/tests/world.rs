@@ -227,18 +227,19 @@ fn a_task_may_crash_the_host_that_it_runs_on() {
 }
 
 #[test]
-fn notes_of_the_story_are_part_of_trace_and_digest() {
-    let told = |what: &str| {
+fn lines_of_the_story_are_part_of_the_trace_and_its_numbers_of_the_digest() {
+    let told = |trace, number| {
         let world = world();
-        world.set_trace(Trace::Last(2));
+        world.set_trace(trace);
         let host = world.add_host();
         world.note(None, format_args!("forgotten"));
         world.note(None, format_args!("it begins"));
-        world.note(Some(host), format_args!("{what}"));
+        world.note(Some(host), format_args!("the end"));
+        world.fold(number);
         (world.digest(), world.trace())
     };
-    let (digest, lines) = told("the end");
+    let (digest, lines) = told(Trace::Last(2), 7);
     assert_eq!(lines, ["        0.000 us  story    it begins", "        0.000 us  host-0   the end"]);
-    assert_eq!(told("the end").0, digest);
-    assert_ne!(told("an end").0, digest);
+    assert_eq!(told(Trace::Off, 7), (digest, Vec::new()), "looking changes nothing");
+    assert_ne!(told(Trace::Off, 8).0, digest);
 }

@@ -128,6 +128,7 @@ impl Actor {
                 .world
                 .note(Some(self.host), format_args!("session {number} ends to {operation}: {end:?}")),
         }
+        stage.world.fold(u64::from(number) << 2 | end as u64);
         stage.judge.count(operation, end, self.now_ns() - begin_ns);
         result
     }

@@ -223,10 +223,11 @@ impl Net {
     // What is told of a run.
 
     pub(crate) fn note(&mut self, host: Option<HostId>, line: &str) {
-        self.digest.fold_bytes(line.as_bytes());
-        if self.log.is_on() {
-            self.log.add(self.now_ns, host.map(|host| host.0), line);
-        }
+        self.log.add(self.now_ns, host.map(|host| host.0), line);
+    }
+
+    pub(crate) fn fold(&mut self, number: u64) {
+        self.digest.fold([self.now_ns, STORY_WORD, number, 0]);
     }
 
     pub(crate) fn note_poll(&mut self, task: u64) {
@@ -378,5 +379,6 @@ fn describe(event: &FabricEvent) -> String {
 const STEP_EVENTS_MAX: u64 = 1024;
 /// The first word of a poll in the digest, apart from those of events.
 const POLL_WORD: u64 = 100;
+const STORY_WORD: u64 = 101;
 /// And of a post.
 const POST_WORD: u64 = 101;

@@ -120,7 +120,8 @@ impl Regions {
         self.writes += 1;
         let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Stamped(self.writes) };
         self.note_begin(&write);
-        let bytes = write.values().flat_map(|(_, value)| value.to_le_bytes()).collect();
+        let mut bytes = Vec::with_capacity(write.words.len() * WORD as usize);
+        write.values().for_each(|(_, value)| bytes.extend(value.to_le_bytes()));
         (write, bytes)
     }
 
