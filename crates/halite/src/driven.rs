@@ -12,7 +12,7 @@ use crate::leaving::{self, Leaving};
 use crate::member::{self, Checked, Member};
 use crate::node::Seat;
 use crate::session::Session;
-use crate::surroundings::{Surroundings, World};
+use crate::surroundings::{Around, Surroundings};
 
 /// One node of a cluster that has no thread, looks at no clock and touches no file: for simulated time, and for
 /// programs with an event loop of their own.
@@ -54,10 +54,10 @@ impl Driven {
         let node =
             config.node.ok_or_else(|| JoinError::BadConfig("a driven node needs a number".to_owned()))?;
         let checked = Checked::new(config)?;
-        let world = World::Given(surroundings);
-        let life = NodeLife { node, incarnation: member::new_incarnation(&world) };
-        let seat = Seat { node, name: format!("node-{node}"), hello: checked.hello(life, &world) };
-        let member = Member::new(&checked, life, world, open(&seat)?)?;
+        let around = Around::Given(surroundings);
+        let life = NodeLife { node, incarnation: member::new_incarnation(&around) };
+        let seat = Seat { node, name: format!("node-{node}"), hello: checked.hello(life, &around) };
+        let member = Member::new(&checked, life, around, open(&seat)?)?;
         Ok(Driven { member, leaving: RefCell::new(None) })
     }
 

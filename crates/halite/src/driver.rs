@@ -26,7 +26,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
 use crate::rpc::{CALL_WORK, Rpc};
-use crate::surroundings::World;
+use crate::surroundings::Around;
 use crate::ticket::{Ending, Undo};
 use crate::turns::{Bell, Look, Turn, Turns};
 use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, lock};
@@ -49,7 +49,7 @@ pub(crate) struct Core {
     machine: Mutex<Machine>,
     turns: Turns<Poller>,
     arena: Arena,
-    world: World,
+    around: Around,
     /// When the machine needs attention although nothing arrives.
     attention_ns: AtomicU64,
     /// Until when the keeper sleeps; 0 while it is awake.  Changed under the machine's lock.
@@ -74,29 +74,29 @@ struct Poller {
 }
 
 impl Core {
-    pub(crate) fn new(ground: Arc<Ground>, world: World, engine: Engine) -> Arc<Core> {
+    pub(crate) fn new(ground: Arc<Ground>, around: Around, engine: Engine) -> Arc<Core> {
         Arc::new(Core {
             machine: Mutex::new(Machine::new(ground.clone(), engine)),
             ground,
             turns: Turns::new(Poller::default()),
             arena: Arena::default(),
-            world,
             attention_ns: AtomicU64::new(0),
             keeper_sleeps_until_ns: AtomicU64::new(0),
             callers_polling: AtomicUsize::new(0),
-            spinners_max: std::thread::available_parallelism().map_or(1, |count| count.get().div_ceil(2)),
+            spinners_max: around.parallelism().div_ceil(2),
+            around,
             closed: AtomicBool::new(false),
         })
     }
 
     /// Nanoseconds on the engine's clock, the only one that is read.
     pub(crate) fn now_ns(&self) -> u64 {
-        self.world.now_ns()
+        self.around.now_ns()
     }
 
     /// What else comes from outside.
-    pub(crate) fn world(&self) -> &World {
-        &self.world
+    pub(crate) fn around(&self) -> &Around {
+        &self.around
     }
 
     /// Changes the machine, lets it settle, and wakes whoever should know.
@@ -172,7 +172,7 @@ impl Core {
     /// Does the jobs that wait.
     pub(crate) fn run_jobs(&self) {
         while let Some(job) = self.poll_job() {
-            let done = self.arena.run(job, &*self.ground.fabric, &self.world);
+            let done = self.arena.run(job, &*self.ground.fabric, &self.around);
             self.with(|machine, now| machine.handle_job_done(now, done));
             // Jobs may come in long rows: who is heard in between is not taken for dead.
             if let Some(mut token) = self.try_token() {

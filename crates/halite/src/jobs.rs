@@ -7,7 +7,7 @@ use halite_fabric::{Fabric, Key};
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_tier::effect::Token;
 
-use crate::surroundings::World;
+use crate::surroundings::Around;
 use crate::wait::lock;
 
 /// Something to be done.
@@ -47,7 +47,7 @@ pub(crate) struct Arena {
 
 impl Arena {
     /// Does a job on the calling thread.
-    pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric, world: &World) -> Done {
+    pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric, around: &Around) -> Done {
         match job {
             Job::Grow(len) => Done::Grown(self.grow(len, fabric)),
             Job::Copy { token, from, to } => {
@@ -60,7 +60,7 @@ impl Arena {
                 Done::Copied(token)
             }
             Job::Discard { token, key, offset, len } => {
-                let done = self.discard_for_a_while(key, offset, len, world);
+                let done = self.discard_for_a_while(key, offset, len, around);
                 match len - done {
                     0 => Done::Discarded(token),
                     len => Done::Partly(Job::Discard { token, key, offset: offset + done, len }),
@@ -80,9 +80,9 @@ impl Arena {
 
     /// Giving memory back takes about 0.15 s for each GiB that was touched, and next to nothing for what was not:
     /// so the slices grow while they are cheap.  Returns how many bytes were discarded.
-    fn discard_for_a_while(&self, key: Key, offset: u64, len: u64, world: &World) -> u64 {
-        let begin_ns = world.now_ns();
-        let elapsed_ns = || world.now_ns() - begin_ns;
+    fn discard_for_a_while(&self, key: Key, offset: u64, len: u64, around: &Around) -> u64 {
+        let begin_ns = around.now_ns();
+        let elapsed_ns = || around.now_ns() - begin_ns;
         let (mut done, mut slice) = (0, DISCARD_BYTES_MIN);
         while done < len && elapsed_ns() < PATIENCE_NS {
             let part = slice.min(len - done);

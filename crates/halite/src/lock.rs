@@ -319,7 +319,7 @@ impl Attempt {
             let ask = Command::Lock {
                 slot: lh.slot,
                 wait,
-                base_ns: self.session.inner.core.world().since_1970_ns(),
+                base_ns: self.session.inner.core.around().since_1970_ns(),
             };
             match Commanded::new(&self.session.inner, ask).await {
                 Ok(Outcome::Locked { token, recovered }) => return Ok(self.succeed(token, recovered)),
@@ -376,7 +376,7 @@ impl Inner {
     fn next_token(&self, lh: Lh) -> Option<u64> {
         let add = |add| self.path.atomic(self.id, lh.slot, TOKENS_OFFSET, Atomic::FetchAdd { add }).ok();
         let last = add(1)?;
-        let correction = token_correction(last, || self.core.world().since_1970_ns());
+        let correction = token_correction(last, || self.core.around().since_1970_ns());
         if correction > 0 {
             add(correction)?;
         }

@@ -19,7 +19,7 @@ use crate::machine::{Ground, Machine};
 use crate::posted::Posted;
 use crate::rpc::Rpc;
 use crate::session::Session;
-use crate::surroundings::World;
+use crate::surroundings::Around;
 use crate::wait::Event;
 
 /// A configuration that has been checked.
@@ -45,15 +45,15 @@ impl Checked {
     }
 
     /// What peers who connect are to be shown.
-    pub(crate) fn hello(&self, life: NodeLife, world: &World) -> Vec<u8> {
+    pub(crate) fn hello(&self, life: NodeLife, around: &Around) -> Vec<u8> {
         let bytes_total = self.config.arena_bytes;
-        message::encode_hello(&Hello { version: PROTOCOL_VERSION, life, pid: world.pid(), bytes_total })
+        message::encode_hello(&Hello { version: PROTOCOL_VERSION, life, pid: around.pid(), bytes_total })
     }
 }
 
 /// Tells this life of a node from its others.
-pub(crate) fn new_incarnation(world: &World) -> Incarnation {
-    Incarnation(world.random().max(1))
+pub(crate) fn new_incarnation(around: &Around) -> Incarnation {
+    Incarnation(around.random().max(1))
 }
 
 impl Member {
@@ -61,19 +61,19 @@ impl Member {
     pub(crate) fn new(
         checked: &Checked,
         life: NodeLife,
-        world: World,
+        around: Around,
         fabric: Arc<dyn Fabric>,
     ) -> Result<Member, JoinError> {
         let config = &checked.config;
         let path = Arc::new(DataPath::default());
         let reach = Arc::new(FabricReach(fabric.clone()));
-        let now_ns = world.now_ns();
-        let engine = Engine::new(engine_config(config, life, &world, &*fabric), path.clone(), reach, now_ns);
+        let now_ns = around.now_ns();
+        let engine = Engine::new(engine_config(config, life, &around, &*fabric), path.clone(), reach, now_ns);
         let posted = Arc::new(Posted::default());
         let rpc = Rpc::new(fabric.clone(), posted.clone(), life.node, config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
         let ground = Ground { fabric, path, posted, rpc, changes: Event::default() };
-        let core = Core::new(Arc::new(ground), world, engine);
+        let core = Core::new(Arc::new(ground), around, engine);
         Ok(Member { core, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
     }
 
@@ -82,7 +82,7 @@ impl Member {
         let principal = principal.unwrap_or_else(|| self.principal.clone());
         let id = self.core.with(|machine, _| machine.open_session(principal.clone()));
         let id = id.expect("a node has at most 65,536 sessions at a time");
-        let random = self.core.world().random();
+        let random = self.core.around().random();
         Session::new(self.core.clone(), self.life, id, principal, random, self.chunk_bytes)
     }
 
@@ -153,11 +153,11 @@ pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
     }
 }
 
-fn engine_config(config: &Config, life: NodeLife, world: &World, fabric: &dyn Fabric) -> EngineConfig {
+fn engine_config(config: &Config, life: NodeLife, around: &Around, fabric: &dyn Fabric) -> EngineConfig {
     let capabilities = fabric.capabilities();
     EngineConfig {
         life,
-        pid: world.pid(),
+        pid: around.pid(),
         lease_ns: config.lease.as_nanos() as u64,
         bytes_total: config.arena_bytes,
         segment_bytes: config.segment_bytes.min(config.arena_bytes),

@@ -15,7 +15,7 @@ use crate::keeper::Keeper;
 use crate::leaving::{self, Leaving};
 use crate::member::{self, Checked, Member};
 use crate::session::Session;
-use crate::surroundings::World;
+use crate::surroundings::Around;
 
 /// How long others may take to join: each of their connections has two seconds to come about.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -82,13 +82,13 @@ impl Node {
         cluster_dir::prepare(&config.dir)?;
         let _joining = JoinLock::take(&config.dir, JOIN_PATIENCE)?;
         cluster_dir::clean_residue(&config.dir).map_err(JoinError::io(&config.dir))?;
-        let world = World::process();
-        let incarnation = member::new_incarnation(&world);
+        let around = Around::process();
+        let incarnation = member::new_incarnation(&around);
         let lock = NodeLock::take(&config.dir, config.node, incarnation)?;
         let life = NodeLife { node: lock.node(), incarnation };
         let name = cluster_dir::shm_name(life.node);
-        let fabric = open(&Seat { node: life.node, name, hello: checked.hello(life, &world) })?;
-        let member = Member::new(&checked, life, world, fabric)?;
+        let fabric = open(&Seat { node: life.node, name, hello: checked.hello(life, &around) })?;
+        let member = Member::new(&checked, life, around, fabric)?;
         let keeper = Keeper::start(member.core.clone()).map_err(JoinError::io(&config.dir))?;
         let node = Node { member, keeper: Some(keeper), lock: Some(lock) };
         // From here on, dropping the node is leaving.

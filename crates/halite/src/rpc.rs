@@ -100,6 +100,8 @@ pub(crate) struct Rpc {
     notes: Mutex<Vec<(PeerId, Note)>>,
     /// The machine should settle.
     dirty: AtomicBool,
+    /// Something may be owed, or a head or an introduction be held back.
+    stuck: AtomicBool,
     /// Somebody waits for room in a ring.
     hungry: AtomicBool,
 }
@@ -146,6 +148,7 @@ impl Rpc {
             introductions: Mutex::default(),
             notes: Mutex::default(),
             dirty: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
             hungry: AtomicBool::new(false),
         })
     }
@@ -175,7 +178,7 @@ impl Rpc {
         match self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]) {
             Err(PostCause::QueueFull) => {
                 lock(&self.introductions).push((peer, note));
-                self.set_dirty();
+                self.set_stuck();
             }
             // A peer that is gone needs none.
             _ => link.set_introduced(),
@@ -184,6 +187,8 @@ impl Rpc {
 
     /// Tries again to post what the fabric did not take.
     pub(crate) fn retry(&self) {
+        // Before what is held back is taken: whatever is held back from then on sets it again.
+        self.stuck.store(false, Relaxed);
         // Taken before the loops, whose heads would hold the locks while they run.
         let introductions = std::mem::take(&mut *lock(&self.introductions));
         let heads = std::mem::take(&mut *lock(&self.heads));
@@ -276,9 +281,15 @@ impl Rpc {
         wakes.extend(lock(&self.slots).handle_time(now_ns));
     }
 
-    /// Whether answers wait until the fabric takes them.
+    /// Whether something may wait until the fabric takes it.
     pub(crate) fn is_stuck(&self) -> bool {
-        !(lock(&self.owed).is_empty() && lock(&self.heads).is_empty() && lock(&self.introductions).is_empty())
+        // A hint: whoever sets it makes the machine settle, which looks again.
+        self.stuck.load(Relaxed)
+    }
+
+    fn set_stuck(&self) {
+        self.stuck.store(true, Relaxed);
+        self.set_dirty();
     }
 
     /// Somebody waits for room in a ring.

@@ -3,7 +3,9 @@
 //! Nothing else in a node comes from outside of what its fabric and its sessions tell it.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Instant, SystemTime};
 
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -26,52 +28,60 @@ pub trait Surroundings: Send + Sync {
 
 /// The surroundings of a node, of which the usual ones cost no look-up.
 #[derive(Clone)]
-pub(crate) enum World {
+pub(crate) enum Around {
     /// This process, since then.
     Process(Instant),
     Given(Arc<dyn Surroundings>),
 }
 
-impl World {
-    pub(crate) fn process() -> World {
-        World::Process(Instant::now())
+impl Around {
+    pub(crate) fn process() -> Around {
+        Around::Process(Instant::now())
     }
 
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         match self {
-            World::Process(begin) => begin.elapsed().as_nanos() as u64,
-            World::Given(surroundings) => surroundings.now_ns(),
+            Around::Process(begin) => begin.elapsed().as_nanos() as u64,
+            Around::Given(surroundings) => surroundings.now_ns(),
         }
     }
 
     pub(crate) fn since_1970_ns(&self) -> u64 {
         match self {
-            World::Process(_) => since_1970_ns(),
-            World::Given(surroundings) => surroundings.since_1970_ns(),
+            Around::Process(_) => since_1970_ns(),
+            Around::Given(surroundings) => surroundings.since_1970_ns(),
         }
     }
 
     pub(crate) fn random(&self) -> u64 {
         match self {
-            World::Process(_) => random(),
-            World::Given(surroundings) => surroundings.random(),
+            Around::Process(_) => random(),
+            Around::Given(surroundings) => surroundings.random(),
+        }
+    }
+
+    /// How many threads run at once.
+    pub(crate) fn parallelism(&self) -> usize {
+        match self {
+            Around::Process(_) => thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            Around::Given(_) => 1,
         }
     }
 
     pub(crate) fn pid(&self) -> u32 {
         match self {
-            World::Process(_) => std::process::id(),
-            World::Given(surroundings) => surroundings.pid(),
+            Around::Process(_) => std::process::id(),
+            Around::Given(surroundings) => surroundings.pid(),
         }
     }
 }
 
-impl fmt::Debug for World {
+impl fmt::Debug for Around {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            World::Process(_) => "World::Process",
-            World::Given(_) => "World::Given",
+            Around::Process(_) => "Around::Process",
+            Around::Given(_) => "Around::Given",
         })
     }
 }

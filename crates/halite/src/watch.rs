@@ -178,7 +178,7 @@ impl Session {
         let options = ServeOptions { requests_max: NOTIFICATIONS_MAX, ..ServeOptions::default() };
         loop {
             // Not counted: that would be a global.  A number comes again once in 2^31 times.
-            let port = Port(Port::RESERVED_MIN.0 | self.inner.core.world().random() as u32);
+            let port = Port(Port::RESERVED_MIN.0 | self.inner.core.around().random() as u32);
             match self.open_any_port(port, options.clone()) {
                 Err(ServeError { cause: ServeCause::Taken { .. }, .. }) => {}
                 opened => return opened.map(|mailbox| (port, mailbox)),

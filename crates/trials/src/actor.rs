@@ -116,7 +116,8 @@ impl Actor {
         let per_mille = self.stage.plan.work.given_up_per_mille;
         let stage = self.stage.clone();
         let result =
-            giving_up::or_give_up(&stage.world, self.host, &mut self.random, per_mille, future).await;
+            giving_up::or_give_up(&stage.world, self.host, &mut self.random, per_mille, Box::pin(future))
+                .await;
         let end = match &result {
             Some(Ok(_)) => End::Ok,
             Some(Err(_)) => End::Failed,

@@ -282,7 +282,7 @@ impl Rpc {
 
     fn owe(&self, owed: Owed) {
         lock(&self.owed).push(owed);
-        self.set_dirty();
+        self.set_stuck();
     }
 
     /// Tries again to post the answers that the fabric did not take.

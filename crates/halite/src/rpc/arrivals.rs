@@ -125,7 +125,7 @@ impl Rpc {
             let owed = heads.entry(peer).or_insert((at, head));
             owed.1 = owed.1.max(head);
             drop(heads);
-            self.set_dirty();
+            self.set_stuck();
         }
     }
 
