@@ -320,14 +320,13 @@ impl World {
         let Some(host) = self.inner.tasks.borrow().host(id) else {
             return;
         };
-        if host.is_some_and(|host| self.state(host) == HostState::Paused) {
+        if self.inner.shared.with(|net| net.begin_poll(host, id.bits())) == HostState::Paused {
             return self.inner.tasks.borrow_mut().hold(id);
         }
         let Some((mut future, waker)) = self.inner.tasks.borrow_mut().take(id) else {
             return;
         };
         self.spend(1);
-        self.inner.shared.with(|net| net.note_poll(id.bits()));
         let ended = future.as_mut().poll(&mut Context::from_waker(&waker));
         // Dropped where nothing is borrowed: destructors may call us.
         match ended {

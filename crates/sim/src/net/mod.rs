@@ -230,9 +230,14 @@ impl Net {
         self.digest.fold([self.now_ns, STORY_WORD, number, 0]);
     }
 
-    pub(crate) fn note_poll(&mut self, task: u64) {
-        self.counters.polls += 1;
-        self.digest.fold([self.now_ns, POLL_WORD, task, 0]);
+    /// A task is to be polled, unless its host is paused.
+    pub(crate) fn begin_poll(&mut self, host: Option<HostId>, task: u64) -> HostState {
+        let state = host.map_or(HostState::Running, |host| self.state(host));
+        if state != HostState::Paused {
+            self.counters.polls += 1;
+            self.digest.fold([self.now_ns, POLL_WORD, task, 0]);
+        }
+        state
     }
 
     /// Keeps a line, which is only made if somebody wants it.

@@ -4,8 +4,6 @@
 //! began after it had ended and ended before the read began; what was given up, or failed half way, never ends, and
 //! may be read from its beginning on.
 
-use std::collections::BTreeMap;
-
 /// When something that was begun has not ended.
 pub(super) const NEVER: u64 = u64::MAX;
 
@@ -13,8 +11,12 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) struct Words {
     len: usize,
-    written: BTreeMap<usize, Word>,
+    /// Pages of them, by the number of the page; those that nobody wrote to are empty.
+    pages: Vec<Vec<Word>>,
 }
+
+/// Words of a page.
+const PAGE: usize = 64;
 
 /// Something that was written to a word, or may have been.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,7 +40,9 @@ static FRESH: Word = Word { candidates: Vec::new(), past: Vec::new(), anything: 
 
 impl Words {
     pub(super) fn fresh(len: usize) -> Words {
-        Words { len, written: BTreeMap::new() }
+        let mut pages = Vec::new();
+        pages.resize_with(len.div_ceil(PAGE), Vec::new);
+        Words { len, pages }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -47,12 +51,16 @@ impl Words {
 
     pub(super) fn get(&self, index: usize) -> &Word {
         assert!(index < self.len, "word {index} of {}", self.len);
-        self.written.get(&index).unwrap_or(&FRESH)
+        self.pages[index / PAGE].get(index % PAGE).unwrap_or(&FRESH)
     }
 
     pub(super) fn get_mut(&mut self, index: usize) -> &mut Word {
         assert!(index < self.len, "word {index} of {}", self.len);
-        self.written.entry(index).or_insert_with(Word::fresh)
+        let page = &mut self.pages[index / PAGE];
+        if page.is_empty() {
+            page.resize_with(PAGE, Word::fresh);
+        }
+        &mut page[index % PAGE]
     }
 }
 
