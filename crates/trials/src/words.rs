@@ -1,6 +1,7 @@
-//! Words: added to, swapped and read by everybody; see [`chain`] for what must hold.
+//! Words: added to, swapped and read by everybody; see [`chain`] and [`register`] for what must hold.
 
 mod chain;
+mod register;
 
 use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause, RegionError};
 
@@ -49,7 +50,11 @@ struct Holding {
 pub(crate) fn judge(stage: &Stage) {
     for (index, life) in stage.words.borrow().lives.iter().enumerate() {
         for (word, chain) in life.chains.iter().enumerate() {
-            let verdict = chain.check();
+            let verdict = match chain.check() {
+                Ok(done) if register::has_order(&done) => Ok(()),
+                Ok(done) => Err(format!("there is no order for {done:?}")),
+                Err(why) => Err(why),
+            };
             verdict.unwrap_or_else(|why| stage.judge.violated(format!("word {word} of life {index}: {why}")));
         }
     }

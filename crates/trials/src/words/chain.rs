@@ -1,8 +1,9 @@
-//! What was done to one word, and whether some order of it explains all answers.
+//! What was done to one word, and in which order.
 //!
 //! Each change leaves a value that the word never had before, so that the value that it found says which was before it:
 //! all changes form one chain, and the only question left is whether the times allow it.  A general checker, which tries
-//! orders, would be lost among operations of which nobody knows whether they were done; here they fill gaps.
+//! orders, would be lost among operations of which nobody knows whether they were done; here they fill gaps.  Once it
+//! is known which of them were done, the general checker has the last word, see [`super::register`].
 
 use std::collections::BTreeMap;
 
@@ -27,12 +28,22 @@ pub(super) enum Change {
 
 impl Change {
     /// What it makes of `value`; `None` if it would leave that.
-    fn of(self, value: u64) -> Option<u64> {
+    pub(super) fn of(self, value: u64) -> Option<u64> {
         match self {
             Change::Add(add) => Some(value.wrapping_add(add)),
             Change::Swap { expected, new } => (expected == value).then_some(new),
         }
     }
+}
+
+/// Something that was done to the word, or seen of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Done {
+    pub(super) span: Span,
+    /// `None` if it was only looked at.
+    pub(super) change: Option<Change>,
+    /// What the word held before.
+    pub(super) found: u64,
 }
 
 /// All that is known of one word, which is 0 in the beginning.
@@ -79,9 +90,10 @@ impl Chain {
         self.seen.push((span, value));
     }
 
-    /// Whether there is an order.
-    pub(super) fn check(&self) -> Result<(), String> {
-        let (values, steps) = self.order();
+    /// Whether there is an order; all that was done and seen, the changes in their order.
+    pub(super) fn check(&self) -> Result<Vec<Done>, String> {
+        let (values, changes) = self.order();
+        let steps: Vec<Span> = changes.iter().map(|(span, _)| *span).collect();
         let place: BTreeMap<u64, usize> = values.iter().enumerate().map(|(at, value)| (*value, at)).collect();
         if let Some(old) = self.done.keys().find(|old| !place.contains_key(old)) {
             return Err(format!("a change found {old:#x}, which nobody left"));
@@ -110,11 +122,21 @@ impl Chain {
                 ));
             }
         }
-        Ok(())
+        // Whatever nobody saw the end of had been done by the time at which it was found.
+        for (Span { end_ns, .. }, value) in &self.seen {
+            let at = place[value];
+            until_ns[at] = until_ns[at].min(*end_ns);
+        }
+        let changes = changes.into_iter().enumerate().map(|(at, (span, change))| {
+            let end_ns = if span.end_ns == NEVER { until_ns[at + 1] } else { span.end_ns };
+            Done { span: Span { end_ns, ..span }, change: Some(change), found: values[at] }
+        });
+        let seen = self.seen.iter().map(|(span, found)| Done { span: *span, change: None, found: *found });
+        Ok(changes.chain(seen).collect())
     }
 
     /// The values that the word had, and the changes between them.
-    fn order(&self) -> (Vec<u64>, Vec<Span>) {
+    fn order(&self) -> (Vec<u64>, Vec<(Span, Change)>) {
         let mut values = vec![0];
         let mut steps = Vec::new();
         let mut left: Vec<(Span, Change)> = self.maybe.values().copied().collect();
@@ -124,7 +146,7 @@ impl Chain {
             let value = values[values.len() - 1];
             if let Some((span, change)) = self.done.get(&value) {
                 values.push(change.of(value).expect("it was done"));
-                steps.push(*span);
+                steps.push((*span, *change));
                 continue;
             }
             let gap = (1..=GAP_MAX).find_map(|depth| fill(&left, value, depth, &is_wanted));
@@ -133,7 +155,7 @@ impl Chain {
                 let (span, change) = left[index];
                 let value = values[values.len() - 1];
                 values.push(change.of(value).expect("it was chosen for that"));
-                steps.push(span);
+                steps.push((span, change));
                 // What was used is used up; its place is kept, for the other indexes are of the old order.
                 left[index].1 = Change::Swap { expected: value, new: value };
             }
@@ -182,7 +204,7 @@ mod tests {
         change(&mut chain, span(10, 20), Change::Add(5), 0).unwrap();
         change(&mut chain, span(35, 36), Change::Swap { expected: 7, new: 8 }, 5).unwrap();
         chain.saw(span(50, 60), 9);
-        assert_eq!(chain.check(), Ok(()));
+        assert!(chain.check().is_ok());
     }
 
     #[test]
@@ -205,9 +227,9 @@ mod tests {
             chain.saw(span(begin_ns, end_ns), value);
             chain.check()
         };
-        assert_eq!(seen(20, 30, 0), Ok(()));
+        assert!(seen(20, 30, 0).is_ok());
         assert!(seen(21, 30, 0).unwrap_err().contains("was seen"));
-        assert_eq!(seen(5, 10, 5), Ok(()));
+        assert!(seen(5, 10, 5).is_ok());
         assert!(seen(5, 9, 5).is_err());
         assert!(seen(5, 90, 6).unwrap_err().contains("nobody left"));
     }
@@ -226,9 +248,9 @@ mod tests {
         chain.begin(10, Change::Add(5));
         chain.begin(10, Change::Add(100));
         chain.begin(12, Change::Swap { expected: 5, new: 50 });
-        assert_eq!(chain.check(), Ok(()));
+        assert!(chain.check().is_ok());
         change(&mut chain, span(30, 40), Change::Add(7), 50).unwrap();
-        assert_eq!(chain.check(), Ok(()));
+        assert!(chain.check().is_ok());
         chain.saw(span(5, 11), 50);
         assert!(chain.check().is_err());
     }
