@@ -22,8 +22,6 @@ const TIMEOUT_US_MAX: u64 = 150;
 const SLACK_NS: u64 = 20_000;
 /// Room for whatever an answer may have.
 const ENDLESS_ROOM: u64 = 1 << 30;
-/// Most calls of one session under way.
-const POSTED_MAX: u64 = 4;
 
 /// What is known of all calls.
 #[derive(Debug, Default)]
@@ -213,7 +211,8 @@ fn some_room(actor: &mut Actor, output_bytes: u32) -> u64 {
 async fn post_calls(actor: &mut Actor) {
     let session = actor.session.clone();
     let mut posted: Vec<(Calling, PendingCall<'_>)> = Vec::new();
-    for _ in 0..actor.random.between(2, POSTED_MAX) {
+    let most = actor.stage.plan.work.calls_posted_max;
+    for _ in 0..actor.random.between(2, most.into()) {
         let wish = some_wish(actor);
         let room = some_room(actor, wish.output_bytes);
         let (wish, timeout) = (Wish { room, ..wish }, some_timeout(actor));

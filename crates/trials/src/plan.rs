@@ -27,6 +27,9 @@ pub struct Plan {
     /// How long a silent node is taken to be alive, in microseconds.
     #[serde(default = "defaults::lease_us")]
     pub lease_us: u64,
+    /// Bytes of the ring through which a node sends another its requests and messages: a power of two from 4096 on.
+    #[serde(default = "defaults::ring_bytes")]
+    pub ring_bytes: u64,
     /// The hardware: the name of a profile of the simulator.
     #[serde(default = "defaults::profile")]
     pub profile: String,
@@ -54,6 +57,8 @@ pub struct Work {
     pub locks: u32,
     /// Barriers.
     pub barriers: u32,
+    /// How many calls a session has under way at most.
+    pub calls_posted_max: u32,
     /// How long a session thinks between two operations at most, in microseconds.
     pub think_us_max: u64,
     /// How many operations in a thousand are given up in the middle.
@@ -92,6 +97,9 @@ mod defaults {
     pub(super) fn lease_us() -> u64 {
         1000
     }
+    pub(super) fn ring_bytes() -> u64 {
+        16 << 10
+    }
     pub(super) fn profile() -> String {
         "local".to_owned()
     }
@@ -106,6 +114,7 @@ impl Default for Work {
             messages: 2,
             locks: 2,
             barriers: 1,
+            calls_posted_max: 4,
             think_us_max: 10,
             given_up_per_mille: 60,
         }
@@ -164,6 +173,10 @@ impl Plan {
             () if !(1..=1000).contains(&self.sessions) => bad("sessions must be from 1 to 1000"),
             () if self.duration_us == 0 => bad("duration_us must not be 0"),
             () if self.lease_us < 100 => bad("lease_us must be 100 at least"),
+            () if !self.ring_bytes.is_power_of_two() || !(4096..=1 << 30).contains(&self.ring_bytes) => {
+                bad("ring_bytes must be a power of two from 4096 on")
+            }
+            () if self.work.calls_posted_max < 2 => bad("calls_posted_max must be 2 at least"),
             () if self.work.weights().iter().sum::<u32>() == 0 => bad("work has no weight at all"),
             () if faults.gap_us > 0 && faults.weights().iter().sum::<u32>() == 0 => {
                 bad("faults have a gap but no weight at all")

@@ -2,7 +2,7 @@
 
 use crate::plan::{Plan, PlanError};
 
-const PLANS: [(&str, &str); 9] = [
+const PLANS: [(&str, &str); 10] = [
     ("calm", include_str!("../../../plans/calm.toml")),
     ("storm", include_str!("../../../plans/storm.toml")),
     ("crashes", include_str!("../../../plans/crashes.toml")),
@@ -11,14 +11,15 @@ const PLANS: [(&str, &str); 9] = [
     ("torn", include_str!("../../../plans/torn.toml")),
     ("partitions", include_str!("../../../plans/partitions.toml")),
     ("adapters", include_str!("../../../plans/adapters.toml")),
+    ("rings", include_str!("../../../plans/rings.toml")),
     ("big", include_str!("../../../plans/big.toml")),
 ];
 
 /// The plans of the tree.
 impl Plan {
     /// Those of which thousands of seeds are walked: a trial takes some milliseconds.
-    pub const SMALL: [&str; 8] =
-        ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters", "torn"];
+    pub const SMALL: [&str; 9] =
+        ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters", "torn", "rings"];
 
     /// The names of all.
     pub fn names() -> impl Iterator<Item = &'static str> {

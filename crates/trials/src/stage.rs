@@ -238,7 +238,7 @@ impl Stage {
             arena_bytes: ARENA_BYTES,
             segment_bytes: ARENA_BYTES / 4,
             chunk_bytes: CHUNK_BYTES,
-            request_ring_bytes: 16 << 10,
+            request_ring_bytes: self.plan.ring_bytes,
             lease: self.plan.lease(),
             principal: Some(PRINCIPALS[0].to_owned()),
             ..Config::default()
