@@ -290,19 +290,3 @@ fn memory_that_a_copy_still_runs_into_is_not_given_to_anybody() {
     c.run();
     assert_eq!(c.memory(1), (0, 0));
 }
-
-/// The home freed the region at once and only told the directory: whoever heard of that by a quicker way found the name
-/// taken.
-#[test]
-fn a_name_can_be_used_again_as_soon_as_its_region_is_freed() {
-    let mut c = Cluster::of(3);
-    let lh = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
-    c.held = vec![(2, 0)];
-    let freeing = c.submit(2, Command::Order(lh, Order::Free));
-    c.run();
-    assert!(!c.has_ended(2, freeing), "the directory has not heard of it");
-    c.held = vec![];
-    c.run();
-    assert_eq!(c.outcome(2, freeing), Some(Ok(Outcome::Done)));
-    c.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
-}
