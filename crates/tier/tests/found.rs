@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use halite_fabric::{Key, PeerId};
-use halite_tier::access::Blocked;
+use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::*;
 use halite_tier::ids::*;
 use halite_tier::layout::{Extent, Extents};
@@ -289,4 +289,34 @@ fn memory_that_a_copy_still_runs_into_is_not_given_to_anybody() {
     c.finish_copies();
     c.run();
     assert_eq!(c.memory(1), (0, 0));
+}
+
+/// Frees a region while somebody at host 2 is in the middle of an access through a handle that `give_up` ends.
+fn free_during_an_access(give_up: impl FnOnce(&mut Cluster, SlotRef)) {
+    let mut c = Cluster::of(3);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    let lh = c.map(2, "salt");
+    let path = c.hosts[2].path.clone();
+    let access = path.pins().pin();
+    give_up(&mut c, lh);
+    let freeing = c.submit(1, Command::Order(home, Order::Free));
+    c.run();
+    assert!(!c.has_ended(1, freeing), "the access may still change the bytes, whoever has them by then");
+    drop(access);
+    c.run();
+    assert_eq!(c.outcome(1, freeing), Some(Ok(Outcome::Done)));
+}
+
+/// Who did not map the region any more acknowledged at once, although it had yet to say that to the home.
+#[test]
+fn a_region_is_not_freed_while_it_is_accessed_through_a_handle_that_is_being_given_up() {
+    free_during_an_access(|c, lh| {
+        c.submit(2, Command::Unmap(lh));
+    });
+}
+
+/// A node that leaves makes its handles stale by itself.
+#[test]
+fn a_region_is_not_freed_while_it_is_accessed_by_a_node_that_leaves() {
+    free_during_an_access(|c, lh| c.hosts[2].path.slots().retire(lh.index).expect("nobody else has"));
 }
