@@ -12,6 +12,7 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use common::Dir;
+use common::bereft::Bereft;
 use halite::{CallCause, Config, Function, Node, NodeId, Port, ReplyCause, ServeOptions, blocking};
 use halite_fabric::Fabric;
 use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
@@ -269,4 +270,31 @@ fn a_waker_that_owns_another_call_may_be_dropped_by_the_node() {
         done.send(()).unwrap();
     });
     is_done.recv_timeout(PATIENCE).expect("the thread waits for a lock that it holds");
+}
+
+/// To fetch what cannot be reached, memory for the answer was set up, which then stayed for the life of the node.
+#[test]
+fn a_long_input_of_a_caller_that_has_died_costs_its_server_no_memory() {
+    let dir = Dir::new();
+    let first = dir.join(0);
+    let mut bereft = None;
+    let wrap = |fabric| -> Arc<dyn Fabric> { bereft.insert(Arc::new(Bereft::new(fabric))).clone() };
+    let second = Node::wrap(dir.config(1), wrap).unwrap();
+    let fabric = bereft.expect("the fabric was wrapped");
+    let (session, there) = (first.blocking_session(), second.blocking_session());
+    let server = there.serve(ECHO, ServeOptions::default()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| server.recv().map(drop).expect_err("no input arrives"));
+        // Whatever else calls need is there after one.
+        let port = there.open_port(PORT, ServeOptions::default()).unwrap();
+        session.send(NodeId(1), PORT, b"short").unwrap();
+        assert_eq!(port.recv().unwrap().bytes, b"short");
+        let before = fabric.registered_bytes();
+        fabric.bereave();
+        let called = session.call(NodeId(1), ECHO, &vec![7; 1 << 20], PATIENCE);
+        let after = fabric.registered_bytes();
+        server.close();
+        assert_eq!(after, before, "registered for nothing");
+        assert_eq!(called.unwrap_err().cause, CallCause::NoMemory, "the caller that lives after all is told");
+    });
 }

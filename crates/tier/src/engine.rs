@@ -263,8 +263,7 @@ impl Engine {
                 self.serve_copy_bytes(asker, (to, from), legs, at_end)
             }
             Request::Change { region, change, .. } => match self.mapper.change(region, change) {
-                Ok(Some(token)) => self.owe(token, asker),
-                Ok(None) => self.answer(asker, Ok(Reply::Done)),
+                Ok(token) => self.owe(token, asker),
                 Err(BadChange) => self.answer(asker, Err(Refusal::Malformed)),
             },
             Request::Lock { region, principal, session, wait, base_ns } => {

@@ -294,15 +294,15 @@ impl Mapper {
         self.await_quiet(Waiting::Barrier)
     }
 
-    /// Applies a change that the region's home announced.  `None` if the region is not mapped: then there is
-    /// nothing to wait for.
-    pub fn change(&mut self, region: RegionId, change: Change) -> Result<Option<Token>, BadChange> {
-        let Some(len) = self.len_of(region) else { return Ok(None) };
+    /// Applies a change that the region's home announced.  It is to be acknowledged when the token is over, also where
+    /// the region is not mapped any more: an access through a handle that is being given up may still be under way.
+    pub fn change(&mut self, region: RegionId, change: Change) -> Result<Token, BadChange> {
+        let Some(len) = self.len_of(region) else { return Ok(self.barrier()) };
         if !is_possible(&change, len) {
             return Err(BadChange);
         }
         match change {
-            Change::Drop => return Ok(Some(self.drop_region(region))),
+            Change::Drop => return Ok(self.drop_region(region)),
             Change::Freeze { from, len, layout } => self.freeze_range(region, from, len, layout),
             Change::Place { from, place } => self.place_range(region, from, place),
             Change::Settle { home } => self.settle(region, home),
@@ -310,7 +310,7 @@ impl Mapper {
                 self.changing.entry(region).or_default().access = Some((access, sealed));
             }
         }
-        Ok(Some(self.freeze_handles(region)))
+        Ok(self.freeze_handles(region))
     }
 
     fn len_of(&self, region: RegionId) -> Option<u64> {

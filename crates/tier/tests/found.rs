@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use halite_fabric::{Key, PeerId};
-use halite_tier::access::Blocked;
+use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::*;
 use halite_tier::ids::*;
 use halite_tier::layout::{Extent, Extents};
@@ -291,18 +291,32 @@ fn memory_that_a_copy_still_runs_into_is_not_given_to_anybody() {
     assert_eq!(c.memory(1), (0, 0));
 }
 
-/// The home freed the region at once and only told the directory: whoever heard of that by a quicker way found the name
-/// taken.
-#[test]
-fn a_name_can_be_used_again_as_soon_as_its_region_is_freed() {
+/// Frees a region while somebody at host 2 is in the middle of an access through a handle that `give_up` ends.
+fn free_during_an_access(give_up: impl FnOnce(&mut Cluster, SlotRef)) {
     let mut c = Cluster::of(3);
-    let lh = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
-    c.held = vec![(2, 0)];
-    let freeing = c.submit(2, Command::Order(lh, Order::Free));
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    let lh = c.map(2, "salt");
+    let path = c.hosts[2].path.clone();
+    let access = path.pins().pin();
+    give_up(&mut c, lh);
+    let freeing = c.submit(1, Command::Order(home, Order::Free));
     c.run();
-    assert!(!c.has_ended(2, freeing), "the directory has not heard of it");
-    c.held = vec![];
+    assert!(!c.has_ended(1, freeing), "the access may still change the bytes, whoever has them by then");
+    drop(access);
     c.run();
-    assert_eq!(c.outcome(2, freeing), Some(Ok(Outcome::Done)));
-    c.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
+    assert_eq!(c.outcome(1, freeing), Some(Ok(Outcome::Done)));
+}
+
+/// Who did not map the region any more acknowledged at once, although it had yet to say that to the home.
+#[test]
+fn a_region_is_not_freed_while_it_is_accessed_through_a_handle_that_is_being_given_up() {
+    free_during_an_access(|c, lh| {
+        c.submit(2, Command::Unmap(lh));
+    });
+}
+
+/// A node that leaves makes its handles stale by itself.
+#[test]
+fn a_region_is_not_freed_while_it_is_accessed_by_a_node_that_leaves() {
+    free_during_an_access(|c, lh| c.hosts[2].path.slots().retire(lh.index).expect("nobody else has"));
 }

@@ -1,17 +1,34 @@
 //! What trials have found: each a short story that went wrong once.
 
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use halite::{CallCause, Function, NodeId, ServeOptions};
+use halite::{
+    AccessCause, CallCause, Function, Lh, LockCause, LockError, NodeId, Permissions, Placement, RegionCause,
+    ServeCause, ServeOptions, Session, Who,
+};
 use halite_sim::{RunEnd, World};
 
 use crate::plan::Plan;
 use crate::stage::Stage;
 
-/// Runs a story on nodes that have joined; nobody else does anything.
-fn on_nodes<F: Future<Output = ()> + 'static>(nodes: u32, story: impl FnOnce(Rc<Stage>) -> F + 'static) {
-    let plan = Plan::from_toml(&format!("name = 'found'\nnodes = {nodes}\n")).expect("it is a good plan");
+/// Runs a story on nodes that have joined; nobody else does anything.  Returns the digest of all that happened.
+fn on_nodes<F: Future<Output = ()> + 'static>(
+    nodes: u32,
+    story: impl FnOnce(Rc<Stage>) -> F + 'static,
+) -> u64 {
+    on_hardware("local", nodes, story)
+}
+
+fn on_hardware<F: Future<Output = ()> + 'static>(
+    profile: &str,
+    nodes: u32,
+    story: impl FnOnce(Rc<Stage>) -> F + 'static,
+) -> u64 {
+    let plan = format!("name = 'found'\nnodes = {nodes}\nprofile = '{profile}'\n");
+    let plan = Plan::from_toml(&plan).expect("it is a good plan");
     let world = World::new(1, plan.profile().expect("it is known"));
     let stage = Stage::new(world.clone(), plan);
     let told = stage.clone();
@@ -27,6 +44,21 @@ fn on_nodes<F: Future<Output = ()> + 'static>(nodes: u32, story: impl FnOnce(Rc<
     assert_eq!(world.run_until(1_000_000_000), RunEnd::Finished);
     assert_eq!(stage.judge.violation(), None);
     world.end();
+    world.digest()
+}
+
+fn session_of(stage: &Stage, node: u32) -> Session {
+    stage.driven(node).expect("it is up").session()
+}
+
+/// Polls a future outside of any task: nobody is woken for it.
+fn look<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A region of a few words on the session's own node.
+async fn alloc_here(session: &Session, name: &str) -> Lh {
+    session.alloc(Some(name), 64, Placement::Local, ALL).await.expect("there is room")
 }
 
 const TIMEOUT: Duration = Duration::from_micros(50);
@@ -35,12 +67,14 @@ const ENOUGH: Duration = Duration::from_micros(60);
 /// Bytes that do not fit into a slot.
 const LONG: usize = 100 << 10;
 const FUNCTION: Function = Function(77);
+/// Whatever a region may be used for.
+const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
 
 /// Only what makes room woke it, or a look once in a millisecond.
 #[test]
 fn a_call_that_waits_for_room_in_a_ring_ends_in_time() {
     on_nodes(2, |stage| async move {
-        let session = stage.driven(0).expect("it is up").session();
+        let session = session_of(&stage, 0);
         stage.world.pause(stage.host(1));
         let input = vec![7; 4000];
         let mut posted = Vec::new();
@@ -58,7 +92,7 @@ fn a_call_that_waits_for_room_in_a_ring_ends_in_time() {
 #[test]
 fn a_node_that_does_not_answer_costs_those_that_do_no_time() {
     on_nodes(4, |stage| async move {
-        let sessions = [1, 2, 3].map(|node| stage.driven(node).expect("it is up").session());
+        let sessions = [1, 2, 3].map(|node| session_of(&stage, node));
         let servers =
             sessions.map(|session| session.serve(FUNCTION, ServeOptions::default()).expect("nobody does"));
         let [silent, servers @ ..] = servers;
@@ -68,12 +102,149 @@ fn a_node_that_does_not_answer_costs_those_that_do_no_time() {
                 call.reply(&[7; LONG]).expect("it is waited for");
             });
         }
-        let session = stage.driven(0).expect("it is up").session();
+        let session = session_of(&stage, 0);
         let began_ns = stage.world.now_ns();
         let answers = session.call_many(&[1, 2, 3].map(NodeId), FUNCTION, b"", TIMEOUT).await;
         assert_eq!(answers[0].as_ref().expect_err("it is silent").cause, CallCause::Timeout);
         assert!(answers[1..].iter().all(|answer| *answer == Ok(vec![7; LONG])));
         assert!(stage.world.now_ns() < began_ns + ENOUGH.as_nanos() as u64);
         drop(silent);
+    });
+}
+
+/// The peer was forgotten already when the connection was given up, and the handle taken for one to a region that had gone:
+/// nothing would have been done.
+#[test]
+fn what_may_have_been_done_when_a_connection_broke_is_said_to_be_so() {
+    on_hardware("rnic-100g", 2, |stage| async move {
+        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+        let own = alloc_here(&there, "words").await;
+        let lh = here.map("words", ALL).await.expect("it is there");
+        // What is done is done, and nobody here hears of it.
+        let (from, to) = (stage.host(1), stage.host(0));
+        stage.world.set_link(from, to, stage.world.link(from, to).down());
+        let mut adding = pin!(here.fetch_add(lh, 8, 1));
+        assert!(look(adding.as_mut()).is_pending());
+        let written = here.write(lh, 0, b"salt").await.expect_err("the connection is broken");
+        let added = adding.await.expect_err("the connection is broken");
+        for error in [&written, &added] {
+            assert_eq!(error.cause, AccessCause::Stale, "the peer is forgotten");
+            assert!(error.partly, "{error} although it was done");
+        }
+        let mut seen = [0; 16];
+        there.read(own, 0, &mut seen).await.expect("it is here");
+        assert_eq!(seen, *b"salt\0\0\0\0\x01\0\0\0\0\0\0\0");
+    });
+}
+
+/// Numbers of handles were given out again at once, while the engine still changed what it took to be behind them.
+#[test]
+fn a_handle_of_a_node_that_leaves_leads_to_its_own_region() {
+    on_nodes(4, |stage| async move {
+        let (home, leaver, slow) = (session_of(&stage, 1), session_of(&stage, 2), session_of(&stage, 3));
+        let ours = [alloc_here(&home, "salt").await, alloc_here(&home, "pepper").await];
+        home.write(ours[0], 0, b"salt..").await.expect("it is here");
+        home.write(ours[1], 0, b"pepper").await.expect("it is here");
+        alloc_here(&slow, "slow").await;
+        leaver.map("salt", ALL).await.expect("it is there");
+        let other = leaver.map("slow", ALL).await.expect("it is there");
+        // A node that leaves waits for its commands, and has another one under way.
+        stage.world.pause(stage.host(3));
+        let mut filling = pin!(leaver.fill(other, 0, 64, 7));
+        assert!(look(filling.as_mut()).is_pending());
+        // As many handles as it has had, so that each number that is free is given out again.
+        let mut mapping = [(); 2].map(|()| Box::pin(leaver.map("pepper", ALL)));
+        assert!(mapping.iter_mut().all(|each| look(each.as_mut()).is_pending()));
+        stage.driven(2).expect("it is up").begin_to_leave();
+        let [first, second] = mapping;
+        let late = [first.await, second.await].map(|each| each.expect("the node has not left yet"));
+        // What the leaver still knows of the first region changes.
+        let mut revoking = pin!(home.revoke(ours[0], Who::Principal("bob".into()), ALL));
+        assert!(look(revoking.as_mut()).is_pending());
+        stage.world.sleep(None, TIMEOUT).await;
+        for lh in late {
+            let mut seen = [0; 6];
+            leaver.read(lh, 0, &mut seen).await.expect("it is there");
+            assert_eq!(&seen, b"pepper");
+        }
+        stage.world.resume(stage.host(3));
+        revoking.await.expect("nobody keeps it from being done");
+        filling.await.expect("the node has waited for it");
+    });
+}
+
+fn is_closed<T>(ended: Poll<Result<T, LockError>>) -> bool {
+    let closed = LockCause::Region(RegionCause::NodeClosed);
+    matches!(ended, Poll::Ready(Err(error)) if error.cause == closed)
+}
+
+/// All its alarms are rung, and that was taken for the end of the time.
+#[test]
+fn who_waits_for_a_lock_with_a_limit_hears_that_the_node_leaves() {
+    on_nodes(1, |stage| async move {
+        let (holder, waiter) = (session_of(&stage, 0), session_of(&stage, 0));
+        let _guard = holder.lock("ledger").await.expect("it is free");
+        let mut taking = pin!(waiter.lock_within("ledger", Duration::from_secs(3600)));
+        stage.world.sleep(None, TIMEOUT).await;
+        assert!(look(taking.as_mut()).is_pending());
+        stage.driven(0).expect("it is up").begin_to_leave();
+        assert!(is_closed(look(taking.as_mut())), "nothing else can become of it");
+    });
+}
+
+/// A guard that is dropped then gives nothing up, so that the session took itself for the holder.
+#[test]
+fn a_lock_that_was_held_when_the_node_left_is_not_said_to_be_held_already() {
+    on_nodes(1, |stage| async move {
+        let session = session_of(&stage, 0);
+        let guard = session.lock("ledger").await.expect("it is free");
+        stage.driven(0).expect("it is up").begin_to_leave();
+        drop(guard);
+        assert!(is_closed(look(pin!(session.try_lock("ledger")))));
+        assert!(is_closed(look(pin!(session.lock_within("ledger", TIMEOUT)))));
+    });
+}
+
+/// Tokens followed from the host's date, and ports of watches from how many there had been in the process.
+#[test]
+fn locks_and_watches_are_the_same_in_two_runs_of_one_seed() {
+    let run = || {
+        on_nodes(2, |stage| async move {
+            let session = session_of(&stage, 1);
+            let guard = session.lock("ledger").await.expect("it is free");
+            stage.world.fold(guard.token());
+            let board = alloc_here(&session, "board").await;
+            let _watch = session.watch(board).await.expect("it may be read");
+            // Whoever writes sends to the watch's port.
+            let other = session_of(&stage, 0);
+            let there = other.map("board", ALL).await.expect("it is there");
+            other.write_notify(there, 0, b"salt", 7).await.expect("it may be written");
+        })
+    };
+    assert_eq!(run(), run());
+}
+
+/// The read of the input ends with the node's connections, which was taken for a lack of memory.
+#[test]
+fn a_server_that_leaves_while_it_fetches_a_long_input_is_said_to_have_ended() {
+    on_nodes(2, |stage| async move {
+        let server = session_of(&stage, 1).serve(FUNCTION, ServeOptions::default()).expect("nobody does");
+        let handler = stage.world.spawn(Some(stage.host(1)), "a handler", async move {
+            assert_eq!(server.recv().await.expect_err("no input arrives").cause, ServeCause::NodeClosed);
+        });
+        let leaving = stage.clone();
+        stage.world.spawn(None, "the server leaves", async move {
+            // The first of several parts is under way.
+            leaving.world.sleep(None, Duration::from_micros(15)).await;
+            // What the server says is heard when it has said all.
+            leaving.world.pause(leaving.host(0));
+            leaving.driven(1).expect("it is up").begin_to_leave();
+            while leaving.world.is_alive(handler) {
+                leaving.world.sleep(None, Duration::from_micros(1)).await;
+            }
+            leaving.world.resume(leaving.host(0));
+        });
+        let called = session_of(&stage, 0).call(NodeId(1), FUNCTION, &[7; 4 * LONG], 4 * TIMEOUT).await;
+        assert_eq!(called.expect_err("the server leaves").cause, CallCause::ServerClosed);
     });
 }

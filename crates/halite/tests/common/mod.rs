@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod bereft;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

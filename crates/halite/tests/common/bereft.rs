@@ -1,0 +1,99 @@
+//! A fabric from whose peers' memory loads and stores are kept, as if their processes had just died.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+
+use halite_fabric::{
+    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError,
+    WorkRequest,
+};
+use halite_mem::{Segment, Window};
+
+pub struct Bereft {
+    inner: Arc<dyn Fabric>,
+    is_bereft: AtomicBool,
+    registered_bytes: AtomicU64,
+}
+
+impl Bereft {
+    /// Wraps `inner`, whose peers can be reached for now.
+    pub fn new(inner: Arc<dyn Fabric>) -> Bereft {
+        Bereft { inner, is_bereft: AtomicBool::new(false), registered_bytes: AtomicU64::new(0) }
+    }
+
+    /// From now on no peer's memory is reached.
+    pub fn bereave(&self) {
+        // It orders nothing: a test tells its threads by other means.
+        self.is_bereft.store(true, Relaxed);
+    }
+
+    /// Length of all segments registered so far.
+    pub fn registered_bytes(&self) -> u64 {
+        self.registered_bytes.load(Relaxed)
+    }
+}
+
+impl Fabric for Bereft {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
+        self.registered_bytes.fetch_add(segment.len(), Relaxed);
+        self.inner.register(segment)
+    }
+
+    fn discover(&self) -> Result<Vec<String>, ConnectError> {
+        self.inner.discover()
+    }
+
+    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
+        self.inner.connect(address, hello)
+    }
+
+    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        self.inner.post(peer, requests)
+    }
+
+    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
+        self.inner.poll(completions)
+    }
+
+    fn poll_event(&self) -> Option<Event> {
+        self.inner.poll_event()
+    }
+
+    fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
+        self.inner.direct(peer, key).filter(|_| !self.is_bereft.load(Relaxed))
+    }
+
+    fn cut_off(&self, peer: PeerId) -> CutOff {
+        self.inner.cut_off(peer)
+    }
+
+    fn disconnect(&self, peer: PeerId) {
+        self.inner.disconnect(peer);
+    }
+
+    fn arm(&self, armed: bool) {
+        self.inner.arm(armed);
+    }
+
+    fn wait(&self, seen: u32, timeout: Option<Duration>) {
+        self.inner.wait(seen, timeout);
+    }
+
+    fn doorbell(&self) -> u32 {
+        self.inner.doorbell()
+    }
+
+    fn wake(&self) {
+        self.inner.wake();
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+}

@@ -1,0 +1,142 @@
+//! Named scenarios of what simulated clusters have found in the engine: see `docs/found-by-simulation.md`.
+
+mod common;
+
+use common::*;
+use halite_fabric::PeerId;
+use halite_tier::access::{Blocked, SlotRef};
+use halite_tier::effect::{Command, OpId, Outcome, Placement};
+use halite_tier::ids::NodeId;
+use halite_tier::message::{Order, Refusal};
+use halite_tier::permissions::Permissions;
+
+fn begin_to_move(c: &mut Cluster, host: usize, slot: SlotRef, to: u32) -> OpId {
+    let moving = c.submit(host, Command::Order(slot, Order::Move { to: NodeId(to) }));
+    c.run();
+    moving
+}
+
+/// The home freed the region at once and only told the directory: whoever heard of that by a quicker way found the name
+/// taken.
+#[test]
+fn a_name_can_be_used_again_as_soon_as_its_region_is_freed() {
+    let mut c = Cluster::of(3);
+    let lh = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
+    c.held = vec![(2, 0)];
+    let freeing = c.submit(2, Command::Order(lh, Order::Free));
+    c.run();
+    assert!(!c.has_ended(2, freeing), "the directory has not heard of it");
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(2, freeing), Some(Ok(Outcome::Done)));
+    c.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
+}
+
+/// The new handle was the first to know where the region is, and what the others were yet to be told was forgotten for it.
+#[test]
+fn a_handle_that_comes_about_at_the_end_of_a_move_keeps_no_other_from_seeing_where_the_region_went() {
+    let mut c = Cluster::of(3);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    let early = c.map(2, "salt");
+    c.slow_to_copy = true;
+    begin_to_move(&mut c, 1, home, 0);
+    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen, and everybody has let go of it");
+    // Somebody at the mapper is in the middle of an access to something else, so its handles wait.
+    let path = c.hosts[2].path.clone();
+    let pin = path.pins().pin();
+    c.finish_copies();
+    c.run();
+    let late = c.map(2, "salt");
+    drop(pin);
+    c.run();
+    let there = c.map(0, "salt");
+    assert_eq!(c.extents(2, early), c.extents(0, there), "commands go where the region is");
+    c.write(2, late, 0, b"pepper");
+    let (host, mut seen) = (&c.hosts[2], [0; 6]);
+    assert_eq!(host.path.read(host.session, early, 0, &mut seen), Ok(6), "and so do accesses");
+    assert_eq!(&seen, b"pepper");
+}
+
+/// Two nodes see the last of each other; nobody else hears of it.
+fn lose_sight(c: &mut Cluster, a: usize, b: usize) {
+    c.kills = false;
+    for (one, other) in [(a, b), (b, a)] {
+        c.hosts[one].engine.handle_disconnected(c.now_ns, PeerId(other as u32 + 1));
+        c.hosts[one].engine.handle_cut_off(c.now_ns, PeerId(other as u32 + 1));
+    }
+    c.run();
+}
+
+/// The home lives and lets newcomers map its region; they read what the other node had given to somebody else.
+#[test]
+fn a_newcomer_does_not_reach_what_a_node_took_back_from_a_home_it_has_lost_sight_of() {
+    let mut c = Cluster::of(2);
+    c.alloc(0, "wide", 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(0), NodeId(1)]));
+    lose_sight(&mut c, 0, 1);
+    assert_eq!(c.memory(1), (0, 0), "the owner has taken its chunk back");
+    let secret = slot(c.command(1, alloc_all()));
+    for chunk in 0..ARENA_BYTES / CHUNK_BYTES {
+        c.write(1, secret, chunk * CHUNK_BYTES, b"secret");
+    }
+    let newcomer = c.add(2, ARENA_BYTES);
+    let lh = c.map(newcomer, "wide");
+    let (host, mut seen) = (&c.hosts[newcomer], [0; 6]);
+    let there = host.path.read(host.session, lh, CHUNK_BYTES, &mut seen);
+    assert_eq!((there, &seen), (Err(Blocked::Down(c.hosts[0].life)), &[0; 6]));
+    assert_eq!(host.path.read(host.session, lh, 0, &mut seen), Ok(6), "what the home has itself is there");
+}
+
+/// All memory of a node that does not reach the directory, so without a name.
+fn alloc_all() -> Command {
+    Command::Alloc {
+        name: None,
+        len: ARENA_BYTES,
+        chunk_bytes: CHUNK_BYTES,
+        placement: Placement::Local,
+        everyone: Permissions::empty(),
+    }
+}
+
+/// The node's new life was asked to copy into the memory of its old one, and answered that it did not understand.
+#[test]
+fn a_move_to_a_node_that_is_restarted_meanwhile_ends_as_if_it_were_down() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.write(1, home, 0, b"salt");
+    c.map(3, "salt");
+    // The mapper's word that it has let go of the chunk is late.
+    c.held = vec![(3, 1)];
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    c.kill(2);
+    c.add(2, ARENA_BYTES);
+    assert!(!c.has_ended(1, moving), "nothing is asked of the new owner before the chunk is let go of");
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(1, moving), Some(Err(Refusal::PeerDown(NodeId(2)).into())));
+    assert_eq!(c.read(1, home, 0, 4), b"salt");
+}
+
+/// As before, but all is copied, and the new life would have become the home of what went with the old one.
+#[test]
+fn a_region_is_not_handed_to_a_node_that_is_restarted_meanwhile() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.map(3, "salt");
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    // The mapper's word that it knows where the chunk is now is late.
+    c.held = vec![(3, 1)];
+    c.finish_copies();
+    c.run();
+    c.kill(2);
+    c.add(2, ARENA_BYTES);
+    assert!(!c.has_ended(1, moving), "the home does not change before all mappers know the last of it");
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(1, moving), Some(Err(Refusal::PeerDown(NodeId(2)).into())));
+    assert_eq!(
+        c.command(1, Command::Order(home, Order::Free)),
+        Ok(Outcome::Done),
+        "the home is where it was"
+    );
+}
