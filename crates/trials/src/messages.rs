@@ -170,7 +170,10 @@ fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
         bytes.extend(field.to_le_bytes());
     }
     bytes.extend(number.to_le_bytes());
-    bytes.extend((HEAD_BYTES..len).map(|at| (number as usize * 31 + at) as u8));
+    bytes.resize(len, 0);
+    for (at, byte) in bytes[HEAD_BYTES..].iter_mut().enumerate() {
+        *byte = (number as usize * 31 + at) as u8;
+    }
     bytes
 }
 

@@ -48,8 +48,10 @@ pub(super) fn output(id: CallId, len: usize) -> Vec<u8> {
 }
 
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let words = (0..len.div_ceil(8) as u64).map(|index| (seed ^ index).wrapping_mul(INPUT | 1));
-    let mut bytes: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
+    let mut bytes = vec![0; len.next_multiple_of(8)];
+    for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&(seed ^ index as u64).wrapping_mul(INPUT | 1).to_le_bytes());
+    }
     bytes.truncate(len);
     bytes
 }
