@@ -57,9 +57,9 @@ impl Directory {
         true
     }
 
-    /// Takes `name` away from `region`.
-    pub fn release(&mut self, name: &str, region: RegionId) {
-        if self.names.get(name).is_some_and(|entry| entry.region == region) {
+    /// Takes `name` away from `region`, by the word of its home: a former one has nothing to say.
+    pub fn release(&mut self, name: &str, region: RegionId, by: NodeLife) {
+        if self.names.get(name).is_some_and(|entry| entry.region == region && entry.home == by) {
             self.names.remove(name);
         }
     }
@@ -107,9 +107,10 @@ mod tests {
         let mut directory = Directory::default();
         assert!(directory.claim("a", region(1), life(1), Epoch(0)));
         assert!(!directory.claim("a", region(2), life(1), Epoch(9)));
-        directory.release("a", region(2));
+        directory.release("a", region(2), life(1));
+        directory.release("a", region(1), life(2));
         assert_eq!(directory.find("a"), Some((region(1), life(1))));
-        directory.release("a", region(1));
+        directory.release("a", region(1), life(1));
         assert!(directory.claim("a", region(2), life(2), Epoch(0)));
     }
 

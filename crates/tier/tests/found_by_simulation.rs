@@ -140,3 +140,32 @@ fn a_region_is_not_handed_to_a_node_that_is_restarted_meanwhile() {
         "the home is where it was"
     );
 }
+
+/// The node that was to be the next home was silent, and taken for dead, when it was asked; it woke, and there were two
+/// homes, of which neither knew all mappers.
+#[test]
+fn a_region_that_may_have_been_handed_over_stays_with_nobody_else() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.write(1, home, 0, b"salt");
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    c.held = vec![(1, 2)];
+    c.finish_copies();
+    c.run();
+    assert!(!c.has_ended(1, moving), "the next home has not answered");
+    c.kills = false;
+    c.hosts[1].engine.handle_disconnected(c.now_ns, PeerId(3));
+    c.hosts[1].engine.handle_cut_off(c.now_ns, PeerId(3));
+    c.run();
+    assert_eq!(c.outcome(1, moving), Some(Err(Refusal::PeerDown(NodeId(2)).into())));
+    c.held = vec![];
+    c.run();
+    let there = c.map(0, "salt");
+    assert_eq!(c.read(0, there, 0, 4), b"salt", "it was handed over");
+    assert_eq!(
+        c.command(1, Command::Order(home, Order::Free)),
+        Err(Refusal::PeerDown(NodeId(2)).into()),
+        "the former home does not free what is another's"
+    );
+}

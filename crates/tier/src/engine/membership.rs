@@ -96,7 +96,7 @@ impl Engine {
                 }
             }
             Request::ReleaseName { name, region } => {
-                self.directory.release(&name, region);
+                self.directory.release(&name, region, asker.life);
                 Ok(Reply::Done)
             }
             Request::FindName { name } => match self.directory.find(&name) {

@@ -155,9 +155,8 @@ impl Engine {
 
     /// All mappers have heard all that we had to say.
     fn give_away(&mut self, region: RegionId) {
-        let moving = self.moving_mut(region);
-        moving.adopting = true;
-        let to = moving.to;
+        let to = self.moving_mut(region).to;
+        self.moving_mut(region).adopting = self.is_present(to);
         let mut record = Box::new(self.homes[&region].record(region));
         record.watchers = self.watching.of(region).to_vec();
         self.ask_life(to, Request::Adopt { record }, Purpose::Adopt(region));
@@ -168,9 +167,13 @@ impl Engine {
         else {
             return;
         };
-        let parked = std::mem::take(&mut self.moving_mut(region).parked);
-        if let Err(refusal) = body {
-            self.finish_order(region, Err(refusal));
+        let moving = self.moving_mut(region);
+        let parked = std::mem::take(&mut moving.parked);
+        // Where the order was sent and is not answered, it is carried out or not: all of the region is there, and gone
+        // with that node or in its hands.  With a second home, nobody would know all mappers.
+        let is_gone = moving.adopting && matches!(body, Err(Refusal::PeerDown(_)));
+        if body.is_err() && !is_gone {
+            self.finish_order(region, body);
             for (asker, request) in parked {
                 self.handle_request(asker, request);
             }
@@ -179,9 +182,13 @@ impl Engine {
         let found = self.homes.remove(&region).expect("looked up just before");
         self.moved.insert(region, to.node);
         self.watching.forget_region(region);
+        if let Some(name) = found.name.filter(|_| is_gone) {
+            // The directory does not heed this if it has heard from the next home.
+            self.ask(NodeId::FIRST, Request::ReleaseName { name: name.into(), region }, Purpose::Told);
+        }
         let busy = found.busy.expect("it was being moved");
         if let Some(asker) = busy.asker {
-            self.answer(asker, Ok(Reply::Done));
+            self.answer(asker, body.map(|_| Reply::Done));
         }
         let waiting =
             busy.queue.iter().map(|(asker, ..)| *asker).chain(parked.iter().map(|(asker, ..)| *asker));
