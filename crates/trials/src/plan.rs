@@ -54,6 +54,8 @@ pub struct Work {
     pub locks: u32,
     /// Barriers.
     pub barriers: u32,
+    /// Writes that tell whoever watches.
+    pub watches: u32,
     /// How long a session thinks between two operations at most, in microseconds.
     pub think_us_max: u64,
     /// How many operations in a thousand are given up in the middle.
@@ -106,6 +108,7 @@ impl Default for Work {
             messages: 2,
             locks: 2,
             barriers: 1,
+            watches: 2,
             think_us_max: 10,
             given_up_per_mille: 60,
         }
@@ -184,8 +187,8 @@ impl Plan {
 
 impl Work {
     /// In the order of the fields.
-    pub(crate) fn weights(&self) -> [u32; 6] {
-        [self.regions, self.words, self.calls, self.messages, self.locks, self.barriers]
+    pub(crate) fn weights(&self) -> [u32; 7] {
+        [self.regions, self.words, self.calls, self.messages, self.locks, self.barriers, self.watches]
     }
 }
 
@@ -214,7 +217,7 @@ mod tests {
         assert!(refusal("name = 'x'\nnodes = 1\nprofile = 'abacus'").contains("abacus"));
         assert!(
             refusal(
-                "name = 'x'\nnodes = 1\n[work]\nregions=0\nwords=0\ncalls=0\nmessages=0\nlocks=0\nbarriers=0"
+                "name = 'x'\nnodes = 1\n[work]\nregions=0\nwords=0\ncalls=0\nmessages=0\nlocks=0\nbarriers=0\nwatches=0"
             )
             .contains("weight")
         );
