@@ -57,7 +57,7 @@ fn all_up(stage: &Stage) -> bool {
 }
 
 async fn free_all(session: &Session) {
-    for name in regions::names().chain(words::names()).chain(watches::names()) {
+    for name in regions::names().chain(words::names()).chain(watches::names()).chain(locks::data_names()) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
             // Whoever was about to free it may be faster.
             let _ = session.free(lh).await;
