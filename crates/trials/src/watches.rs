@@ -58,7 +58,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     let name = actor.random.index(NAMES);
     let Some(holding) = actor.watches.held[name] else { return open(actor, name).await };
     let is_master = holding.rights.contains(Permissions::MASTER);
-    match pick(&mut actor.random, if is_master { &[60, 1, 6, 4, 3, 1] } else { &[60, 2, 0, 0, 0, 0] }) {
+    match pick(&mut actor.random, if is_master { &[60, 1, 6, 4, 3, 3] } else { &[60, 2, 0, 0, 0, 0] }) {
         0 => notify(actor, name, holding).await,
         1 if is_master => notify(actor, name, holding).await,
         1 => unmap(actor, name, holding).await,
