@@ -46,7 +46,7 @@ pub(crate) fn start_all(stage: &Rc<Stage>, node: u32, driven: &Driven) {
 impl Actor {
     /// A session of a node that has just joined.
     pub(crate) fn new(stage: &Rc<Stage>, node: u32, number: u32, driven: &Driven) -> Actor {
-        let principal = (node + number) as usize % PRINCIPALS.len();
+        let principal = principal_of(node, number);
         let session = driven.session_of(PRINCIPALS[principal]).expect("the name is a good one");
         let purpose = format!("session {number} of node {node} in life {}", stage.life(node));
         Actor {
@@ -138,6 +138,11 @@ impl Actor {
         stage.judge.count(operation, end, self.now_ns() - begin_ns);
         result
     }
+}
+
+/// As whom a session acts: an index of [`PRINCIPALS`].
+pub(crate) fn principal_of(node: u32, session: u32) -> usize {
+    (node + session) as usize % PRINCIPALS.len()
 }
 
 /// An index, as often as its weight has it.

@@ -15,10 +15,17 @@ pub(super) type Number = u64;
 /// The number of a watch.
 pub(super) type WatchId = u64;
 
+/// What is written, by whom, and since when.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Said {
+    pub(super) writer: Writer,
+    pub(super) slot: usize,
+    pub(super) begin_ns: u64,
+}
+
 #[derive(Debug)]
 struct Notice {
-    writer: Writer,
-    begin_ns: u64,
+    said: Said,
     /// When its writer was told that all have been told.
     end_ns: Option<u64>,
     /// Its writer was told that nobody was told.
@@ -69,10 +76,9 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Somebody begins to write.
-    pub(super) fn begin(&mut self, number: Number, writer: Writer, now_ns: u64) {
+    pub(super) fn begin(&mut self, number: Number, said: Said) {
         let audience = self.watchers.keys().copied().collect();
-        let notice =
-            Notice { writer, begin_ns: now_ns, end_ns: None, is_denied: false, is_heard: false, audience };
+        let notice = Notice { said, end_ns: None, is_denied: false, is_heard: false, audience };
         self.notices.insert(number, notice);
     }
 
@@ -80,7 +86,7 @@ impl Ledger {
     pub(super) fn end(&mut self, number: Number, now_ns: u64, counts: impl Fn(&Watcher) -> bool) {
         let notice = self.notices.get_mut(&number).expect("it began");
         notice.end_ns = Some(now_ns);
-        let owed = Owed { writer: notice.writer, since_ns: now_ns };
+        let owed = Owed { writer: notice.said.writer, since_ns: now_ns };
         for id in std::mem::take(&mut notice.audience) {
             let Some(watcher) = self.watchers.get_mut(&id).filter(|watcher| counts(watcher)) else {
                 continue;
@@ -117,10 +123,11 @@ impl Ledger {
         self.watchers.remove(&id);
     }
 
-    /// A watcher hears; when that began to be written.
-    pub(super) fn came(&mut self, id: WatchId, number: Number, writer_node: u32) -> Result<u64, String> {
+    /// A watcher hears of something; of what.
+    pub(super) fn came(&mut self, id: WatchId, number: Number, writer_node: u32) -> Result<Said, String> {
         let watcher = self.watchers.get_mut(&id).expect("it watches");
-        let Some(notice) = self.notices.get_mut(&number).filter(|it| it.writer.node == writer_node) else {
+        let Some(notice) = self.notices.get_mut(&number).filter(|it| it.said.writer.node == writer_node)
+        else {
             return Err("nobody there wrote that".to_owned());
         };
         notice.is_heard = true;
@@ -130,15 +137,15 @@ impl Ledger {
         if let Some(end_ns) = notice.end_ns.filter(|end_ns| *end_ns < watcher.begin_ns) {
             return Err(format!("it was over at {end_ns} ns, before anybody watched"));
         }
-        let last = watcher.last.insert(notice.writer, number).unwrap_or(0);
+        let last = watcher.last.insert(notice.said.writer, number).unwrap_or(0);
         if last >= number {
             return Err(format!("it came after {last} of the same writer"));
         }
         watcher.owed.remove(&number);
-        let mut before = watcher.owed.range(..number).filter(|(_, owed)| owed.writer == notice.writer);
+        let mut before = watcher.owed.range(..number).filter(|(_, owed)| owed.writer == notice.said.writer);
         match before.next() {
             Some((lost, _)) => Err(format!("{lost} of the same writer was told before it, and never came")),
-            None => Ok(notice.begin_ns),
+            None => Ok(notice.said),
         }
     }
 
@@ -158,12 +165,16 @@ mod tests {
     const ADA: Writer = Writer { node: 0, life: 1, session: 0 };
     const BOB: Writer = Writer { node: 1, life: 1, session: 0 };
 
+    fn said(writer: Writer) -> Said {
+        Said { writer, slot: 0, begin_ns: 20 }
+    }
+
     /// One watcher since 10 ns, and four notifications that have begun: all but the third by ada.
     fn told() -> (Ledger, WatchId) {
         let mut ledger = Ledger::default();
         let id = ledger.watch(Watcher::new((2, 1), 0, 10));
         for (number, writer) in [(1, ADA), (2, ADA), (3, BOB), (4, ADA)] {
-            ledger.begin(number, writer, 20);
+            ledger.begin(number, said(writer));
         }
         (ledger, id)
     }
@@ -171,10 +182,10 @@ mod tests {
     #[test]
     fn notifications_of_one_writer_come_once_and_in_their_order() {
         let (mut ledger, id) = told();
-        assert_eq!(ledger.came(id, 2, 0), Ok(20), "the first was given up");
+        assert_eq!(ledger.came(id, 2, 0), Ok(said(ADA)), "the first was given up");
         assert!(ledger.came(id, 2, 0).unwrap_err().contains("came after 2"));
         assert!(ledger.came(id, 1, 0).unwrap_err().contains("came after 2"));
-        assert_eq!(ledger.came(id, 3, 1), Ok(20), "of another writer");
+        assert_eq!(ledger.came(id, 3, 1), Ok(said(BOB)), "of another writer");
     }
 
     #[test]
@@ -183,7 +194,7 @@ mod tests {
         ledger.end(2, 30, |_| true);
         ledger.end(3, 31, |_| true);
         assert_eq!(ledger.owed(id).map(|(number, owed)| (number, owed.since_ns)), Some((2, 30)));
-        assert_eq!(ledger.came(id, 3, 1), Ok(20));
+        assert_eq!(ledger.came(id, 3, 1), Ok(said(BOB)));
         assert!(ledger.came(id, 4, 0).unwrap_err().contains("2 of the same writer was told before it"));
         let (mut ledger, id) = told();
         ledger.came(id, 1, 0).unwrap();
@@ -202,7 +213,7 @@ mod tests {
         ledger.end(2, 50, |_| true);
         assert_eq!(ledger.owed(late), None);
         assert!(ledger.came(late, 1, 0).unwrap_err().contains("before anybody watched"));
-        assert_eq!(ledger.came(late, 2, 0), Ok(20));
+        assert_eq!(ledger.came(late, 2, 0), Ok(said(ADA)));
     }
 
     #[test]

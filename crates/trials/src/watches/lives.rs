@@ -1,6 +1,6 @@
 //! Regions that are watched: what their words may hold, who may do what with them, and who was told what.
 
-use super::ledger::{Ledger, Number, Writer};
+use super::ledger::{Ledger, Number, Said, Writer};
 use crate::regions::rights::Rights;
 use crate::regions::words::{NEVER, Words};
 use crate::stage::PRINCIPALS;
@@ -68,7 +68,7 @@ impl Life {
         slot: usize,
         now_ns: u64,
     ) -> (Write, Vec<u8>) {
-        self.ledger.begin(number, writer, now_ns);
+        self.ledger.begin(number, Said { writer, slot, begin_ns: now_ns });
         let write = Write { number, slot, begin_ns: now_ns };
         for (index, value) in write.values() {
             self.words.get_mut(index).begin(now_ns, value);
@@ -92,7 +92,8 @@ impl Life {
     }
 
     /// Somebody has heard of it, so that it has been done, before the read that follows.
-    pub(super) fn heard_of(&mut self, number: Number, slot: usize, begin_ns: u64, now_ns: u64) {
+    pub(super) fn heard_of(&mut self, number: Number, said: Said, now_ns: u64) {
+        let Said { slot, begin_ns, .. } = said;
         self.end_write(Write { number, slot, begin_ns }, begin_ns.max(now_ns.saturating_sub(1)));
     }
 
@@ -146,7 +147,7 @@ mod tests {
         life.end_write(old, 20);
         let (new, new_bytes) = life.begin_write(2, ADA, 2, 30);
         assert_eq!(life.unexplained(2, &old_bytes, 40, false), None, "nobody knows how far it is");
-        life.heard_of(new.number, new.slot, 30, 50);
+        life.heard_of(new.number, Said { writer: ADA, slot: 2, begin_ns: 30 }, 50);
         assert!(life.unexplained(2, &old_bytes, 50, false).unwrap().contains("in slot 2"));
         assert_eq!(life.unexplained(2, &old_bytes, 50, true), None);
         assert_eq!(life.unexplained(2, &new_bytes, 50, false), None);

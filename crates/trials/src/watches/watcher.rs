@@ -12,7 +12,7 @@ use halite::{Driven, Lh, Notification, Permissions, RegionCause, RegionError, Wa
 use super::ledger::{self, WatchId};
 use super::lives::{Life, SLOT_WORDS, SLOTS, WORD};
 use super::{EVERYONE, NAMES, expect, is_access_refusal, is_refusal, map, with_life};
-use crate::actor::{Actor, pick};
+use crate::actor::{Actor, pick, principal_of};
 use crate::giving_up::before;
 use crate::stage::{PRINCIPALS, Stage};
 
@@ -186,33 +186,31 @@ impl Listener<'_> {
     /// A notification has come: it is one that it should hear of, and its bytes are there.
     async fn heard(&mut self, told: &Notification) {
         let begin_ns = self.actor.now_ns();
-        let slot = SLOTS.iter().position(|offset| *offset == told.offset);
-        let verdict = match slot {
-            Some(slot) => self.came(told, slot),
-            None => Err(format!("nobody writes at {}", told.offset)),
-        };
-        match (verdict, slot) {
-            (Ok(()), Some(slot)) if !self.is_unmapped => self.read(slot, told.value).await,
-            (Ok(()), _) => {}
-            (Err(why), _) => self.accuse(begin_ns, &format!("heard {told:?}: {why}")),
+        match self.came(told) {
+            Ok(slot) if !self.is_unmapped => self.read(slot, told.value).await,
+            Ok(_) => {}
+            Err(why) => self.accuse(begin_ns, &format!("heard {told:?}: {why}")),
         }
     }
 
-    fn came(&self, told: &Notification, slot: usize) -> Result<(), String> {
+    /// In which slot it was written.
+    fn came(&self, told: &Notification) -> Result<usize, String> {
         let Actor { stage, principal, .. } = &*self.actor;
         let now_ns = self.actor.now_ns();
         with_life(stage, self.listed.life, |life| {
-            let begin_ns = life.ledger.came(self.listed.id, told.value, told.node.0)?;
-            let is_sound = told.len == SLOT_WORDS as u64 * WORD && PRINCIPALS.contains(&told.from.as_str());
-            let is_permitted =
-                stage.was_anyone_isolated() || life.rights.may_have(*principal, Permissions::READ, begin_ns);
+            let said = life.ledger.came(self.listed.id, told.value, told.node.0)?;
+            let from = principal_of(said.writer.node, said.writer.session);
+            let is_sound = (told.offset, told.len, told.from.as_str())
+                == (SLOTS[said.slot], SLOT_WORDS as u64 * WORD, PRINCIPALS[from]);
+            let is_permitted = stage.was_anyone_isolated()
+                || life.rights.may_have(*principal, Permissions::READ, said.begin_ns);
             if !stage.was_isolated(told.node.0) {
-                life.heard_of(told.value, slot, begin_ns, now_ns);
+                life.heard_of(told.value, said, now_ns);
             }
             match () {
                 () if !is_sound => Err("it was not written so".to_owned()),
                 () if !is_permitted => Err("it may not read that".to_owned()),
-                () => Ok(()),
+                () => Ok(said.slot),
             }
         })
     }
