@@ -32,8 +32,9 @@ use crate::wait::join_all;
 /// Most notifications that wait for the receiver of a watch; then those who write wait for it.
 pub const NOTIFICATIONS_MAX: usize = 256;
 
-/// How long a watcher's node is waited for that is not known here.  A connection is noticed within microseconds; the rest
-/// is for nodes that have died and been forgotten here, until the region's home has noticed as well.
+/// How long a watcher's node is waited for that is not known here, unless the lease is shorter.  A connection is noticed
+/// within microseconds; the rest is for nodes that have died and been forgotten here, until the region's home has noticed
+/// as well.
 const ACQUAINTANCE_MAX: Duration = Duration::from_secs(1);
 
 /// Somebody has written to a region.
@@ -146,8 +147,11 @@ impl Session {
     }
 
     async fn tell(&self, life: NodeLife, port: Port, bytes: &[u8]) -> Result<(), SendError> {
-        if !self.inner.core.within(ACQUAINTANCE_MAX, self.meets(life)).await.unwrap_or(false) {
-            // It went away since it was listed, and so did what watched there.
+        let core = &self.inner.core;
+        let lease_ns = core.look(|machine| machine.engine().map_or(0, Engine::lease_ns));
+        let patience = ACQUAINTANCE_MAX.min(Duration::from_nanos(lease_ns));
+        if !core.within(patience, self.meets(life)).await.unwrap_or(false) {
+            // It went away since it was listed, and so did what watched there; or it is out of reach of this node.
             return Ok(());
         }
         match self.send_to_any_port(life.node, port, bytes).await {

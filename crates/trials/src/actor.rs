@@ -10,7 +10,7 @@ use halite_sim::{HostId, Random};
 use crate::giving_up;
 use crate::judge::End;
 use crate::stage::{PRINCIPALS, Stage};
-use crate::{barriers, calls, locks, messages, regions, words};
+use crate::{barriers, calls, locks, messages, regions, watches, words};
 
 /// One session at work.
 pub(crate) struct Actor {
@@ -28,12 +28,14 @@ pub(crate) struct Actor {
     pub(crate) regions: regions::Holdings,
     pub(crate) locks: locks::Holdings,
     pub(crate) words: words::Holdings,
+    pub(crate) watches: watches::Holdings,
 }
 
 /// Lets the sessions of a node that has just joined work.
 pub(crate) fn start_all(stage: &Rc<Stage>, node: u32, driven: &Driven) {
     calls::serve(stage, node, driven);
     messages::serve(stage, node, driven);
+    watches::serve(stage, node, driven);
     for number in 0..stage.plan.sessions {
         let actor = Actor::new(stage, node, number, driven);
         let name = format!("session {number} of node {node}");
@@ -42,8 +44,9 @@ pub(crate) fn start_all(stage: &Rc<Stage>, node: u32, driven: &Driven) {
 }
 
 impl Actor {
-    fn new(stage: &Rc<Stage>, node: u32, number: u32, driven: &Driven) -> Actor {
-        let principal = (node + number) as usize % PRINCIPALS.len();
+    /// A session of a node that has just joined.
+    pub(crate) fn new(stage: &Rc<Stage>, node: u32, number: u32, driven: &Driven) -> Actor {
+        let principal = principal_of(node, number);
         let session = driven.session_of(PRINCIPALS[principal]).expect("the name is a good one");
         let purpose = format!("session {number} of node {node} in life {}", stage.life(node));
         Actor {
@@ -53,6 +56,7 @@ impl Actor {
             regions: regions::Holdings::default(),
             locks: locks::Holdings::default(),
             words: words::Holdings::default(),
+            watches: watches::Holdings::default(),
             life: stage.life(node),
             node,
             number,
@@ -74,7 +78,8 @@ impl Actor {
                 2 => calls::act(&mut self).await,
                 3 => messages::act(&mut self).await,
                 4 => locks::act(&mut self).await,
-                _ => barriers::act(&mut self).await,
+                5 => barriers::act(&mut self).await,
+                _ => watches::act(&mut self).await,
             }
             let think = self.random.below(work.think_us_max.max(1) * 1000);
             stage.world.sleep(Some(self.host), Duration::from_nanos(think)).await;
@@ -133,6 +138,11 @@ impl Actor {
         stage.judge.count(operation, end, self.now_ns() - begin_ns);
         result
     }
+}
+
+/// As whom a session acts: an index of [`PRINCIPALS`].
+pub(crate) fn principal_of(node: u32, session: u32) -> usize {
+    (node + session) as usize % PRINCIPALS.len()
 }
 
 /// An index, as often as its weight has it.

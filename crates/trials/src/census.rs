@@ -7,7 +7,7 @@ use halite::{NodeStatus, Permissions, RegionCause, Session};
 
 use crate::regions;
 use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
-use crate::{barriers, giving_up::before, locks, words};
+use crate::{barriers, giving_up::before, locks, watches, words};
 
 /// How many leases it may take until all is as it should be: deaths must be noticed first.
 const PATIENCE_LEASES: u32 = 40;
@@ -57,7 +57,7 @@ fn all_up(stage: &Stage) -> bool {
 }
 
 async fn free_all(session: &Session) {
-    for name in regions::names().chain(words::names()) {
+    for name in regions::names().chain(words::names()).chain(watches::names()).chain(locks::data_names()) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
             // Whoever was about to free it may be faster.
             let _ = session.free(lh).await;

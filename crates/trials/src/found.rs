@@ -9,10 +9,11 @@ use halite::{
     AccessCause, CallCause, Function, Lh, LockCause, LockError, NodeId, Permissions, Placement, RegionCause,
     ServeCause, ServeOptions, Session, Who,
 };
-use halite_sim::{RunEnd, World};
+use halite_sim::{Link, RunEnd, World};
 
 use crate::plan::Plan;
 use crate::stage::Stage;
+use crate::trial::hardware;
 
 /// Runs a story on nodes that have joined; nobody else does anything.  Returns the digest of all that happened.
 fn on_nodes<F: Future<Output = ()> + 'static>(
@@ -29,7 +30,7 @@ fn on_hardware<F: Future<Output = ()> + 'static>(
 ) -> u64 {
     let plan = format!("name = 'found'\nnodes = {nodes}\nprofile = '{profile}'\n");
     let plan = Plan::from_toml(&plan).expect("it is a good plan");
-    let world = World::new(1, plan.profile().expect("it is known"));
+    let world = World::new(1, hardware(&plan).expect("it is known"));
     let stage = Stage::new(world.clone(), plan);
     let told = stage.clone();
     world.spawn(None, "the story", async move {
@@ -246,5 +247,32 @@ fn a_server_that_leaves_while_it_fetches_a_long_input_is_said_to_have_ended() {
         });
         let called = session_of(&stage, 0).call(NodeId(1), FUNCTION, &[7; 4 * LONG], 4 * TIMEOUT).await;
         assert_eq!(called.expect_err("the server leaves").cause, CallCause::ServerClosed);
+    });
+}
+
+/// It was waited for during a second, however short the leases are.
+#[test]
+fn a_watcher_that_its_writer_cannot_reach_holds_it_up_for_a_lease_at_most() {
+    on_nodes(3, |stage| async move {
+        let lease_ns = stage.plan.lease().as_nanos() as u64;
+        let writer = stage.driven(1).expect("it is up").session();
+        let board = writer.alloc(Some("board"), 64, Placement::On(NodeId(0)), Permissions::READ).await;
+        let board = board.expect("there is room");
+        stage.crash(2);
+        for (from, to) in [(1, 2), (2, 1)] {
+            let [from, to] = [from, to].map(|node| stage.host(node));
+            stage.world.set_link(from, to, Link::down(stage.world.link(from, to)));
+        }
+        stage.restart(2);
+        while !stage.is_up(2) {
+            stage.world.sleep(None, Duration::from_micros(1)).await;
+        }
+        let reader = stage.driven(2).expect("it is up").session();
+        let seen = reader.map("board", Permissions::READ).await.expect("it is there");
+        let watch = reader.watch(seen).await.expect("it may read");
+        let began_ns = stage.world.now_ns();
+        assert_eq!(writer.write_notify(board, 0, b"salt", 7).await, Ok(()));
+        assert!(stage.world.now_ns() < began_ns + 2 * lease_ns);
+        drop(watch);
     });
 }

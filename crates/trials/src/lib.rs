@@ -32,6 +32,7 @@ mod regions;
 mod report;
 mod stage;
 mod trial;
+mod watches;
 mod words;
 
 pub use golden::golden;

@@ -1,6 +1,9 @@
-//! Locks: taken, tried, waited for, kept, given up and lost by everybody; see [`ledger`] for what must hold.
+//! Locks: taken, tried, waited for, kept, given up and lost by everybody; see [`ledger`] for what must hold, and [`data`]
+//! for what whoever holds one does with what it protects.
 
+mod data;
 mod ledger;
+mod stamps;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,7 +12,10 @@ use halite::{Guard, LockCause, LockError, RegionCause};
 
 use crate::actor::{Actor, pick};
 use crate::stage::Stage;
+pub(crate) use data::names as data_names;
+use data::{Data, Opened};
 use ledger::{Ledger, Scene, Who};
+use stamps::Seen;
 
 /// How many names there are.
 const NAMES: usize = 4;
@@ -22,20 +28,26 @@ const PATIENCE_US_MAX: u64 = 60;
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     ledgers: [Ledger; NAMES],
+    data: Data,
 }
 
 /// The locks that a session holds.
 #[derive(Default)]
 pub(crate) struct Holdings {
     held: Vec<Held>,
+    /// What they protect, as far as it is mapped.
+    opened: [Option<Opened>; NAMES],
 }
 
 struct Held {
     name: usize,
+    token: u64,
     /// `None` if the lock is kept without it.
     guard: Option<Guard>,
     /// It was being given up when that was given up itself: before it had begun, or after.
     is_doubtful: bool,
+    /// What it protects, as this session saw or left it, if that can be known.
+    seen: Option<Seen>,
 }
 
 /// Tells the judge when a session ends, in whichever way.
@@ -53,6 +65,7 @@ impl Presence {
 impl Drop for Presence {
     fn drop(&mut self) {
         self.stage.locks.borrow_mut().ledgers.iter_mut().for_each(|ledger| ledger.end_session(self.who));
+        data::end_session(&self.stage, self.who);
     }
 }
 
@@ -72,7 +85,7 @@ fn text(name: usize) -> String {
 /// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     let held = actor.locks.held.len();
-    match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0] } else { &[0, 2, 2, 9, 1] }) {
+    match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0] } else { &[0, 2, 2, 9, 1, 9] }) {
         // Who holds one waits for no other for ever, or all would.
         0 => take(actor, Patience::Endless).await,
         1 if held < HELD_MAX => take(actor, Patience::None).await,
@@ -81,7 +94,16 @@ pub(crate) async fn act(actor: &mut Actor) {
             take(actor, Patience::For(patience)).await;
         }
         4 => take_again(actor).await,
+        5 => work(actor).await,
         _ => release(actor).await,
+    }
+}
+
+/// Works with what a lock protects that it holds for sure.
+async fn work(actor: &mut Actor) {
+    let index = actor.random.index(actor.locks.held.len());
+    if !actor.locks.held[index].is_doubtful {
+        data::work(actor, index).await;
     }
 }
 
@@ -136,7 +158,7 @@ fn took(actor: &mut Actor, name: usize, guard: Guard) {
     } else {
         Some(guard)
     };
-    actor.locks.held.push(Held { name, guard, is_doubtful: false });
+    actor.locks.held.push(Held { name, token, guard, is_doubtful: false, seen: None });
 }
 
 fn refused(
@@ -165,16 +187,22 @@ fn refused(
 /// Whether what goes wrong in this trial explains an error, whatever was attempted.
 fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
     match cause {
-        LockCause::Region(RegionCause::NoSpace { .. }) => true,
-        LockCause::PeerDown(_)
-        | LockCause::Region(
-            RegionCause::NodeClosed
-            | RegionCause::DirectoryDown
-            | RegionCause::UnknownNode(_)
-            | RegionCause::NoMemoryNode
-            | RegionCause::NotFound
-            | RegionCause::Stale,
-        ) => !actor.stage.is_undisturbed(),
+        LockCause::PeerDown(_) => !actor.stage.is_undisturbed(),
+        LockCause::Region(cause) => is_explained_by(actor, cause),
+        _ => false,
+    }
+}
+
+fn is_explained_by(actor: &Actor, cause: &RegionCause) -> bool {
+    match cause {
+        RegionCause::NoSpace { .. } => true,
+        RegionCause::PeerDown(_)
+        | RegionCause::NodeClosed
+        | RegionCause::DirectoryDown
+        | RegionCause::UnknownNode(_)
+        | RegionCause::NoMemoryNode
+        | RegionCause::NotFound
+        | RegionCause::Stale => !actor.stage.is_undisturbed(),
         _ => false,
     }
 }
@@ -201,7 +229,7 @@ async fn release(actor: &mut Actor) {
         return;
     }
     let index = actor.random.index(actor.locks.held.len());
-    let Held { name, guard, is_doubtful } = actor.locks.held.swap_remove(index);
+    let Held { name, token, guard, is_doubtful, .. } = actor.locks.held.swap_remove(index);
     let begin_ns = actor.now_ns();
     actor.stage.locks.borrow_mut().ledgers[name].begin_release(who(actor), begin_ns);
     let session = actor.session.clone();
@@ -214,7 +242,13 @@ async fn release(actor: &mut Actor) {
         None => {
             let result = actor.attempt("unlock by name", session.unlock(&text(name))).await;
             if result.is_none() {
-                return actor.locks.held.push(Held { name, guard: None, is_doubtful: true });
+                return actor.locks.held.push(Held {
+                    name,
+                    token,
+                    guard: None,
+                    is_doubtful: true,
+                    seen: None,
+                });
             }
             result
         }

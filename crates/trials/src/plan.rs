@@ -57,6 +57,8 @@ pub struct Work {
     pub locks: u32,
     /// Barriers.
     pub barriers: u32,
+    /// Writes that tell whoever watches.
+    pub watches: u32,
     /// How many calls a session has under way at most.
     pub calls_posted_max: u32,
     /// How long a session thinks between two operations at most, in microseconds.
@@ -114,6 +116,7 @@ impl Default for Work {
             messages: 2,
             locks: 2,
             barriers: 1,
+            watches: 2,
             calls_posted_max: 4,
             think_us_max: 10,
             given_up_per_mille: 60,
@@ -197,8 +200,8 @@ impl Plan {
 
 impl Work {
     /// In the order of the fields.
-    pub(crate) fn weights(&self) -> [u32; 6] {
-        [self.regions, self.words, self.calls, self.messages, self.locks, self.barriers]
+    pub(crate) fn weights(&self) -> [u32; 7] {
+        [self.regions, self.words, self.calls, self.messages, self.locks, self.barriers, self.watches]
     }
 }
 
@@ -227,7 +230,7 @@ mod tests {
         assert!(refusal("name = 'x'\nnodes = 1\nprofile = 'abacus'").contains("abacus"));
         assert!(
             refusal(
-                "name = 'x'\nnodes = 1\n[work]\nregions=0\nwords=0\ncalls=0\nmessages=0\nlocks=0\nbarriers=0"
+                "name = 'x'\nnodes = 1\n[work]\nregions=0\nwords=0\ncalls=0\nmessages=0\nlocks=0\nbarriers=0\nwatches=0"
             )
             .contains("weight")
         );

@@ -5,8 +5,8 @@
 
 mod lives;
 mod orders;
-mod rights;
-mod words;
+pub(crate) mod rights;
+pub(crate) mod words;
 
 use std::ops::Range;
 

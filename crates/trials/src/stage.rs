@@ -19,6 +19,7 @@ use crate::locks::Locks;
 use crate::messages::Messages;
 use crate::plan::Plan;
 use crate::regions::Regions;
+use crate::watches::Watches;
 use crate::words::Words;
 
 /// Most bytes of memory that each node contributes.
@@ -44,6 +45,7 @@ pub(crate) struct Stage {
     pub(crate) words: RefCell<Words>,
     pub(crate) messages: RefCell<Messages>,
     pub(crate) barriers: RefCell<Barriers>,
+    pub(crate) watches: RefCell<Watches>,
     /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
     seats: Vec<Seat>,
@@ -94,6 +96,7 @@ impl Stage {
             words: RefCell::default(),
             messages: RefCell::default(),
             barriers: RefCell::default(),
+            watches: RefCell::default(),
             cut_off_is_death: profile.cut_off == CutOffBy::Exit
                 && profile.fence == Fence::Kill
                 && !plan.faults.break_links(),

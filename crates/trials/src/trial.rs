@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite_sim::{RunEnd, Trace, World};
+use halite_sim::{Profile, RunEnd, Trace, World};
 
 use crate::census;
 use crate::faults;
@@ -33,11 +33,7 @@ const STEPS_PER_NODE_US: u64 = 20_000;
 
 /// Runs a trial.  A panic in it is a violation like any other.
 pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
-    let lease_ns = plan.lease().as_nanos() as u64;
-    let mut profile = plan.profile()?;
-    // As short as the leases of trials are, so that a node that joins while another is stopped has its turn.
-    profile.connect_timeout_ns = profile.connect_timeout_ns.min(2 * lease_ns);
-    let world = World::new(seed, profile);
+    let world = World::new(seed, hardware(plan)?);
     world.set_trace(match keep {
         Keep::Nothing => Trace::Off,
         Keep::Last(lines) => Trace::Last(lines),
@@ -55,6 +51,15 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
         report
     });
     Ok(told.unwrap_or_else(|panic| report_panic(stage, seed, panic)))
+}
+
+/// The plan's hardware, whose patience is as short as the leases of trials are: a node that joins while another is stopped
+/// has its turn.
+pub(crate) fn hardware(plan: &Plan) -> Result<Profile, PlanError> {
+    let lease_ns = plan.lease().as_nanos() as u64;
+    let mut profile = plan.profile()?;
+    profile.connect_timeout_ns = profile.connect_timeout_ns.min(2 * lease_ns);
+    Ok(profile)
 }
 
 /// What is left to be said after a panic.

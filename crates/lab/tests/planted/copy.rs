@@ -39,10 +39,11 @@ impl Copy {
         run(&mut cargo, &format!("build {what}"));
     }
 
-    /// Walks the first seeds of a plan.
+    /// Walks the first seeds of a plan of the program or of the tree.
     pub fn soak(&self, plan: &str, seeds: u64) -> Output {
         let mut halite = Command::new(self.target.join("planted/halite"));
         halite.args(["sim", "soak", "--plan", plan, "--seeds", &format!("0..{seeds}")]);
+        halite.current_dir(&self.source);
         halite.env("RUST_BACKTRACE", "0").output().expect("it was built just before")
     }
 }

@@ -287,6 +287,11 @@ impl Engine {
         self.members.peer_of(node).map(|(_, peer)| peer.life)
     }
 
+    /// How long a silent node is thought alive, in ns.
+    pub fn lease_ns(&self) -> u64 {
+        self.config.lease_ns
+    }
+
     /// Which node this is, in which life.
     pub fn life(&self) -> NodeLife {
         self.config.life

@@ -173,6 +173,11 @@ impl Ledger {
         Err(format!("it was refused, but nobody held it from {begin_ns} ns on"))
     }
 
+    /// Whether somebody holds it with that token, as far as is known.
+    pub(super) fn holds(&self, who: Who, token: u64) -> bool {
+        self.holds.iter().any(|hold| (hold.who, hold.token) == (who, token))
+    }
+
     fn hold(&mut self, who: Who) -> Option<&mut Hold> {
         self.holds.iter_mut().find(|hold| hold.who == who)
     }

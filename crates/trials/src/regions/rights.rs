@@ -16,15 +16,15 @@ struct Right {
 
 /// Reading and writing, for each principal.
 #[derive(Clone, Debug)]
-pub(super) struct Rights {
+pub(crate) struct Rights {
     rights: [[Right; 2]; PRINCIPALS.len()],
 }
 
-pub(super) const KINDS: [Permissions; 2] = [Permissions::READ, Permissions::WRITE];
+pub(crate) const KINDS: [Permissions; 2] = [Permissions::READ, Permissions::WRITE];
 
 impl Rights {
     /// Those of a region that `owner` makes, and everyone else has `everyone`.
-    pub(super) fn new(owner: usize, everyone: Permissions) -> Rights {
+    pub(crate) fn new(owner: usize, everyone: Permissions) -> Rights {
         let right = |has| match has {
             true => Right { maybe_until_ns: NEVER, sure_since_ns: 0 },
             false => Right { maybe_until_ns: 0, sure_since_ns: NEVER },
@@ -41,29 +41,29 @@ impl Rights {
             .map(|(right, _)| right)
     }
 
-    pub(super) fn begin_grant(&mut self, who: usize, kinds: Permissions) {
+    pub(crate) fn begin_grant(&mut self, who: usize, kinds: Permissions) {
         self.each(who, kinds).for_each(|right| right.maybe_until_ns = NEVER);
     }
 
-    pub(super) fn end_grant(&mut self, who: usize, kinds: Permissions, now_ns: u64) {
+    pub(crate) fn end_grant(&mut self, who: usize, kinds: Permissions, now_ns: u64) {
         self.each(who, kinds).for_each(|right| right.sure_since_ns = now_ns);
     }
 
-    pub(super) fn begin_revoke(&mut self, who: usize, kinds: Permissions) {
+    pub(crate) fn begin_revoke(&mut self, who: usize, kinds: Permissions) {
         self.each(who, kinds).for_each(|right| right.sure_since_ns = NEVER);
     }
 
-    pub(super) fn end_revoke(&mut self, who: usize, kinds: Permissions, now_ns: u64) {
+    pub(crate) fn end_revoke(&mut self, who: usize, kinds: Permissions, now_ns: u64) {
         self.each(who, kinds).for_each(|right| right.maybe_until_ns = now_ns);
     }
 
     /// Whether `who` may have had all of `kinds` at some time from `begin_ns` on.
-    pub(super) fn may_have(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
+    pub(crate) fn may_have(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
         self.of(who, kinds).all(|right| right.maybe_until_ns >= begin_ns)
     }
 
     /// Whether `who` has had all of `kinds` from `begin_ns` on.
-    pub(super) fn has_had(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
+    pub(crate) fn has_had(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
         self.of(who, kinds).all(|right| right.sure_since_ns <= begin_ns)
     }
 

@@ -5,11 +5,11 @@
 //! may be read from its beginning on.
 
 /// When something that was begun has not ended.
-pub(super) const NEVER: u64 = u64::MAX;
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// The words of one region, of which most are never written.
 #[derive(Debug)]
-pub(super) struct Words {
+pub(crate) struct Words {
     len: usize,
     /// Pages of them, by the number of the page; those that nobody wrote to are empty.
     pages: Vec<Vec<Word>>,
@@ -28,7 +28,7 @@ struct Candidate {
 
 /// All that one word may hold.  A fresh one is zero, which takes no memory to know.
 #[derive(Debug)]
-pub(super) struct Word {
+pub(crate) struct Word {
     candidates: Vec<Candidate>,
     /// Values that nobody can see any more, unless who was taken for dead looks where the region was.
     past: Vec<u64>,
@@ -39,22 +39,22 @@ pub(super) struct Word {
 static FRESH: Word = Word { candidates: Vec::new(), past: Vec::new(), anything: false };
 
 impl Words {
-    pub(super) fn fresh(len: usize) -> Words {
+    pub(crate) fn fresh(len: usize) -> Words {
         let mut pages = Vec::new();
         pages.resize_with(len.div_ceil(PAGE), Vec::new);
         Words { len, pages }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn get(&self, index: usize) -> &Word {
+    pub(crate) fn get(&self, index: usize) -> &Word {
         assert!(index < self.len, "word {index} of {}", self.len);
         self.pages[index / PAGE].get(index % PAGE).unwrap_or(&FRESH)
     }
 
-    pub(super) fn get_mut(&mut self, index: usize) -> &mut Word {
+    pub(crate) fn get_mut(&mut self, index: usize) -> &mut Word {
         assert!(index < self.len, "word {index} of {}", self.len);
         let page = &mut self.pages[index / PAGE];
         if page.is_empty() {
@@ -79,13 +79,13 @@ impl Word {
     }
 
     /// Somebody begins to write `value`, and has not ended.
-    pub(super) fn begin(&mut self, now_ns: u64, value: u64) {
+    pub(crate) fn begin(&mut self, now_ns: u64, value: u64) {
         self.candidates.push(Candidate { begin_ns: now_ns, end_ns: NEVER, value });
     }
 
     /// The write of `value` that began at `begin_ns` has ended.  Forgets what none can see who began to read at
     /// `oldest_read_ns` or later.
-    pub(super) fn end(&mut self, begin_ns: u64, now_ns: u64, value: u64, oldest_read_ns: u64) {
+    pub(crate) fn end(&mut self, begin_ns: u64, now_ns: u64, value: u64, oldest_read_ns: u64) {
         if let Some(candidate) = self.candidates.iter_mut().find(|each| each.is_open(begin_ns, value)) {
             candidate.end_ns = now_ns;
         }
@@ -95,14 +95,14 @@ impl Word {
     }
 
     /// The write of `value` that began at `begin_ns` did nothing.
-    pub(super) fn undo(&mut self, begin_ns: u64, value: u64) {
+    pub(crate) fn undo(&mut self, begin_ns: u64, value: u64) {
         if let Some(index) = self.candidates.iter().position(|each| each.is_open(begin_ns, value)) {
             self.candidates.swap_remove(index);
         }
     }
 
     /// What was written when, for people.
-    pub(super) fn history(&self) -> String {
+    pub(crate) fn history(&self) -> String {
         let written = self.candidates.iter().map(|each| match each.end_ns {
             NEVER => format!("{:#x} from {} ns on", each.value, each.begin_ns),
             end_ns => format!("{:#x} from {} to {end_ns} ns", each.value, each.begin_ns),
@@ -110,28 +110,28 @@ impl Word {
         written.collect::<Vec<_>>().join(", ")
     }
 
-    pub(super) fn may_be_anything(&mut self) {
+    pub(crate) fn may_be_anything(&mut self) {
         self.anything = true;
     }
 
-    pub(super) fn is_anything(&self) -> bool {
+    pub(crate) fn is_anything(&self) -> bool {
         self.anything
     }
 
     /// Whether `value` may be read by who began at `begin_ns` and ends now.
-    pub(super) fn may_be(&self, value: u64, begin_ns: u64) -> bool {
+    pub(crate) fn may_be(&self, value: u64, begin_ns: u64) -> bool {
         let last_begin = self.last_begin_before(begin_ns);
         let written = self.candidates.iter().any(|each| each.value == value && each.end_ns >= last_begin);
         written || (value == 0 && last_begin == 0)
     }
 
     /// Whether it may have held `value` at any time.
-    pub(super) fn was_ever(&self, value: u64) -> bool {
+    pub(crate) fn was_ever(&self, value: u64) -> bool {
         value == 0 || self.past.contains(&value) || self.candidates.iter().any(|each| each.value == value)
     }
 
     /// All values that may be read by who began at `begin_ns` and ends now.
-    pub(super) fn values(&self, begin_ns: u64) -> impl Iterator<Item = u64> {
+    pub(crate) fn values(&self, begin_ns: u64) -> impl Iterator<Item = u64> {
         let last_begin = self.last_begin_before(begin_ns);
         let written = self.candidates.iter().filter(move |each| each.end_ns >= last_begin);
         written.map(|each| each.value).chain((last_begin == 0).then_some(0))

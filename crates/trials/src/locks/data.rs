@@ -1,0 +1,224 @@
+//! Data under a lock: whoever holds one reads some words, checks them, and writes them anew, by plain reads and writes;
+//! see [`stamps`](super::stamps) for what must hold.
+
+use std::time::Duration;
+
+use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause};
+
+use super::stamps::{Seen, Stamps, Values, WORDS};
+use super::{NAMES, accuse, is_explained_by, who};
+use crate::actor::Actor;
+use crate::stage::Stage;
+
+const WORD: usize = 8;
+/// Everything is written by so many writes, between which others may come.
+const PARTS: usize = 2;
+/// Longest time between reading and writing.
+const THINK_NS_MAX: u64 = 3_000;
+/// A write that was given up has landed by then, with nothing going wrong.
+const DOUBT_NS: u64 = 30_000;
+const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
+
+/// What locks protect.
+#[derive(Debug, Default)]
+pub(super) struct Data {
+    /// Of each region that was ever made; each is longer than the one before, so that it is known by its length.
+    lives: Vec<Life>,
+    last_stamp: u64,
+}
+
+#[derive(Debug)]
+struct Life {
+    stamps: Stamps,
+    /// Nobody took what was made, so it is freed.
+    ends: bool,
+}
+
+/// A region that a session has mapped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opened {
+    lh: Lh,
+    life: usize,
+}
+
+/// All names that such regions have.
+pub(crate) fn names() -> impl Iterator<Item = String> {
+    (0..NAMES).map(text)
+}
+
+fn text(name: usize) -> String {
+    format!("d{name}")
+}
+
+/// A session has ended, whatever it wrote.
+pub(super) fn end_session(stage: &Stage, who: super::Who) {
+    let now_ns = stage.world.now_ns();
+    // What a dead holder has posted is over when its lock goes on; others may be late in hearing of its death.
+    let until_ns = if stage.cut_off_is_death { now_ns } else { now_ns + stage.consequences_ns() };
+    let lives = &mut stage.locks.borrow_mut().data.lives;
+    for Life { stamps, .. } in lives {
+        stamps.leave(who, until_ns);
+        stamps.end_read(who);
+    }
+}
+
+/// Reads, checks and writes what one of the locks protects that the session holds.
+pub(super) async fn work(actor: &mut Actor, index: usize) {
+    let name = actor.locks.held[index].name;
+    let Some(opened) = open(actor, name).await else { return };
+    if read(actor, index, opened).await && think(actor).await && actor.random.chance(3, 4) {
+        let is_written = write(actor, index, opened).await;
+        if is_written && actor.random.chance(1, 3) {
+            read(actor, index, opened).await;
+        }
+    }
+}
+
+async fn think(actor: &mut Actor) -> bool {
+    let long = Duration::from_nanos(actor.random.below(THINK_NS_MAX));
+    actor.stage.world.sleep(Some(actor.host), long).await;
+    true
+}
+
+async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
+    if let Some(opened) = actor.locks.opened[name] {
+        return Some(opened);
+    }
+    let session = actor.session.clone();
+    let opened = match actor.attempt("map under a lock", session.map(&text(name), EVERYONE)).await? {
+        Ok(lh) => {
+            let life = (session.len(lh).ok()? as usize / WORD).checked_sub(WORDS);
+            let lives = actor.stage.locks.borrow().data.lives.len();
+            let Some(life) = life.filter(|life| *life < lives) else {
+                accuse(actor, name, actor.now_ns(), "what it protects has a length that it never had");
+                return None;
+            };
+            Some(Opened { lh, life })
+        }
+        Err(error) if error.cause == RegionCause::NotFound => make(actor, name).await,
+        Err(error) => {
+            refused(actor, name, &error.cause, &error.to_string());
+            None
+        }
+    };
+    actor.locks.opened[name] = opened;
+    opened
+}
+
+async fn make(actor: &mut Actor, name: usize) -> Option<Opened> {
+    let life = {
+        let lives = &mut actor.stage.locks.borrow_mut().data.lives;
+        lives.push(Life { stamps: Stamps::fresh(), ends: false });
+        lives.len() - 1
+    };
+    let len = ((life + WORDS) * WORD) as u64;
+    let home = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let (text, session) = (text(name), actor.session.clone());
+    let made = session.alloc(Some(&text), len, Placement::On(home), EVERYONE);
+    match actor.attempt("make under a lock", made).await {
+        Some(Ok(lh)) => Some(Opened { lh, life }),
+        ended => {
+            actor.stage.locks.borrow_mut().data.lives[life].ends = true;
+            if let Some(Err(error)) = ended {
+                refused(actor, name, &error.cause, &error.to_string());
+            }
+            None
+        }
+    }
+}
+
+/// A map or an allocation was refused.  A holder before may have given one up that is being freed.
+fn refused(actor: &Actor, name: usize, cause: &RegionCause, error: &str) {
+    let is_left = matches!(cause, RegionCause::NameTaken | RegionCause::Stale);
+    if !(is_left || is_explained_by(actor, cause)) {
+        accuse(actor, name, actor.now_ns(), error);
+    }
+}
+
+/// Reads everything; whether that succeeded.
+async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
+    let (session, begin_ns, who) = (actor.session.clone(), actor.now_ns(), who(actor));
+    let mut bytes = [0; WORDS * WORD];
+    with_stamps(actor, opened, |stamps| stamps.begin_read(who, begin_ns));
+    let result = actor.attempt("read under a lock", session.read(opened.lh, 0, &mut bytes)).await;
+    with_stamps(actor, opened, |stamps| stamps.end_read(who));
+    if !matches!(result, Some(Ok(()))) {
+        failed(actor, index, opened, result);
+        return false;
+    }
+    let values: Values =
+        std::array::from_fn(|at| u64::from_le_bytes(bytes[at * WORD..][..WORD].try_into().expect("a word")));
+    let seen = actor.locks.held[index].seen;
+    let (now_ns, holds) = (actor.now_ns(), holds(actor, index));
+    let verdict =
+        with_stamps(actor, opened, |stamps| stamps.read(who, begin_ns, now_ns, values, seen, holds));
+    match verdict {
+        Ok(seen) => actor.locks.held[index].seen = seen,
+        Err(why) => accuse(actor, actor.locks.held[index].name, begin_ns, &why),
+    }
+    true
+}
+
+/// Writes everything anew; whether that succeeded.
+async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
+    let (begin_ns, who) = (actor.now_ns(), who(actor));
+    let stamp = {
+        let data = &mut actor.stage.locks.borrow_mut().data;
+        data.last_stamp += 1;
+        data.lives[opened.life].stamps.begin(who, data.last_stamp, begin_ns);
+        data.last_stamp
+    };
+    let part = stamp.to_le_bytes().repeat(WORDS / PARTS);
+    for number in 0..PARTS {
+        let (session, offset) = (actor.session.clone(), (number * part.len()) as u64);
+        let result = actor.attempt("write under a lock", session.write(opened.lh, offset, &part)).await;
+        if !matches!(result, Some(Ok(()))) {
+            leave(actor, opened, begin_ns);
+            failed(actor, index, opened, result);
+            return false;
+        }
+    }
+    let (now_ns, holds) = (actor.now_ns(), holds(actor, index));
+    let seen: Option<Seen> = with_stamps(actor, opened, |stamps| stamps.end(who, now_ns, holds));
+    actor.locks.held[index].seen = seen;
+    true
+}
+
+/// Nobody knows how far a write has come, nor until when it goes on.
+fn leave(actor: &Actor, opened: Opened, begin_ns: u64) {
+    let stage = &actor.stage;
+    let doubt_ns = if stage.is_calm_since(begin_ns) { DOUBT_NS } else { stage.consequences_ns() };
+    let (who, until_ns) = (who(actor), actor.now_ns() + doubt_ns);
+    with_stamps(actor, opened, |stamps| stamps.leave(who, until_ns));
+}
+
+/// An access failed, or was given up.
+fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result<(), AccessError>>) {
+    let name = actor.locks.held[index].name;
+    actor.locks.held[index].seen = None;
+    let Some(Err(error)) = result else { return };
+    let is_explained = match error.cause {
+        AccessCause::Stale => {
+            let ends = actor.stage.locks.borrow().data.lives[opened.life].ends;
+            ends || !actor.stage.is_undisturbed()
+        }
+        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.stage.is_undisturbed(),
+        _ => false,
+    };
+    if !is_explained {
+        accuse(actor, name, actor.now_ns(), &format!("{error}, without a reason"));
+    }
+    actor.locks.opened[name] = None;
+}
+
+/// Whether nobody else has taken the lock since.  Nobody does with nothing going wrong: then the data is to show it,
+/// whatever the ledger says.
+fn holds(actor: &Actor, index: usize) -> bool {
+    let held = &actor.locks.held[index];
+    let is_last = actor.stage.locks.borrow().ledgers[held.name].holds(who(actor), held.token);
+    is_last || actor.stage.is_undisturbed()
+}
+
+fn with_stamps<T>(actor: &Actor, opened: Opened, tell: impl FnOnce(&mut Stamps) -> T) -> T {
+    tell(&mut actor.stage.locks.borrow_mut().data.lives[opened.life].stamps)
+}

@@ -1,0 +1,381 @@
+//! Watches: sessions write to regions and tell of it, while others watch, and the regions move, end, and change their
+//! rights; see [`watcher`] for what who watches must hear, and [`ledger`] and [`lives`] for what is known of it.
+
+mod ledger;
+mod lives;
+mod watcher;
+
+use halite::{
+    AccessCause, Lh, NodeId, NotifyCause, NotifyError, Permissions, Placement, RegionCause, RegionError, Who,
+};
+
+use crate::actor::{Actor, pick};
+use crate::stage::{PRINCIPALS, Stage};
+use ledger::{Number, Writer};
+use lives::{Life, SLOTS, Write};
+pub(crate) use watcher::serve;
+
+use crate::regions::rights::Rights;
+
+/// How many names there are.
+const NAMES: usize = 2;
+const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
+
+/// What is known of all regions that are watched.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    /// Each is longer than the one before, so that it is known by its length.
+    lives: Vec<Life>,
+    /// The number last given to a notification.
+    last: Number,
+}
+
+/// The regions that a session has mapped, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    held: [Option<Holding>; NAMES],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Holding {
+    lh: Lh,
+    life: usize,
+    /// What it was mapped for; whoever made it is its master.
+    rights: Permissions,
+}
+
+/// All names that regions have that are watched.
+pub(crate) fn names() -> impl Iterator<Item = String> {
+    (0..NAMES).map(text)
+}
+
+fn text(name: usize) -> String {
+    format!("n{name}")
+}
+
+/// Does one thing.
+pub(crate) async fn act(actor: &mut Actor) {
+    let name = actor.random.index(NAMES);
+    let Some(holding) = actor.watches.held[name] else { return open(actor, name).await };
+    let is_master = holding.rights.contains(Permissions::MASTER);
+    match pick(&mut actor.random, if is_master { &[60, 1, 6, 4, 3, 3] } else { &[60, 2, 0, 0, 0, 0] }) {
+        0 => notify(actor, name, holding).await,
+        1 if is_master => notify(actor, name, holding).await,
+        1 => unmap(actor, name, holding).await,
+        2 => move_away(actor, name, holding).await,
+        3 => grant(actor, name, holding).await,
+        4 => revoke(actor, name, holding).await,
+        _ => free(actor, name, holding).await,
+    }
+}
+
+fn with_life<T>(stage: &Stage, life: usize, tell: impl FnOnce(&mut Life) -> T) -> T {
+    tell(&mut stage.watches.borrow_mut().lives[life])
+}
+
+// Coming and going of regions.
+
+async fn open(actor: &mut Actor, name: usize) {
+    let rights = if actor.random.chance(1, 10) { Permissions::READ } else { EVERYONE };
+    match map(actor, name, rights).await {
+        Some(Ok(holding)) => actor.watches.held[name] = Some(holding),
+        Some(Err(RegionCause::NotFound)) => make(actor, name).await,
+        _ => {}
+    }
+}
+
+/// Maps what has the name; `None` if that was given up, or is judged already.
+async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Result<Holding, RegionCause>> {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    match actor.attempt("map what is watched", session.map(&text(name), rights)).await? {
+        Ok(lh) => {
+            let life = lives::by_len(session.len(lh).ok()?);
+            let is_known = |life: &usize| *life < actor.stage.watches.borrow().lives.len();
+            let Some(life) = life.filter(is_known) else {
+                expect(actor, begin_ns, false, "it has a length that it never had");
+                return None;
+            };
+            actor.note_life(life);
+            Some(Ok(Holding { lh, life, rights }))
+        }
+        Err(error) => {
+            let is_denied = matches!(error.cause, RegionCause::PermissionDenied { .. });
+            let is_absent = matches!(error.cause, RegionCause::NotFound | RegionCause::Stale);
+            // Nobody knows which life it would have been.
+            let is_explained = is_denied || is_absent || is_trouble(&actor.stage, &error.cause);
+            expect(actor, begin_ns, is_explained, &error.to_string());
+            Some(Err(error.cause))
+        }
+    }
+}
+
+async fn make(actor: &mut Actor, name: usize) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let life = {
+        let lives = &mut actor.stage.watches.borrow_mut().lives;
+        lives.push(Life::new(Rights::new(actor.principal, EVERYONE)));
+        lives.len() - 1
+    };
+    let nodes = u64::from(actor.stage.nodes());
+    let [one, other] = [(); 2].map(|()| NodeId(actor.random.below(nodes) as u32));
+    let placement = if one == other { Placement::On(one) } else { Placement::Spread(vec![one, other]) };
+    let text = text(name);
+    let made = session.alloc(Some(&text), lives::bytes_of(life), placement, EVERYONE);
+    match actor.attempt("make what is watched", made).await {
+        Some(Ok(lh)) => {
+            let rights = EVERYONE.union(Permissions::MASTER);
+            actor.note_life(life);
+            actor.watches.held[name] = Some(Holding { lh, life, rights });
+        }
+        // What nobody takes is freed.
+        ended => {
+            with_life(&actor.stage, life, |life| life.ends = true);
+            if let Some(Err(error)) = ended {
+                let is_taken = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. });
+                let is_explained = is_taken || is_trouble(&actor.stage, &error.cause);
+                expect(actor, begin_ns, is_explained, &error.to_string());
+            }
+        }
+    }
+}
+
+async fn unmap(actor: &mut Actor, name: usize, holding: Holding) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    actor.watches.held[name] = None;
+    let result = actor.attempt("unmap what is watched", session.unmap(holding.lh)).await;
+    ordered(actor, name, holding, begin_ns, result);
+}
+
+async fn free(actor: &mut Actor, name: usize, holding: Holding) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    actor.note_life(holding.life);
+    with_life(&actor.stage, holding.life, |life| life.ends = true);
+    let result = actor.attempt("free what is watched", session.free(holding.lh)).await;
+    if let Some(Ok(())) = result {
+        let now_ns = actor.now_ns();
+        with_life(&actor.stage, holding.life, |life| life.ended_ns = now_ns);
+    }
+    actor.watches.held[name] = None;
+    ordered(actor, name, holding, begin_ns, result);
+}
+
+async fn move_away(actor: &mut Actor, name: usize, holding: Holding) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let to = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    actor.note_life(holding.life);
+    let result = actor.attempt("move what is watched", session.move_to(holding.lh, to)).await;
+    ordered(actor, name, holding, begin_ns, result);
+}
+
+async fn grant(actor: &mut Actor, name: usize, holding: Holding) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let (who, rights) = some_change(actor);
+    with_life(&actor.stage, holding.life, |life| life.rights.begin_grant(who, rights));
+    let to = Who::Principal(PRINCIPALS[who].to_owned());
+    let result = actor.attempt("grant what is watched", session.grant(holding.lh, to, rights)).await;
+    if let Some(Ok(())) = result {
+        let now_ns = actor.now_ns();
+        with_life(&actor.stage, holding.life, |life| life.rights.end_grant(who, rights, now_ns));
+    }
+    ordered(actor, name, holding, begin_ns, result);
+}
+
+async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let (who, rights) = some_change(actor);
+    with_life(&actor.stage, holding.life, |life| {
+        life.rights.begin_revoke(who, rights);
+        life.revoked[who] = true;
+    });
+    let from = Who::Principal(PRINCIPALS[who].to_owned());
+    let result = actor.attempt("revoke what is watched", session.revoke(holding.lh, from, rights)).await;
+    if let Some(Ok(())) = result {
+        let now_ns = actor.now_ns();
+        with_life(&actor.stage, holding.life, |life| life.rights.end_revoke(who, rights, now_ns));
+    }
+    ordered(actor, name, holding, begin_ns, result);
+}
+
+/// Whose rights to change, and which; only who made the region does so, one at a time.
+fn some_change(actor: &mut Actor) -> (usize, Permissions) {
+    let others = PRINCIPALS.len() - 1;
+    let who = (actor.principal + 1 + actor.random.index(others)) % PRINCIPALS.len();
+    (who, if actor.random.chance(1, 2) { Permissions::READ } else { Permissions::WRITE })
+}
+
+/// What came of an order to a region.
+fn ordered(
+    actor: &mut Actor,
+    name: usize,
+    holding: Holding,
+    begin_ns: u64,
+    result: Option<Result<(), RegionError>>,
+) {
+    let Some(Err(error)) = result else { return };
+    let is_full = matches!(error.cause, RegionCause::NoSpace { .. });
+    let is_explained =
+        is_full || is_refusal(actor, holding.life, Permissions::empty(), begin_ns, &error.cause);
+    expect(actor, begin_ns, is_explained, &error.to_string());
+    if !is_full {
+        actor.watches.held[name] = None;
+    }
+}
+
+// Writing.
+
+async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let slot = actor.random.index(SLOTS.len());
+    let writer = Writer { node: actor.node, life: actor.life, session: actor.number };
+    let (write, bytes) = {
+        let watches = &mut *actor.stage.watches.borrow_mut();
+        watches.last += 1;
+        watches.lives[holding.life].begin_write(watches.last, writer, slot, begin_ns)
+    };
+    actor.note(format_args!("is about notification {} of life {}", write.number, holding.life));
+    let told = session.write_notify(holding.lh, SLOTS[slot], &bytes, write.number);
+    let verdict = match actor.attempt("write and notify", told).await {
+        Some(Ok(())) => notified(actor, holding, write, begin_ns),
+        Some(Err(error)) => {
+            let verdict = not_notified(actor, holding, write, begin_ns, &error);
+            give_way(actor, name, holding, &error).await;
+            verdict.map_err(|why| format!("{error}: {why}"))
+        }
+        None => Ok(()),
+    };
+    let what = |why| format!("notification {} of life {}: {why}", write.number, holding.life);
+    verdict.unwrap_or_else(|why: String| expect(actor, begin_ns, false, &what(why)));
+}
+
+fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Result<(), String> {
+    let (stage, now_ns) = (&actor.stage, actor.now_ns());
+    let is_heard = !stage.was_anyone_isolated();
+    with_life(stage, holding.life, |life| {
+        if !stage.was_isolated(actor.node) {
+            life.end_write(write, now_ns);
+        }
+        // Who was taken for dead, or cannot be reached, is not told; who leaves does not receive.
+        let Life { ledger, rights, .. } = life;
+        ledger.end(write.number, now_ns, |watcher| {
+            let (node, node_life) = watcher.at;
+            let is_there = stage.is_up(node) && stage.life(node) == node_life;
+            is_heard && is_there && rights.has_had(watcher.principal, Permissions::READ, watcher.begin_ns)
+        });
+        let may = holding.rights.contains(Permissions::WRITE)
+            && life.rights.may_have(actor.principal, Permissions::WRITE, begin_ns);
+        match () {
+            () if is_heard && !may => Err("it succeeded without permission".to_owned()),
+            () if is_heard && life.ended_ns < begin_ns => {
+                Err(format!("it succeeded, but the region was freed at {} ns", life.ended_ns))
+            }
+            () => Ok(()),
+        }
+    })
+}
+
+fn not_notified(
+    actor: &Actor,
+    holding: Holding,
+    write: Write,
+    begin_ns: u64,
+    error: &NotifyError,
+) -> Result<(), String> {
+    let (stage, now_ns) = (&actor.stage, actor.now_ns());
+    with_life(stage, holding.life, |life| match &error.cause {
+        NotifyCause::Write { partly, cause } => {
+            if !partly && *cause != AccessCause::NodeClosed {
+                life.undo_write(write);
+            }
+            life.ledger.deny(write.number)
+        }
+        NotifyCause::Watchers(_) => {
+            if !stage.was_isolated(actor.node) {
+                life.end_write(write, now_ns);
+            }
+            life.ledger.deny(write.number)
+        }
+        _ => Ok(()),
+    })?;
+    let is_explained = match &error.cause {
+        NotifyCause::Write { cause, .. } => {
+            let lacks = !holding.rights.contains(Permissions::WRITE);
+            (lacks && matches!(cause, AccessCause::PermissionDenied { .. }))
+                || is_access_refusal(actor, holding.life, Permissions::WRITE, begin_ns, cause)
+        }
+        NotifyCause::Watchers(cause) => is_refusal(actor, holding.life, Permissions::WRITE, begin_ns, cause),
+        // The end of this node, or of a connection.
+        _ => !stage.is_undisturbed(),
+    };
+    if is_explained { Ok(()) } else { Err("there is no reason".to_owned()) }
+}
+
+/// A handle that may not be used is given up soon; one that leads nowhere is forgotten.
+async fn give_way(actor: &mut Actor, name: usize, holding: Holding, error: &NotifyError) {
+    let is_denied = match &error.cause {
+        NotifyCause::Write { cause, .. } => matches!(cause, AccessCause::PermissionDenied { .. }),
+        NotifyCause::Watchers(cause) => matches!(cause, RegionCause::PermissionDenied { .. }),
+        _ => return,
+    };
+    match is_denied {
+        true if actor.random.chance(1, 3) => unmap(actor, name, holding).await,
+        true => {}
+        false => actor.watches.held[name] = None,
+    }
+}
+
+// Reasons.
+
+/// Whether an access to a region had to be refused, or may have been.
+fn is_access_refusal(
+    actor: &Actor,
+    life: usize,
+    needed: Permissions,
+    begin_ns: u64,
+    cause: &AccessCause,
+) -> bool {
+    let cause = match cause {
+        AccessCause::Stale => RegionCause::Stale,
+        AccessCause::PermissionDenied { missing } => RegionCause::PermissionDenied { missing: *missing },
+        AccessCause::PeerDown(node) => RegionCause::PeerDown(*node),
+        AccessCause::NodeClosed => RegionCause::NodeClosed,
+        _ => return false,
+    };
+    is_refusal(actor, life, needed, begin_ns, &cause)
+}
+
+/// Whether a command about a region had to be refused, or may have been.
+fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, cause: &RegionCause) -> bool {
+    let stage = &actor.stage;
+    with_life(stage, life, |life| match cause {
+        RegionCause::Stale | RegionCause::NotFound => {
+            let ends = life.ends || !stage.goes_on();
+            ends || life.revoked[actor.principal] || !stage.is_undisturbed()
+        }
+        RegionCause::PermissionDenied { .. } => {
+            life.revoked[actor.principal] || !life.rights.has_had(actor.principal, needed, begin_ns)
+        }
+        cause => is_trouble(stage, cause),
+    })
+}
+
+/// Whether what goes wrong in this trial explains a refusal, whatever was asked for.
+fn is_trouble(stage: &Stage, cause: &RegionCause) -> bool {
+    let is_of_trouble = matches!(
+        cause,
+        RegionCause::PeerDown(_)
+            | RegionCause::NodeClosed
+            | RegionCause::DirectoryDown
+            | RegionCause::UnknownNode(_)
+            | RegionCause::NoMemoryNode
+            | RegionCause::NotFound
+            | RegionCause::Stale
+    );
+    is_of_trouble && !stage.is_undisturbed()
+}
+
+fn expect(actor: &Actor, begin_ns: u64, is_so: bool, otherwise: &str) {
+    actor.stage.judge.expect(is_so, || {
+        let (number, node, now) = (actor.number, actor.node, actor.now_ns());
+        format!("watches, session {number} of node {node}, from {begin_ns} to {now} ns: {otherwise}")
+    });
+}

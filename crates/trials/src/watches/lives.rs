@@ -1,0 +1,161 @@
+//! Regions that are watched: what their words may hold, who may do what with them, and who was told what.
+
+use super::ledger::{Ledger, Number, Said, Writer};
+use crate::regions::rights::Rights;
+use crate::regions::words::{NEVER, Words};
+use crate::stage::PRINCIPALS;
+
+pub(super) const WORD: u64 = 8;
+/// Words that are written at once.
+pub(super) const SLOT_WORDS: usize = 4;
+/// Where in a region, in bytes, is written; the third slot lies in two chunks.
+pub(super) const SLOTS: [u64; 3] = [0, 2048, crate::stage::CHUNK_BYTES - 2 * WORD];
+/// Words of the shortest region, which reaches into a second chunk.
+const WORDS_MIN: u64 = (crate::stage::CHUNK_BYTES + 1024) / WORD;
+
+/// One region from its allocation to its end.
+#[derive(Debug)]
+pub(super) struct Life {
+    words: Words,
+    pub(super) rights: Rights,
+    /// For whom something was revoked at any time.
+    pub(super) revoked: [bool; PRINCIPALS.len()],
+    /// Somebody has begun to free it, or nobody knows of it.
+    pub(super) ends: bool,
+    /// Since when it is gone for sure.
+    pub(super) ended_ns: u64,
+    pub(super) ledger: Ledger,
+    /// When those reads began that are under way.
+    reads: Vec<u64>,
+}
+
+/// What is written to one slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub(super) number: Number,
+    pub(super) slot: usize,
+    begin_ns: u64,
+}
+
+/// How many bytes the region of that life has, which no other has.
+pub(super) fn bytes_of(life: usize) -> u64 {
+    (WORDS_MIN + life as u64) * WORD
+}
+
+/// Which life a region of so many bytes is, if it is one.
+pub(super) fn by_len(bytes: u64) -> Option<usize> {
+    (bytes / WORD).checked_sub(WORDS_MIN).map(|life| life as usize)
+}
+
+impl Life {
+    pub(super) fn new(rights: Rights) -> Life {
+        Life {
+            words: Words::fresh(SLOTS.len() * SLOT_WORDS),
+            rights,
+            revoked: Default::default(),
+            ends: false,
+            ended_ns: NEVER,
+            ledger: Ledger::default(),
+            reads: Vec::new(),
+        }
+    }
+
+    /// Somebody begins to write to a slot, and to tell of it; the bytes.
+    pub(super) fn begin_write(
+        &mut self,
+        number: Number,
+        writer: Writer,
+        slot: usize,
+        now_ns: u64,
+    ) -> (Write, Vec<u8>) {
+        self.ledger.begin(number, Said { writer, slot, begin_ns: now_ns });
+        let write = Write { number, slot, begin_ns: now_ns };
+        for (index, value) in write.values() {
+            self.words.get_mut(index).begin(now_ns, value);
+        }
+        (write, write.values().flat_map(|(_, value)| value.to_le_bytes()).collect())
+    }
+
+    /// It has been done.  Of whoever hears of it, it had been before that.
+    pub(super) fn end_write(&mut self, write: Write, now_ns: u64) {
+        let oldest_ns = self.reads.iter().copied().min().unwrap_or(now_ns);
+        for (index, value) in write.values() {
+            self.words.get_mut(index).end(write.begin_ns, now_ns, value, oldest_ns);
+        }
+    }
+
+    /// Nothing was done.
+    pub(super) fn undo_write(&mut self, write: Write) {
+        for (index, value) in write.values() {
+            self.words.get_mut(index).undo(write.begin_ns, value);
+        }
+    }
+
+    /// Somebody has heard of it, so that it has been done, before the read that follows.
+    pub(super) fn heard_of(&mut self, number: Number, said: Said, now_ns: u64) {
+        let Said { slot, begin_ns, .. } = said;
+        self.end_write(Write { number, slot, begin_ns }, begin_ns.max(now_ns.saturating_sub(1)));
+    }
+
+    pub(super) fn begin_read(&mut self, now_ns: u64) {
+        self.reads.push(now_ns);
+    }
+
+    pub(super) fn end_read(&mut self, begin_ns: u64) {
+        let index = self.reads.iter().position(|each| *each == begin_ns).expect("it began");
+        self.reads.swap_remove(index);
+    }
+
+    /// The first word of a slot that holds what it may not, in words.  Whoever `is_cut_off` may see what is long
+    /// overwritten.
+    pub(super) fn unexplained(
+        &self,
+        slot: usize,
+        bytes: &[u8],
+        begin_ns: u64,
+        is_cut_off: bool,
+    ) -> Option<String> {
+        let words = bytes.chunks_exact(WORD as usize).map(|it| u64::from_le_bytes(it.try_into().expect("8")));
+        let mut each = words.enumerate().map(|(at, value)| (self.words.get(slot * SLOT_WORDS + at), value));
+        let (word, value) = each.find(|(word, value)| {
+            let is_explained = word.may_be(*value, begin_ns) || (is_cut_off && word.was_ever(*value));
+            !is_explained
+        })?;
+        Some(format!("{value:#x} in slot {slot}, which may hold {}", word.history()))
+    }
+}
+
+impl Write {
+    /// Which word gets which value.
+    fn values(self) -> impl Iterator<Item = (usize, u64)> {
+        (0..SLOT_WORDS).map(move |at| (self.slot * SLOT_WORDS + at, self.number << 8 | at as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halite::Permissions;
+
+    use super::*;
+
+    const ADA: Writer = Writer { node: 0, life: 1, session: 0 };
+
+    #[test]
+    fn what_was_heard_of_is_not_overwritten_by_what_was_before() {
+        let mut life = Life::new(Rights::new(0, Permissions::READ));
+        let (old, old_bytes) = life.begin_write(1, ADA, 2, 10);
+        life.end_write(old, 20);
+        let (new, new_bytes) = life.begin_write(2, ADA, 2, 30);
+        assert_eq!(life.unexplained(2, &old_bytes, 40, false), None, "nobody knows how far it is");
+        life.heard_of(new.number, Said { writer: ADA, slot: 2, begin_ns: 30 }, 50);
+        assert!(life.unexplained(2, &old_bytes, 50, false).unwrap().contains("in slot 2"));
+        assert_eq!(life.unexplained(2, &old_bytes, 50, true), None);
+        assert_eq!(life.unexplained(2, &new_bytes, 50, false), None);
+    }
+
+    #[test]
+    fn a_life_is_known_by_its_length() {
+        assert_eq!(by_len(bytes_of(7)), Some(7));
+        assert_eq!(by_len(100), None);
+    }
+}

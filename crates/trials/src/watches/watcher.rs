@@ -1,0 +1,299 @@
+//! Watchers: each watches a region for a while, hears of what is written there, and looks whether it can read it.
+//!
+//! What is in a watcher's queue for sure must come, in the order of each writer, and wake who waits; nothing comes that
+//! nobody wrote, or that cannot be read.  A watch ends with its region, its handle and the right to read, and not
+//! before all has come that was told.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{Driven, Lh, Notification, Permissions, RegionCause, RegionError, Watch};
+
+use super::ledger::{self, WatchId};
+use super::lives::{Life, SLOT_WORDS, SLOTS, WORD};
+use super::{EVERYONE, NAMES, expect, is_access_refusal, is_refusal, map, with_life};
+use crate::actor::{Actor, pick, principal_of};
+use crate::giving_up::before;
+use crate::stage::{PRINCIPALS, Stage};
+
+/// Watchers of each node.
+const WATCHERS: u32 = 2;
+/// Nodes of higher numbers have none, or all that a large cluster does would be telling.
+const WATCHING_NODES: u32 = 5;
+/// A watcher hears so much at most before it does something else.
+const HEARD_MAX: u64 = 60;
+/// For so long at most it waits before it looks whether it should have been woken.
+const PATIENCE_US_MAX: u64 = 300;
+/// Whoever waits is awake so soon after what it waits for, with nothing going wrong.
+const AWAKE_NS: u64 = 50_000;
+/// Longest pause of a watcher that is slow: queues fill meanwhile, and whoever writes waits.
+const NAP_US_MAX: u64 = 2_000;
+/// Longest time between two watches.
+const PAUSE_US_MAX: u64 = 40;
+
+/// Lets the watchers of a node that has just joined work.
+pub(crate) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
+    if stage.plan.work.watches == 0 || node >= WATCHING_NODES {
+        return;
+    }
+    for number in 0..WATCHERS {
+        let actor = Actor::new(stage, node, stage.plan.sessions + number, driven);
+        let name = format!("watcher {number} of node {node}");
+        stage.world.spawn(Some(actor.host), name, work(actor));
+    }
+}
+
+async fn work(mut actor: Actor) {
+    let stage = actor.stage.clone();
+    stage.opened().await;
+    while stage.goes_on() {
+        let pause = Duration::from_nanos(actor.random.between(1, PAUSE_US_MAX * 1000));
+        stage.world.sleep(Some(actor.host), pause).await;
+        let name = actor.random.index(NAMES);
+        let rights = if actor.random.chance(1, 12) { Permissions::WRITE } else { EVERYONE };
+        match map(&mut actor, name, rights).await {
+            Some(Ok(holding)) if watch(&mut actor, holding.lh, holding.life, rights).await => {}
+            Some(Ok(_) | Err(RegionCause::NodeClosed)) => return,
+            Some(Err(_)) | None => {}
+        }
+    }
+}
+
+/// Watches a region for a while; whether anything more can be done.
+async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> bool {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let result = actor.attempt("watch", session.watch(lh)).await;
+    let cause = match result {
+        Some(Ok(watch)) => {
+            let is_permitted = rights.contains(Permissions::READ);
+            expect(actor, begin_ns, is_permitted, "it watches what it may not read");
+            Listener::new(actor, watch, lh, life, begin_ns).listen().await
+        }
+        Some(Err(error)) => {
+            let lacks = !rights.contains(Permissions::READ)
+                && matches!(error.cause, RegionCause::PermissionDenied { .. });
+            let is_explained = lacks || is_refusal(actor, life, Permissions::READ, begin_ns, &error.cause);
+            expect(actor, begin_ns, is_explained, &error.to_string());
+            Some(error.cause)
+        }
+        None => None,
+    };
+    if cause.is_none() {
+        // It may have ended meanwhile.
+        let _ = actor.attempt("unmap what was watched", session.unmap(lh)).await;
+    }
+    cause != Some(RegionCause::NodeClosed)
+}
+
+/// A place in the ledger, for as long as this lives.
+struct Listed {
+    stage: Rc<Stage>,
+    life: usize,
+    id: WatchId,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        with_life(&self.stage, self.life, |life| life.ledger.unwatch(self.id));
+    }
+}
+
+/// One watch.
+struct Listener<'a> {
+    actor: &'a mut Actor,
+    // Off the list before the watch ends.
+    listed: Listed,
+    watch: Watch,
+    lh: Lh,
+    /// Nothing can be read by the handle any more.
+    is_unmapped: bool,
+}
+
+impl Listener<'_> {
+    fn new(actor: &mut Actor, watch: Watch, lh: Lh, life: usize, begin_ns: u64) -> Listener<'_> {
+        let watcher = ledger::Watcher::new((actor.node, actor.life), actor.principal, begin_ns);
+        let id = with_life(&actor.stage, life, |life| life.ledger.watch(watcher));
+        let listed = Listed { stage: actor.stage.clone(), life, id };
+        actor.note(format_args!("is watch {id} of life {life}"));
+        Listener { actor, listed, watch, lh, is_unmapped: false }
+    }
+
+    /// Hears as much as it likes to, or until the watch ends: then why.
+    async fn listen(mut self) -> Option<RegionCause> {
+        let mut left = self.actor.random.between(1, HEARD_MAX);
+        // When nobody writes any more, it looks whether all has come, until the region is freed.
+        while left > 0 || !self.actor.stage.goes_on() || self.is_unmapped {
+            left = left.saturating_sub(1);
+            if let Err(cause) = self.hear().await {
+                return Some(cause);
+            }
+            self.nap().await;
+            if left == 0 && !self.is_unmapped && self.actor.random.chance(1, 3) {
+                self.unmap().await;
+            }
+        }
+        None
+    }
+
+    async fn nap(&mut self) {
+        let Actor { stage, random, host, .. } = &mut *self.actor;
+        let long_us = [0, 20, NAP_US_MAX][pick(random, &[40, 8, 1])];
+        if long_us > 0 && stage.goes_on() {
+            let long = Duration::from_nanos(random.below(long_us * 1000));
+            stage.world.sleep(Some(*host), long).await;
+        }
+    }
+
+    /// Its handle ends, and so must the watch, when all has been heard that was told before.
+    async fn unmap(&mut self) {
+        self.is_unmapped = true;
+        self.with_life(|life| life.ledger.end_handle(self.listed.id));
+        let session = self.actor.session.clone();
+        let _ = self.actor.attempt("unmap what is heard", session.unmap(self.lh)).await;
+    }
+
+    /// Waits for a notification, or looks for one.
+    async fn hear(&mut self) -> Result<(), RegionCause> {
+        let begin_ns = self.actor.now_ns();
+        let heard = if self.actor.random.chance(1, 4) {
+            self.watch.try_recv()
+        } else {
+            let patience = Duration::from_nanos(self.actor.random.between(1, PATIENCE_US_MAX * 1000));
+            let enough = self.actor.stage.world.sleep(Some(self.actor.host), patience);
+            let next = async { before(enough, self.watch.recv()).await.transpose() };
+            let heard = self.actor.attempt("hear of a write", next).await;
+            self.check_awake(begin_ns);
+            match heard {
+                Some(Ok(None)) => return Ok(()),
+                Some(heard) => heard,
+                // Whoever gives a wait up loses nothing.
+                None => return Ok(()),
+            }
+        };
+        match heard {
+            Ok(Some(notification)) => {
+                self.heard(&notification).await;
+                Ok(())
+            }
+            Ok(None) => {
+                self.check_nothing_is_left(begin_ns);
+                Ok(())
+            }
+            Err(error) => Err(self.ended(begin_ns, error)),
+        }
+    }
+
+    /// A notification has come: it is one that it should hear of, and its bytes are there.
+    async fn heard(&mut self, told: &Notification) {
+        let begin_ns = self.actor.now_ns();
+        match self.came(told) {
+            Ok(slot) if !self.is_unmapped => self.read(slot, told.value).await,
+            Ok(_) => {}
+            Err(why) => self.accuse(begin_ns, &format!("heard {told:?}: {why}")),
+        }
+    }
+
+    /// In which slot it was written.
+    fn came(&self, told: &Notification) -> Result<usize, String> {
+        let Actor { stage, principal, .. } = &*self.actor;
+        let now_ns = self.actor.now_ns();
+        with_life(stage, self.listed.life, |life| {
+            let said = life.ledger.came(self.listed.id, told.value, told.node.0)?;
+            let from = principal_of(said.writer.node, said.writer.session);
+            let is_sound = (told.offset, told.len, told.from.as_str())
+                == (SLOTS[said.slot], SLOT_WORDS as u64 * WORD, PRINCIPALS[from]);
+            let is_permitted = stage.was_anyone_isolated()
+                || life.rights.may_have(*principal, Permissions::READ, said.begin_ns);
+            if !stage.was_isolated(told.node.0) {
+                life.heard_of(told.value, said, now_ns);
+            }
+            match () {
+                () if !is_sound => Err("it was not written so".to_owned()),
+                () if !is_permitted => Err("it may not read that".to_owned()),
+                () => Ok(said.slot),
+            }
+        })
+    }
+
+    async fn read(&mut self, slot: usize, number: u64) {
+        let (session, begin_ns) = (self.actor.session.clone(), self.actor.now_ns());
+        let mut bytes = [0; SLOT_WORDS * WORD as usize];
+        self.with_life(|life| life.begin_read(begin_ns));
+        let result =
+            self.actor.attempt("read what is told", session.read(self.lh, SLOTS[slot], &mut bytes)).await;
+        let is_cut_off = self.actor.stage.was_isolated(self.actor.node);
+        let wrong = self.with_life(|life| {
+            life.end_read(begin_ns);
+            let is_read = matches!(result, Some(Ok(())));
+            is_read.then(|| life.unexplained(slot, &bytes, begin_ns, is_cut_off)).flatten()
+        });
+        if let Some(wrong) = wrong {
+            self.accuse(begin_ns, &format!("told of {number:#x}, it read {wrong}"));
+        }
+        if let Some(Err(error)) = result {
+            let (actor, life) = (&*self.actor, self.listed.life);
+            let is_explained = is_access_refusal(actor, life, Permissions::READ, begin_ns, &error.cause);
+            expect(actor, begin_ns, is_explained, &error.to_string());
+        }
+    }
+
+    // What must hold.
+
+    /// It has waited since `begin_ns`, until now: there was no reason to be awake long ago.
+    fn check_awake(&self, begin_ns: u64) {
+        let Actor { stage, principal, .. } = &*self.actor;
+        let late_ns = self.actor.now_ns().saturating_sub(AWAKE_NS);
+        if begin_ns > late_ns || stage.was_anyone_isolated() {
+            return;
+        }
+        let reason = self.with_life(|life| {
+            let told = life.ledger.owed(self.listed.id).filter(|(_, owed)| owed.since_ns < late_ns);
+            match told {
+                Some((number, owed)) => Some(format!("{number} was told at {} ns", owed.since_ns)),
+                None if life.ended_ns < late_ns => {
+                    Some(format!("the region was freed at {} ns", life.ended_ns))
+                }
+                None if !life.rights.may_have(*principal, Permissions::READ, late_ns) => {
+                    Some("it lost the right to read".to_owned())
+                }
+                None => None,
+            }
+        });
+        if let Some(reason) = reason {
+            self.accuse(begin_ns, &format!("it waited and was not woken, although {reason}"));
+        }
+    }
+
+    /// There is nothing in its queue.
+    fn check_nothing_is_left(&self, begin_ns: u64) {
+        if self.actor.stage.was_anyone_isolated() {
+            return;
+        }
+        if let Some((number, owed)) = self.with_life(|life| life.ledger.owed(self.listed.id)) {
+            self.accuse(begin_ns, &format!("{number} was told at {} ns, and never came", owed.since_ns));
+        }
+    }
+
+    /// The watch has ended: there is a reason, and all was heard before.
+    fn ended(&self, begin_ns: u64, error: RegionError) -> RegionCause {
+        let is_stale = matches!(error.cause, RegionCause::Stale);
+        let life = self.listed.life;
+        let is_explained = (self.is_unmapped && is_stale)
+            || is_refusal(self.actor, life, Permissions::READ, begin_ns, &error.cause);
+        expect(self.actor, begin_ns, is_explained, &error.to_string());
+        // A node that leaves takes with it what was not received.
+        if error.cause != RegionCause::NodeClosed {
+            self.check_nothing_is_left(begin_ns);
+        }
+        error.cause
+    }
+
+    fn with_life<T>(&self, tell: impl FnOnce(&mut Life) -> T) -> T {
+        with_life(&self.actor.stage, self.listed.life, tell)
+    }
+
+    fn accuse(&self, begin_ns: u64, why: &str) {
+        let Listed { life, id, .. } = &self.listed;
+        expect(self.actor, begin_ns, false, &format!("watch {id} of life {life}: {why}"));
+    }
+}
