@@ -25,7 +25,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
-use crate::rpc::{CALL_WORK, Rpc};
+use crate::rpc::{CALL_WORK, Intake, Rpc};
 use crate::surroundings::Around;
 use crate::ticket::{Ending, Undo};
 use crate::turns::{Bell, Look, Turn, Turns};
@@ -71,6 +71,7 @@ struct Poller {
     events: Vec<FabricEvent>,
     /// Events that are handled in the next round.
     next: Vec<FabricEvent>,
+    intake: Intake,
 }
 
 impl Core {
@@ -430,6 +431,24 @@ fn drive(core: &Core, poller: &mut Poller, wakes: &mut Wakes) -> bool {
     arrived
 }
 
+/// What a write with immediate says.
+fn imm_of(completion: &Completion) -> Option<u32> {
+    if let CompletionKind::Notified { imm } = completion.kind { Some(imm) } else { None }
+}
+
+fn are_notices_of_one(one: &Completion, next: &Completion) -> bool {
+    one.peer == next.peer && imm_of(one).is_some() && imm_of(next).is_some()
+}
+
+/// Whether it is handled without the machine.
+fn is_for_calls(completion: &Completion) -> bool {
+    match completion.kind {
+        CompletionKind::Notified { .. } | CompletionKind::Received { imm: NOTE_IMM, .. } => true,
+        CompletionKind::Done { id } => id == CALL_WORK && completion.status == Status::RemoteAccess,
+        _ => false,
+    }
+}
+
 /// A caller's polling for its own end, in rounds.
 struct Spin<'c> {
     core: &'c Core,
@@ -546,24 +565,21 @@ impl Poller {
 
     /// What calls need is handled in order, and without the machine's lock.
     fn handle_calls(&mut self, rpc: &Rpc, wakes: &mut Wakes) {
-        // Looked up once for requests in a row.
-        let mut routes = None;
-        self.completions.retain(|completion| match &completion.kind {
-            CompletionKind::Notified { imm } => {
-                rpc.handle_notified(completion.peer, *imm, &mut routes, wakes);
-                false
+        let Poller { completions, intake, .. } = self;
+        for row in completions.chunk_by(are_notices_of_one) {
+            let Completion { peer, ref kind, status } = row[0];
+            match kind {
+                CompletionKind::Notified { .. } => {
+                    rpc.handle_notified(peer, row.iter().filter_map(imm_of), intake, wakes);
+                }
+                CompletionKind::Received { bytes, imm: NOTE_IMM } => rpc.handle_note(peer, bytes, wakes),
+                CompletionKind::Done { id: CALL_WORK } if status == Status::RemoteAccess => {
+                    rpc.handle_refused(peer);
+                }
+                _ => {}
             }
-            CompletionKind::Received { bytes, imm: NOTE_IMM } => {
-                routes = None;
-                rpc.handle_note(completion.peer, bytes, wakes);
-                false
-            }
-            CompletionKind::Done { id: CALL_WORK } if completion.status == Status::RemoteAccess => {
-                rpc.handle_refused(completion.peer);
-                false
-            }
-            _ => true,
-        });
+        }
+        completions.retain(|completion| !is_for_calls(completion));
     }
 
     fn hand_over(&mut self, machine: &mut Machine, now: u64) {

@@ -15,6 +15,7 @@ mod arrivals;
 mod call;
 mod error;
 mod fetch;
+mod input;
 mod lent;
 mod link;
 mod memory;
@@ -28,7 +29,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use halite_fabric::{Fabric, Operation, PeerId, PostCause, WorkId, WorkRequest};
 use halite_tier::ids::NodeId;
@@ -42,6 +43,7 @@ use self::service::Services;
 use crate::posted::Posted;
 use crate::wait::{Wakes, lock};
 
+pub(crate) use self::arrivals::Intake;
 pub(crate) use self::call::Calling;
 pub use self::call::PendingCall;
 pub use self::error::{
@@ -106,12 +108,9 @@ pub(crate) struct Rpc {
     hungry: AtomicBool,
 }
 
-/// The routes, for as long as nobody changes them.
-pub(crate) type RoutesRead<'r> = RwLockReadGuard<'r, Routes>;
-
 /// Which way requests go.
 #[derive(Debug, Default)]
-pub(crate) struct Routes {
+struct Routes {
     by_node: BTreeMap<NodeId, Arc<Link>>,
     by_peer: BTreeMap<PeerId, Arc<Link>>,
     /// Of peers that are gone but may still write to our memory.
@@ -230,6 +229,7 @@ impl Rpc {
         let services: Vec<_> = routes.services.all().cloned().collect();
         drop(routes);
         link.set_gone();
+        lock(&link.inbound).forget_caller();
         *lock(&link.outbound) = None;
         {
             let mut slots = lock(&self.slots);
@@ -261,7 +261,7 @@ impl Rpc {
 
     /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
     /// for the writer.
-    fn routes(&self) -> RoutesRead<'_> {
+    fn routes(&self) -> RwLockReadGuard<'_, Routes> {
         self.routes.read().expect(POISONED)
     }
 
@@ -347,7 +347,45 @@ impl Rpc {
     }
 }
 
+impl Drop for Rpc {
+    fn drop(&mut self) {
+        // The links of peers that are still there refer to themselves.  After a panic they may stay.
+        let routes = self.routes.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for link in routes.by_node.values().chain(routes.by_peer.values()) {
+            if let Ok(mut inbound) = link.inbound.lock() {
+                inbound.forget_caller();
+            }
+        }
+    }
+}
+
 /// A head word has a cache line of its own.
 const HEAD_BYTES: u64 = 64;
 
 const POISONED: &str = "a thread panicked inside the node";
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use halite_providers::{ShmConfig, ShmFabric};
+
+    use super::*;
+
+    #[test]
+    fn a_link_that_was_called_through_does_not_outlive_its_node() {
+        let dir = std::env::temp_dir().join(format!("halite-rpc-links-{}", std::process::id()));
+        let fabric = ShmFabric::open(ShmConfig::new(&dir, "one")).unwrap();
+        let posted = Arc::new(Posted::default());
+        let rpc = Rpc::new(fabric.clone(), posted, NodeId(0), 1 << 16).unwrap();
+        // Of a peer that is still there when the node ends, and of the node itself.
+        rpc.handle_connected(PeerId(7), NodeId(1));
+        let links = [rpc.link_to(NodeId(0)).unwrap(), rpc.link_to(NodeId(1)).unwrap()];
+        let links = links.map(|link| {
+            lock(&link.inbound).caller(&link, b"ada").unwrap();
+            Arc::downgrade(&link)
+        });
+        drop(rpc);
+        assert!(links.iter().all(|link| link.upgrade().is_none()));
+        drop(fabric);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

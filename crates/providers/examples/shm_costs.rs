@@ -22,6 +22,8 @@ type Failure = Box<dyn std::error::Error>;
 const RUNS: u64 = 50;
 /// Writes that go around between the two processes, from one cache line to well beyond what travels in the ring.
 const WRITE_BYTES: [usize; 4] = [48, 112, 240, 496];
+/// Writes that are under way at a time, where several are.
+const WINDOW: u64 = 16;
 /// Posts between two polls of the other end; its ring holds them all.
 const BURST_POSTS: u64 = 64;
 
@@ -113,6 +115,13 @@ fn two_processes(one: &ShmFabric, iterations: u64) -> Result<u64, Failure> {
         });
     }
     let mut completions = Vec::new();
+    report(&format!("48-byte write with immediate and its echo, {WINDOW} under way"), iterations, |n| {
+        if n >= WINDOW {
+            receive(one, &mut completions);
+        }
+        post_write(one, peer, remote, &[1; 48], n as u32);
+    });
+    (0..WINDOW).for_each(|_| drop(receive(one, &mut completions)));
     report("round trip of 8-byte sends", iterations, |n| {
         post(one, peer, Operation::Send { bytes: &n.to_ne_bytes(), imm: 0 }, false);
         receive(one, &mut completions);
@@ -149,6 +158,10 @@ fn echo(dir: &Path, iterations: u64) -> Result<(), Failure> {
             let imm = n as u32;
             post(&two, peer, Operation::WriteImm { local, remote, imm }, false);
         }
+    }
+    for n in 0..iterations {
+        receive(&two, &mut completions);
+        post_write(&two, peer, remote, &[1; 48], n as u32);
     }
     for _ in 0..iterations {
         receive(&two, &mut completions);
@@ -243,7 +256,7 @@ fn await_word(words: &Window, offset: u64, value: u64) {
 }
 
 fn receive(fabric: &ShmFabric, completions: &mut Vec<Completion>) -> Completion {
-    while fabric.poll(completions) == 0 {
+    while completions.is_empty() && fabric.poll(completions) == 0 {
         std::hint::spin_loop();
     }
     completions.pop().expect("one was polled")

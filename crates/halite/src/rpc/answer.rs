@@ -6,15 +6,15 @@ use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequ
 use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
 use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, ServedId, SlotId, Status, Target};
 
-use super::link::{Inbound, Link};
+use super::link::{Caller, Inbound, Link};
 use super::memory::Block;
 use super::{CALL_WORK, PART_BYTES_MAX, Rpc};
 use crate::wait::{Wakes, lock};
 
 /// Where an answer goes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ReplyTo {
-    pub(crate) link: Arc<Link>,
+    pub(crate) caller: Arc<Caller>,
     /// [`Link::cancels`] when the request arrived.
     pub(crate) cancels: u32,
     pub(crate) id: ServedId,
@@ -26,14 +26,18 @@ pub(crate) struct ReplyTo {
 }
 
 impl ReplyTo {
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.caller.link
+    }
+
     pub(crate) fn target(&self) -> Target {
-        self.link.target
+        self.link().target
     }
 
     /// Whether somebody still waits for it.
     pub(crate) fn is_wanted(&self) -> bool {
-        let untouched = || self.link.cancels() == self.cancels;
-        !self.link.is_gone() && (untouched() || lock(&self.link.inbound).served.is_open(self.id))
+        let untouched = || self.link().cancels() == self.cancels;
+        !self.link().is_gone() && (untouched() || lock(&self.link().inbound).served.is_open(self.id))
     }
 }
 
@@ -65,12 +69,12 @@ const UNDER_LOCK_BYTES_MAX: usize = 4096;
 
 impl Rpc {
     /// Answers with a status and nothing else.
-    pub(crate) fn refuse(&self, to: ReplyTo, status: Status, wakes: &mut Wakes) {
+    pub(crate) fn refuse(&self, to: &ReplyTo, status: Status, wakes: &mut Wakes) {
         self.send_answer(to, status, &[], wakes);
     }
 
     /// Answers with the output of a handler.
-    pub(crate) fn answer(&self, to: ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
+    pub(crate) fn answer(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
         if output.len() > to.bytes_max as usize {
             let len = output.len().min(u32::MAX as usize) as u32;
             self.send_answer(to, Status::TooLong(len), &[], wakes);
@@ -83,8 +87,8 @@ impl Rpc {
     }
 
     /// The output stays here until the caller's node has read it.
-    fn answer_from_here(&self, to: ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
-        if to.link.target == Target::Own {
+    fn answer_from_here(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
+        if to.target() == Target::Own {
             return self.answer_in_own_block(to, output, wakes);
         }
         let Some(block) = self.pool.allocate(&*self.fabric, output.len() as u64) else {
@@ -94,22 +98,21 @@ impl Rpc {
         block.window().write(0, output).expect("the block is as long");
         let address = emit_output_address(block.address());
         {
-            let mut inbound = lock(&to.link.inbound);
+            let mut inbound = lock(&to.link().inbound);
             if !inbound.served.is_open(to.id) {
                 return Answered::Unwanted;
             }
             inbound.kept.insert(to.id.slot, block);
         }
-        let (link, slot) = (to.link.clone(), to.id.slot);
         let answered = self.send_answer(to, Status::DoneAt(output.len() as u32), &address, wakes);
         if answered == Answered::Unwanted {
-            lock(&link.inbound).kept.remove(&slot);
+            lock(&to.link().inbound).kept.remove(&to.id.slot);
         }
         answered
     }
 
     /// A call of this node itself gets its memory now.
-    fn answer_in_own_block(&self, to: ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
+    fn answer_in_own_block(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
         let Some(block) = self.pool.allocate(&*self.fabric, (output.len() + REPLY_HEADER_BYTES) as u64)
         else {
             self.refuse(to, Status::NoMemory, wakes);
@@ -123,28 +126,28 @@ impl Rpc {
 
     pub(super) fn send_answer(
         &self,
-        to: ReplyTo,
+        to: &ReplyTo,
         status: Status,
         output: &[u8],
         wakes: &mut Wakes,
     ) -> Answered {
-        let mut inbound = lock(&to.link.inbound);
-        if to.link.is_gone() || !inbound.served.begin(to.id) {
+        let mut inbound = lock(&to.link().inbound);
+        if to.link().is_gone() || !inbound.served.begin(to.id) {
             return Answered::Unwanted;
         }
-        if to.link.target == Target::Own {
+        if to.target() == Target::Own {
             drop(inbound);
-            return self.send_own_answer(&to, status, output, wakes);
+            return self.send_own_answer(to, status, output, wakes);
         }
         // A long one is written without the lock.
         let inbound = (output.len() <= UNDER_LOCK_BYTES_MAX).then_some(inbound);
-        let posted = self.write_answer(&to, status, output);
+        let posted = self.write_answer(to, status, output);
         if posted == Err(PostCause::QueueFull) {
             drop(inbound);
-            self.owe(Owed { to, status, output: output.to_vec() });
+            self.owe(Owed { to: to.clone(), status, output: output.to_vec() });
             return Answered::Sent;
         }
-        self.end_answer(&to, inbound.unwrap_or_else(|| lock(&to.link.inbound)));
+        self.end_answer(to, inbound.unwrap_or_else(|| lock(&to.link().inbound)));
         if posted == Err(PostCause::NotConnected) { Answered::Unwanted } else { Answered::Sent }
     }
 
@@ -152,7 +155,7 @@ impl Rpc {
     fn send_own_answer(&self, to: &ReplyTo, status: Status, output: &[u8], wakes: &mut Wakes) -> Answered {
         self.write_own_slot(to.id.slot, &ReplyHeader { status }.emit(), output);
         let arrival = {
-            let mut inbound = lock(&to.link.inbound);
+            let mut inbound = lock(&to.link().inbound);
             let arrival = self.arrive(Target::Own, to.id.slot);
             // If the call was cancelled meanwhile, a late answer is all the acknowledgement that it needs.
             inbound.served.end(to.id, true);
@@ -170,7 +173,7 @@ impl Rpc {
         let acknowledge = inbound.served.end(to.id, true);
         drop(inbound);
         if acknowledge {
-            self.acknowledge(&to.link, to.id.slot);
+            self.acknowledge(to.link(), to.id.slot);
         }
     }
 
@@ -188,7 +191,7 @@ impl Rpc {
     }
 
     fn write_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
-        let Target::Peer(peer) = to.link.target else { unreachable!("own answers need no fabric") };
+        let Target::Peer(peer) = to.target() else { unreachable!("own answers need no fabric") };
         let header = ReplyHeader { status }.emit();
         self.post_parts(peer, to.at, [&header, &[]], output, Imm::Reply(to.id.slot).emit())
     }
@@ -292,7 +295,7 @@ impl Rpc {
         for owed in all {
             match self.write_answer(&owed.to, owed.status, &owed.output) {
                 Err(PostCause::QueueFull) => self.owe(owed),
-                _ => self.end_answer(&owed.to, lock(&owed.to.link.inbound)),
+                _ => self.end_answer(&owed.to, lock(&owed.to.link().inbound)),
             }
         }
     }

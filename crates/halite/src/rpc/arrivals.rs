@@ -3,6 +3,7 @@
 //! Nothing here waits, and no handler runs here.  A peer that does not follow the protocol loses its connection.
 
 use std::collections::VecDeque;
+use std::iter::{Peekable, from_fn, once};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -14,31 +15,49 @@ use halite_tier::rpc::{
 };
 
 use super::answer::{Answered, ReplyTo, remote};
+use super::input::{Bytes, Payload};
 use super::link::{Inbound, Link, Outbound, Theirs};
-use super::service::{Admission, Incoming, Payload, Service, ServiceId, Services};
-use super::{CALL_WORK, FIRST_LOOK_BYTES, Held, Routes, RoutesRead, Rpc};
+use super::service::{Admission, Incoming, Service, ServiceId, Services};
+use super::{CALL_WORK, FIRST_LOOK_BYTES, Held, Rpc};
 use crate::wait::{Wakes, lock};
 
+/// Requests on their way from a ring to their queues; kept by whoever polls, for the sake of its memory.
+#[derive(Debug, Default)]
+pub(crate) struct Intake {
+    asked: Vec<Asked>,
+}
+
+/// A request that has been read out of its ring.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(super) kind: Kind,
+    pub(super) number: u32,
+    pub(super) incoming: Box<Incoming>,
+}
+
+impl Asked {
+    fn service(&self) -> ServiceId {
+        ServiceId::of(self.kind, self.number)
+    }
+}
+
 impl Rpc {
-    /// A write with immediate has landed.  `routes` is kept for the next one; everything else that arrives is handled
-    /// without it.
-    pub(crate) fn handle_notified<'r>(
-        &'r self,
+    /// Writes with immediates have landed, one behind the other.  Those of a kind in a row are handled under one lock
+    /// each of what they need, for at a full load that is most of what they cost.
+    pub(crate) fn handle_notified(
+        &self,
         peer: PeerId,
-        imm: u32,
-        routes: &mut Option<RoutesRead<'r>>,
+        imms: impl Iterator<Item = u32>,
+        intake: &mut Intake,
         wakes: &mut Wakes,
     ) {
-        let handled = match Imm::parse(imm) {
-            Imm::Reply(slot) => {
-                *routes = None;
-                self.handle_reply(Target::Peer(peer), slot, wakes)
-            }
-            Imm::Request { offset } => {
-                let routes = routes.get_or_insert_with(|| self.routes());
-                self.handle_request(routes, peer, offset, wakes)
-            }
-        };
+        let mut imms = imms.map(Imm::parse).peekable();
+        let mut handled = Ok(());
+        while handled.is_ok() && imms.peek().is_some() {
+            handled = self.handle_replies(Target::Peer(peer), slots_in_row(&mut imms), wakes);
+            let offsets = offsets_in_row(&mut imms);
+            handled = handled.and_then(|()| self.handle_requests(peer, offsets, intake, wakes));
+        }
         self.enforce(peer, handled);
     }
 
@@ -49,18 +68,36 @@ impl Rpc {
         }
     }
 
-    pub(super) fn handle_reply(
+    fn handle_replies(
         &self,
         from: Target,
-        slot: SlotId,
+        row: impl Iterator<Item = SlotId>,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
-        let arrival = self.arrive(from, slot)?;
-        self.handle_arrival(from, slot, arrival, wakes);
-        Ok(())
+        let mut row = row.peekable();
+        if row.peek().is_none() {
+            return Ok(());
+        }
+        let mut late = Vec::new();
+        let handled = {
+            let mut slots = lock(&self.slots);
+            let handled = row.try_for_each(|slot| {
+                match slots.handle_reply(from, slot)? {
+                    Arrival::Expected(waker) => wakes.add(waker),
+                    Arrival::Late => late.push(slot),
+                }
+                Ok(())
+            });
+            self.arrived(&slots);
+            handled
+        };
+        for slot in late {
+            self.drop_reply(from, slot, wakes);
+        }
+        handled
     }
 
-    /// The first part of that, which may be done under a link's lock.
+    /// The first part of the handling of one reply, which may be done under a link's lock.
     pub(super) fn arrive(&self, from: Target, slot: SlotId) -> Result<Arrival, Violation> {
         let mut slots = lock(&self.slots);
         let arrival = slots.handle_reply(from, slot)?;
@@ -90,27 +127,33 @@ impl Rpc {
         self.arrivals.load(Acquire)
     }
 
-    pub(super) fn handle_request(
+    fn handle_requests(
         &self,
-        routes: &Routes,
         peer: PeerId,
-        offset: u64,
+        row: impl Iterator<Item = u64>,
+        intake: &mut Intake,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
+        let mut row = row.peekable();
+        if row.peek().is_none() {
+            return Ok(());
+        }
+        let routes = self.routes();
         // Nobody else may write to our rings.
         let link = routes.by_peer.get(&peer).ok_or(Violation("a request without a ring"))?;
-        let (kind, number, incoming, head) = {
+        let (read, head) = {
             let inbound = &mut *lock(&link.inbound);
-            let (header, incoming) = read_request(link, inbound, offset)?;
-            let (reader, _) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
-            let head = reader.poll_head().zip(inbound.theirs);
-            (header.kind, header.number, incoming, head)
+            let read = row.try_for_each(|offset| {
+                intake.asked.push(read_request(link, inbound, offset)?);
+                Ok(())
+            });
+            (read, inbound.poll_head())
         };
-        if let Some((head, theirs)) = head {
-            self.return_head(peer, theirs.head, head);
+        if let Some((at, head)) = head {
+            self.return_head(peer, at, head);
         }
-        self.deliver(&routes.services, kind, number, incoming, wakes);
-        Ok(())
+        self.deliver(&routes.services, intake.asked.drain(..), wakes);
+        read
     }
 
     /// A plain write: whoever waits for room looks.
@@ -134,36 +177,33 @@ impl Rpc {
         self.enforce(peer, Err(Violation("it named memory that it does not have")));
     }
 
-    pub(super) fn deliver(
-        &self,
-        services: &Services,
-        kind: Kind,
-        number: u32,
-        incoming: Incoming,
-        wakes: &mut Wakes,
-    ) {
-        let id = ServiceId::of(kind, number);
-        let Some(service) = services.get(id) else {
-            return self.refuse_request(incoming, Status::Unknown, wakes);
-        };
-        if !service.admits(&incoming.principal) {
-            return self.refuse_request(incoming, Status::Denied, wakes);
-        }
-        match service.push(kind, incoming) {
-            Admission::Queued { waker, accepted } => {
-                wakes.add(waker);
-                if let Some(reply) = accepted {
-                    self.answer(reply, &[], wakes);
-                }
+    /// Puts requests into the queues that they are for.
+    pub(super) fn deliver(&self, services: &Services, asked: impl Iterator<Item = Asked>, wakes: &mut Wakes) {
+        let mut asked = asked.peekable();
+        while let Some(first) = asked.next() {
+            let id = first.service();
+            let Some(service) = services.get(id) else {
+                self.refuse(&first.incoming.to, Status::Unknown, wakes);
+                continue;
+            };
+            let others = from_fn(|| asked.next_if(|next| next.service() == id));
+            for admission in service.push_all(once(first).chain(others)) {
+                self.follow(admission, wakes);
             }
-            Admission::Parked => {}
-            Admission::Refused(reply, status) => self.refuse(reply, status, wakes),
         }
     }
 
-    pub(super) fn refuse_request(&self, incoming: Incoming, status: Status, wakes: &mut Wakes) {
-        if let Some(reply) = incoming.reply {
-            self.refuse(reply, status, wakes);
+    /// Does what is left to be done for a request that has met its queue.
+    fn follow(&self, admission: Admission, wakes: &mut Wakes) {
+        match admission {
+            Admission::Queued { waker, accepted } => {
+                wakes.add(waker);
+                if let Some(reply) = accepted {
+                    self.answer(&reply, &[], wakes);
+                }
+            }
+            Admission::Parked => {}
+            Admission::Refused(reply, status) => self.refuse(&reply, status, wakes),
         }
     }
 
@@ -172,7 +212,7 @@ impl Rpc {
         let mut granted = VecDeque::from(granted);
         while let Some((reply, grant)) = granted.pop_front() {
             let from = reply.target();
-            if self.send_answer(reply, Status::Granted(grant), &[], wakes) == Answered::Unwanted {
+            if self.send_answer(&reply, Status::Granted(grant), &[], wakes) == Answered::Unwanted {
                 // It gave up in this moment, and will not decline what it was not told of.
                 granted.extend(service.decline(from, grant));
             }
@@ -234,6 +274,22 @@ impl Rpc {
     }
 }
 
+/// The replies before the next request.
+fn slots_in_row(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = SlotId> {
+    from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Reply(_)))? {
+        Imm::Reply(slot) => Some(slot),
+        Imm::Request { .. } => unreachable!("just looked at"),
+    })
+}
+
+/// The requests before the next reply, by where they are in their ring.
+fn offsets_in_row(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = u64> {
+    from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Request { .. }))? {
+        Imm::Request { offset } => Some(offset),
+        Imm::Reply(_) => unreachable!("just looked at"),
+    })
+}
+
 /// Takes in what a peer tells us in the beginning.
 fn open(link: &Link, note: &Note) -> Result<(), Violation> {
     let Note::Open { ring_key, ring_offset, ring_bytes, .. } = *note else {
@@ -254,11 +310,7 @@ fn open(link: &Link, note: &Note) -> Result<(), Violation> {
 }
 
 /// Reads a request out of its ring, whose bytes the peer may still change: first copied, then understood.
-fn read_request(
-    link: &Arc<Link>,
-    inbound: &mut Inbound,
-    offset: u64,
-) -> Result<(RequestHeader, Incoming), Violation> {
+fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<Asked, Violation> {
     let (reader, ring) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
     let bytes_max = reader.arrive(offset)?;
     let mut look = [0; FIRST_LOOK_BYTES];
@@ -271,7 +323,7 @@ fn read_request(
     }
     let (name_at, name_bytes) = (header.len_bytes(), usize::from(header.name_bytes));
     let input_at = name_at + name_bytes;
-    let (mut long_name, mut input) = (Vec::new(), Vec::new());
+    let mut long_name = Vec::new();
     let is_here = header.input == Input::InRing;
     let input_bytes = if is_here { header.input_bytes as usize } else { 0 };
     let name = match look.get(name_at..input_at) {
@@ -282,29 +334,25 @@ fn read_request(
             &long_name
         }
     };
-    match look.get(input_at..input_at + input_bytes) {
-        Some(bytes) => input.extend_from_slice(bytes),
+    let input = match look.get(input_at..input_at + input_bytes) {
+        Some(bytes) => Bytes::from(bytes),
         None => {
-            input.resize(input_bytes, 0);
-            ring.window().read(offset + input_at as u64, &mut input).expect("the request is in the ring");
+            let mut bytes = Bytes::zeroed(input_bytes);
+            let from = offset + input_at as u64;
+            ring.window().read(from, bytes.as_mut_slice()).expect("the request is in the ring");
+            bytes
         }
-    }
+    };
     reader.advance(len);
-    let principal = inbound.principal(name)?;
+    let caller = inbound.caller(link, name)?;
     let id = inbound.served.open(header.slot)?;
     let theirs = inbound.theirs.ok_or(Violation("a request before the introduction"))?;
     let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
-    let reply = ReplyTo {
-        link: link.clone(),
-        cancels: link.cancels(),
-        id,
-        at,
-        room,
-        bytes_max: header.reply_bytes_max,
-    };
+    let bytes_max = header.reply_bytes_max;
+    let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max };
     let input = match header.input {
         Input::InRing => Payload::Here(input),
         Input::At(address) => Payload::There { address, len: header.input_bytes },
     };
-    Ok((header, Incoming { reply: Some(reply), node: link.node, principal, input }))
+    Ok(Asked { kind: header.kind, number: header.number, incoming: Incoming::new(to, input) })
 }

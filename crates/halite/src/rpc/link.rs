@@ -1,10 +1,10 @@
 //! What this node keeps for calls from and to one peer.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex};
 
 use halite_fabric::Key;
 use halite_mem::Window;
@@ -28,6 +28,13 @@ pub(crate) struct Link {
     cancels: AtomicU32,
 }
 
+/// Who calls, and through which link.  Shared by all requests of theirs, which thus count one reference each.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) link: Arc<Link>,
+    pub(crate) principal: Principal,
+}
+
 /// Where our requests go.
 #[derive(Debug)]
 pub(crate) struct Outbound {
@@ -49,8 +56,8 @@ pub(crate) struct Inbound {
     pub(crate) theirs: Option<Theirs>,
     /// Outputs that wait for the peer to read them.
     pub(crate) kept: BTreeMap<SlotId, Block>,
-    /// Who called last: most requests come from one principal.
-    pub(crate) principal: Principal,
+    /// Who called last: most requests come from one principal.  It refers to this link, and is forgotten with it.
+    caller: Option<Arc<Caller>>,
 }
 
 /// What the peer's first note says.
@@ -80,7 +87,7 @@ impl Link {
                 ring,
                 theirs: None,
                 kept: BTreeMap::new(),
-                principal: Principal("".into()),
+                caller: None,
             }),
             gone: AtomicBool::new(false),
             introduced: AtomicBool::new(false),
@@ -121,13 +128,28 @@ impl Link {
 }
 
 impl Inbound {
-    /// The principal of that name.
-    pub(crate) fn principal(&mut self, name: &[u8]) -> Result<Principal, Violation> {
-        if self.principal.0.as_bytes() != name {
-            let name = std::str::from_utf8(name).map_err(|_| Violation("a name that is no text"))?;
-            self.principal = Principal(name.into());
+    /// The principal of that name at the other end of `link`, whose inbound side this is.
+    pub(crate) fn caller(&mut self, link: &Arc<Link>, name: &[u8]) -> Result<Arc<Caller>, Violation> {
+        match &self.caller {
+            Some(caller) if caller.principal.0.as_bytes() == name => Ok(caller.clone()),
+            _ => {
+                let name = std::str::from_utf8(name).map_err(|_| Violation("a name that is no text"))?;
+                let caller = Arc::new(Caller { link: link.clone(), principal: Principal(name.into()) });
+                Ok(self.caller.insert(caller).clone())
+            }
         }
-        Ok(self.principal.clone())
+    }
+
+    /// No more requests are read: nobody calls any more.
+    pub(crate) fn forget_caller(&mut self) {
+        self.caller = None;
+    }
+
+    /// What the peer should be told of how far its requests have been read, and where.
+    pub(crate) fn poll_head(&mut self) -> Option<(Address, u64)> {
+        let (reader, _) = self.ring.as_mut()?;
+        let head = reader.poll_head()?;
+        self.theirs.map(|theirs| (theirs.head, head))
     }
 }
 

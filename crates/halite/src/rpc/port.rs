@@ -8,8 +8,8 @@ use halite_tier::rpc::{Kind, Look, PAYLOAD_BYTES_MAX, Status, Target};
 use super::call::PostFailure;
 use super::error::{SendCause, SendError, ServeCause, ServeError};
 use super::request::{Into, Reply, Request};
-use super::server::{Accepted, Receiver};
-use super::service::{ServeOptions, ServiceId};
+use super::server::Receiver;
+use super::service::{Incoming, ServeOptions, ServiceId};
 use crate::session::Session;
 
 /// The number of a message port at a node.
@@ -53,12 +53,12 @@ impl Clone for Mailbox {
 impl Mailbox {
     /// The next message.  A future that is dropped leaves it to others.
     pub async fn recv(&self) -> Result<Message, ServeError> {
-        self.receiver.recv().await.map(Message::new)
+        self.receiver.recv().await.map(|incoming| Message::new(*incoming))
     }
 
     /// The next message if one is here, `None` if none is.
     pub fn try_recv(&self) -> Result<Option<Message>, ServeError> {
-        Ok(self.receiver.try_recv()?.map(Message::new))
+        Ok(self.receiver.try_recv()?.map(|incoming| Message::new(*incoming)))
     }
 
     /// Closes the port for all its receivers: each `recv` fails from now on, and so does sending.
@@ -67,14 +67,14 @@ impl Mailbox {
     }
 
     pub(crate) fn recv_blocking(&self) -> Result<Message, ServeError> {
-        self.receiver.recv_blocking().map(Message::new)
+        self.receiver.recv_blocking().map(|incoming| Message::new(*incoming))
     }
 }
 
 impl Message {
-    fn new(accepted: Accepted) -> Message {
-        let Accepted { node, principal, bytes, .. } = accepted;
-        Message { from: principal.to_string(), node, bytes }
+    fn new(incoming: Incoming) -> Message {
+        let Incoming { to, input, .. } = incoming;
+        Message { from: to.caller.principal.to_string(), node: to.link().node, bytes: input.into_vec() }
     }
 }
 

@@ -103,7 +103,7 @@ mod loom_tests {
             (Arc::new(Node { slots: Mutex::new(slots), arrivals: AtomicU64::new(0) }), slot)
         }
 
-        /// As `Rpc::arrive` and `Rpc::handle_arrival`, by whoever polls.
+        /// As `Rpc::handle_replies` does with each, for whoever polls.
         fn reply(&self, slot: SlotId) {
             let mut slots = self.slots.lock().unwrap();
             let waker = match slots.handle_reply(SERVER, slot).unwrap() {

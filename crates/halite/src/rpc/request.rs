@@ -1,5 +1,6 @@
 //! Requests: from a caller into the server's ring, and the wait for the answer.
 
+use std::iter::once;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -16,11 +17,13 @@ use halite_tier::rpc::{
 };
 
 use super::answer::ReplyTo;
+use super::arrivals::Asked;
+use super::input::{Bytes, Payload};
 use super::lent::Lent;
 use super::link::{Link, Outbound};
 use super::memory::Block;
 use super::replies::usual_offset;
-use super::service::{Incoming, Payload, Services};
+use super::service::{Incoming, Services};
 use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
 use crate::driver::Core;
 use crate::wait::{Wakes, lock};
@@ -106,13 +109,17 @@ impl Rpc {
     ) -> Result<SlotId, NotPosted> {
         let (slot, reply_at) = self.open_slot(Target::Own, request, None)?;
         let (at, room) = reply_at.unwrap_or((self.usual.address(), USUAL_SLOT_BYTES as u32));
-        let id = lock(&link.inbound).served.open(slot).expect("the slot was free");
-        let (bytes_max, cancels) = (request.reply_bytes_max, link.cancels());
-        let reply = ReplyTo { link: link.clone(), cancels, id, at, room, bytes_max };
-        let input = Payload::Here(request.input.to_vec());
-        let principal = request.principal.clone();
-        let incoming = Incoming { reply: Some(reply), node: link.node, principal, input };
-        self.deliver(services, request.kind, request.number, incoming, wakes);
+        let name = request.principal.0.as_bytes();
+        let (id, caller) = {
+            let mut inbound = lock(&link.inbound);
+            let id = inbound.served.open(slot).expect("the slot was free");
+            (id, inbound.caller(link, name).expect("names are text"))
+        };
+        let bytes_max = request.reply_bytes_max;
+        let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max };
+        let incoming = Incoming::new(to, Payload::Here(Bytes::from(request.input)));
+        let asked = Asked { kind: request.kind, number: request.number, incoming };
+        self.deliver(services, once(asked), wakes);
         Ok(slot)
     }
 

@@ -5,13 +5,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use halite_tier::ids::{NodeId, Principal};
+use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Status, Target};
 
 use super::answer::{Answered, ReplyTo};
 use super::error::{ReplyCause, ReplyError, ServeCause, ServeError};
 use super::fetch::fetch;
-use super::service::{Closed, Incoming, Payload, ServeOptions, Service, ServiceId, Taken};
+use super::input::{Bytes, Payload};
+use super::service::{Closed, Incoming, ServeOptions, Service, ServiceId, Taken};
 use crate::driver::Core;
 use crate::session::Session;
 use crate::wait::lock;
@@ -103,7 +104,7 @@ impl Server {
         if is_ours { session } else { self.receiver.session.clone() }
     }
 
-    fn call(&self, accepted: Accepted) -> Call {
+    fn call(&self, accepted: Box<Incoming>) -> Call {
         Call::new(self.receiver.session.clone(), accepted)
     }
 }
@@ -111,48 +112,43 @@ impl Server {
 /// A call to be answered.  Dropped without an answer, it tells its caller so.
 pub struct Call {
     /// `None` once it is answered.
-    asked: Option<(Session, ReplyTo)>,
-    node: NodeId,
-    principal: Principal,
-    input: Vec<u8>,
+    session: Option<Session>,
+    incoming: Box<Incoming>,
 }
 
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Call { node, principal, input, .. } = self;
         f.debug_struct("Call")
-            .field("node", node)
-            .field("principal", principal)
-            .field("len", &input.len())
+            .field("node", &self.node())
+            .field("principal", &self.incoming.to.caller.principal)
+            .field("len", &self.input().len())
             .finish()
     }
 }
 
 impl Call {
-    fn new(session: Session, accepted: Accepted) -> Call {
-        let Accepted { reply, node, principal, bytes } = accepted;
-        let reply = reply.expect("a call is not answered before its handler has it");
-        Call { asked: Some((session, reply)), node, principal, input: bytes }
+    fn new(session: Session, incoming: Box<Incoming>) -> Call {
+        Call { session: Some(session), incoming }
     }
 
     /// What the caller sent.
     pub fn input(&self) -> &[u8] {
-        &self.input
+        self.incoming.input.as_slice()
     }
 
     /// As whom the caller acts.
     pub fn caller(&self) -> &str {
-        &self.principal.0
+        &self.incoming.to.caller.principal.0
     }
 
     /// The caller's node.
     pub fn node(&self) -> NodeId {
-        self.node
+        self.incoming.to.link().node
     }
 
     /// Whether the caller still waits: a handler that takes long may ask.
     pub fn is_wanted(&self) -> bool {
-        self.asked.as_ref().is_some_and(|(_, to)| to.is_wanted())
+        self.incoming.to.is_wanted()
     }
 
     /// Answers.  Does not wait.
@@ -161,7 +157,8 @@ impl Call {
     }
 
     fn answer(&mut self, output: &[u8]) -> (Session, Result<(), ReplyError>) {
-        let (session, to) = self.asked.take().expect("a call is answered once");
+        let session = self.session.take().expect("a call is answered once");
+        let to = &self.incoming.to;
         let max = u64::from(to.bytes_max);
         let answered = session.inner.core.with_calls(|rpc, wakes| rpc.answer(to, output, wakes));
         let cause = match answered {
@@ -176,7 +173,8 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        if let Some((session, to)) = self.asked.take() {
+        if let Some(session) = self.session.take() {
+            let to = &self.incoming.to;
             session.inner.core.with_calls(|rpc, wakes| rpc.refuse(to, Status::Dropped, wakes));
         }
     }
@@ -186,14 +184,6 @@ impl Drop for Call {
 pub(super) struct Receiver {
     pub(super) session: Session,
     pub(super) service: Arc<Service>,
-}
-
-/// A request whose input is here.
-pub(super) struct Accepted {
-    pub(super) reply: Option<ReplyTo>,
-    pub(super) node: NodeId,
-    pub(super) principal: Principal,
-    pub(super) bytes: Vec<u8>,
 }
 
 impl Receiver {
@@ -227,7 +217,7 @@ impl Receiver {
         Receiver { session: self.session.clone(), service: self.service.clone() }
     }
 
-    pub(super) async fn recv(&self) -> Result<Accepted, ServeError> {
+    pub(super) async fn recv(&self) -> Result<Box<Incoming>, ServeError> {
         loop {
             let taken = Receiving { receiver: self, id: None }.await;
             let taken = taken.map_err(|Closed| self.closed())?;
@@ -238,7 +228,7 @@ impl Receiver {
     }
 
     /// As `recv`, on a thread that helps to move the node forward.
-    pub(super) fn recv_blocking(&self) -> Result<Accepted, ServeError> {
+    pub(super) fn recv_blocking(&self) -> Result<Box<Incoming>, ServeError> {
         let core = self.core();
         loop {
             let mut taken = self.service.take_or_look().map_err(|Closed| self.closed())?;
@@ -263,7 +253,7 @@ impl Receiver {
         }
     }
 
-    pub(super) fn try_recv(&self) -> Result<Option<Accepted>, ServeError> {
+    pub(super) fn try_recv(&self) -> Result<Option<Box<Incoming>>, ServeError> {
         while let Some(taken) = self.service.try_take().map_err(|Closed| self.closed())? {
             let accepted = match self.accept_here(taken) {
                 Ok(accepted) => accepted,
@@ -282,28 +272,26 @@ impl Receiver {
     }
 
     fn is_within_reach(&self, incoming: &Incoming) -> bool {
-        match (&incoming.reply, &incoming.input) {
-            (Some(ReplyTo { link, .. }), Payload::There { address, .. }) => match link.target {
-                Target::Peer(peer) => self.core().ground.fabric.direct(peer, address.key).is_some(),
-                Target::Own => false,
-            },
+        match (incoming.to.target(), &incoming.input) {
+            (Target::Peer(peer), Payload::There { address, .. }) => {
+                self.core().ground.fabric.direct(peer, address.key).is_some()
+            }
             _ => false,
         }
     }
 
     /// Leaves a request to others, unless there will be none.
-    fn put_back(&self, incoming: Incoming) {
+    fn put_back(&self, incoming: Box<Incoming>) {
         match self.service.put_back(incoming) {
             Ok(Some(waker)) => waker.wake(),
             Ok(None) => {}
             Err(incoming) => {
-                let to = incoming.reply.expect("a long request is not answered before it was read");
-                self.core().with_calls(|rpc, wakes| rpc.refuse(to, Status::Closed, wakes));
+                self.core().with_calls(|rpc, wakes| rpc.refuse(&incoming.to, Status::Closed, wakes));
             }
         }
     }
 
-    async fn accept(&self, taken: Taken) -> Option<Accepted> {
+    async fn accept(&self, taken: Taken) -> Option<Box<Incoming>> {
         match self.accept_here(taken) {
             Ok(accepted) => accepted,
             Err(incoming) => self.accept_long(incoming).await,
@@ -312,44 +300,45 @@ impl Receiver {
 
     /// Accepts a request whose input is here; hands others back.
     #[inline]
-    fn accept_here(&self, taken: Taken) -> Result<Option<Accepted>, Incoming> {
+    fn accept_here(&self, taken: Taken) -> Result<Option<Box<Incoming>>, Box<Incoming>> {
         let Taken { incoming, granted } = taken;
         if !granted.is_empty() {
             self.core().with_calls(|rpc, wakes| rpc.grant(&self.service, granted, wakes));
         }
-        let Some(Incoming { reply, node, principal, input }) = incoming else { return Ok(None) };
-        match input {
-            Payload::Here(bytes) => Ok(Some(Accepted { reply, node, principal, bytes })),
-            input => Err(Incoming { reply, node, principal, input }),
+        match incoming {
+            Some(long) if matches!(long.input, Payload::There { .. }) => Err(long),
+            here => Ok(here),
         }
     }
 
     /// Reads the input of a request out of its sender's memory.  `None` if it is not wanted any more.
-    async fn accept_long(&self, incoming: Incoming) -> Option<Accepted> {
+    async fn accept_long(&self, incoming: Box<Incoming>) -> Option<Box<Incoming>> {
         let Payload::There { address, len } = incoming.input else { unreachable!("the caller looked") };
         let reading = Reading::begin(self, incoming)?;
         let mut bytes = vec![0; len as usize];
-        let fetched = fetch(self.core(), reading.reply().target(), address, &mut bytes).await;
-        let Incoming { reply, node, principal, .. } = reading.end()?;
+        let fetched = fetch(self.core(), reading.to().target(), address, &mut bytes).await;
+        let mut incoming = reading.end()?;
         match fetched {
-            Ok(()) => Some(self.accepted_long(Accepted { reply, node, principal, bytes })),
+            Ok(()) => {
+                incoming.input = Payload::Here(Bytes::Long(bytes));
+                Some(self.accepted_long(incoming))
+            }
             Err(_) => {
-                let to = reply.expect("a long request is not answered before it was read");
                 // A node that leaves ends what it has posted.
                 let status = if self.core().is_closed() { Status::Closed } else { Status::NoMemory };
-                self.core().with_calls(|rpc, wakes| rpc.refuse(to, status, wakes));
+                self.core().with_calls(|rpc, wakes| rpc.refuse(&incoming.to, status, wakes));
                 None
             }
         }
     }
 
     /// The sender of a long message need not wait any longer.
-    fn accepted_long(&self, mut accepted: Accepted) -> Accepted {
+    fn accepted_long(&self, mut incoming: Box<Incoming>) -> Box<Incoming> {
         if let ServiceId::Port(_) = self.service.id {
-            let to = accepted.reply.take().expect("a long message is not answered before it was read");
-            self.core().with_calls(|rpc, wakes| rpc.answer(to, &[], wakes));
+            incoming.answered = true;
+            self.core().with_calls(|rpc, wakes| rpc.answer(&incoming.to, &[], wakes));
         }
-        accepted
+        incoming
     }
 
     pub(super) fn close(&self) {
@@ -363,7 +352,7 @@ impl Receiver {
             rpc.routes_mut().services.remove(&self.service);
             wakes.extend(ended.wakers);
             for reply in ended.unanswered {
-                rpc.refuse(reply, Status::Closed, wakes);
+                rpc.refuse(&reply, Status::Closed, wakes);
             }
         });
     }
@@ -417,33 +406,32 @@ impl Drop for Receiving<'_> {
 /// An input that is being read: until then a cancel of its call must wait.  Dropped half way, the request goes back.
 struct Reading<'r> {
     receiver: &'r Receiver,
-    incoming: Option<Incoming>,
+    incoming: Option<Box<Incoming>>,
 }
 
 impl<'r> Reading<'r> {
-    fn begin(receiver: &'r Receiver, incoming: Incoming) -> Option<Reading<'r>> {
-        let reply = incoming.reply.as_ref().expect("a long request is not answered before it was read");
-        let wanted = lock(&reply.link.inbound).served.begin(reply.id);
+    fn begin(receiver: &'r Receiver, incoming: Box<Incoming>) -> Option<Reading<'r>> {
+        let to = &incoming.to;
+        let wanted = lock(&to.link().inbound).served.begin(to.id);
         wanted.then_some(Reading { receiver, incoming: Some(incoming) })
     }
 
-    fn reply(&self) -> &ReplyTo {
-        let incoming = self.incoming.as_ref().expect("it is taken at the end");
-        incoming.reply.as_ref().expect("a long request is not answered before it was read")
+    fn to(&self) -> &ReplyTo {
+        &self.incoming.as_ref().expect("it is taken at the end").to
     }
 
     /// It has been read; `None` if it is not wanted any more.
-    fn end(mut self) -> Option<Incoming> {
+    fn end(mut self) -> Option<Box<Incoming>> {
         let wanted = self.stop();
         self.incoming.take().filter(|_| wanted)
     }
 
     fn stop(&self) -> bool {
-        let reply = self.reply();
-        let acknowledge = lock(&reply.link.inbound).served.end(reply.id, false);
+        let to = self.to();
+        let acknowledge = lock(&to.link().inbound).served.end(to.id, false);
         if acknowledge {
             let core = self.receiver.core();
-            core.with_calls(|rpc, _| rpc.acknowledge(&reply.link, reply.id.slot));
+            core.with_calls(|rpc, _| rpc.acknowledge(to.link(), to.id.slot));
         }
         !acknowledge
     }

@@ -9,10 +9,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use halite_tier::ids::{NodeId, Principal};
-use halite_tier::rpc::{Address, Kind, Status, Target};
+use halite_tier::ids::Principal;
+use halite_tier::rpc::{Kind, Status, Target};
 
 use super::answer::ReplyTo;
+use super::arrivals::Asked;
+use super::input::Payload;
 use crate::wait::lock;
 
 /// A function or a port, by number.
@@ -31,46 +33,34 @@ impl ServiceId {
     }
 }
 
-/// A request on its way to a handler.
+/// A request on its way to a handler.  It stays where it is put first, for it is larger than what is copied in passing.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    /// `None` once its sender has its answer, as that of a message has when it is queued.
-    pub(crate) reply: Option<ReplyTo>,
-    pub(crate) node: NodeId,
-    pub(crate) principal: Principal,
+    /// Who asks, and where the answer goes.
+    pub(crate) to: ReplyTo,
+    /// Whether its sender has its answer, as that of a message has when it is queued.
+    pub(crate) answered: bool,
     pub(crate) input: Payload,
 }
 
 impl Incoming {
+    /// One that is not answered yet.
+    pub(crate) fn new(to: ReplyTo, input: Payload) -> Box<Incoming> {
+        Box::new(Incoming { to, answered: false, input })
+    }
+
     fn is_wanted(&self) -> bool {
-        self.reply.as_ref().is_none_or(ReplyTo::is_wanted)
+        self.answered || self.to.is_wanted()
     }
 
     /// The sender of a message need not wait for more than its place in the queue, unless its bytes are still there.
     fn accept(&mut self, kind: Kind) -> Option<ReplyTo> {
         match (kind, &self.input) {
             (Kind::Call, _) | (_, Payload::There { .. }) => None,
-            (_, Payload::Here(_)) => self.reply.take(),
-        }
-    }
-}
-
-/// The input of a request.
-#[derive(Debug)]
-pub(crate) enum Payload {
-    Here(Vec<u8>),
-    /// In the memory of the client's node.
-    There {
-        address: Address,
-        len: u32,
-    },
-}
-
-impl Payload {
-    fn bytes_here(&self) -> usize {
-        match self {
-            Payload::Here(bytes) => bytes.len(),
-            Payload::There { .. } => 0,
+            (_, Payload::Here(_)) => {
+                self.answered = true;
+                Some(self.to.clone())
+            }
         }
     }
 }
@@ -105,7 +95,7 @@ pub(crate) struct Service {
 
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<Incoming>,
+    queue: VecDeque<Box<Incoming>>,
     bytes: usize,
     receivers: Receivers,
     /// Senders that wait for room, in order.
@@ -152,10 +142,17 @@ pub(crate) enum Admission {
     Refused(ReplyTo, Status),
 }
 
+impl Admission {
+    /// Whether nothing is left to be done.
+    fn is_all(&self) -> bool {
+        matches!(self, Admission::Queued { waker: None, accepted: None } | Admission::Parked)
+    }
+}
+
 /// What somebody who wants a request gets.
 pub(crate) struct Taken {
     /// `None` where what was there is not wanted any more, which has made room all the same.
-    pub(crate) incoming: Option<Incoming>,
+    pub(crate) incoming: Option<Box<Incoming>>,
     /// Senders that may send now, and under which number.
     pub(crate) granted: Vec<(ReplyTo, u32)>,
 }
@@ -173,29 +170,36 @@ impl Service {
     }
 
     /// Whether somebody may use it.
-    pub(crate) fn admits(&self, principal: &Principal) -> bool {
+    fn admits(&self, principal: &Principal) -> bool {
         match &self.options.callers {
             None => true,
             Some(names) => *principal == self.owner || names.iter().any(|name| **name == *principal.0),
         }
     }
 
-    /// Queues a request, or says why not.
-    pub(crate) fn push(&self, kind: Kind, mut incoming: Incoming) -> Admission {
+    /// Queues requests in a row, or says why not; what is returned are those for which something is left to be done.
+    pub(crate) fn push_all(&self, row: impl Iterator<Item = Asked>) -> Vec<Admission> {
         let mut state = lock(&self.state);
-        let target = incoming.reply.as_ref().map(ReplyTo::target);
-        let granted = matches!(kind, Kind::GrantedSend(grant) if state.use_grant(grant, target));
-        if !state.closed && (granted || self.has_room(&mut state, kind, &incoming)) {
-            let accepted = incoming.accept(kind);
-            return Admission::Queued { waker: self.enqueue(&mut state, incoming), accepted };
+        row.map(|asked| self.push(&mut state, asked)).filter(|admission| !admission.is_all()).collect()
+    }
+
+    fn push(&self, state: &mut State, Asked { kind, mut incoming, .. }: Asked) -> Admission {
+        if !self.admits(&incoming.to.caller.principal) {
+            return Admission::Refused(incoming.to, Status::Denied);
         }
-        let reply = incoming.reply.expect("a request that is not queued yet is not answered");
+        let target = incoming.to.target();
+        let granted = matches!(kind, Kind::GrantedSend(grant) if state.use_grant(grant, target));
+        if !state.closed && (granted || self.has_room(state, kind, &incoming)) {
+            let accepted = incoming.accept(kind);
+            return Admission::Queued { waker: self.enqueue(state, incoming), accepted };
+        }
+        let (bytes, reply) = (incoming.input.bytes_here(), incoming.to);
         match kind {
             _ if state.closed => Admission::Refused(reply, Status::Unknown),
             Kind::Call => Admission::Refused(reply, Status::Busy),
             Kind::TrySend => Admission::Refused(reply, Status::WouldBlock),
             Kind::Send | Kind::GrantedSend(_) => {
-                state.parked.push_back(Parked { reply, bytes: incoming.input.bytes_here() });
+                state.parked.push_back(Parked { reply, bytes });
                 Admission::Parked
             }
         }
@@ -221,7 +225,7 @@ impl Service {
         promised < self.options.requests_max.max(1) && has_bytes
     }
 
-    fn enqueue(&self, state: &mut State, incoming: Incoming) -> Option<Waker> {
+    fn enqueue(&self, state: &mut State, incoming: Box<Incoming>) -> Option<Waker> {
         state.bytes += incoming.input.bytes_here();
         state.queue.push_back(incoming);
         self.waiting.store(state.queue.len(), Relaxed);
@@ -269,7 +273,7 @@ impl Service {
     }
 
     /// Whoever took a request could not accept it: the next one gets it.  Handed back once the service has ended.
-    pub(crate) fn put_back(&self, incoming: Incoming) -> Result<Option<Waker>, Incoming> {
+    pub(crate) fn put_back(&self, incoming: Box<Incoming>) -> Result<Option<Waker>, Box<Incoming>> {
         let mut state = lock(&self.state);
         if state.closed {
             return Err(incoming);
@@ -311,7 +315,7 @@ impl Service {
     /// A sender does not need the room that is kept for it.
     pub(crate) fn decline(&self, from: Target, grant: u32) -> Vec<(ReplyTo, u32)> {
         let mut state = lock(&self.state);
-        state.use_grant(grant, Some(from));
+        state.use_grant(grant, from);
         self.grant_more(&mut state)
     }
 
@@ -362,7 +366,7 @@ impl Service {
         state.bytes = 0;
         state.grants.clear();
         state.granted_bytes = 0;
-        let waiting = state.queue.drain(..).filter_map(|incoming| incoming.reply);
+        let waiting = state.queue.drain(..).filter(|incoming| !incoming.answered).map(|incoming| incoming.to);
         let unanswered = waiting.chain(state.parked.drain(..).map(|parked| parked.reply)).collect();
         Ended { wakers: state.receivers.asleep.drain(..).map(|(_, waker)| waker).collect(), unanswered }
     }
@@ -373,7 +377,7 @@ impl Service {
 pub(crate) struct Closed;
 
 impl State {
-    fn pop_open(&mut self) -> Option<Incoming> {
+    fn pop_open(&mut self) -> Option<Box<Incoming>> {
         while let Some(incoming) = self.queue.pop_front() {
             self.bytes -= incoming.input.bytes_here();
             if incoming.is_wanted() {
@@ -384,13 +388,13 @@ impl State {
     }
 
     fn forget_cancelled(&mut self) {
-        self.queue.retain(Incoming::is_wanted);
+        self.queue.retain(|incoming| incoming.is_wanted());
         self.bytes = self.queue.iter().map(|incoming| incoming.input.bytes_here()).sum();
         self.parked.retain(|parked| parked.reply.is_wanted());
     }
 
-    fn use_grant(&mut self, grant: u32, target: Option<Target>) -> bool {
-        let is_theirs = self.grants.get(&grant).is_some_and(|kept| Some(kept.target) == target);
+    fn use_grant(&mut self, grant: u32, target: Target) -> bool {
+        let is_theirs = self.grants.get(&grant).is_some_and(|kept| kept.target == target);
         if is_theirs && let Some(kept) = self.grants.remove(&grant) {
             self.granted_bytes -= kept.bytes;
         }
@@ -457,47 +461,49 @@ impl Services {
 #[cfg(test)]
 mod tests {
     use halite_fabric::Key;
-    use halite_tier::rpc::SlotId;
+    use halite_tier::ids::NodeId;
+    use halite_tier::rpc::{Address, SlotId};
 
+    use super::super::input::Bytes;
     use super::super::link::Link;
     use super::*;
 
+    fn link() -> Arc<Link> {
+        Arc::new(Link::new(NodeId(1), Target::Own, None, None))
+    }
+
     /// A message of so many bytes, from a sender that waits for its answer.
-    fn message(link: &Arc<Link>, slot: u16, bytes: usize) -> Incoming {
-        let id = lock(&link.inbound).served.open(SlotId { index: slot, generation: 0 }).unwrap();
+    fn message(link: &Arc<Link>, slot: u16, bytes: usize) -> Box<Incoming> {
+        let mut inbound = lock(&link.inbound);
+        let id = inbound.served.open(SlotId { index: slot, generation: 0 }).unwrap();
+        let caller = inbound.caller(link, b"bob").unwrap();
         let at = Address { key: Key(0), offset: 0 };
-        let reply = ReplyTo { link: link.clone(), cancels: 0, id, at, room: 64, bytes_max: 0 };
-        let principal = Principal("bob".into());
-        Incoming { reply: Some(reply), node: NodeId(1), principal, input: Payload::Here(vec![1; bytes]) }
+        let to = ReplyTo { caller, cancels: 0, id, at, room: 64, bytes_max: 0 };
+        Incoming::new(to, Payload::Here(Bytes::zeroed(bytes)))
     }
 
     #[test]
     fn room_is_promised_for_as_many_bytes_as_there_is_room_for() {
         let options = ServeOptions { bytes_max: 100, ..ServeOptions::default() };
         let service = Service::new(ServiceId::Port(1), Principal("ada".into()), options);
-        let link = Arc::new(Link::new(NodeId(1), Target::Own, None, None));
-        let queued = service.push(Kind::Send, message(&link, 0, 60));
-        assert!(matches!(queued, Admission::Queued { .. }));
-        for slot in 1..4 {
-            assert!(matches!(service.push(Kind::Send, message(&link, slot, 60)), Admission::Parked));
-        }
+        let link = link();
+        let asked = |slot| Asked { kind: Kind::Send, number: 1, incoming: message(&link, slot, 60) };
+        let done = service.push_all((0..4).map(asked));
+        assert!(matches!(done[..], [Admission::Queued { accepted: Some(_), .. }]), "the others are parked");
         let taken = service.try_take().unwrap().expect("one waits");
         assert_eq!(taken.granted.len(), 1, "two would be too many bytes");
         let (_, grant) = taken.granted[0];
         assert_eq!(service.decline(Target::Own, grant).len(), 1, "the next gets it");
+        lock(&link.inbound).forget_caller();
     }
 
     #[test]
     fn nothing_is_put_back_into_a_service_that_has_ended() {
         let service = Service::new(ServiceId::Port(1), Principal("ada".into()), ServeOptions::default());
-        let message = || Incoming {
-            reply: None,
-            node: NodeId(1),
-            principal: Principal("bob".into()),
-            input: Payload::Here(vec![1]),
-        };
-        assert!(service.put_back(message()).is_ok());
+        let link = link();
+        assert!(service.put_back(message(&link, 0, 1)).is_ok());
         assert!(service.close().is_some());
-        assert!(service.put_back(message()).is_err(), "nobody would ever answer it");
+        assert!(service.put_back(message(&link, 1, 1)).is_err(), "nobody would ever answer it");
+        lock(&link.inbound).forget_caller();
     }
 }

@@ -1,0 +1,105 @@
+//! The input of a request, on its way to a handler.
+
+use halite_tier::rpc::Address;
+
+/// Inputs up to this length are kept in place: what fits into a cache line behind a header and a short name.
+const SHORT_BYTES_MAX: usize = 40;
+
+/// Where it is.
+#[derive(Debug)]
+pub(crate) enum Payload {
+    Here(Bytes),
+    /// In the memory of the client's node.
+    There {
+        address: Address,
+        len: u32,
+    },
+}
+
+/// An input that is here.
+#[derive(Debug)]
+pub(crate) enum Bytes {
+    /// So many of them.  They take no allocation of their own.
+    Short(u8, [u8; SHORT_BYTES_MAX]),
+    Long(Vec<u8>),
+}
+
+const ONCE_HERE: &str = "nobody gets a request before its input is here";
+
+impl Payload {
+    /// How many bytes of memory are taken for it here.
+    pub(super) fn bytes_here(&self) -> usize {
+        match self {
+            Payload::Here(bytes) => bytes.as_slice().len(),
+            Payload::There { .. } => 0,
+        }
+    }
+
+    /// The input, once it is here.
+    pub(super) fn as_slice(&self) -> &[u8] {
+        match self {
+            Payload::Here(bytes) => bytes.as_slice(),
+            Payload::There { .. } => unreachable!("{ONCE_HERE}"),
+        }
+    }
+
+    /// As [`Payload::as_slice`].
+    pub(super) fn into_vec(self) -> Vec<u8> {
+        match self {
+            Payload::Here(Bytes::Long(bytes)) => bytes,
+            Payload::Here(short) => short.as_slice().to_vec(),
+            Payload::There { .. } => unreachable!("{ONCE_HERE}"),
+        }
+    }
+}
+
+impl Bytes {
+    /// Zeros, to be overwritten.
+    #[inline]
+    pub(super) fn zeroed(len: usize) -> Bytes {
+        match u8::try_from(len) {
+            Ok(short) if len <= SHORT_BYTES_MAX => Bytes::Short(short, [0; SHORT_BYTES_MAX]),
+            _ => Bytes::Long(vec![0; len]),
+        }
+    }
+
+    #[inline]
+    pub(super) fn as_slice(&self) -> &[u8] {
+        match self {
+            Bytes::Short(len, bytes) => &bytes[..usize::from(*len)],
+            Bytes::Long(bytes) => bytes,
+        }
+    }
+
+    #[inline]
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        match self {
+            Bytes::Short(len, bytes) => &mut bytes[..usize::from(*len)],
+            Bytes::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl From<&[u8]> for Bytes {
+    #[inline]
+    fn from(source: &[u8]) -> Bytes {
+        let mut bytes = Bytes::zeroed(source.len());
+        bytes.as_mut_slice().copy_from_slice(source);
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_input_of_any_length_is_what_it_was_made_of() {
+        for len in [0, 1, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 255, 256, 1000] {
+            let source: Vec<u8> = (0..len).map(|at| at as u8).collect();
+            let input = Payload::Here(Bytes::from(source.as_slice()));
+            assert_eq!((input.bytes_here(), input.as_slice()), (len, source.as_slice()));
+            assert_eq!(input.into_vec(), source);
+        }
+    }
+}
