@@ -104,6 +104,19 @@ impl Actor {
         self.stage.world.note(Some(self.host), format_args!("session {} {what}", self.number));
     }
 
+    /// Tells the judge what this session has seen since `begin_ns`, unless it is as it must be.
+    pub(crate) fn expect(&self, is_so: bool, begin_ns: u64, otherwise: impl Display) {
+        self.stage.judge.expect(is_so, || {
+            let (number, node, now) = (self.number, self.node, self.now_ns());
+            format!("session {number} of node {node}, from {begin_ns} to {now} ns: {otherwise}")
+        });
+    }
+
+    /// As [`Actor::expect`], of an error that must have a reason.
+    pub(crate) fn expect_reason(&self, has_reason: bool, begin_ns: u64, error: &impl Display) {
+        self.expect(has_reason, begin_ns, format_args!("{error}, without a reason"));
+    }
+
     /// The time on the clock of its own host.
     pub(crate) fn clock_ns(&self) -> u64 {
         self.stage.world.clock(self.host).now_ns()

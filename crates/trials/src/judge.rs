@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
+use halite::RegionCause;
 use halite_sim::World;
 use serde::Serialize;
 
@@ -27,6 +28,20 @@ pub(crate) enum End {
     Ok,
     Failed,
     GivenUp,
+}
+
+/// Whether this is what sessions hear where something goes wrong.
+pub(crate) fn is_of_trouble(cause: &RegionCause) -> bool {
+    matches!(
+        cause,
+        RegionCause::PeerDown(_)
+            | RegionCause::NodeClosed
+            | RegionCause::DirectoryDown
+            | RegionCause::UnknownNode(_)
+            | RegionCause::NoMemoryNode
+            | RegionCause::NotFound
+            | RegionCause::Stale
+    )
 }
 
 /// See the module's documentation.

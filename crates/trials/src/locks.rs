@@ -11,6 +11,7 @@ use std::time::Duration;
 use halite::{Guard, LockCause, LockError, RegionCause};
 
 use crate::actor::{Actor, pick};
+use crate::judge::is_of_trouble;
 use crate::stage::Stage;
 pub(crate) use data::names as data_names;
 use data::{Data, Opened};
@@ -196,14 +197,7 @@ fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
 fn is_explained_by(actor: &Actor, cause: &RegionCause) -> bool {
     match cause {
         RegionCause::NoSpace { .. } => true,
-        RegionCause::PeerDown(_)
-        | RegionCause::NodeClosed
-        | RegionCause::DirectoryDown
-        | RegionCause::UnknownNode(_)
-        | RegionCause::NoMemoryNode
-        | RegionCause::NotFound
-        | RegionCause::Stale => !actor.stage.is_undisturbed(),
-        _ => false,
+        cause => is_of_trouble(cause) && !actor.stage.is_undisturbed(),
     }
 }
 

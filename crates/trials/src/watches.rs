@@ -10,6 +10,7 @@ use halite::{
 };
 
 use crate::actor::{Actor, pick};
+use crate::judge::is_of_trouble;
 use crate::stage::{PRINCIPALS, Stage};
 use ledger::{Number, Writer};
 use lives::{Life, SLOTS, Write};
@@ -92,7 +93,7 @@ async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Resu
             let life = lives::by_len(session.len(lh).ok()?);
             let is_known = |life: &usize| *life < actor.stage.watches.borrow().lives.len();
             let Some(life) = life.filter(is_known) else {
-                expect(actor, begin_ns, false, "it has a length that it never had");
+                actor.expect(false, begin_ns, "it has a length that it never had");
                 return None;
             };
             actor.note_life(life);
@@ -103,7 +104,7 @@ async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Resu
             let is_absent = matches!(error.cause, RegionCause::NotFound | RegionCause::Stale);
             // Nobody knows which life it would have been.
             let is_explained = is_denied || is_absent || is_trouble(&actor.stage, &error.cause);
-            expect(actor, begin_ns, is_explained, &error.to_string());
+            actor.expect_reason(is_explained, begin_ns, &error);
             Some(Err(error.cause))
         }
     }
@@ -133,7 +134,7 @@ async fn make(actor: &mut Actor, name: usize) {
             if let Some(Err(error)) = ended {
                 let is_taken = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. });
                 let is_explained = is_taken || is_trouble(&actor.stage, &error.cause);
-                expect(actor, begin_ns, is_explained, &error.to_string());
+                actor.expect_reason(is_explained, begin_ns, &error);
             }
         }
     }
@@ -215,7 +216,7 @@ fn ordered(
     let is_full = matches!(error.cause, RegionCause::NoSpace { .. });
     let is_explained =
         is_full || is_refusal(actor, holding.life, Permissions::empty(), begin_ns, &error.cause);
-    expect(actor, begin_ns, is_explained, &error.to_string());
+    actor.expect_reason(is_explained, begin_ns, &error);
     if !is_full {
         actor.watches.held[name] = None;
     }
@@ -243,8 +244,10 @@ async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
         }
         None => Ok(()),
     };
-    let what = |why| format!("notification {} of life {}: {why}", write.number, holding.life);
-    verdict.unwrap_or_else(|why: String| expect(actor, begin_ns, false, &what(why)));
+    if let Err(why) = verdict {
+        let (number, life) = (write.number, holding.life);
+        actor.expect(false, begin_ns, format_args!("notification {number} of life {life}: {why}"));
+    }
 }
 
 fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Result<(), String> {
@@ -360,22 +363,5 @@ fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, ca
 
 /// Whether what goes wrong in this trial explains a refusal, whatever was asked for.
 fn is_trouble(stage: &Stage, cause: &RegionCause) -> bool {
-    let is_of_trouble = matches!(
-        cause,
-        RegionCause::PeerDown(_)
-            | RegionCause::NodeClosed
-            | RegionCause::DirectoryDown
-            | RegionCause::UnknownNode(_)
-            | RegionCause::NoMemoryNode
-            | RegionCause::NotFound
-            | RegionCause::Stale
-    );
-    is_of_trouble && !stage.is_undisturbed()
-}
-
-fn expect(actor: &Actor, begin_ns: u64, is_so: bool, otherwise: &str) {
-    actor.stage.judge.expect(is_so, || {
-        let (number, node, now) = (actor.number, actor.node, actor.now_ns());
-        format!("watches, session {number} of node {node}, from {begin_ns} to {now} ns: {otherwise}")
-    });
+    is_of_trouble(cause) && !stage.is_undisturbed()
 }

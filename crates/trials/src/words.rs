@@ -6,6 +6,7 @@ mod register;
 use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause, RegionError};
 
 use crate::actor::{Actor, pick};
+use crate::judge::is_of_trouble;
 use crate::stage::Stage;
 use chain::{Chain, Change, Span};
 
@@ -106,7 +107,7 @@ fn text(name: usize) -> String {
 }
 
 async fn open(actor: &mut Actor, name: usize) {
-    let (text, session) = (text(name), actor.session.clone());
+    let (text, session, begin_ns) = (text(name), actor.session.clone(), actor.now_ns());
     let rights = if actor.random.chance(1, 8) { Permissions::READ } else { EVERYONE };
     match actor.attempt("map words", session.map(&text, rights)).await {
         Some(Ok(lh)) => {
@@ -119,7 +120,7 @@ async fn open(actor: &mut Actor, name: usize) {
             actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });
         }
         Some(Err(error)) if error.cause == RegionCause::NotFound => make(actor, name, &text).await,
-        Some(Err(error)) => expect(actor, is_region_trouble(actor, &error), &error.to_string()),
+        Some(Err(error)) => actor.expect_reason(is_region_trouble(actor, &error), begin_ns, &error),
         None => {}
     }
 }
@@ -132,7 +133,7 @@ async fn make(actor: &mut Actor, name: usize, text: &str) {
     };
     let len = (life + WORDS) as u64 * WORD;
     let home = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
-    let session = actor.session.clone();
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let made = session.alloc(Some(text), len, Placement::On(home), EVERYONE);
     match actor.attempt("make words", made).await {
         Some(Ok(lh)) => {
@@ -143,22 +144,16 @@ async fn make(actor: &mut Actor, name: usize, text: &str) {
         ended => {
             actor.stage.words.borrow_mut().lives[life].ends = true;
             if let Some(Err(error)) = ended {
-                expect(actor, is_region_trouble(actor, &error), &error.to_string());
+                actor.expect_reason(is_region_trouble(actor, &error), begin_ns, &error);
             }
         }
     }
 }
 
 fn is_region_trouble(actor: &Actor, error: &RegionError) -> bool {
-    match error.cause {
+    match &error.cause {
         RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Stale => true,
-        RegionCause::PeerDown(_)
-        | RegionCause::NodeClosed
-        | RegionCause::DirectoryDown
-        | RegionCause::UnknownNode(_)
-        | RegionCause::NoMemoryNode
-        | RegionCause::NotFound => !actor.stage.is_undisturbed(),
-        _ => false,
+        cause => is_of_trouble(cause) && !actor.stage.is_undisturbed(),
     }
 }
 
@@ -177,8 +172,8 @@ async fn change(actor: &mut Actor, name: usize, holding: Holding, word: usize, c
         Some(Ok(old)) => {
             let verdict = with_chain(actor, holding, word, |chain| chain.changed(number, now_ns, old));
             let is_allowed = holding.rights.contains(Permissions::ATOMIC);
-            expect(actor, is_allowed, "it was changed without permission");
-            verdict.unwrap_or_else(|why| expect(actor, false, &why));
+            actor.expect(is_allowed, begin_ns, "a word was changed without permission");
+            verdict.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
             note_last(actor, name, word, old);
         }
         Some(Err(error)) => {
@@ -186,7 +181,7 @@ async fn change(actor: &mut Actor, name: usize, holding: Holding, word: usize, c
             if !(is_down || error.partly) {
                 with_chain(actor, holding, word, |chain| chain.forget(number));
             }
-            refused(actor, name, holding, Permissions::ATOMIC, &error);
+            refused(actor, name, holding, Permissions::ATOMIC, begin_ns, &error);
         }
         None => {}
     }
@@ -207,7 +202,7 @@ async fn read(actor: &mut Actor, name: usize, holding: Holding, word: usize) {
             actor.stage.words.borrow_mut().lives[holding.life].chains[word].saw(span, value);
             note_last(actor, name, word, value);
         }
-        Some(Err(error)) => refused(actor, name, holding, Permissions::READ, &error),
+        Some(Err(error)) => refused(actor, name, holding, Permissions::READ, begin_ns, &error),
         None => {}
     }
 }
@@ -218,7 +213,14 @@ fn note_last(actor: &mut Actor, name: usize, word: usize, value: u64) {
     }
 }
 
-fn refused(actor: &mut Actor, name: usize, holding: Holding, needed: Permissions, error: &AccessError) {
+fn refused(
+    actor: &mut Actor,
+    name: usize,
+    holding: Holding,
+    needed: Permissions,
+    begin_ns: u64,
+    error: &AccessError,
+) {
     let ends = actor.stage.words.borrow().lives[holding.life].ends;
     let is_explained = match error.cause {
         AccessCause::Stale => ends || !actor.stage.is_undisturbed(),
@@ -226,7 +228,7 @@ fn refused(actor: &mut Actor, name: usize, holding: Holding, needed: Permissions
         AccessCause::PermissionDenied { .. } => !holding.rights.contains(needed),
         _ => false,
     };
-    expect(actor, is_explained, &format!("{error}, without a reason"));
+    actor.expect_reason(is_explained, begin_ns, error);
     if !matches!(error.cause, AccessCause::PermissionDenied { .. }) && !ends {
         actor.words.held[name] = None;
     }
@@ -240,21 +242,20 @@ async fn misuse(actor: &mut Actor, name: usize, holding: Holding) {
         1 => len,
         _ => u64::MAX - 7,
     };
-    let session = actor.session.clone();
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let result = actor.attempt("misuse a word", session.fetch_add(holding.lh, offset, 1)).await;
     match result {
-        Some(Ok(_)) => expect(actor, false, &format!("a word at offset {offset} of {len} bytes was changed")),
+        Some(Ok(_)) => {
+            actor.expect(
+                false,
+                begin_ns,
+                format_args!("a word at offset {offset} of {len} bytes was changed"),
+            );
+        }
         Some(Err(error)) => match error.cause {
             AccessCause::Unaligned { .. } | AccessCause::OutOfRange { .. } | AccessCause::Overflow => {}
-            _ => refused(actor, name, holding, Permissions::ATOMIC, &error),
+            _ => refused(actor, name, holding, Permissions::ATOMIC, begin_ns, &error),
         },
         None => {}
     }
-}
-
-fn expect(actor: &Actor, is_so: bool, otherwise: &str) {
-    actor.stage.judge.expect(is_so, || {
-        let (number, node, now) = (actor.number, actor.node, actor.now_ns());
-        format!("words, session {number} of node {node}, at {now} ns: {otherwise}")
-    });
 }

@@ -6,6 +6,7 @@ use super::lives::LifeId;
 use super::words::NEVER;
 use super::{Holding, NAMES};
 use crate::actor::Actor;
+use crate::judge::is_of_trouble;
 use crate::stage::PRINCIPALS;
 
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
@@ -78,7 +79,7 @@ pub(super) async fn alloc(actor: &mut Actor) {
                 RegionCause::NoSpace { .. } => true,
                 _ => is_trouble(actor, &error),
             };
-            expect(actor, is_explained || (taken && was_taken()), &error, begin_ns);
+            actor.expect_reason(is_explained || (taken && was_taken()), begin_ns, &error);
         }
         // What nobody waits for any more is freed again.
         None => actor.stage.regions.borrow_mut().life_mut(id).end_begun_ns = begin_ns,
@@ -143,7 +144,7 @@ pub(super) async fn map(actor: &mut Actor) {
                 }
                 _ => is_trouble(actor, &error),
             };
-            expect(actor, is_explained, &error, begin_ns);
+            actor.expect_reason(is_explained, begin_ns, &error);
         }
         None => {}
     }
@@ -194,7 +195,7 @@ pub(super) async fn unmap(actor: &mut Actor, holding: Holding) {
     actor.regions.held.retain(|each| each.lh != holding.lh);
     if let Some(Err(error)) = result {
         let is_explained = error.cause == RegionCause::Stale || is_trouble(actor, &error);
-        expect(actor, is_explained, &error, begin_ns);
+        actor.expect_reason(is_explained, begin_ns, &error);
     }
 }
 
@@ -301,7 +302,7 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
 fn check_order(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
     let is_ending = actor.stage.regions.borrow().life(holding.life).end_begun_ns != NEVER;
     let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
-    expect(actor, (is_gone && is_ending) || is_trouble(actor, error), error, begin_ns);
+    actor.expect_reason((is_gone && is_ending) || is_trouble(actor, error), begin_ns, error);
 }
 
 /// Whether an order that was answered by this error may have been carried out.
@@ -311,22 +312,5 @@ fn may_have_happened(error: &RegionError) -> bool {
 
 /// Whether what goes wrong in this trial explains the error.
 fn is_trouble(actor: &Actor, error: &RegionError) -> bool {
-    let is_of_trouble = matches!(
-        error.cause,
-        RegionCause::PeerDown(_)
-            | RegionCause::NodeClosed
-            | RegionCause::DirectoryDown
-            | RegionCause::UnknownNode(_)
-            | RegionCause::NoMemoryNode
-            | RegionCause::NotFound
-            | RegionCause::Stale
-    );
-    is_of_trouble && !actor.stage.judge.is_calm()
-}
-
-fn expect(actor: &Actor, is_explained: bool, error: &RegionError, begin_ns: u64) {
-    actor.stage.judge.expect(is_explained, || {
-        let (number, node, now) = (actor.number, actor.node, actor.now_ns());
-        format!("session {number} of node {node}, from {begin_ns} to {now} ns: {error}, without a reason")
-    });
+    is_of_trouble(&error.cause) && !actor.stage.judge.is_calm()
 }

@@ -11,7 +11,7 @@ use halite::{Driven, Lh, Notification, Permissions, RegionCause, RegionError, Wa
 
 use super::ledger::{self, WatchId};
 use super::lives::{Life, SLOT_WORDS, SLOTS, WORD};
-use super::{EVERYONE, NAMES, expect, is_access_refusal, is_refusal, map, with_life};
+use super::{EVERYONE, NAMES, is_access_refusal, is_refusal, map, with_life};
 use crate::actor::{Actor, pick, principal_of};
 use crate::giving_up::before;
 use crate::stage::{PRINCIPALS, Stage};
@@ -66,14 +66,14 @@ async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> b
     let cause = match result {
         Some(Ok(watch)) => {
             let is_permitted = rights.contains(Permissions::READ);
-            expect(actor, begin_ns, is_permitted, "it watches what it may not read");
+            actor.expect(is_permitted, begin_ns, "it watches what it may not read");
             Listener::new(actor, watch, lh, life, begin_ns).listen().await
         }
         Some(Err(error)) => {
             let lacks = !rights.contains(Permissions::READ)
                 && matches!(error.cause, RegionCause::PermissionDenied { .. });
             let is_explained = lacks || is_refusal(actor, life, Permissions::READ, begin_ns, &error.cause);
-            expect(actor, begin_ns, is_explained, &error.to_string());
+            actor.expect_reason(is_explained, begin_ns, &error);
             Some(error.cause)
         }
         None => None,
@@ -233,7 +233,7 @@ impl Listener<'_> {
         if let Some(Err(error)) = result {
             let (actor, life) = (&*self.actor, self.listed.life);
             let is_explained = is_access_refusal(actor, life, Permissions::READ, begin_ns, &error.cause);
-            expect(actor, begin_ns, is_explained, &error.to_string());
+            actor.expect_reason(is_explained, begin_ns, &error);
         }
     }
 
@@ -280,7 +280,7 @@ impl Listener<'_> {
         let life = self.listed.life;
         let is_explained = (self.is_unmapped && is_stale)
             || is_refusal(self.actor, life, Permissions::READ, begin_ns, &error.cause);
-        expect(self.actor, begin_ns, is_explained, &error.to_string());
+        self.actor.expect_reason(is_explained, begin_ns, &error);
         // A node that leaves takes with it what was not received.
         if error.cause != RegionCause::NodeClosed {
             self.check_nothing_is_left(begin_ns);
@@ -294,6 +294,6 @@ impl Listener<'_> {
 
     fn accuse(&self, begin_ns: u64, why: &str) {
         let Listed { life, id, .. } = &self.listed;
-        expect(self.actor, begin_ns, false, &format!("watch {id} of life {life}: {why}"));
+        self.actor.expect(false, begin_ns, format_args!("watch {id} of life {life}: {why}"));
     }
 }
