@@ -25,6 +25,7 @@ mod golden;
 mod judge;
 mod locks;
 mod messages;
+mod order;
 mod panics;
 mod plan;
 mod plans;

@@ -4,6 +4,7 @@
 mod data;
 mod ledger;
 mod stamps;
+mod turns;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -30,6 +31,15 @@ const PATIENCE_US_MAX: u64 = 60;
 pub(crate) struct Locks {
     ledgers: [Ledger; NAMES],
     data: Data,
+}
+
+/// Looks at all that was done to locks, when nobody does anything any more.
+pub(crate) fn judge(stage: &Stage) {
+    for (name, ledger) in stage.locks.borrow().ledgers.iter().enumerate() {
+        stage.judge.expect(ledger.has_order(), || {
+            format!("there is no order for what was done to lock {name}: {ledger:?}")
+        });
+    }
 }
 
 /// The locks that a session holds.

@@ -11,7 +11,7 @@ use crate::panics;
 use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::stage::Stage;
-use crate::{messages, words};
+use crate::{locks, messages, words};
 
 /// How much of what happens is kept for people to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,6 +105,7 @@ async fn story(stage: Rc<Stage>) {
     wind_down(&stage).await;
     world.sleep(None, SETTLING).await;
     words::judge(&stage);
+    locks::judge(&stage);
     messages::judge(&stage);
 }
 

@@ -7,8 +7,9 @@ use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, Regio
 
 use crate::actor::{Actor, pick};
 use crate::judge::is_of_trouble;
+use crate::order::Span;
 use crate::stage::Stage;
-use chain::{Chain, Change, Span};
+use chain::{Chain, Change};
 
 /// How many names there are.
 const NAMES: usize = 2;

@@ -1,5 +1,8 @@
 //! What is known of one lock from outside: who tries to take it, who holds it, and what may follow.
 
+use super::turns::Turns;
+use crate::order::Span;
+
 /// When something that has begun has not ended.
 const NEVER: u64 = u64::MAX;
 /// Whoever has waited for so long, with nothing going wrong, stands in the queue.  It takes a dozen messages at most.
@@ -62,6 +65,9 @@ pub(crate) struct Ledger {
     doubt_until_ns: u64,
     /// Sessions that have ended while they may have held it, less those for which somebody was told.
     orphans: u64,
+    turns: Turns,
+    /// Of the last turn, if nobody has seen its end: since when it may be over, and its token.
+    open: Option<(u64, u64)>,
 }
 
 impl Ledger {
@@ -92,12 +98,32 @@ impl Ledger {
             .and_then(|()| self.check_recovered(recovered, is_calm))
             .and_then(|()| self.check_order(&tried, scene))
             .and_then(|()| self.check_delay(&tried, is_calm, scene.now_ns));
+        self.note_turn(&tried, token, scene);
         self.orphans -= u64::from(recovered && self.orphans > 0);
         self.holds.clear();
         self.token_max = self.token_max.max(token);
         let begin_ns = tried.begin_ns;
         self.holds.push(Hold { who, token, begin_ns, end_begun_ns: NEVER, orphaned: false });
         verdict
+    }
+
+    /// Notes that a turn begins, and that the one before is over, if it may be.
+    fn note_turn(&mut self, tried: &Try, token: u64, scene: Scene<'_>) {
+        let span = Span { begin_ns: tried.begin_ns, end_ns: scene.now_ns };
+        let held = self.holds.iter().find(|hold| hold.end_begun_ns == NEVER);
+        let is_kept = held.is_some_and(|hold| {
+            !hold.orphaned && (scene.is_up)(hold.who) && (scene.is_calm_since)(hold.begin_ns)
+        });
+        if let Some((begin_ns, before)) = self.open.take().filter(|_| !is_kept) {
+            self.turns.gave_up(Span { begin_ns, end_ns: scene.now_ns }, before);
+        }
+        self.turns.took(span, token);
+        self.open = Some((tried.begin_ns, token));
+    }
+
+    /// Whether there is an order in which nobody took what another had.
+    pub(super) fn has_order(&self) -> bool {
+        self.turns.have_order()
     }
 
     /// Nobody else holds it, unless there is a reason why that one counts no more.
@@ -186,11 +212,21 @@ impl Ledger {
     pub(super) fn begin_release(&mut self, who: Who, now_ns: u64) {
         if let Some(hold) = self.hold(who) {
             hold.end_begun_ns = now_ns;
+            let token = hold.token;
+            self.open = Some((now_ns, token));
         }
     }
 
     /// It has been given up.
     pub(super) fn end_release(&mut self, who: Who, now_ns: u64) {
+        let ended = self.hold(who).map(|hold| hold.token);
+        if let Some((begin_ns, token)) = self.open.take_if(|(_, token)| Some(*token) == ended) {
+            self.turns.gave_up(Span { begin_ns, end_ns: now_ns }, token);
+        }
+        self.forget_hold(who, now_ns);
+    }
+
+    fn forget_hold(&mut self, who: Who, now_ns: u64) {
         self.holds.retain(|hold| hold.who != who);
         self.held_until_ns = self.held_until_ns.max(now_ns);
     }
@@ -198,7 +234,7 @@ impl Ledger {
     /// Its holder was told that it holds it no more, or cannot know.
     pub(super) fn lost(&mut self, who: Who, scene: Scene<'_>) -> Result<(), String> {
         let held = self.hold(who).copied();
-        self.end_release(who, scene.now_ns);
+        self.forget_hold(who, scene.now_ns);
         match held {
             Some(hold) if (scene.is_calm_since)(hold.begin_ns) => {
                 Err(format!("{who:?} has held it since {} ns, and nobody after it", hold.begin_ns))
@@ -209,7 +245,8 @@ impl Ledger {
 
     /// It is being given up, and nobody waits until it is.
     pub(super) fn dropped(&mut self, who: Who, now_ns: u64) {
-        self.end_release(who, now_ns);
+        self.begin_release(who, now_ns);
+        self.forget_hold(who, now_ns);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 

@@ -3,21 +3,16 @@
 //! Each change leaves a value that the word never had before, so that the value that it found says which was before it:
 //! all changes form one chain, and the only question left is whether the times allow it.  A general checker, which tries
 //! orders, would be lost among operations of which nobody knows whether they were done; here they fill gaps.  Once it
-//! is known which of them were done, the general checker has the last word, see [`super::register`].
+//! is known which of them were done, the general checker has the last word, see [`crate::order`].
 
 use std::collections::BTreeMap;
+
+use crate::order::Span;
 
 /// When something that was begun has not ended, for all that is known.
 const NEVER: u64 = u64::MAX;
 /// So many changes of which nobody knows are tried in a row.
 const GAP_MAX: usize = 4;
-
-/// When something was done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Span {
-    pub(super) begin_ns: u64,
-    pub(super) end_ns: u64,
-}
 
 /// A change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

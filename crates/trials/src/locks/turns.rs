@@ -1,0 +1,101 @@
+//! Who had a lock after whom: what was done to it, in the words of the checker.
+
+use todc_utils::specifications::Specification;
+
+use crate::order::{self, Span};
+
+/// What was done to a lock; each turn has a token of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Operation {
+    /// The lock is what it is in the beginning.
+    Begin(Option<u64>),
+    Take(u64),
+    GiveUp(u64),
+}
+
+/// A lock that one after the other has.
+struct Lock;
+
+impl Specification for Lock {
+    type State = Option<u64>;
+    type Operation = Operation;
+
+    fn init() -> Option<u64> {
+        None
+    }
+
+    fn apply(operation: &Operation, holder: &Option<u64>) -> (bool, Option<u64>) {
+        match *operation {
+            Operation::Begin(first) => (true, first),
+            Operation::Take(token) => (holder.is_none(), Some(token)),
+            Operation::GiveUp(token) => (*holder == Some(token), None),
+        }
+    }
+}
+
+/// The turns of one lock.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    done: Vec<(Span, Operation)>,
+}
+
+impl Turns {
+    pub(super) fn took(&mut self, span: Span, token: u64) {
+        self.done.push((span, Operation::Take(token)));
+    }
+
+    /// It was given up, or was lost, at some time in between.
+    pub(super) fn gave_up(&mut self, span: Span, token: u64) {
+        self.done.push((span, Operation::GiveUp(token)));
+    }
+
+    /// Whether there is an order in which nobody takes what another has.
+    pub(super) fn have_order(&self) -> bool {
+        let mut holder = None;
+        order::pieces(&self.done).into_iter().all(|piece| {
+            let first = Operation::Begin(holder);
+            holder = left_by(&piece, holder);
+            order::has_order::<Lock>(first, &piece)
+        })
+    }
+}
+
+/// Who has it behind a piece: whose turn began and did not end there, or nobody if the one before has given it up.
+fn left_by(piece: &[(Span, Operation)], before: Option<u64>) -> Option<u64> {
+    let is_over = |token: u64| piece.iter().any(|(_, operation)| *operation == Operation::GiveUp(token));
+    let begun = piece.iter().filter_map(|(_, operation)| match *operation {
+        Operation::Take(token) => Some(token),
+        _ => None,
+    });
+    before.into_iter().chain(begun).filter(|token| !is_over(*token)).last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(begin_ns: u64, end_ns: u64) -> Span {
+        Span { begin_ns, end_ns }
+    }
+
+    /// The second takes it while the first gives it up.
+    fn handed_over(second: Span) -> Turns {
+        let mut turns = Turns::default();
+        turns.took(span(10, 20), 7);
+        turns.gave_up(span(50, 70), 7);
+        turns.took(second, 8);
+        turns
+    }
+
+    #[test]
+    fn nobody_takes_what_another_has() {
+        assert!(handed_over(span(30, 60)).have_order());
+        assert!(handed_over(span(80, 90)).have_order());
+        assert!(!handed_over(span(30, 45)).have_order());
+        let mut turns = handed_over(span(80, 90));
+        turns.took(span(100, 110), 9);
+        assert!(!turns.have_order(), "nobody gave it up");
+        turns.gave_up(span(95, 105), 8);
+        assert!(turns.have_order());
+    }
+}

@@ -1,0 +1,76 @@
+//! What a checker that is not ours says to what was done to one object: [`todc_utils::linearizability`], by Wing and
+//! Gong, with Lowe's memory.
+//!
+//! Its time grows with the square of a history's length, so that histories are cut wherever nothing was under way, and
+//! pieces that are long even so are left to what the judge knows otherwise.
+
+use todc_utils::linearizability::WGLChecker;
+use todc_utils::linearizability::history::Action::{Call, Response};
+use todc_utils::linearizability::history::{Action, History};
+use todc_utils::specifications::Specification;
+
+/// The checker is not asked about longer pieces.
+const PIECE_MAX: usize = 48;
+
+/// When something was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    pub(crate) begin_ns: u64,
+    pub(crate) end_ns: u64,
+}
+
+/// What was done, cut wherever nothing was under way; the order within each piece is kept.
+pub(crate) fn pieces<T: Copy>(done: &[(Span, T)]) -> Vec<Vec<(Span, T)>> {
+    let mut by_time: Vec<usize> = (0..done.len()).collect();
+    by_time.sort_by_key(|index| done[*index].0.begin_ns);
+    let mut pieces: Vec<Vec<usize>> = Vec::new();
+    let mut busy_until_ns = 0;
+    for index in by_time {
+        let (span, _) = done[index];
+        match pieces.last_mut().filter(|_| span.begin_ns <= busy_until_ns) {
+            Some(piece) => piece.push(index),
+            None => pieces.push(vec![index]),
+        }
+        busy_until_ns = busy_until_ns.max(span.end_ns);
+    }
+    let in_order = |mut piece: Vec<usize>| {
+        piece.sort_unstable();
+        piece.into_iter().map(|index| done[index]).collect()
+    };
+    pieces.into_iter().map(in_order).collect()
+}
+
+/// Whether there is an order for a piece, behind an operation that makes the object what it was `first`.
+pub(crate) fn has_order<S>(first: S::Operation, piece: &[(Span, S::Operation)]) -> bool
+where
+    S: Specification<Operation: Copy>,
+{
+    piece.len() > PIECE_MAX || WGLChecker::<S>::is_linearizable(history(first, piece))
+}
+
+/// As the checker wants it; everything is a process of its own.
+fn history<T: Copy>(first: T, piece: &[(Span, T)]) -> History<T> {
+    let mut entries: Vec<(u64, usize, Action<T>)> = Vec::new();
+    for (index, (span, operation)) in piece.iter().enumerate() {
+        entries.push((span.begin_ns, index + 1, Call(*operation)));
+        entries.push((span.end_ns, index + 1, Response(*operation)));
+    }
+    // What ends at an instant and what begins at it may have met.
+    entries.sort_by_key(|(time_ns, _, action)| (*time_ns, matches!(action, Response(_))));
+    let entries = entries.into_iter().map(|(_, process, action)| (process, action));
+    History::from_actions([(0, Call(first)), (0, Response(first))].into_iter().chain(entries).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_cut_where_nothing_is_under_way() {
+        let span = |begin_ns, end_ns| Span { begin_ns, end_ns };
+        let done = [(span(30, 40), 'c'), (span(10, 20), 'a'), (span(40, 45), 'd'), (span(15, 29), 'b')];
+        let names: Vec<String> =
+            pieces(&done).iter().map(|piece| piece.iter().map(|(_, name)| *name).collect()).collect();
+        assert_eq!(names, ["ab", "cd"]);
+    }
+}
