@@ -317,6 +317,7 @@ impl Engine {
             Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
             Notice::Swept { homes } => self.mapper.sever(from, homes),
             Notice::Names { names, done } => self.handle_names(from, names, done),
+            Notice::NameLost { name, region } => self.lose_name(from, &name, region),
             Notice::CancelLock { region, session, request } => {
                 self.handle_cancelled(from, region, session, request)
             }

@@ -361,6 +361,8 @@ pub enum Notice {
     Swept { homes: Vec<NodeLife> },
     /// To a restarted directory: names of regions whose home I am, and as of which change; `done` with the last.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
+    /// By the directory, to a home: another region has this name already, so yours has none any more.
+    NameLost { name: String, region: RegionId },
     /// To the home of a lock: whoever made that request of mine does not want it any more.
     CancelLock { region: RegionId, session: SessionId, request: RequestId },
     /// To the home of a barrier: whoever made that request of mine does not wait any more.

@@ -169,3 +169,27 @@ fn a_region_that_may_have_been_handed_over_stays_with_nobody_else() {
         "the former home does not free what is another's"
     );
 }
+
+/// The former home gave the name back before the directory had heard of the next one, and somebody else took it: that home
+/// kept a region for ever that nobody could name.
+#[test]
+fn a_region_whose_name_was_given_to_another_meanwhile_does_not_stay_for_ever() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    let seen = c.map(3, "salt");
+    c.slow_to_copy = true;
+    begin_to_move(&mut c, 1, home, 2);
+    c.held = vec![(3, 1)];
+    c.finish_copies();
+    c.run();
+    c.held = vec![(2, 1), (2, 0)];
+    c.run();
+    lose_sight(&mut c, 1, 2);
+    assert_eq!(c.command(3, Command::Unmap(seen)), Ok(Outcome::Done));
+    let other = c.alloc(3, "salt", CHUNK_BYTES, Placement::Local);
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.memory(2), (0, 0), "nobody maps it, and nobody can name it");
+    assert_eq!(c.command(3, Command::Order(other, Order::Free)), Ok(Outcome::Done));
+    c.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
+}

@@ -35,6 +35,12 @@ pub(super) struct Making {
 }
 
 impl Making {
+    /// The directory has given it to another region.
+    pub(super) fn lose_name(&mut self) {
+        self.claimed = false;
+        self.failure.get_or_insert(Refusal::NameTaken);
+    }
+
     /// The name of the region to be, if the directory has given it.
     pub(super) fn claimed_name(&self) -> Option<String> {
         self.name.clone().filter(|_| self.claimed)

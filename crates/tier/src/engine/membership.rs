@@ -72,11 +72,27 @@ impl Engine {
 
     pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId, Epoch)>, done: bool) {
         for (name, region, epoch) in names.into_iter().filter(|(name, ..)| names::is_name(name)) {
-            self.directory.claim(&name, region, from, epoch);
+            if !self.directory.claim(&name, region, from, epoch) {
+                self.notify(from.node, Notice::NameLost { name, region });
+            }
         }
         if done {
             self.directory.stop_awaiting(from);
             self.unpark();
+        }
+    }
+
+    /// Two homes that lost sight of each other, or of the directory, have given one name to two regions.
+    pub(super) fn lose_name(&mut self, from: NodeLife, name: &str, region: RegionId) {
+        if from.node != NodeId::FIRST {
+            return;
+        }
+        if let Some(making) = self.making.get_mut(&region) {
+            making.lose_name();
+        }
+        if let Some(found) = self.homes.get_mut(&region) {
+            found.name.take_if(|ours| **ours == *name);
+            self.free_if_unreachable(region);
         }
     }
 
