@@ -15,8 +15,12 @@ pub(crate) async fn reign(stage: Rc<Stage>) {
         return;
     }
     let mut random = stage.world.random("faults");
+    let end_ns = stage.world.now_ns() + stage.plan.duration_us * 1000;
     loop {
         let gap = Duration::from_nanos(random.below(2000 * faults.gap_us) + 1);
+        if stage.world.now_ns() + gap.as_nanos() as u64 > end_ns {
+            return;
+        }
         stage.world.sleep(None, gap).await;
         if !stage.goes_on() {
             return;

@@ -27,7 +27,7 @@ pub struct Plan {
     /// How long a silent node is taken to be alive, in microseconds.
     #[serde(default = "defaults::lease_us")]
     pub lease_us: u64,
-    /// Bytes of the ring through which a node sends another its requests and messages: a power of two from 4096 on.
+    /// Bytes of the ring through which a node sends another its requests and messages: a power of two from 4096 to 2^30.
     #[serde(default = "defaults::ring_bytes")]
     pub ring_bytes: u64,
     /// The hardware: the name of a profile of the simulator.
@@ -88,6 +88,11 @@ pub struct Faults {
     /// A node's clock runs fast or slow.
     pub drift: u32,
 }
+
+/// A minute: nothing in a trial takes longer.
+const US_MAX: u64 = 60_000_000;
+/// So small that any sum of them is a number.
+const WEIGHT_MAX: u32 = 1_000_000;
 
 mod defaults {
     pub(super) fn sessions() -> u32 {
@@ -174,12 +179,20 @@ impl Plan {
         match () {
             () if !(1..=1000).contains(&self.nodes) => bad("nodes must be from 1 to 1000"),
             () if !(1..=1000).contains(&self.sessions) => bad("sessions must be from 1 to 1000"),
-            () if self.duration_us == 0 => bad("duration_us must not be 0"),
-            () if self.lease_us < 100 => bad("lease_us must be 100 at least"),
+            () if !(1..=US_MAX).contains(&self.duration_us) => bad("duration_us must be from 1 to 60000000"),
+            () if !(100..=US_MAX).contains(&self.lease_us) => bad("lease_us must be from 100 to 60000000"),
             () if !self.ring_bytes.is_power_of_two() || !(4096..=1 << 30).contains(&self.ring_bytes) => {
-                bad("ring_bytes must be a power of two from 4096 on")
+                bad("ring_bytes must be a power of two from 4096 to 1073741824")
             }
-            () if self.work.calls_posted_max < 2 => bad("calls_posted_max must be 2 at least"),
+            () if !(2..=1000).contains(&self.work.calls_posted_max) => {
+                bad("calls_posted_max must be from 2 to 1000")
+            }
+            () if self.work.think_us_max > US_MAX => bad("think_us_max must be 60000000 at most"),
+            () if self.work.given_up_per_mille > 1000 => bad("given_up_per_mille must be 1000 at most"),
+            () if faults.gap_us > US_MAX => bad("gap_us must be 60000000 at most"),
+            () if self.work.weights().iter().chain(&faults.weights()).any(|weight| *weight > WEIGHT_MAX) => {
+                bad("weights must be 1000000 at most")
+            }
             () if self.work.weights().iter().sum::<u32>() == 0 => bad("work has no weight at all"),
             () if faults.gap_us > 0 && faults.weights().iter().sum::<u32>() == 0 => {
                 bad("faults have a gap but no weight at all")

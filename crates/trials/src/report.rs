@@ -47,6 +47,11 @@ impl Report {
     pub fn operations_count(&self) -> u64 {
         self.operations.values().map(|tally| tally.ok + tally.failed + tally.given_up).sum()
     }
+
+    /// Operations of all kinds that succeeded.
+    pub fn ok_count(&self) -> u64 {
+        self.operations.values().map(|tally| tally.ok).sum()
+    }
 }
 
 impl fmt::Display for Report {

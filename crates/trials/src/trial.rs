@@ -111,7 +111,8 @@ async fn story(stage: Rc<Stage>) {
 
 /// Waits until all sessions have ended what they did, and looks at what is left.
 async fn wind_down(stage: &Rc<Stage>) {
-    let patience = stage.plan.lease() * 40;
+    // A session may have begun to think, by a clock that runs slow.
+    let patience = stage.plan.lease() * 40 + Duration::from_micros(2 * stage.plan.work.think_us_max);
     let late_ns = stage.world.now_ns() + patience.as_nanos() as u64;
     while stage.working() > 0 && stage.judge.is_content() {
         if stage.world.now_ns() > late_ns {

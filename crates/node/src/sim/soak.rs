@@ -13,6 +13,7 @@ use super::totals::Totals;
 use super::walk::Walk;
 use super::{Failed, blame, write_trace};
 use crate::output;
+use crate::perf::measure::process_cpu;
 
 /// Between two lines that tell how far it is.
 const PROGRESS_GAP: Duration = Duration::from_secs(10);
@@ -21,13 +22,15 @@ const LINES_MAX: usize = 40;
 
 /// Walks, and fails with the first seed that does.
 pub fn run(args: &SoakArgs) -> anyhow::Result<()> {
-    let begin = Instant::now();
-    let end = args.seconds.map(|seconds| begin + Duration::from_secs(seconds));
+    let (begin, begin_cpu) = (Instant::now(), process_cpu());
+    // So late that it cannot be told is never.
+    let end = args.seconds.and_then(|seconds| begin.checked_add(Duration::from_secs(seconds)));
     let walk = Walk::new(sources(&args.plans)?, args.seeds.clone().unwrap_or_default().0, end);
     let threads = args.threads.unwrap_or_else(cores);
     let mut totals = Totals::new(threads.get());
     walk.run_all(threads, |reports| hear(reports, &walk, begin, args.keep_going, &mut totals))?;
     totals.seconds = begin.elapsed().as_secs_f64();
+    totals.cpu_seconds = (process_cpu() - begin_cpu).as_secs_f64();
     let first = totals.violations.first_key_value();
     if let Some((seed, violation)) = first {
         show(&walk, *seed, violation, args)?;

@@ -20,6 +20,10 @@ pub struct Totals {
     pub simulated_ns: u64,
     /// Real time, in seconds.
     pub seconds: f64,
+    /// Processor time, in seconds: what a core needs that does nothing else.
+    pub cpu_seconds: f64,
+    /// Operations that succeeded.
+    pub ok: u64,
     /// How many ran at a time.
     pub threads: usize,
     /// The sum of all digests: equal for equal plans and seeds, whatever the threads.
@@ -39,6 +43,7 @@ impl Totals {
     pub fn add(&mut self, report: Report) {
         self.seeds += 1;
         self.operations += report.operations_count();
+        self.ok += report.ok_count();
         self.events += report.events;
         self.simulated_ns += report.simulated_ns;
         // That of a trial which was not even reported is unknown; it fails by its violation.
@@ -59,17 +64,16 @@ impl Totals {
 
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Totals { seeds, operations, events, seconds, threads, .. } = self;
+        let Totals { seeds, operations, ok, events, seconds, cpu_seconds, threads, .. } = self;
         let simulated_s = self.simulated_ns as f64 / 1e9;
         writeln!(
             f,
-            "{seeds} seeds, {operations} operations, {events} events in {simulated_s:.3} s of simulated time"
+            "{seeds} seeds, {operations} operations ({ok} with success), {events} events in {simulated_s:.3} s of simulated time"
         )?;
-        let thread_seconds = seconds * *threads as f64;
-        let (ms, rate) = (1e3 * thread_seconds / (*seeds).max(1) as f64, *operations as f64 / thread_seconds);
+        let (ms, rate) = (1e3 * cpu_seconds / (*seeds).max(1) as f64, *operations as f64 / cpu_seconds);
         writeln!(
             f,
-            "{seconds:.1} s on {threads} threads: {ms:.1} ms a seed, {rate:.0} operations a second of a thread"
+            "{seconds:.1} s on {threads} threads; {ms:.1} ms of processor time a seed, {rate:.0} operations a second of it"
         )?;
         writeln!(f, "digest {:016x}", self.digest)?;
         writeln!(f, "{} violations", self.violations.len())

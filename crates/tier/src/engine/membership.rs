@@ -72,7 +72,9 @@ impl Engine {
 
     pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId, Epoch)>, done: bool) {
         for (name, region, epoch) in names.into_iter().filter(|(name, ..)| names::is_name(name)) {
-            if !self.directory.claim(&name, region, from, epoch) {
+            // A lock or barrier without its name would be neither that nor anything else: both stay, each for those who
+            // know it.
+            if !self.directory.claim(&name, region, from, epoch) && !names::is_reserved(&name) {
                 self.notify(from.node, Notice::NameLost { name, region });
             }
         }

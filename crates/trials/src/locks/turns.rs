@@ -67,7 +67,7 @@ fn left_by(piece: &[(Span, Operation)], before: Option<u64>) -> Option<u64> {
         Operation::Take(token) => Some(token),
         _ => None,
     });
-    before.into_iter().chain(begun).filter(|token| !is_over(*token)).last()
+    before.into_iter().chain(begun).rfind(|token| !is_over(*token))
 }
 
 #[cfg(test)]

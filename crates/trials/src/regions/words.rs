@@ -107,7 +107,8 @@ impl Word {
             NEVER => format!("{:#x} from {} ns on", each.value, each.begin_ns),
             end_ns => format!("{:#x} from {} to {end_ns} ns", each.value, each.begin_ns),
         });
-        written.collect::<Vec<_>>().join(", ")
+        let written: Vec<String> = written.collect();
+        if written.is_empty() { "0, as in the beginning".to_owned() } else { written.join(", ") }
     }
 
     pub(crate) fn may_be_anything(&mut self) {
