@@ -50,6 +50,9 @@ What operations of a session on one node cost on another one, in simulated time,
 `crates/sim/profiles` have. These are not measurements: no machine is as regular, and the time that the program itself computes is not in
 them. They show how many steps each operation takes, and a change of that.
 
+Everybody sleeps until something arrives, which is most of the shorter figures: a wake-up takes 5 us in `local` and 6 us in `rnic-100g`. Memory that
+a node fills or copies for another costs nothing there.
+
 Latency is the mean of 2 to 32 operations of one session, one after the other; the rate is that of 16 sessions at once. This command writes this file:
 
 ```sh
