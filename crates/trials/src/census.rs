@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{NodeStatus, Permissions, RegionCause, Session};
+use halite::{NodeStatus, Permissions, Placement, RegionCause, Session};
 
 use crate::regions;
 use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
@@ -36,13 +36,15 @@ pub(crate) async fn take(stage: &Rc<Stage>) {
             free_all(&driven.session_of(principal).expect("the name is a good one")).await;
         }
         count(stage, &driven.session(), exact).await;
+        take_names(stage, &driven.session()).await;
     };
     if before(stage.world.sleep(None, patience), counted).await.is_none() {
         let left = match stage.driven(0) {
             Some(driven) => {
                 let session = driven.session();
                 let seen = before(stage.world.sleep(None, patience), left(&session, exact)).await;
-                seen.flatten().unwrap_or_else(|| "node 0 does not find out".to_owned())
+                let nothing_else = |left: String| if left.is_empty() { "a name".to_owned() } else { left };
+                seen.flatten().map_or_else(|| "node 0 does not find out".to_owned(), nothing_else)
             }
             None => "node 0 is not there".to_owned(),
         };
@@ -56,8 +58,12 @@ fn all_up(stage: &Stage) -> bool {
     (0..stage.nodes()).all(|node| stage.is_up(node))
 }
 
+fn region_names() -> impl Iterator<Item = String> {
+    regions::names().chain(words::names()).chain(watches::names()).chain(locks::data_names())
+}
+
 async fn free_all(session: &Session) {
-    for name in regions::names().chain(words::names()).chain(watches::names()).chain(locks::data_names()) {
+    for name in region_names() {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
             // Whoever was about to free it may be faster.
             let _ = session.free(lh).await;
@@ -75,6 +81,20 @@ async fn free_all(session: &Session) {
 async fn count(stage: &Stage, session: &Session, exact: bool) {
     while left(session, exact).await.is_none_or(|left| !left.is_empty()) {
         stage.world.sleep(None, Duration::from_micros(100)).await;
+    }
+}
+
+/// Waits until every name can be given to somebody else: one that leads nowhere stands in no list.
+async fn take_names(stage: &Stage, session: &Session) {
+    for name in region_names() {
+        let lh = loop {
+            match session.alloc(Some(&name), 8, Placement::Local, Permissions::empty()).await {
+                Ok(lh) => break lh,
+                Err(_) => stage.world.sleep(None, Duration::from_micros(100)).await,
+            }
+        };
+        // Nobody else does anything any more.
+        let _ = session.free(lh).await;
     }
 }
 
