@@ -36,7 +36,10 @@ pub(crate) async fn take(stage: &Rc<Stage>) {
             free_all(&driven.session_of(principal).expect("the name is a good one")).await;
         }
         count(stage, &driven.session(), exact).await;
-        take_names(stage, &driven.session()).await;
+        // A node that the directory does not see cannot tell it that a name is free.
+        if stage.is_undisturbed() {
+            take_names(stage, &driven.session()).await;
+        }
     };
     if before(stage.world.sleep(None, patience), counted).await.is_none() {
         let left = match stage.driven(0) {
@@ -90,8 +93,9 @@ async fn take_names(stage: &Stage, session: &Session) {
         let lh = loop {
             match session.alloc(Some(&name), 8, Placement::Local, Permissions::empty()).await {
                 Ok(lh) => break lh,
-                Err(_) => stage.world.sleep(None, Duration::from_micros(100)).await,
+                Err(error) => stage.world.note(None, format_args!("the census: {error}")),
             }
+            stage.world.sleep(None, Duration::from_micros(100)).await;
         };
         // Nobody else does anything any more.
         let _ = session.free(lh).await;

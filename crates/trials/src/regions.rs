@@ -6,6 +6,7 @@
 mod lives;
 mod orders;
 pub(crate) mod rights;
+mod trespass;
 pub(crate) mod words;
 
 use std::ops::Range;
@@ -54,6 +55,7 @@ pub(crate) async fn act(actor: &mut Actor) {
         5 => orders::alloc(actor).await,
         6 => orders::map(actor).await,
         7 => orders::unmap(actor, holding).await,
+        8..=11 if !holding.wanted.contains(Permissions::MASTER) => trespass::act(actor, holding).await,
         8 => orders::free(actor, holding).await,
         9 => orders::grant(actor, holding).await,
         10 => orders::revoke(actor, holding).await,

@@ -299,7 +299,7 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
 }
 
 /// An order to a region that its owner gave was refused.
-fn check_order(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
+pub(super) fn check_order(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
     let is_ending = actor.stage.regions.borrow().life(holding.life).end_begun_ns != NEVER;
     let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
     actor.expect_reason((is_gone && is_ending) || is_trouble(actor, error), begin_ns, error);

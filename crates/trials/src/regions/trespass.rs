@@ -1,0 +1,52 @@
+//! What a session may not do: orders to regions of which its principal is no master, and atomics without the right.
+
+use halite::{NodeId, Permissions, RegionCause, Who};
+
+use super::Holding;
+use super::orders::check_order;
+use crate::actor::Actor;
+use crate::stage::PRINCIPALS;
+
+/// Tries one of them.
+pub(super) async fn act(actor: &mut Actor, holding: Holding) {
+    let is_owner = actor.stage.regions.borrow().life(holding.life).owner == actor.principal;
+    if is_owner || !actor.random.chance(1, 4) {
+        return;
+    }
+    actor.note_life(holding.life.0);
+    match actor.random.below(5) {
+        0 => add(actor, holding).await,
+        choice => order(actor, holding, choice).await,
+    }
+}
+
+async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
+    let (session, lh, begin_ns) = (actor.session.clone(), holding.lh, actor.now_ns());
+    let itself = Who::Principal(PRINCIPALS[actor.principal].to_owned());
+    let to = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let result = match choice {
+        1 => actor.attempt("free what is not ours", session.free(lh)).await,
+        2 => actor.attempt("grant what is not ours", session.grant(lh, itself, Permissions::WRITE)).await,
+        3 => actor.attempt("revoke what is not ours", session.revoke(lh, itself, Permissions::READ)).await,
+        _ => actor.attempt("move what is not ours", session.move_to(lh, to)).await,
+    };
+    match result {
+        Some(Err(error)) if matches!(error.cause, RegionCause::PermissionDenied { .. }) => {}
+        Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
+        Some(Ok(())) => succeeded(actor, begin_ns, "gave an order"),
+        None => {}
+    }
+}
+
+async fn add(actor: &mut Actor, holding: Holding) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let result = actor.attempt("add without the right", session.fetch_add(holding.lh, 0, 1)).await;
+    // Otherwise it is refused, whatever else there is to say against it.
+    if let Some(Ok(_)) = result {
+        succeeded(actor, begin_ns, "changed a word");
+    }
+}
+
+fn succeeded(actor: &Actor, begin_ns: u64, what: &str) {
+    actor.expect(false, begin_ns, format_args!("{what}, and nobody has let it"));
+}
