@@ -78,7 +78,10 @@ fn a_lock_whose_home_is_killed_ends_the_waiting_and_is_made_anew() {
     waiter.order(&format!("await {NAME}"));
     assert_eq!(session.lock(NAME).unwrap_err().cause, LockCause::AlreadyHeld);
     home.kill();
-    assert_eq!(waiter.news(), format!("{NAME} PeerDown(NodeId(1))"));
+    // Nobody sees from outside whether it stood in the queue yet; if it came too late, no node is left that has memory.
+    let ends = ["PeerDown(NodeId(1))", "Region(NoMemoryNode)"].map(|cause| format!("{NAME} {cause}"));
+    let news = waiter.news();
+    assert!(ends.contains(&news), "{news}");
     cluster.config.arena_bytes = 64 << 20;
     let _home = cluster.start(1);
     assert!(session.unlock(NAME).is_err(), "it was lost with its home");
