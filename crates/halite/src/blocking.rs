@@ -16,7 +16,7 @@ use halite_tier::permissions::Permissions;
 use crate::access::{Reading, Transfer, Writing};
 use crate::error::{AccessError, BatchError, RegionError};
 use crate::rpc::{
-    self, Answer, Call, CallError, Calling, Function, Into, Message, Port, SendError, ServeError,
+    self, Answer, Call, CallError, Calling, Function, Into, Message, Port, ReplyError, SendError, ServeError,
     ServeOptions,
 };
 use crate::session::{self, Lh, Placement, ReadOp, Who, WriteOp};
@@ -173,6 +173,20 @@ impl Session {
         Ok(PendingCall { pending: calling.post_blocking(input)? })
     }
 
+    /// See [`crate::Session::post_calls`].
+    pub fn post_calls<I: AsRef<[u8]>>(
+        &self,
+        node: NodeId,
+        function: Function,
+        inputs: &[I],
+        answer_bytes_max: usize,
+        timeout: Duration,
+    ) -> Vec<Result<PendingCall<'_>, CallError>> {
+        let calling = Calling::new(&self.session, node, function, timeout).limited(answer_bytes_max);
+        let posted = calling.post_all_blocking(inputs).into_iter();
+        posted.map(|call| call.map(|pending| PendingCall { pending })).collect()
+    }
+
     /// See [`crate::Session::call_many`].
     pub fn call_many(
         &self,
@@ -250,6 +264,19 @@ impl Server {
     /// See [`crate::Server::reply_and_recv`].
     pub fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
         self.server.reply_and_recv_blocking(call, output)
+    }
+
+    /// See [`crate::Server::recv_many`].
+    pub fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
+        self.server.recv_many_blocking(max)
+    }
+
+    /// See [`crate::Server::reply_all`].
+    pub fn reply_all<O: AsRef<[u8]>>(
+        &self,
+        answers: impl IntoIterator<Item = (Call, O)>,
+    ) -> Vec<Result<(), ReplyError>> {
+        self.server.reply_all(answers)
     }
 
     /// See [`crate::Server::close`].

@@ -22,6 +22,7 @@ mod memory;
 mod port;
 mod replies;
 mod request;
+mod row;
 mod server;
 mod service;
 

@@ -49,6 +49,12 @@ pub(crate) struct Owed {
     output: Vec<u8>,
 }
 
+impl Owed {
+    pub(super) fn new(to: ReplyTo, status: Status, output: Vec<u8>) -> Owed {
+        Owed { to, status, output }
+    }
+}
+
 /// What became of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answered {
@@ -63,7 +69,7 @@ pub(crate) enum Answered {
 }
 
 /// What fits into a cache line with its header and address, on the fabrics that have such.
-const LINE_BYTES: usize = 64;
+pub(super) const LINE_BYTES: usize = 64;
 /// Outputs up to this length are posted under the link's lock: it is shorter than taking the lock again.
 const UNDER_LOCK_BYTES_MAX: usize = 4096;
 
@@ -144,7 +150,7 @@ impl Rpc {
         let posted = self.write_answer(to, status, output);
         if posted == Err(PostCause::QueueFull) {
             drop(inbound);
-            self.owe(Owed { to: to.clone(), status, output: output.to_vec() });
+            self.owe(Owed::new(to.clone(), status, output.to_vec()));
             return Answered::Sent;
         }
         self.end_answer(to, inbound.unwrap_or_else(|| lock(&to.link().inbound)));
@@ -283,7 +289,7 @@ impl Rpc {
         self.fabric.post(peer, requests).map_err(|error| error.cause)
     }
 
-    fn owe(&self, owed: Owed) {
+    pub(super) fn owe(&self, owed: Owed) {
         lock(&self.owed).push(owed);
         self.set_stuck();
     }

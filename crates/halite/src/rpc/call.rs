@@ -60,6 +60,47 @@ impl Session {
         Ok(PendingCall { calling, pending })
     }
 
+    /// Posts a call for each of `inputs`, in their order, as [`Session::post_call`] does one; what became of each is in the
+    /// same order.  Short ones are posted together, which costs much less than one by one.
+    ///
+    /// ```
+    /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
+    /// # use std::time::Duration;
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-rows-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let server = session.serve(Function(7), ServeOptions::default())?;
+    /// let pending = session.post_calls(NodeId(0), Function(7), &["salt", "pepper"], 64, Duration::from_secs(10));
+    /// let calls = server.recv_many(16)?;
+    /// server.reply_all(calls.into_iter().map(|call| {
+    ///     let shout = call.input().to_ascii_uppercase();
+    ///     (call, shout)
+    /// }));
+    /// let answers = pending.into_iter().map(|call| call?.answer()).collect::<Result<Vec<_>, _>>()?;
+    /// assert_eq!(answers, [b"SALT".to_vec(), b"PEPPER".to_vec()]);
+    /// # drop(server);
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn post_calls<I: AsRef<[u8]>>(
+        &self,
+        node: NodeId,
+        function: Function,
+        inputs: &[I],
+        answer_bytes_max: usize,
+        timeout: Duration,
+    ) -> Vec<Result<PendingCall<'_>, CallError>> {
+        let mut calling = Calling::new(self, node, function, timeout).limited(answer_bytes_max);
+        calling.start();
+        let mut posted = Vec::with_capacity(inputs.len());
+        while let Some(input) = calling.post_rows(inputs, &mut posted) {
+            let pending = calling.post(input).await;
+            posted.push(pending.map(|pending| PendingCall { calling, pending }));
+        }
+        posted
+    }
+
     /// Calls the same function at several nodes at once; answers are in the order of `nodes`.
     pub async fn call_many(
         &self,
@@ -167,6 +208,7 @@ const COPIED_BYTES_PER_NS: u64 = 8;
 const LOOKS_MAX: usize = 64;
 
 /// A call that is being made.
+#[derive(Clone, Copy)]
 pub(crate) struct Calling<'s> {
     session: &'s Session,
     node: NodeId,
@@ -283,6 +325,44 @@ impl<'s> Calling<'s> {
             None => self.session.inner.core.block_on(self.post(input))?,
         };
         Ok(PendingCall { calling: self, pending })
+    }
+
+    /// As [`Session::post_calls`].
+    pub(crate) fn post_all_blocking<I: AsRef<[u8]>>(
+        mut self,
+        inputs: &[I],
+    ) -> Vec<Result<PendingCall<'s>, CallError>> {
+        self.start();
+        let mut posted = Vec::with_capacity(inputs.len());
+        while let Some(input) = self.post_rows(inputs, &mut posted) {
+            let pending = self.session.inner.core.block_on(self.post(input));
+            posted.push(pending.map(|pending| PendingCall { calling: self, pending }));
+        }
+        posted
+    }
+
+    /// Posts those of `inputs` that come after `posted`, as far as they go together.  Returns the next one, which is to go
+    /// by itself.
+    fn post_rows<'i, I: AsRef<[u8]>>(
+        &self,
+        inputs: &'i [I],
+        posted: &mut Vec<Result<PendingCall<'s>, CallError>>,
+    ) -> Option<&'i [u8]> {
+        let core: &'s Core = &self.session.inner.core;
+        loop {
+            let left = &inputs[posted.len()..];
+            let next = left.first()?.as_ref();
+            let (target, slots) =
+                core.with_calls(|rpc, _| rpc.try_request_row(self.node, &self.request(next), left));
+            if slots.is_empty() {
+                return Some(next);
+            }
+            posted.extend(
+                slots.into_iter().map(|slot| {
+                    Ok(PendingCall { calling: *self, pending: Pending::new(core, target, slot) })
+                }),
+            );
+        }
     }
 
     async fn post(&self, input: &[u8]) -> Result<Pending<'s>, CallError> {

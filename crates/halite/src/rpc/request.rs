@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use halite_fabric::PostCause;
 use halite_mem::Window;
 use halite_tier::ids::{NodeId, Principal};
-use halite_tier::rpc::ring::request_bytes_max;
+use halite_tier::rpc::ring::{Place, request_bytes_max};
 use halite_tier::rpc::wire::{
     OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX, parse_output_address,
 };
@@ -217,13 +217,7 @@ impl Rpc {
         header: &RequestHeader,
     ) -> Result<(), NotPosted> {
         let Target::Peer(peer) = target else { unreachable!("own requests need no ring") };
-        let place = match outbound.ring.place(header.request_bytes()) {
-            Ok(place) => place,
-            Err(_) => {
-                outbound.look_at_head().map_err(|_| NotPosted::Gone)?;
-                outbound.ring.place(header.request_bytes()).map_err(|_| NotPosted::Full)?
-            }
-        };
+        let place = outbound.place(header.request_bytes())?;
         let mut head = [0; REQUEST_HEADER_BYTES_MAX];
         let len = header.emit(&mut head);
         let name = request.principal.0.as_bytes();
@@ -272,7 +266,7 @@ impl Rpc {
         self.keep_deadline(&mut lock(&self.slots), slot, deadline_ns);
     }
 
-    fn keep_deadline(&self, slots: &mut ReplySlots<Held>, slot: SlotId, deadline_ns: u64) {
+    pub(super) fn keep_deadline(&self, slots: &mut ReplySlots<Held>, slot: SlotId, deadline_ns: u64) {
         let before = slots.next_deadline_ns();
         slots.set_deadline(slot, deadline_ns);
         if deadline_ns < before {
@@ -304,6 +298,15 @@ impl Rpc {
 }
 
 impl Outbound {
+    /// Where a request of `len` bytes goes.
+    pub(super) fn place(&mut self, len: u64) -> Result<Place, NotPosted> {
+        if let Ok(place) = self.ring.place(len) {
+            return Ok(place);
+        }
+        self.look_at_head().map_err(|_| NotPosted::Gone)?;
+        self.ring.place(len).map_err(|_| NotPosted::Full)
+    }
+
     fn look_at_head(&mut self) -> Result<(), halite_tier::rpc::Violation> {
         let head = self.head.load_u64(0).expect("the word is aligned");
         self.ring.set_head(head)
@@ -332,7 +335,7 @@ fn read_reply(window: &Window, offset: u64, room: u64, into: Into<'_>) -> Reply 
     }
 }
 
-fn header_of(
+pub(super) fn header_of(
     request: &Request<'_>,
     slot: SlotId,
     reply_at: Option<(Address, u32)>,

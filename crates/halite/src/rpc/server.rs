@@ -1,6 +1,7 @@
 //! Functions that are served, and calls to functions.
 
 use std::fmt;
+use std::iter::once;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,6 +13,8 @@ use super::answer::{Answered, ReplyTo};
 use super::error::{ReplyCause, ReplyError, ServeCause, ServeError};
 use super::fetch::fetch;
 use super::input::{Bytes, Payload};
+use super::link::Link;
+use super::row::ROW_MAX;
 use super::service::{Closed, Incoming, ServeOptions, Service, ServiceId, Taken};
 use crate::driver::Core;
 use crate::session::Session;
@@ -74,6 +77,27 @@ impl Server {
         Ok(accepted.map(|accepted| self.call(accepted)))
     }
 
+    /// Waits for a call, and returns it with those that wait behind it, at most `max` in all.  For a server that takes as
+    /// long for many at once as for one: each of them waits until it comes to it.
+    pub async fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
+        let first = self.receiver.recv().await?;
+        Ok(self.calls(first, max))
+    }
+
+    /// Answers calls as [`Call::reply`] does each; what became of each is in their order.  Short answers to the same
+    /// node are posted together, which costs much less than one by one.
+    pub fn reply_all<O: AsRef<[u8]>>(
+        &self,
+        answers: impl IntoIterator<Item = (Call, O)>,
+    ) -> Vec<Result<(), ReplyError>> {
+        let mut answers: Vec<_> = answers.into_iter().collect();
+        let mut results = Vec::with_capacity(answers.len());
+        for of_link in answers.chunk_by_mut(|(one, _), (next, _)| Arc::ptr_eq(one.link(), next.link())) {
+            of_link.chunks_mut(ROW_MAX).for_each(|row| answer_row(row, &mut results));
+        }
+        results
+    }
+
     /// Answers one call and waits for the next.
     pub async fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
         let session = self.reply_first(call, output);
@@ -94,6 +118,17 @@ impl Server {
         let session = self.reply_first(call, output);
         let accepted = self.receiver.recv_blocking()?;
         Ok(Call::new(session, accepted))
+    }
+
+    pub(crate) fn recv_many_blocking(&self, max: usize) -> Result<Vec<Call>, ServeError> {
+        let first = self.receiver.recv_blocking()?;
+        Ok(self.calls(first, max))
+    }
+
+    /// The first one, and those behind it.
+    fn calls(&self, first: Box<Incoming>, max: usize) -> Vec<Call> {
+        let row = self.receiver.service.take_row(max.saturating_sub(1));
+        once(first).chain(row).map(|incoming| self.call(incoming)).collect()
     }
 
     /// Answers one call; returns the session for the next: to share it anew takes two locked instructions.
@@ -159,15 +194,33 @@ impl Call {
     fn answer(&mut self, output: &[u8]) -> (Session, Result<(), ReplyError>) {
         let session = self.session.take().expect("a call is answered once");
         let to = &self.incoming.to;
-        let max = u64::from(to.bytes_max);
         let answered = session.inner.core.with_calls(|rpc, wakes| rpc.answer(to, output, wakes));
+        (session, self.result_of(answered, output))
+    }
+
+    fn link(&self) -> &Arc<Link> {
+        self.incoming.to.link()
+    }
+
+    fn result_of(&self, answered: Answered, output: &[u8]) -> Result<(), ReplyError> {
         let cause = match answered {
-            Answered::Sent => return (session, Ok(())),
+            Answered::Sent => return Ok(()),
             Answered::Unwanted => ReplyCause::CallerGone,
-            Answered::TooLong => ReplyCause::TooLong { max },
+            Answered::TooLong => ReplyCause::TooLong { max: u64::from(self.incoming.to.bytes_max) },
             Answered::NoMemory => ReplyCause::NoMemory,
         };
-        (session, Err(ReplyError { len: output.len() as u64, cause }))
+        Err(ReplyError { len: output.len() as u64, cause })
+    }
+}
+
+/// Answers calls that came over the same link.
+fn answer_row<O: AsRef<[u8]>>(row: &mut [(Call, O)], results: &mut Vec<Result<(), ReplyError>>) {
+    let Some(session) = row.first().and_then(|(call, _)| call.session.clone()) else { return };
+    let parts: Vec<_> = row.iter().map(|(call, output)| (&call.incoming.to, output.as_ref())).collect();
+    let answered = session.inner.core.with_calls(|rpc, wakes| rpc.answer_row(&parts, wakes));
+    for ((call, output), answered) in row.iter_mut().zip(answered) {
+        call.session = None;
+        results.push(call.result_of(answered, output.as_ref()));
     }
 }
 

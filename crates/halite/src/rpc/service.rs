@@ -49,6 +49,10 @@ impl Incoming {
         Box::new(Incoming { to, answered: false, input })
     }
 
+    fn is_here(&self) -> bool {
+        matches!(self.input, Payload::Here(_))
+    }
+
     fn is_wanted(&self) -> bool {
         self.answered || self.to.is_wanted()
     }
@@ -241,6 +245,22 @@ impl Service {
     /// Takes the next request that somebody still waits for.  `Err` once the service has ended.
     pub(crate) fn try_take(&self) -> Result<Option<Taken>, Closed> {
         self.take(&mut lock(&self.state))
+    }
+
+    /// Takes what waits in front of the first request whose input must be read, at most `max`.  For functions, where nobody
+    /// waits for the room that this makes.
+    #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
+    pub(crate) fn take_row(&self, max: usize) -> Vec<Box<Incoming>> {
+        let mut state = lock(&self.state);
+        let mut row = Vec::with_capacity(max.min(state.queue.len()));
+        while row.len() < max
+            && let Some(next) = state.queue.pop_front_if(|next| next.is_here())
+        {
+            state.bytes -= next.input.bytes_here();
+            row.extend(Some(next).filter(|next| next.is_wanted()));
+        }
+        self.waiting.store(state.queue.len(), Relaxed);
+        row
     }
 
     /// As [`Service::try_take`]; where there is nothing, this thread now looks by itself.

@@ -34,12 +34,12 @@ pub(super) fn serve_echo(server: &blocking::Server) {
     }
 }
 
-fn backwards(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn backwards(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().rev().copied().collect()
 }
 
 /// Runs `story` while `receivers` threads of `session` answer calls of [`ECHO`].
-fn with_echo<T>(session: &blocking::Session, receivers: usize, story: impl FnOnce() -> T) -> T {
+pub(super) fn with_echo<T>(session: &blocking::Session, receivers: usize, story: impl FnOnce() -> T) -> T {
     let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
     thread::scope(|scope| {
         let closing = Closing(&server);
@@ -54,7 +54,7 @@ fn with_echo<T>(session: &blocking::Session, receivers: usize, story: impl FnOnc
 }
 
 /// Closes a server even if its story fails, which is then told instead of a hang.
-struct Closing<'s>(&'s blocking::Server);
+pub(super) struct Closing<'s>(pub(super) &'s blocking::Server);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {

@@ -26,6 +26,7 @@ pub mod messages;
 pub mod moving;
 pub mod names;
 pub mod permissions;
+pub mod rows;
 pub mod seal;
 pub mod sharing;
 pub mod shm;
@@ -289,6 +290,17 @@ macro_rules! conformance_cases {
                 calls_end_with_the_server_s_node
                 a_handler_goes_on_when_its_caller_s_node_leaves
             }
+            rows {
+                calls_in_a_row_get_their_answers
+                a_row_may_have_calls_of_all_lengths
+                rows_and_single_calls_mix
+                rows_wait_for_room_in_a_small_ring
+                a_receiver_takes_no_more_than_it_asked_for
+                each_call_of_a_row_fails_for_itself
+                rows_that_lead_nowhere_fail
+                rows_end_with_either_node
+                an_abandoned_row_leaks_nothing
+            }
             messages {
                 messages_of_one_sender_arrive_in_order
                 every_message_of_many_goes_to_one_receiver
@@ -342,6 +354,7 @@ mod tests {
             include_str!("watching.rs"),
             include_str!("batch.rs"),
             include_str!("calls.rs"),
+            include_str!("rows.rs"),
             include_str!("messages.rs"),
             include_str!("chunks.rs"),
             include_str!("permissions.rs"),

@@ -112,6 +112,9 @@ pub struct PerfArgs {
     /// rpc_rate: calls under way in each thread [default: 16]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub window: Option<u32>,
+    /// rpc_rate: calls that are posted together, and answered together; divides --window [default: 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub batch: Option<u32>,
     /// rpc_lat, rpc_rate: bytes of each reply [default: as many as go there]
     #[arg(long, value_name = "BYTES")]
     pub reply_size: Option<ByteCount>,

@@ -7,7 +7,7 @@ use anyhow::Context;
 use halite::{Answer, CallError, Function, NodeId, blocking};
 
 use super::crew;
-use super::echo::function;
+use super::echo::{Speech, function};
 use super::ends::{Ends, Server};
 use super::gate::Seat;
 use super::job::{Job, Kind};
@@ -33,12 +33,12 @@ pub fn run(
 }
 
 fn measure(job: &Job, ends: &mut Ends, window: Option<usize>, size: u64) -> anyhow::Result<Row> {
-    let (reply_bytes, lends) = match job.kind {
-        Kind::Calls { reply_bytes, lends, .. } => (reply_bytes.unwrap_or(size), lends),
-        _ => (size, false),
+    let (reply_bytes, batch, lends) = match job.kind {
+        Kind::Calls { reply_bytes, batch, lends, .. } => (reply_bytes.unwrap_or(size), batch, lends),
+        _ => (size, 1, false),
     };
     let iterations = job.iterations(size);
-    serve(ends, job.threads, Some(size), reply_bytes)?;
+    serve(ends, job.threads, Speech { request_bytes: Some(size), reply_bytes, batch })?;
     let (session, peer, cores) = (&ends.session, ends.peer, &ends.cores);
     let caller = |thread| Caller { lends, ..Caller::new(session, peer, thread, size, reply_bytes) };
     let measured = crew::run(
@@ -48,7 +48,7 @@ fn measure(job: &Job, ends: &mut Ends, window: Option<usize>, size: u64) -> anyh
             None => one_by_one(caller(thread), iterations, &seat),
             Some(window) => {
                 let callers = (0..window).map(|_| caller(thread)).collect();
-                under_way(callers, iterations, &seat)
+                under_way(callers, batch, iterations, &seat)
             }
         },
     )?;
@@ -63,13 +63,9 @@ fn measure(job: &Job, ends: &mut Ends, window: Option<usize>, size: u64) -> anyh
 }
 
 /// Has the server answer calls.
-pub fn serve(
-    ends: &mut Ends,
-    threads: usize,
-    request_bytes: Option<u64>,
-    reply_bytes: u64,
-) -> anyhow::Result<()> {
-    the_server(ends)?.ask(&Request::Serve { threads, request_bytes, reply_bytes }, Reply::Ready)
+pub fn serve(ends: &mut Ends, threads: usize, speech: Speech) -> anyhow::Result<()> {
+    let Speech { request_bytes, reply_bytes, batch } = speech;
+    the_server(ends)?.ask(&Request::Serve { threads, request_bytes, reply_bytes, batch }, Reply::Ready)
 }
 
 /// Has it stop; returns how often it got something else than expected.
@@ -96,25 +92,28 @@ fn one_by_one(mut caller: Caller<'_>, iterations: u64, seat: &Seat) -> Measured 
 }
 
 /// Each round is a batch: a window that runs empty in between would not be one.
-fn under_way(mut callers: Vec<Caller<'_>>, iterations: u64, seat: &Seat) -> Measured {
+fn under_way(mut callers: Vec<Caller<'_>>, batch: usize, iterations: u64, seat: &Seat) -> Measured {
     let mut timed = |calls| {
         let begin = Instant::now();
-        keep_under_way(&mut callers, calls)?;
+        match batch {
+            1 => keep_under_way(&mut callers, calls)?,
+            _ => keep_rows_under_way(&mut callers, batch, calls)?,
+        }
         Ok::<Duration, CallError>(begin.elapsed())
     };
     timed((iterations / 10).clamp(1, 1000))?;
     let schedule = Schedule::new(iterations, f64::MAX);
     let mut series = Series::default();
-    let mut batch = 1;
+    let mut per_clock = 1;
     seat.wait();
     for operations in schedule.rounds() {
-        batch = operations;
+        per_clock = operations;
         series.round_of_batches(operations, operations, &mut timed)?;
     }
     for caller in &mut callers {
         caller.see_whole()?;
     }
-    Ok((batch, series, callers.iter().map(Caller::errors).sum()))
+    Ok((per_clock, series, callers.iter().map(Caller::errors).sum()))
 }
 
 /// Makes calls, of which each caller has one under way.  One thread serves them, in order: so the oldest ends first.
@@ -133,6 +132,38 @@ fn keep_under_way(callers: &mut [Caller<'_>], calls: u64) -> Result<(), CallErro
         }
     }
     Ok(())
+}
+
+/// As [`keep_under_way`], with `batch` calls posted together once the oldest as many have ended.
+fn keep_rows_under_way(callers: &mut [Caller<'_>], batch: usize, calls: u64) -> Result<(), CallError> {
+    let rows = callers.len() / batch;
+    let mut pending = VecDeque::with_capacity(rows);
+    let mut left = calls as usize;
+    for row in callers.chunks_mut(batch).take(rows) {
+        pending.push_back(post_row(row, &mut left)?);
+    }
+    for number in 0.. {
+        let row = &mut callers[number % rows * batch..][..batch];
+        let Some(oldest) = pending.pop_front().filter(|calls| !calls.is_empty()) else { break };
+        oldest.into_iter().zip(&mut *row).try_for_each(|(call, caller)| caller.finish(call))?;
+        pending.push_back(post_row(row, &mut left)?);
+    }
+    Ok(())
+}
+
+/// Begins a call for each caller, at most `left`, which are fewer then.
+fn post_row<'a>(
+    callers: &mut [Caller<'a>],
+    left: &mut usize,
+) -> Result<Vec<blocking::PendingCall<'a>>, CallError> {
+    let count = callers.len().min(*left);
+    *left -= count;
+    callers[..count].iter_mut().for_each(Caller::stamp);
+    let Some(first) = callers[..count].first() else { return Ok(Vec::new()) };
+    let inputs: Vec<_> = callers[..count].iter().map(|caller| caller.request.bytes()).collect();
+    let answer_bytes_max = first.reply.len();
+    let posted = first.session.post_calls(first.node, first.function, &inputs, answer_bytes_max, TIMEOUT);
+    posted.into_iter().collect()
 }
 
 /// Calls a function and checks its answers.
@@ -249,7 +280,7 @@ mod tests {
     use super::*;
 
     /// Counts the errors of 10 calls, at a server that answers by what `spoil` makes of the right answer.
-    fn errors((window, lends): (Option<usize>, bool), spoil: fn(&mut Vec<u8>)) -> u64 {
+    fn errors((window, batch, lends): (Option<usize>, usize, bool), spoil: fn(&mut Vec<u8>)) -> u64 {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         // Relaxed: only the numbers must differ.
         let name = format!("halite-calls-{}-{}", std::process::id(), RUNS.fetch_add(1, Relaxed));
@@ -273,7 +304,7 @@ mod tests {
             let seat = gate::seats(1).pop().unwrap();
             let measured = match window {
                 None => one_by_one(caller(), 10, &seat),
-                Some(window) => under_way((0..window).map(|_| caller()).collect(), 10, &seat),
+                Some(window) => under_way((0..window).map(|_| caller()).collect(), batch, 10, &seat),
             };
             server.close();
             measured.unwrap().2
@@ -285,7 +316,7 @@ mod tests {
 
     #[test]
     fn an_echo_that_is_broken_is_noticed() {
-        for window in [(None, false), (Some(4), false), (Some(4), true)] {
+        for window in [(None, 1, false), (Some(4), 1, false), (Some(4), 2, false), (Some(4), 1, true)] {
             assert_eq!(errors(window, |_| ()), 0, "{window:?}");
             assert!(errors(window, |bytes| bytes[0] ^= 1) >= 10, "{window:?}");
             assert!(errors(window, |bytes| bytes[99] ^= 1) >= 10, "{window:?}");

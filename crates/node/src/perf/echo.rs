@@ -3,7 +3,7 @@
 use std::thread::JoinHandle;
 
 use anyhow::Context;
-use halite::{Function, ServeCause, ServeOptions, blocking};
+use halite::{Call, Function, ServeCause, ServeError, ServeOptions, blocking};
 
 use super::cores::{Cores, pin};
 use super::parcel::{Parcel, stamp_of};
@@ -14,24 +14,36 @@ pub struct Echo {
     threads: Vec<JoinHandle<anyhow::Result<u64>>>,
 }
 
+/// What is said there and back.
+#[derive(Clone, Copy)]
+pub struct Speech {
+    /// Bytes that each request must have; none for any.
+    pub request_bytes: Option<u64>,
+    /// Bytes of each reply.
+    pub reply_bytes: u64,
+    /// How many requests are taken, and answered, together at most.
+    pub batch: usize,
+}
+
 impl Echo {
-    /// Serves function 0 on the first thread's core, and so on.  `request_bytes` is what each request must have;
-    /// none for any.
+    /// Serves function 0 on the first thread's core, and so on.
     pub fn begin(
         session: &blocking::Session,
         cores: &Cores,
         threads: usize,
-        request_bytes: Option<u64>,
-        reply_bytes: u64,
+        speech: Speech,
     ) -> anyhow::Result<Echo> {
         let serve = |thread| session.serve(function(thread), ServeOptions::default());
         let servers = (0..threads).map(serve).collect::<Result<Vec<_>, _>>()?;
         let start = |(thread, server): (usize, &blocking::Server)| {
             let (server, core) = (server.clone(), cores.of_server(thread));
-            let expected = request_bytes.map(|len| Parcel::new(len, thread));
+            let expected = speech.request_bytes.map(|len| Parcel::new(len, thread));
+            let replies = vec![Parcel::new(speech.reply_bytes, thread); speech.batch];
             std::thread::spawn(move || {
                 pin(core).context("cannot stay on the server's core")?;
-                answer(&server, expected, Parcel::new(reply_bytes, thread))
+                let mut answering = Answering { expected, replies, errors: 0 };
+                answering.run(&server)?;
+                Ok(answering.errors)
             })
         };
         let threads = servers.iter().enumerate().map(start).collect();
@@ -51,21 +63,52 @@ pub fn function(thread: usize) -> Function {
     Function(thread as u32)
 }
 
-fn answer(server: &blocking::Server, mut expected: Option<Parcel>, mut reply: Parcel) -> anyhow::Result<u64> {
-    let mut errors = 0;
-    let mut next = server.recv();
-    loop {
-        let call = match next {
-            Ok(call) => call,
-            Err(error) if *error.cause() == ServeCause::Closed => return Ok(errors),
-            Err(error) => return Err(error.into()),
+struct Answering {
+    expected: Option<Parcel>,
+    /// As many as are answered together.
+    replies: Vec<Parcel>,
+    /// How many requests were not what they should have been.
+    errors: u64,
+}
+
+impl Answering {
+    /// Answers until the function is closed.
+    fn run(&mut self, server: &blocking::Server) -> anyhow::Result<()> {
+        let ended = match self.replies.len() {
+            1 => self.one_by_one(server),
+            _ => self.together(server),
         };
-        let stamp = stamp_of(call.input());
-        if let Some(expected) = &mut expected {
-            expected.stamp(stamp);
-            errors += u64::from(!expected.resembles(call.input()));
+        match ended {
+            Err(error) if *error.cause() == ServeCause::Closed => Ok(()),
+            ended => Ok(ended?),
         }
-        reply.stamp(stamp);
-        next = server.reply_and_recv(call, reply.bytes());
+    }
+
+    fn one_by_one(&mut self, server: &blocking::Server) -> Result<(), ServeError> {
+        let mut call = server.recv()?;
+        loop {
+            self.look_at(&call, 0);
+            call = server.reply_and_recv(call, self.replies[0].bytes())?;
+        }
+    }
+
+    fn together(&mut self, server: &blocking::Server) -> Result<(), ServeError> {
+        loop {
+            let calls = server.recv_many(self.replies.len())?;
+            calls.iter().enumerate().for_each(|(index, call)| self.look_at(call, index));
+            // A caller that has gone is the client's to report.
+            let _ = server.reply_all(calls.into_iter().zip(self.replies.iter().map(Parcel::bytes)));
+        }
+    }
+
+    /// Checks a request, and stamps the reply of this number.
+    #[inline]
+    fn look_at(&mut self, call: &Call, reply: usize) {
+        let stamp = stamp_of(call.input());
+        if let Some(expected) = &mut self.expected {
+            expected.stamp(stamp);
+            self.errors += u64::from(!expected.resembles(call.input()));
+        }
+        self.replies[reply].stamp(stamp);
     }
 }

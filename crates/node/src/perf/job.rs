@@ -48,6 +48,8 @@ pub enum Kind {
     Calls {
         /// Calls under way in each thread; none for one after the other, each timed.
         window: Option<usize>,
+        /// How many are posted together, and answered together.
+        batch: usize,
         /// Bytes of each reply.
         reply_bytes: Option<u64>,
         /// Whether replies are not copied out.
@@ -254,6 +256,9 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     if args.window.is_some() && args.test != Test::RpcRate {
         return Err(wrong("--window belongs to rpc_rate"));
     }
+    if args.batch.is_some() && args.test != Test::RpcRate {
+        return Err(wrong("--batch belongs to rpc_rate"));
+    }
     if args.lend && args.test != Test::RpcRate {
         return Err(wrong("--lend belongs to rpc_rate"));
     }
@@ -271,10 +276,13 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
 
 fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
     let reply_bytes = args.reply_size.map(|size| size.0);
-    let window = args.window.unwrap_or(WINDOW) as usize;
+    let (window, batch) = (args.window.unwrap_or(WINDOW) as usize, args.batch.unwrap_or(1) as usize);
+    if window % batch != 0 {
+        return Err(wrong("--window must be a multiple of --batch"));
+    }
     let kind = match args.test {
-        Test::RpcLat => Kind::Calls { window: None, reply_bytes, lends: false },
-        Test::RpcRate => Kind::Calls { window: Some(window), reply_bytes, lends: args.lend },
+        Test::RpcLat => Kind::Calls { window: None, batch: 1, reply_bytes, lends: false },
+        Test::RpcRate => Kind::Calls { window: Some(window), batch, reply_bytes, lends: args.lend },
         Test::RpcLoad => Kind::Load { rate: args.rate.unwrap_or(LOAD_RATE), is_sweep: args.all },
         Test::RpcMemory => Kind::Memory,
         Test::SendLat => Kind::Messages,
@@ -363,7 +371,7 @@ mod tests {
         check("read_bw", Kind::Access(Verb::Read), &[64 << 10]);
         check("alloc_lat -s 4G", Kind::Alloc, &[4 << 30]);
         check("map_lat", Kind::Map, &[4096]);
-        check("rpc_lat", Kind::Calls { window: None, reply_bytes: None, lends: false }, &[8]);
+        check("rpc_lat", Kind::Calls { window: None, batch: 1, reply_bytes: None, lends: false }, &[8]);
         check("fetch_add_lat", Kind::Words(WordVerb::FetchAdd), &[8]);
         check("copy_lat", Kind::Bulk(BulkVerb::Copy), &[4096]);
         check("lock_lat", Kind::Lock, &[0]);
@@ -371,10 +379,11 @@ mod tests {
 
     #[test]
     fn calls_are_under_way_sixteen_at_a_time_and_load_comes_from_eight_threads() {
-        check("rpc_rate", Kind::Calls { window: Some(16), reply_bytes: None, lends: false }, &[8]);
+        let usual = Kind::Calls { window: Some(16), batch: 1, reply_bytes: None, lends: false };
+        check("rpc_rate", usual, &[8]);
         check(
-            "rpc_rate --window 2 --reply-size 1M --lend",
-            Kind::Calls { window: Some(2), reply_bytes: Some(1 << 20), lends: true },
+            "rpc_rate --window 4 --batch 2 --reply-size 1M --lend",
+            Kind::Calls { window: Some(4), batch: 2, reply_bytes: Some(1 << 20), lends: true },
             &[8],
         );
         check("rpc_load -a", Kind::Load { rate: 1000, is_sweep: true }, &[8]);
@@ -427,6 +436,9 @@ mod tests {
             "read_lat --span 4",
             "read_lat --span 32 --regions 16",
             "rpc_lat --window 3",
+            "rpc_lat --batch 2",
+            "rpc_rate --window 4 --batch 3",
+            "rpc_rate --window 4 --batch 8",
             "rpc_load -s 16",
             "rpc_lat --peer 1",
             "read_lat --reply-size 8",

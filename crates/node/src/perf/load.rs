@@ -10,6 +10,7 @@ use anyhow::Context;
 
 use super::calls::{Caller, end_serving, serve};
 use super::crew;
+use super::echo::Speech;
 use super::ends::Ends;
 use super::gate::Seat;
 use super::job::Job;
@@ -67,7 +68,7 @@ fn measure(job: &Job, ends: &mut Ends, table: Option<&Table>, load: Load) -> any
 }
 
 fn by_calls(job: &Job, ends: &mut Ends, load: Load) -> anyhow::Result<(Series, u64)> {
-    serve(ends, job.threads, Some(SIZE), SIZE)?;
+    serve(ends, job.threads, Speech { request_bytes: Some(SIZE), reply_bytes: SIZE, batch: 1 })?;
     let cpu_before = cpu_of_both(ends)?;
     let (session, peer, cores) = (&ends.session, ends.peer, &ends.cores);
     let work = |thread, seat: Seat| {

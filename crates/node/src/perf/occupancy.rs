@@ -12,6 +12,7 @@ use halite_tier::rpc::{Input, Kind, RequestHeader, RingReader, RingWriter, SlotI
 
 use super::calls::{Caller, end_serving, serve};
 use super::crew;
+use super::echo::Speech;
 use super::ends::Ends;
 use super::job::Job;
 use super::measure::Series;
@@ -46,7 +47,7 @@ pub fn run(
         })
         .collect();
     let mut row = Row::new(0, calls);
-    serve(ends, 1, None, REPLY_BYTES)?;
+    serve(ends, 1, Speech { request_bytes: None, reply_bytes: REPLY_BYTES, batch: 1 })?;
     let work = |_, _| call_all(ends, &sizes);
     for (series, errors) in crew::run(1, |thread| ends.cores.of_client(thread), work)? {
         row.ours.merge(&series);

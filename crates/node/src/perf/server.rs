@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::args::ServerArgs;
 use super::barriers;
 use super::cores::{Cores, pin};
-use super::echo::Echo;
+use super::echo::{Echo, Speech};
 use super::measure::process_cpu;
 use super::messages;
 use super::pingpong::{self, Table};
@@ -47,6 +47,8 @@ pub enum Request {
         request_bytes: Option<u64>,
         /// Bytes of each reply.
         reply_bytes: u64,
+        /// How many requests are taken, and answered, together at most.
+        batch: usize,
     },
     /// End them, and tell the `Errors`.
     EndServing,
@@ -148,9 +150,10 @@ impl Server {
                 let cores = &self.cores;
                 pingpong::serve(players, turns, |thread| cores.of_server(thread)).map(Reply::Errors)
             }
-            Request::Serve { threads, request_bytes, reply_bytes } => {
+            Request::Serve { threads, request_bytes, reply_bytes, batch } => {
                 let (session, cores) = (&self.session, &self.cores);
-                self.echo = Some(Echo::begin(session, cores, threads, request_bytes, reply_bytes)?);
+                let speech = Speech { request_bytes, reply_bytes, batch };
+                self.echo = Some(Echo::begin(session, cores, threads, speech)?);
                 Ok(Reply::Ready)
             }
             Request::EndServing => {

@@ -11,8 +11,8 @@ use super::{RING_BYTES_MAX, RING_BYTES_MIN, Violation};
 #[error("the request ring is full")]
 pub struct RingFull;
 
-/// The client's end, which owns the tail.
-#[derive(Debug)]
+/// The client's end, which owns the tail.  A clone is for going back, if requests were not posted after all.
+#[derive(Clone, Debug)]
 pub struct RingWriter {
     bytes: u64,
     tail: u64,

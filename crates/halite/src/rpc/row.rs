@@ -1,0 +1,216 @@
+//! Rows: requests, or answers, that go to one node together.
+//!
+//! What a post costs however short it is (locks, the fence before the doorbell, the wait for the peer's cache lines) is
+//! paid once for all of a row.  Only what is short goes in a row; the rest goes by itself.
+
+use std::sync::MutexGuard;
+
+use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, WorkRequest};
+use halite_tier::ids::NodeId;
+use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX};
+use halite_tier::rpc::{Address, Imm, ReplyHeader, SlotId, Status, Target};
+
+use super::answer::{Answered, LINE_BYTES, Owed, ReplyTo, remote};
+use super::link::{Inbound, Link, Outbound};
+use super::request::{Request, header_of};
+use super::{CALL_WORK, PART_BYTES_MAX, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
+use crate::wait::{Wakes, lock};
+
+/// Longest row: what is posted is under a lock meanwhile, and seen by its peer only little by little.
+pub(crate) const ROW_MAX: usize = 16;
+
+/// Writes with immediates, one behind the other.
+struct Writes {
+    bytes: Vec<u8>,
+    /// Where the bytes of each end, where they go, and its immediate.
+    writes: Vec<(usize, Address, u32)>,
+}
+
+impl Writes {
+    /// Room for `count` of them, of a cache line each: more is made for longer ones.
+    fn new(count: usize) -> Writes {
+        Writes { bytes: Vec::with_capacity(count * LINE_BYTES), writes: Vec::with_capacity(count) }
+    }
+
+    fn push(&mut self, parts: &[&[u8]], at: Address, imm: Imm) {
+        parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        self.writes.push((self.bytes.len(), at, imm.emit()));
+    }
+
+    fn len(&self) -> usize {
+        self.writes.len()
+    }
+
+    /// Posts them; how many were, and why the others were not.
+    fn post(&self, fabric: &dyn Fabric, peer: PeerId) -> (usize, Result<(), PostCause>) {
+        if self.writes.is_empty() {
+            return (0, Ok(()));
+        }
+        let mut begin = 0;
+        let requests: Vec<_> = (self.writes.iter())
+            .map(|(end, at, imm)| {
+                let local = Local::Inline(&self.bytes[begin..*end]);
+                begin = *end;
+                let operation = Operation::WriteImm { local, remote: remote(*at, 0), imm: *imm };
+                WorkRequest { id: CALL_WORK, operation, signalled: false }
+            })
+            .collect();
+        match fabric.post(peer, &requests) {
+            Ok(()) => (requests.len(), Ok(())),
+            Err(error) => (error.posted, Err(error.cause)),
+        }
+    }
+}
+
+/// Requests.
+impl Rpc {
+    /// Posts the first of `inputs`, each as `request` says, as far as they go in a row now.  The slots of those that were
+    /// posted; the rest is to be tried one by one, which tells why.
+    pub(crate) fn try_request_row<I: AsRef<[u8]>>(
+        &self,
+        node: NodeId,
+        request: &Request<'_>,
+        inputs: &[I],
+    ) -> (Target, Vec<SlotId>) {
+        let routes = self.routes();
+        let Some(link) = routes.by_node.get(&node) else { return (Target::Own, Vec::new()) };
+        let mut outbound = lock(&link.outbound);
+        let slots = match (outbound.as_mut(), link.target) {
+            (Some(outbound), Target::Peer(peer)) if link.is_introduced() => {
+                self.post_row(peer, outbound, request, inputs)
+            }
+            _ => Vec::new(),
+        };
+        (link.target, slots)
+    }
+
+    fn post_row<I: AsRef<[u8]>>(
+        &self,
+        peer: PeerId,
+        outbound: &mut Outbound,
+        request: &Request<'_>,
+        inputs: &[I],
+    ) -> Vec<SlotId> {
+        let inputs = inputs.iter().map(AsRef::as_ref);
+        let short = inputs.clone().take(ROW_MAX).take_while(|input| self.goes_in_row(request, input));
+        let count = short.count();
+        let mut slots = self.open_usual_slots(Target::Peer(peer), request.deadline_ns, count);
+        let before = outbound.ring.clone();
+        let (mut writes, mut places) = (Writes::new(slots.len()), Vec::with_capacity(slots.len()));
+        for (slot, input) in slots.iter().zip(inputs) {
+            let header = header_of(&Request { input, ..*request }, *slot, None, None);
+            let Ok(place) = outbound.place(header.request_bytes()) else { break };
+            let mut head = [0; REQUEST_HEADER_BYTES_MAX];
+            let len = header.emit(&mut head);
+            let at = Address { offset: outbound.at.offset + place.offset, ..outbound.at };
+            let name = request.principal.0.as_bytes();
+            writes.push(&[&head[..len], name, input], at, Imm::Request { offset: place.offset });
+            outbound.ring.take(place);
+            places.push(place);
+        }
+        let (posted, _) = writes.post(&*self.fabric, peer);
+        if posted < places.len() {
+            outbound.ring = before;
+            places[..posted].iter().for_each(|place| outbound.ring.take(*place));
+        }
+        self.free_slots(slots.split_off(posted));
+        slots
+    }
+
+    fn goes_in_row(&self, request: &Request<'_>, input: &[u8]) -> bool {
+        let len = REQUEST_HEADER_BYTES_MAX + request.principal.0.len() + input.len();
+        let reply_len = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
+        len <= PART_BYTES_MAX.min(self.inline_bytes_max)
+            && (reply_len <= USUAL_SLOT_BYTES || !request.reply_in_place)
+    }
+
+    /// As many slots of the usual ones as there are, up to `count`.
+    fn open_usual_slots(&self, target: Target, deadline_ns: u64, count: usize) -> Vec<SlotId> {
+        let mut slots = lock(&self.slots);
+        let mut opened = Vec::with_capacity(count);
+        while opened.len() < count
+            && let Some(slot) = slots.open(target)
+        {
+            if slot.index >= USUAL_SLOTS {
+                slots.free(slot);
+                break;
+            }
+            opened.push(slot);
+        }
+        opened.iter().for_each(|slot| self.keep_deadline(&mut slots, *slot, deadline_ns));
+        opened
+    }
+
+    /// Frees slots that hold nothing.
+    fn free_slots(&self, unused: Vec<SlotId>) {
+        if !unused.is_empty() {
+            let mut slots = lock(&self.slots);
+            unused.into_iter().for_each(|slot| drop(slots.free(slot)));
+        }
+    }
+}
+
+/// Answers.
+impl Rpc {
+    /// Answers calls that came over the same link, at most [`ROW_MAX`], with the outputs of their handlers.
+    pub(crate) fn answer_row(&self, row: &[(&ReplyTo, &[u8])], wakes: &mut Wakes) -> Vec<Answered> {
+        let Some((first, _)) = row.first() else { return Vec::new() };
+        let mut answered = self.answer_short(first.link(), row);
+        for ((to, output), answered) in row.iter().zip(&mut answered) {
+            if answered.is_none() {
+                *answered = Some(self.answer(to, output, wakes));
+            }
+        }
+        answered.into_iter().flatten().collect()
+    }
+
+    /// Posts those that go in a row; `None` for the others.
+    fn answer_short(&self, link: &Link, row: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
+        let Target::Peer(peer) = link.target else { return vec![None; row.len()] };
+        let (mut writes, mut written) = (Writes::new(row.len()), Vec::with_capacity(row.len()));
+        let mut inbound = lock(&link.inbound);
+        let mut answered: Vec<_> = (row.iter().enumerate())
+            .map(|(index, (to, output))| {
+                if !self.is_short(to, output) {
+                    return None;
+                }
+                if link.is_gone() || !inbound.served.begin(to.id) {
+                    return Some(Answered::Unwanted);
+                }
+                let header = ReplyHeader { status: Status::Done(output.len() as u32) }.emit();
+                writes.push(&[&header, output], to.at, Imm::Reply(to.id.slot));
+                written.push(index);
+                Some(Answered::Sent)
+            })
+            .collect();
+        let (posted, result) = writes.post(&*self.fabric, peer);
+        let full = result == Err(PostCause::QueueFull);
+        let (over, held_back) = written.split_at(if full { posted } else { writes.len() });
+        over[posted..].iter().for_each(|index| answered[*index] = Some(Answered::Unwanted));
+        self.end_answers(link, inbound, over.iter().map(|index| row[*index].0));
+        for (to, output) in held_back.iter().map(|index| row[*index]) {
+            let status = Status::Done(output.len() as u32);
+            self.owe(Owed::new(to.clone(), status, output.to_vec()));
+        }
+        answered
+    }
+
+    fn is_short(&self, to: &ReplyTo, output: &[u8]) -> bool {
+        let len = output.len() + REPLY_HEADER_BYTES;
+        let room = (to.room as usize).min(PART_BYTES_MAX).min(self.inline_bytes_max);
+        output.len() <= to.bytes_max as usize && len <= room
+    }
+
+    /// They have been posted, or are for a peer that is gone.
+    fn end_answers<'r>(
+        &self,
+        link: &Link,
+        mut inbound: MutexGuard<'_, Inbound>,
+        ended: impl Iterator<Item = &'r ReplyTo>,
+    ) {
+        let ended = ended.filter(|to| inbound.served.end(to.id, true));
+        let cancelled: Vec<_> = ended.map(|to| to.id.slot).collect();
+        drop(inbound);
+        cancelled.into_iter().for_each(|slot| self.acknowledge(link, slot));
+    }
+}

@@ -1,0 +1,265 @@
+//! Calls in rows: posted together, received together, answered together.  Each is a call as any other.
+
+use std::thread;
+use std::time::Duration;
+
+use halite::{Call, CallCause, Function, NodeId, ReplyCause, ServeCause, ServeOptions, blocking};
+
+use super::calls::{Closing, PATIENCE, backwards, serve_echo, with_echo};
+use super::cluster::{Cluster, Harness, Random, pattern};
+use super::dropped::{at_every_wait, poll_at_most};
+use super::refused;
+
+const ECHO: Function = Function(7);
+const THERE: NodeId = NodeId(1);
+/// Longer than most answers here, and short enough for the usual place of answers.
+const ANSWER_BYTES_MAX: usize = 4000;
+
+/// Answers calls with their inputs, backwards, as many together as there are, until the server is closed.
+fn serve_rows(server: &blocking::Server, max: usize) {
+    while let Ok(calls) = server.recv_many(max) {
+        assert!((1..=max.max(1)).contains(&calls.len()), "{} of {max}", calls.len());
+        let answers = calls.into_iter().map(|call| {
+            let answer = backwards(call.input());
+            (call, answer)
+        });
+        for answered in server.reply_all(answers) {
+            answered.expect("the caller waits");
+        }
+    }
+}
+
+/// Runs `story` while a thread of `session` answers calls of [`ECHO`] in rows of at most `max`.
+fn with_rows<T>(session: &blocking::Session, max: usize, story: impl FnOnce() -> T) -> T {
+    let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
+    thread::scope(|scope| {
+        let _closing = Closing(&server);
+        scope.spawn(|| serve_rows(&server, max));
+        story()
+    })
+}
+
+/// Posts a call for each input and checks all of the answers.
+fn check_row(session: &blocking::Session, node: NodeId, inputs: &[Vec<u8>], answer_bytes_max: usize) {
+    let posted = session.post_calls(node, ECHO, inputs, answer_bytes_max, PATIENCE);
+    assert_eq!(posted.len(), inputs.len());
+    for (index, (call, input)) in posted.into_iter().zip(inputs).enumerate() {
+        let answer = call.and_then(blocking::PendingCall::answer).expect("it is served");
+        assert!(answer == backwards(input), "call {index}, of {} bytes", input.len());
+    }
+}
+
+fn calls(server: &blocking::Server, count: usize) -> Vec<Call> {
+    let mut calls = Vec::new();
+    while calls.len() < count {
+        calls.extend(server.recv_many(count - calls.len()).expect("nobody closes it"));
+    }
+    calls
+}
+
+/// Whatever travels together, every caller gets its own answer.
+pub fn calls_in_a_row_get_their_answers(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    for max in [0, 1, 5, 1000] {
+        with_rows(&there, max, || {
+            for count in [0, 1, 2, 16, 17, 100] {
+                let inputs: Vec<_> = (0..count).map(|number| pattern(number % 60, number)).collect();
+                check_row(&here, THERE, &inputs, ANSWER_BYTES_MAX);
+                check_row(&there, THERE, &inputs, ANSWER_BYTES_MAX);
+            }
+        });
+    }
+}
+
+/// Long inputs and answers go by themselves, among those that travel together.
+pub fn a_row_may_have_calls_of_all_lengths(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let here = cluster.session(0);
+    with_rows(&cluster.session(1), 16, || {
+        let lens = [3, 500, 0, 70_000, 8, 450, 460, 470, 480, 490, 300_000, 1, 4000, 4160, 2];
+        let inputs: Vec<_> = lens.iter().map(|len| pattern(*len, *len)).collect();
+        check_row(&here, THERE, &inputs, 300_000);
+        let short: Vec<_> = (0..50).map(|number| pattern(number * 10, number)).collect();
+        check_row(&here, THERE, &short, 490);
+    });
+}
+
+/// Who receives one by one, or waits for a task, serves calls in rows as well.
+pub fn rows_and_single_calls_mix(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let inputs: Vec<_> = (0..40).map(|number| pattern(number, number)).collect();
+    with_echo(&cluster.session(1), 2, || {
+        check_row(&cluster.session(0), THERE, &inputs, ANSWER_BYTES_MAX);
+        let tasks = cluster.futures(0);
+        let posted = tasks.post_calls(THERE, ECHO, &inputs, ANSWER_BYTES_MAX, PATIENCE);
+        for (call, input) in tasks.blocking().block_on(posted).into_iter().zip(&inputs) {
+            let answer = tasks.blocking().block_on(call.expect("it is posted").answer());
+            assert_eq!(answer.expect("it is served"), backwards(input));
+        }
+    });
+    with_rows(&cluster.session(1), 16, || {
+        for input in &inputs {
+            let answer = cluster.session(0).call(THERE, ECHO, input, PATIENCE);
+            assert_eq!(answer.expect("it is served"), backwards(input));
+        }
+    });
+}
+
+/// Rows chase each other around a ring that holds only a few calls.
+pub fn rows_wait_for_room_in_a_small_ring(h: &dyn Harness) {
+    let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
+    with_rows(&cluster.session(1), 16, || {
+        thread::scope(|scope| {
+            for caller in 0..3 {
+                let session = cluster.session(0);
+                scope.spawn(move || {
+                    let mut random = Random::new(caller);
+                    for _ in 0..30 {
+                        let lens = (0..random.below(40)).map(|_| [20, 400, 3000][random.below(3) as usize]);
+                        let lens: Vec<_> = lens.collect();
+                        let inputs: Vec<_> =
+                            lens.iter().map(|len| pattern(random.below(*len), *len)).collect();
+                        check_row(&session, THERE, &inputs, ANSWER_BYTES_MAX);
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// A receiver gets what waits, in order and no more than it asked for; what is behind a long input waits with that.
+pub fn a_receiver_takes_no_more_than_it_asked_for(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (here, server) =
+        (cluster.session(0), cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap());
+    let inputs: Vec<_> = [3, 4, 5, 300_000, 6, 7].map(|len| pattern(len, len)).into();
+    let posted = here.post_calls(THERE, ECHO, &inputs, ANSWER_BYTES_MAX, PATIENCE);
+    let mut lens = Vec::new();
+    while lens.len() < inputs.len() {
+        let calls = server.recv_many(2).unwrap();
+        assert!(calls.len() <= 2);
+        lens.extend(calls.iter().map(|call| call.input().len()));
+        assert!(server.reply_all(calls.into_iter().map(|call| (call, b"yes"))).iter().all(Result::is_ok));
+    }
+    assert_eq!(lens, [3, 4, 5, 300_000, 6, 7]);
+    for call in posted {
+        assert_eq!(call.unwrap().answer().unwrap(), b"yes");
+    }
+}
+
+/// What goes wrong with one call of a row is no matter of the others.
+pub fn each_call_of_a_row_fails_for_itself(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let options = ServeOptions { requests_max: 5, ..ServeOptions::default() };
+    let (here, server) = (cluster.session(0), cluster.session(1).serve(ECHO, options).unwrap());
+    let posted = here.post_calls(THERE, ECHO, &[b"input"; 7], 100, PATIENCE);
+    let mut posted: Vec<_> = posted.into_iter().map(|call| call.expect("it is posted")).collect();
+    for _ in 0..2 {
+        refused!(posted.pop().expect("there are seven").answer(), CallCause::Busy);
+    }
+    let mut calls = calls(&server, 5);
+    // The first is answered in time, the second too long, the third is dropped; nobody waits for the fourth.
+    drop(posted.remove(3));
+    super::cluster::eventually("the handler can tell", || {
+        if calls[3].is_wanted() { Err(String::new()) } else { Ok(()) }
+    });
+    drop(calls.remove(2));
+    let answers = [vec![1; 100], vec![2; 101], vec![4; 4], vec![5; 5]];
+    let answered = server.reply_all(calls.into_iter().zip(answers));
+    let causes: Vec<_> = answered.iter().map(|result| result.as_ref().map_err(|error| error.cause)).collect();
+    let too_long = ReplyCause::TooLong { max: 100 };
+    assert_eq!(causes, [Ok(&()), Err(too_long), Err(ReplyCause::CallerGone), Ok(&())]);
+    let mut answers = posted.into_iter().map(blocking::PendingCall::answer);
+    assert_eq!(answers.next().unwrap().unwrap(), [1; 100]);
+    refused!(answers.next().unwrap(), CallCause::ReplyTooLong { len: 101, max: 100 });
+    refused!(answers.next().unwrap(), CallCause::NoReply);
+    assert_eq!(answers.next().unwrap().unwrap(), [5; 5]);
+}
+
+/// Each is told, and none waits longer than it was told to.
+pub fn rows_that_lead_nowhere_fail(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let here = cluster.session(0);
+    let inputs: [&[u8]; 3] = [b"a", b"", &[3; 5000]];
+    for call in here.post_calls(NodeId(9), ECHO, &inputs, 100, PATIENCE) {
+        refused!(call, CallCause::UnknownNode);
+    }
+    for call in here.post_calls(THERE, ECHO, &inputs, 100, PATIENCE) {
+        refused!(call.expect("it is posted").answer(), CallCause::UnknownFunction);
+    }
+    let _unserved = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
+    for call in here.post_calls(THERE, ECHO, &inputs, 100, Duration::from_millis(2)) {
+        refused!(call.and_then(blocking::PendingCall::answer), CallCause::Timeout);
+    }
+}
+
+/// Both ends are told of the end of the other's node.
+pub fn rows_end_with_either_node(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let (here, leaving) = (cluster.session(0), cluster.session(2));
+    let server = leaving.serve(ECHO, ServeOptions::default()).unwrap();
+    let posted = here.post_calls(NodeId(2), ECHO, &[b"input"; 20], 100, PATIENCE);
+    let of_leaving = calls(&server, 20);
+    let other = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
+    let of_its_own = leaving.post_calls(THERE, ECHO, &[b"input"; 20], 100, PATIENCE);
+    let mut of_other = calls(&other, 20);
+    cluster.leave(2);
+    for call in posted {
+        refused!(call.expect("it was posted").answer(), CallCause::PeerDown);
+    }
+    for call in of_its_own {
+        refused!(call.expect("it was posted").answer(), CallCause::NodeClosed);
+    }
+    refused!(server.recv_many(16), ServeCause::NodeClosed);
+    for answered in server.reply_all(of_leaving.into_iter().map(|call| (call, b"from beyond"))) {
+        assert!(answered.is_err());
+    }
+    super::cluster::eventually("the handler can tell", || {
+        if of_other[0].is_wanted() { Err(String::new()) } else { Ok(()) }
+    });
+    // Among the answers to a node that is gone is one to a node that is there.
+    let here_too = here.post_call(THERE, ECHO, b"input", 100, PATIENCE).unwrap();
+    of_other.insert(7, other.recv().unwrap());
+    let answered = other.reply_all(of_other.into_iter().map(|call| (call, b"yes")));
+    let taken: Vec<_> = (0..answered.len()).filter(|index| answered[*index].is_ok()).collect();
+    assert_eq!(taken, [7]);
+    assert_eq!(here_too.answer().unwrap(), b"yes");
+    refused!(leaving.post_calls(THERE, ECHO, &[b"input"], 100, PATIENCE).remove(0), CallCause::NodeClosed);
+}
+
+/// Given up at any moment, a row leaves neither calls that wait nor slots, and what comes next is not mixed up with it.
+pub fn an_abandoned_row_leaks_nothing(h: &dyn Harness) {
+    let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
+    let session = cluster.futures(0);
+    let long = vec![1; 900];
+    with_rows_that_may_be_unwanted(&cluster.session(1), || {
+        for _ in 0..10 {
+            at_every_wait(|polls| {
+                let inputs = [b"short", long.as_slice(), b"short", &long, &long, &long, &long, b"short"];
+                let posted = session.post_calls(THERE, ECHO, &inputs, 1000, PATIENCE);
+                let is_done = poll_at_most(polls, posted).is_ready();
+                check_row(&session.blocking(), THERE, &[vec![7; 7], vec![8; 8]], 100);
+                is_done
+            });
+        }
+    });
+}
+
+fn with_rows_that_may_be_unwanted(session: &blocking::Session, story: impl FnOnce()) {
+    let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
+    thread::scope(|scope| {
+        let _closing = Closing(&server);
+        scope.spawn(|| serve_echo(&server));
+        scope.spawn(|| {
+            while let Ok(calls) = server.recv_many(8) {
+                let answers = calls.into_iter().map(|call| {
+                    let answer = backwards(call.input());
+                    (call, answer)
+                });
+                drop(server.reply_all(answers));
+            }
+        });
+        story();
+    });
+}
