@@ -27,10 +27,10 @@ impl Echo {
         let serve = |thread| session.serve(function(thread), ServeOptions::default());
         let servers = (0..threads).map(serve).collect::<Result<Vec<_>, _>>()?;
         let start = |(thread, server): (usize, &blocking::Server)| {
-            let (server, core) = (server.clone(), cores.of_server(thread));
+            let (server, own) = (server.clone(), cores.of_server(thread));
             let expected = request_bytes.map(|len| Parcel::new(len, thread));
             std::thread::spawn(move || {
-                pin(core).context("cannot stay on the server's core")?;
+                pin(own).context("cannot stay on the server's core")?;
                 answer(&server, expected, Parcel::new(reply_bytes, thread))
             })
         };
