@@ -2,7 +2,10 @@
 
 mod support;
 
-use rustix::process::Signal;
+use std::path::PathBuf;
+
+use rustix::process::{Pid, Signal};
+use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::Value;
 use support::{Process, Running, Scratch, children};
 
@@ -114,6 +117,67 @@ fn calls_that_come_now_and_then_beside_polling_for_ever() {
     let lines = scratch.json("perf rpc_load -a -n 16 --rate 4000 --json");
     let offered: Vec<f64> = lines.iter().map(|line| positive(&line["offered_per_s"])).collect();
     assert_eq!(offered, [4000.0, 2000.0, 1000.0, 500.0]);
+}
+
+#[test]
+fn every_test_can_have_both_ends_on_one_core() {
+    for test in [
+        "write_lat",
+        "read_lat",
+        "write_bw",
+        "alloc_lat",
+        "map_lat",
+        "rpc_lat",
+        "rpc_rate",
+        "rpc_load -t 2 --rate 4000",
+        "rpc_memory",
+        "send_lat",
+        "fetch_add_lat",
+        "cas_lat",
+        "lock_lat",
+        "barrier_lat",
+        "fill_lat",
+    ] {
+        let scratch = Scratch::new("shared");
+        let lines = scratch.json(&format!("perf {test} -n 20 --cores shared --json"));
+        assert_eq!((&lines[0]["cores"], &lines[0]["errors"]), (&"shared".into(), &0.into()), "{test}");
+    }
+}
+
+#[test]
+fn keepers_are_on_the_cores_of_their_ends() {
+    let all = sched_getaffinity(None).unwrap();
+    let available: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| all.is_set(*core)).collect();
+    let one = |index: usize| {
+        let mut set = CpuSet::new();
+        set.set(available[index % available.len()]);
+        set
+    };
+    check_keepers("write_lat", [one(0), one(1)]);
+    check_keepers("write_lat --cores shared", [one(0), one(0)]);
+    check_keepers("write_lat --cores any", [all, all]);
+}
+
+/// Looks where the keepers of the server and of the client may run.
+#[track_caller]
+fn check_keepers(line: &str, expected: [CpuSet; 2]) {
+    let scratch = Scratch::new("keepers");
+    let mut perf = Running::start(&scratch, &format!("perf {line} -n 1000000000"));
+    // The heading is printed when both ends are there.
+    perf.line();
+    let server = children(perf.pid())[0];
+    let found = [server, perf.pid()].map(|pid| sched_getaffinity(Some(keeper(pid))).unwrap());
+    assert_eq!(found, expected, "{line}");
+}
+
+/// The keeper among the threads of a process.
+fn keeper(pid: u32) -> Pid {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut paths = threads.map(|thread| thread.unwrap().path());
+    let is_keeper = |path: &PathBuf| std::fs::read_to_string(path.join("comm")).unwrap() == "halite-keeper\n";
+    let path = paths.find(is_keeper).expect("a node has a keeper");
+    let id = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+    Pid::from_raw(id).unwrap()
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
+use super::cores::Pinning;
 use crate::args::Fabric;
 use crate::bytes::ByteCount;
 
@@ -91,9 +92,12 @@ pub struct PerfArgs {
     /// All sizes from 8 bytes to 64 MiB; rpc_load: all rates
     #[arg(short = 'a', long, conflicts_with = "size")]
     pub all: bool,
-    /// Threads, spread over the cores in turn; as many serve them [default: 1; rpc_load: 8]
+    /// Threads; as many serve them [default: 1; rpc_load: 8]
     #[arg(short = 't', long, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub threads: Option<u32>,
+    /// Where the threads run
+    #[arg(long, value_enum, default_value_t = Pinning::Apart)]
+    pub cores: Pinning,
     /// Network between the two ends
     #[arg(long, env = "HALITE_FABRIC", value_enum, default_value_t = Fabric::Shm)]
     pub fabric: Fabric,
@@ -142,4 +146,7 @@ pub struct ServerArgs {
     /// Memory to contribute
     #[arg(long)]
     pub arena: u64,
+    /// Where its threads run
+    #[arg(long, value_enum)]
+    pub cores: Pinning,
 }

@@ -36,11 +36,11 @@ impl Echo {
         let serve = |thread| session.serve(function(thread), ServeOptions::default());
         let servers = (0..threads).map(serve).collect::<Result<Vec<_>, _>>()?;
         let start = |(thread, server): (usize, &blocking::Server)| {
-            let (server, core) = (server.clone(), cores.of_server(thread));
+            let (server, own) = (server.clone(), cores.of_server(thread));
             let expected = speech.request_bytes.map(|len| Parcel::new(len, thread));
             let replies = vec![Parcel::new(speech.reply_bytes, thread); speech.batch];
             std::thread::spawn(move || {
-                pin(core).context("cannot stay on the server's core")?;
+                pin(own).context("cannot stay on the server's core")?;
                 let mut answering = Answering { expected, replies, errors: 0 };
                 answering.run(&server)?;
                 Ok(answering.errors)

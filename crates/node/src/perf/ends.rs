@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use halite::{Config, Node, NodeId, blocking};
 
-use super::cores::Cores;
+use super::cores::{Cores, pin};
 use super::job::Job;
 use super::scratch::Scratch;
 use super::server::{CLIENT, Reply, Request};
@@ -33,18 +33,18 @@ pub struct Ends {
 impl Ends {
     /// Joins the cluster in `dir` if the job names a peer, else starts a private one.
     pub fn open(dir: Option<&Path>, job: &Job) -> anyhow::Result<Ends> {
-        let cores = Cores::available().context("cannot see which cores there are")?;
-        if cores.count() < 2 {
+        let cores = Cores::available(job.pinning).context("cannot see which cores there are")?;
+        if cores.are_too_few() {
             output::note("both ends share the only core there is: times include the switches between them");
         }
         let Some(peer) = job.peer else {
             let scratch = Scratch::create()?;
             let server = Server::start(scratch.path(), job)?;
-            let node = join(scratch.path(), Some(CLIENT), job.client_arena_bytes())?;
+            let node = join(&cores, scratch.path(), Some(CLIENT), job.client_arena_bytes())?;
             return Ok(Ends::new(node, NodeId(0), cores, Some(server), Some(scratch)));
         };
         let dir = dir.map_or_else(|| Config::default().dir, Path::to_owned);
-        let node = join(&dir, None, 0)?;
+        let node = join(&cores, &dir, None, 0)?;
         Ok(Ends::new(node, NodeId(peer), cores, None, None))
     }
 
@@ -70,7 +70,10 @@ impl Ends {
     }
 }
 
-fn join(dir: &Path, node: Option<NodeId>, arena_bytes: u64) -> anyhow::Result<Node> {
+/// Runs the client's node, its threads where the client's first thread is.  Not before the server has been started,
+/// for that would inherit our core.
+fn join(cores: &Cores, dir: &Path, node: Option<NodeId>, arena_bytes: u64) -> anyhow::Result<Node> {
+    pin(cores.of_client(0)).context("cannot stay on the client's core")?;
     let config = Config { dir: dir.to_owned(), node, arena_bytes, ..Config::default() };
     Node::embedded(config).with_context(|| format!("cannot join the cluster in {}", dir.display()))
 }
@@ -92,6 +95,8 @@ impl Server {
             &std::process::id().to_string(),
             "--arena",
             &job.arena_bytes().to_string(),
+            "--cores",
+            job.pinning.name(),
         ]);
         // A group of its own: ctrl-C is for us.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);

@@ -1,6 +1,7 @@
 //! What is to be measured, once the flags have been found to make sense together.
 
 use super::args::{PerfArgs, Test};
+use super::cores::Pinning;
 use crate::output::UsageError;
 
 /// A measurement that makes sense.
@@ -16,6 +17,8 @@ pub struct Job {
     pub iterations: Option<u64>,
     /// How many threads measure.
     pub threads: usize,
+    /// Where the threads run.
+    pub pinning: Pinning,
     /// The network.
     pub fabric: &'static str,
     /// Whether bare copies are measured too.
@@ -157,6 +160,7 @@ impl Job {
             iterations: args.iterations,
             threads: args.threads.unwrap_or(if args.test == Test::RpcLoad { LOAD_THREADS } else { 1 })
                 as usize,
+            pinning: args.cores,
             fabric: args.fabric.name(),
             has_baseline: args.check_memcpy,
             peer: args.peer,
@@ -243,6 +247,9 @@ fn kind(args: &PerfArgs) -> Result<Kind, UsageError> {
         Some(kind) => kind,
         None => of_regions(args)?,
     };
+    if args.cores == Pinning::Shared && args.peer.is_some() {
+        return Err(wrong("a node that runs already stays where it is: leave out --peer or --cores shared"));
+    }
     if args.peer.is_some() && kind.needs_server() {
         return Err(wrong(
             "a node that runs already does not play along: leave out --peer (or, for write_lat, add --completion)",
@@ -428,6 +435,7 @@ mod tests {
             "write_lat -s 4",
             "write_lat --regions 3",
             "write_lat --peer 1",
+            "read_lat --peer 1 --cores shared",
             "read_lat --completion",
             "read_lat -s 0",
             "read_bw -s 65M",
@@ -449,6 +457,13 @@ mod tests {
         ] {
             assert!(job(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn the_ends_of_a_pair_are_apart_unless_the_user_says_otherwise() {
+        assert_eq!(job("rpc_load").unwrap().pinning, Pinning::Apart);
+        assert_eq!(job("rpc_load --cores shared").unwrap().pinning, Pinning::Shared);
+        assert_eq!(job("read_lat --peer 1 --cores any").unwrap().pinning, Pinning::Any);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `halite perf`: what the operations cost, beside what bare memory costs in the same run.
 //!
 //! Both ends are processes of their own, pinned to cores of their own, in a private cluster, unless told
-//! otherwise.  [`measure`] and [`baseline`] know nothing of Halite and can time anything.
+//! otherwise ([`cores`]).  [`measure`] and [`baseline`] know nothing of Halite and can time anything.
 
 mod access;
 mod args;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use halite::{Lh, Permissions, Placement, blocking};
 
-use super::cores::pin;
+use super::cores::{Cores, pin};
 use super::ends::Ends;
 use super::gate::{self, Seat};
 use super::job::Job;
@@ -139,13 +139,9 @@ impl Player {
 }
 
 /// The server's part: answers each write by one.  Returns how often the data was wrong in the end.
-pub fn serve(
-    players: Vec<Player>,
-    turns: u64,
-    core: impl Fn(usize) -> usize + Copy + Send,
-) -> anyhow::Result<u64> {
+pub fn serve(players: Vec<Player>, turns: u64, cores: &Cores) -> anyhow::Result<u64> {
     let answer = move |mut player: Player| {
-        pin(core(player.thread))?;
+        pin(cores.of_server(player.thread)).context("cannot stay on the server's core")?;
         for stamp in 1..=turns {
             player.await_stamp(stamp)?;
             player.serve(stamp)?;

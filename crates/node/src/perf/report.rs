@@ -164,10 +164,11 @@ impl<'a> Report<'a> {
         let threads =
             if job.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", job.threads) };
         let mut heading = format!(
-            "{} over {}: {what}; {threads}\n\
+            "{} over {}: {what}; {threads}, cores: {}\n\
              Where ops/clock is not 1, times are means of as many operations, and percentiles those of such means.\n",
             job.test.name(),
-            job.fabric
+            job.fabric,
+            job.pinning.name()
         );
         heading += &if job.test.is_bandwidth() {
             format!(
@@ -261,6 +262,7 @@ struct Line {
     test: &'static str,
     fabric: &'static str,
     mode: &'static str,
+    cores: &'static str,
     size: u64,
     iters: u64,
     threads: usize,
@@ -318,6 +320,7 @@ impl Line {
             test: job.test.name(),
             fabric: job.fabric,
             mode: "embedded",
+            cores: job.pinning.name(),
             size: row.size,
             iters: row.iterations,
             threads: job.threads,
@@ -374,6 +377,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::args::Test;
+    use super::super::cores::Pinning;
     use super::super::job::Verb;
     use super::*;
 
@@ -393,6 +397,7 @@ mod tests {
             sizes: vec![1000],
             iterations: None,
             threads: 1,
+            pinning: Pinning::Apart,
             fabric: "shm",
             has_baseline: true,
             peer: None,
@@ -417,8 +422,8 @@ mod tests {
     #[test]
     fn a_line_of_json_has_the_documented_fields() {
         let line = line(Test::WriteLat, BaselineKind::Memcpy);
-        let text = |field: &str| line[field].as_str().map(str::to_owned).unwrap_or_default();
-        assert_eq!([text("test"), text("fabric"), text("mode")], ["write_lat", "shm", "embedded"]);
+        let texts = ["test", "fabric", "mode", "cores"].map(|field| line[field].as_str().unwrap_or_default());
+        assert_eq!(texts, ["write_lat", "shm", "embedded", "apart"]);
         for field in ["min", "p50", "p90", "p99", "p999", "max"] {
             check(&line["lat_us"][field], 2.0);
         }

@@ -102,8 +102,8 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 /// Runs the server until its standard input ends.
 pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
     signals::die_with(args.parent)?;
-    let cores = Cores::available().context("cannot see which cores there are")?;
-    // Before the node starts its threads, so that none of them disturbs the client's core.
+    let cores = Cores::available(args.cores).context("cannot see which cores there are")?;
+    // Before the node starts its threads, so that they stay there, too.
     pin(cores.of_server(0)).context("cannot stay on the server's core")?;
     let config =
         Config { dir: dir.to_owned(), node: Some(NodeId(0)), arena_bytes: args.arena, ..Config::default() };
@@ -147,8 +147,7 @@ impl Server {
                 let table = self.table.as_ref().context("no regions to play on")?;
                 let players = table.players(&self.session, size)?;
                 answer(Reply::Ready)?;
-                let cores = &self.cores;
-                pingpong::serve(players, turns, |thread| cores.of_server(thread)).map(Reply::Errors)
+                pingpong::serve(players, turns, &self.cores).map(Reply::Errors)
             }
             Request::Serve { threads, request_bytes, reply_bytes, batch } => {
                 let (session, cores) = (&self.session, &self.cores);

@@ -277,6 +277,18 @@ mod tests {
     }
 
     #[test]
+    fn calls_on_one_core_are_set_beside_polling_on_one_core() {
+        let mut rows = rows(&sizes());
+        rows.retain(|row| row.mentions("polling for ever"));
+        let of_row =
+            |row: &Row| [&row.ours, &row.theirs].map(|source| source.clone().unwrap().probe.to_string());
+        let load = "halite perf rpc_load -t 8 --rate 1000";
+        let (shared, apart) = (format!("{load} --cores shared -n 1 --json"), format!("{load} -n 1 --json"));
+        let expected = [[shared.clone(), shared], [apart.clone(), apart]];
+        assert_eq!(rows.iter().map(of_row).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
     fn the_rows_of_whoever_is_not_installed_go_and_the_others_stay() {
         let rows = rows(&sizes());
         for (program, peer) in [(Program::Ucx, "UCX"), (Program::Redis, "Redis")] {
