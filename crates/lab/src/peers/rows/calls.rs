@@ -6,6 +6,8 @@ use crate::peers::redis::Command;
 
 /// How many calls are under way where rates are compared.
 const WINDOW: u64 = 16;
+/// How many of them are posted together where that is so.
+const BATCH: u64 = 8;
 
 /// The rows in their order.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
@@ -49,16 +51,21 @@ fn tails(sizes: &Sizes) -> Vec<Row> {
 
 fn rates(sizes: &Sizes) -> Vec<Row> {
     let name = format!("calls, 8 B there and back, {WINDOW} under way");
+    let in_rows = format!("{name}, {BATCH} posted together");
     let redis = |command| redis(command, WINDOW, sizes.pipelined, Figure::Rate);
-    let window = WINDOW.to_string();
-    let ours =
-        || figure_of(&halite(&["rpc_rate", "-s", "8", "--window", &window], 4 * sizes.calls), Figure::Rate);
+    let one_by_one = || figure_of(&many_calls(1, sizes), Figure::Rate);
+    let together = || figure_of(&many_calls(BATCH, sizes), Figure::Rate);
+    let wanted = Target::AtLeast(4.0);
     vec![
-        row(&name, "Mops", ours(), "gRPC", grpc(WINDOW, sizes.pipelined, Figure::Rate))
-            .wants(Target::AtLeast(4.0)),
-        row(&name, "Mops", ours(), "Redis GET", redis(Command::Get)),
-        row(&name, "Mops", ours(), "Redis SET", redis(Command::Set)),
+        row(&name, "Mops", one_by_one(), "gRPC", grpc(WINDOW, sizes.pipelined, Figure::Rate)).wants(wanted),
+        row(&in_rows, "Mops", together(), "Redis GET", redis(Command::Get)).wants(wanted),
+        row(&in_rows, "Mops", together(), "Redis SET", redis(Command::Set)),
     ]
+}
+
+fn many_calls(batch: u64, sizes: &Sizes) -> Probe {
+    let (window, batch) = (WINDOW.to_string(), batch.to_string());
+    halite(&["rpc_rate", "-s", "8", "--window", &window, "--batch", &batch], 4 * sizes.calls)
 }
 
 fn replies(sizes: &Sizes) -> Vec<Row> {
