@@ -91,13 +91,13 @@ impl Rpc {
         request: &Request<'_>,
         inputs: &[I],
     ) -> Vec<SlotId> {
-        let inputs = inputs.iter().map(AsRef::as_ref);
-        let short = inputs.clone().take(ROW_MAX).take_while(|input| self.goes_in_row(request, input));
-        let count = short.count();
-        let mut slots = self.open_usual_slots(Target::Peer(peer), request.deadline_ns, count);
+        // Asked for once: what an input says of itself may change.
+        let inputs = inputs.iter().take(ROW_MAX).map(AsRef::as_ref);
+        let short: Vec<_> = inputs.take_while(|input| self.goes_in_row(request, input)).collect();
+        let mut slots = self.open_usual_slots(Target::Peer(peer), request.deadline_ns, short.len());
         let before = outbound.ring.clone();
         let (mut writes, mut places) = (Writes::new(slots.len()), Vec::with_capacity(slots.len()));
-        for (slot, input) in slots.iter().zip(inputs) {
+        for (slot, input) in slots.iter().zip(short) {
             let header = header_of(&Request { input, ..*request }, *slot, None, None);
             let Ok(place) = outbound.place(header.request_bytes()) else { break };
             let mut head = [0; REQUEST_HEADER_BYTES_MAX];

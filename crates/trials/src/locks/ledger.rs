@@ -51,6 +51,13 @@ struct Hold {
     orphaned: bool,
 }
 
+impl Hold {
+    /// Whether whoever has it can do nothing with it any more.
+    fn is_gone(&self, scene: Scene<'_>) -> bool {
+        self.orphaned || !(scene.is_up)(self.who)
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
@@ -110,15 +117,18 @@ impl Ledger {
     /// Notes that a turn begins, and that the one before is over, if it may be.
     fn note_turn(&mut self, tried: &Try, token: u64, scene: Scene<'_>) {
         let span = Span { begin_ns: tried.begin_ns, end_ns: scene.now_ns };
-        let held = self.holds.iter().find(|hold| hold.end_begun_ns == NEVER);
-        let is_kept = held.is_some_and(|hold| {
-            !hold.orphaned && (scene.is_up)(hold.who) && (scene.is_calm_since)(hold.begin_ns)
-        });
+        let is_kept =
+            self.kept().is_some_and(|hold| !hold.is_gone(scene) && (scene.is_calm_since)(hold.begin_ns));
         if let Some((begin_ns, before)) = self.open.take().filter(|_| !is_kept) {
             self.turns.gave_up(Span { begin_ns, end_ns: scene.now_ns }, before);
         }
         self.turns.took(span, token);
         self.open = Some((tried.begin_ns, token));
+    }
+
+    /// What somebody holds who has not begun to give it up.
+    fn kept(&self) -> Option<&Hold> {
+        self.holds.iter().find(|hold| hold.end_begun_ns == NEVER)
     }
 
     /// Whether there is an order in which nobody took what another had.
@@ -128,8 +138,8 @@ impl Ledger {
 
     /// Nobody else holds it, unless there is a reason why that one counts no more.
     fn check_displaced(&self, token: u64, recovered: bool, scene: Scene<'_>) -> Result<(), String> {
-        let Some(hold) = self.holds.iter().find(|hold| hold.end_begun_ns == NEVER) else { return Ok(()) };
-        let is_gone = hold.orphaned || !(scene.is_up)(hold.who);
+        let Some(hold) = self.kept() else { return Ok(()) };
+        let is_gone = hold.is_gone(scene);
         // A lock that was made anew begins far above.
         let is_the_same = token.wrapping_sub(hold.token) <= self.tries_count;
         let Hold { who, begin_ns, .. } = hold;
