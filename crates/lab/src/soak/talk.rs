@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use halite::blocking::Server;
+use halite::blocking::{PendingCall, Server};
 use halite::{Function, NodeId, Port, ReplyCause, SendCause, ServeCause};
 
 use super::board::Note;
@@ -19,6 +19,10 @@ pub const PORT: Port = Port(1);
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest input.
 const INPUT_MAX: u64 = 200 << 10;
+/// About as many calls go at once.
+const ROW_MAX: usize = 16;
+/// Longest input of those; longer ones than half a kilobyte go by themselves.
+const ROW_INPUT_MAX: u64 = 1 << 10;
 /// Longest message.
 const MESSAGE_MAX: u64 = 100 << 10;
 
@@ -38,25 +42,39 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     words.take(len).collect()
 }
 
-/// Answers calls until the server is closed.
+/// Answers calls until the server is closed, by turns one and as many as wait.
 pub fn answer(server: &Server) -> Result<()> {
-    loop {
-        let call = match server.recv() {
-            Ok(call) => call,
+    for round in 0_usize.. {
+        let calls = match server.recv_many(1 + round % 2 * ROW_MAX) {
+            Ok(calls) => calls,
             Err(error) if error.cause == ServeCause::Closed => return Ok(()),
             // The caller was killed while its input was fetched.
             Err(error) if error.cause == ServeCause::NodeClosed => continue,
             Err(error) => return Err(Failure(format!("a server: {error}"))),
         };
-        let mut output = checksum(call.input()).to_le_bytes().to_vec();
-        output.extend_from_slice(call.input());
-        match call.reply(&output) {
-            Err(error) if error.cause != ReplyCause::CallerGone => {
-                return Err(Failure(format!("an answer: {error}")));
+        let answers = calls.into_iter().map(|call| {
+            let mut output = checksum(call.input()).to_le_bytes().to_vec();
+            output.extend_from_slice(call.input());
+            (call, output)
+        });
+        for answered in server.reply_all(answers) {
+            match answered {
+                Err(error) if error.cause != ReplyCause::CallerGone => {
+                    return Err(Failure(format!("an answer: {error}")));
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
+    unreachable!("rounds do not end by themselves")
+}
+
+/// Whether an answer is what [`answer`] gives to `input`.
+fn check(node: u32, input: &[u8], output: &[u8]) -> Result<()> {
+    let (sum, echo) = output.split_at(8.min(output.len()));
+    ensure!(sum == checksum(input).to_le_bytes(), "node {node} summed {} bytes wrongly", input.len());
+    ensure!(echo == input, "node {node} answered {} bytes for {}, and not these", echo.len(), input.len());
+    Ok(())
 }
 
 impl Worker {
@@ -68,9 +86,34 @@ impl Worker {
         let input = bytes(self.random.next(), len);
         let answered = self.session.call(NodeId(node), ECHO, &input, CALL_TIMEOUT);
         let Some(output) = excuse(&self.board, &cast, "call", answered)? else { return self.excused() };
-        let (sum, echo) = output.split_at(8.min(output.len()));
-        ensure!(sum == checksum(&input).to_le_bytes(), "node {node} summed {len} bytes wrongly");
-        ensure!(echo == input, "node {node} answered {} bytes for {len}, and not these", echo.len());
+        check(node, &input, &output)
+    }
+
+    /// Calls another worker many times at once.  Calls that are given up are no matter of the others.
+    pub(super) fn call_in_rows(&mut self) -> Result<()> {
+        let Some((node, _)) = self.peer()? else { return Ok(()) };
+        let cast = self.board.cast(1 << node)?;
+        let count = self.random.below(2 * ROW_MAX as u64);
+        let inputs: Vec<_> = (0..count)
+            .map(|_| {
+                let len = self.length(ROW_INPUT_MAX);
+                bytes(self.random.next(), len)
+            })
+            .collect();
+        let session = self.session.clone();
+        let answer_bytes_max = ROW_INPUT_MAX as usize + 8;
+        let posted = session.post_calls(NodeId(node), ECHO, &inputs, answer_bytes_max, CALL_TIMEOUT);
+        ensure!(posted.len() == inputs.len(), "{} of {count} calls were posted", posted.len());
+        for (input, call) in inputs.iter().zip(posted) {
+            if self.random.below(10) == 0 {
+                continue;
+            }
+            let answered = call.and_then(PendingCall::answer);
+            let Some(output) = excuse(&self.board, &cast, "calls in a row", answered)? else {
+                return self.excused();
+            };
+            check(node, input, &output)?;
+        }
         Ok(())
     }
 
@@ -104,7 +147,7 @@ impl Worker {
     fn length(&mut self, max: u64) -> usize {
         let max = match self.random.below(100) {
             0 => max,
-            1..10 => 16 << 10,
+            1..10 => max.min(16 << 10),
             _ => 256,
         };
         self.random.below(max + 1) as usize

@@ -53,7 +53,7 @@ type Operation = fn(&mut Worker) -> Result<()>;
 const OPERATIONS: &[(u64, Operation)] = &[
     (200, Worker::add),
     (150, Worker::swap),
-    (220, Worker::write),
+    (216, Worker::write),
     (200, Worker::read),
     (50, Worker::read_from_afar),
     (10, Worker::renew),
@@ -64,6 +64,7 @@ const OPERATIONS: &[(u64, Operation)] = &[
     (6, Worker::lock_loose),
     (2, Worker::meet),
     (30, Worker::call),
+    (4, Worker::call_in_rows),
     (30, Worker::send),
 ];
 
