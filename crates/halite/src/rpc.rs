@@ -38,7 +38,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 use halite_tier::rpc::{Address, Note, ReplySlots, RingReader, Target};
 
 use self::answer::Owed;
-use self::link::Link;
+use self::link::{Link, Losses};
 use self::memory::{Block, Pool};
 use self::service::Services;
 use crate::posted::Posted;
@@ -89,6 +89,7 @@ pub(crate) struct Rpc {
     ring_bytes: u64,
     inline_bytes_max: usize,
     own: Arc<Link>,
+    losses: Losses,
     /// The usual places of our slots.
     usual: Block,
     slots: Mutex<ReplySlots<Held>>,
@@ -130,7 +131,8 @@ impl Rpc {
         let pool = Arc::new(Pool::default());
         let usual = pool.allocate(&*fabric, u64::from(USUAL_SLOTS) * USUAL_SLOT_BYTES)?;
         let inline_bytes_max = fabric.capabilities().inline_bytes_max;
-        let own = Arc::new(Link::new(node, Target::Own, None, None));
+        let losses = Losses::default();
+        let own = Arc::new(Link::new(node, Target::Own, None, None, losses.clone()));
         let routes = Routes { by_node: [(node, own.clone())].into(), ..Routes::default() };
         Some(Rpc {
             fabric,
@@ -139,6 +141,7 @@ impl Rpc {
             ring_bytes,
             inline_bytes_max,
             own,
+            losses,
             usual,
             slots: Mutex::new(ReplySlots::new(SLOTS_MAX)),
             arrivals: AtomicU64::new(0),
@@ -164,7 +167,8 @@ impl Rpc {
         head.window().store_u64(0, 0).expect("blocks are aligned");
         let introduction = self.introduction(&ring, &head);
         let reader = RingReader::new(self.ring_bytes);
-        let link = Arc::new(Link::new(node, Target::Peer(peer), Some((reader, ring)), Some(head)));
+        let losses = self.losses.clone();
+        let link = Arc::new(Link::new(node, Target::Peer(peer), Some((reader, ring)), Some(head), losses));
         let mut routes = self.routes_mut();
         routes.by_node.insert(node, link.clone());
         routes.by_peer.insert(peer, link.clone());

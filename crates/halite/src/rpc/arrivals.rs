@@ -260,6 +260,7 @@ impl Rpc {
             link.note_cancel();
             (inbound.served.cancel(slot), inbound.kept.remove(&slot))
         };
+        link.note_loss();
         drop(kept);
         if cancelling == Cancelling::Acknowledge {
             self.acknowledge(link, slot);

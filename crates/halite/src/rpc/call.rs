@@ -61,7 +61,11 @@ impl Session {
     }
 
     /// Posts a call for each of `inputs`, in their order, as [`Session::post_call`] does one; what became of each is in the
-    /// same order.  Short ones are posted together, which costs much less than one by one.
+    /// same order, and what goes wrong with one is no matter of the others.  One `timeout` is for all of them: those that have
+    /// found no room in it are not posted, and fail.
+    ///
+    /// Calls that follow each other are posted up to 16 together, which costs much less than one by one, if their inputs have up
+    /// to some 400 bytes and they go to another node.  Longer ones are posted one by one, in their turn.
     ///
     /// ```
     /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
@@ -151,7 +155,8 @@ impl<'s> PendingCall<'s> {
         Ok(output)
     }
 
-    /// As [`PendingCall::answer`], into a buffer of the caller's.  Returns how many bytes it has; a longer one is lost.
+    /// As [`PendingCall::answer`], into a buffer of the caller's.  Returns how many bytes it has; one that is longer than the
+    /// buffer is lost, and the error says how long it was.
     pub async fn answer_into(mut self, output: &mut [u8]) -> Result<usize, CallError> {
         self.calling.finish(&mut self.pending, Into::Slice(output)).await
     }
@@ -320,6 +325,10 @@ impl<'s> Calling<'s> {
     /// Posts a call, where possible without waiting.
     pub(crate) fn post_blocking(mut self, input: &[u8]) -> Result<PendingCall<'s>, CallError> {
         self.start();
+        self.post_one_blocking(input)
+    }
+
+    fn post_one_blocking(self, input: &[u8]) -> Result<PendingCall<'s>, CallError> {
         let pending = match self.try_post(input) {
             Some(pending) => pending,
             None => self.session.inner.core.block_on(self.post(input))?,
@@ -335,14 +344,13 @@ impl<'s> Calling<'s> {
         self.start();
         let mut posted = Vec::with_capacity(inputs.len());
         while let Some(input) = self.post_rows(inputs, &mut posted) {
-            let pending = self.session.inner.core.block_on(self.post(input));
-            posted.push(pending.map(|pending| PendingCall { calling: self, pending }));
+            posted.push(self.post_one_blocking(input));
         }
         posted
     }
 
     /// Posts those of `inputs` that come after `posted`, as far as they go together.  Returns the next one, which is to go
-    /// by itself.
+    /// by itself.  Once the time is over none go any more.
     fn post_rows<'i, I: AsRef<[u8]>>(
         &self,
         inputs: &'i [I],
@@ -352,6 +360,10 @@ impl<'s> Calling<'s> {
         loop {
             let left = &inputs[posted.len()..];
             let next = left.first()?.as_ref();
+            if !posted.is_empty() && core.now_ns() >= self.deadline_ns {
+                posted.extend(left.iter().map(|_| Err(self.failed(CallCause::Timeout))));
+                return None;
+            }
             let (target, slots) =
                 core.with_calls(|rpc, _| rpc.try_request_row(self.node, &self.request(next), left));
             if slots.is_empty() {
@@ -400,6 +412,9 @@ impl<'s> Calling<'s> {
         match reply {
             Reply::Done(len) | Reply::Lent(len) => Ok(len),
             Reply::Refused(status) => Err(self.failed(self.refused(status))),
+            Reply::TooLong(len, max) => {
+                Err(self.failed(CallCause::ReplyTooLong { len: len as u64, max: max as u64 }))
+            }
             Reply::DoneAt(..) | Reply::NotUnderstood => Err(self.failed(CallCause::NotUnderstood)),
         }
     }
@@ -413,7 +428,10 @@ impl<'s> Calling<'s> {
         mut into: Into<'_>,
     ) -> Result<usize, CallError> {
         let core = &self.session.inner.core;
-        let target = into.prepare(len).ok_or_else(|| self.failed(CallCause::NotUnderstood))?;
+        let target = match into.prepare(len) {
+            Ok(target) => target,
+            Err(refused) => return self.output_of(refused),
+        };
         // The time does not end with the answer: what comes after it would hold the caller up as well.
         let left = Duration::from_nanos(self.deadline_ns.saturating_sub(core.now_ns()));
         match core.within(left, fetch(core, pending.target(), address, target)).await {

@@ -27,7 +27,7 @@ impl CallError {
 #[non_exhaustive]
 pub enum CallCause {
     /// No node of that number is in the cluster.
-    #[error("the node is unknown")]
+    #[error("the cluster has no such node now; try again when it has joined")]
     UnknownNode,
     /// The server's node died or left: the handler ran, or not, or in part.
     #[error("the node is down; the call may have been carried out")]
@@ -36,7 +36,7 @@ pub enum CallCause {
     #[error("no answer came in time; the call may have been carried out")]
     Timeout,
     /// Nobody serves the function there.
-    #[error("nobody serves the function there")]
+    #[error("nobody serves the function there; try again when its server has started")]
     UnknownFunction,
     /// So many calls wait for a handler that one more was refused; try again later.
     #[error("too many calls wait for it; try again later")]
@@ -45,7 +45,7 @@ pub enum CallCause {
     #[error("permission denied; whoever serves it decides who may call")]
     PermissionDenied,
     /// The handler ran, but its answer is longer than the caller takes.
-    #[error("its answer has {len} bytes, and {max} are taken")]
+    #[error("its answer has {len} bytes, and the caller had room for {max}; call again with more")]
     ReplyTooLong {
         /// Length of the answer in bytes.
         len: u64,
@@ -104,7 +104,7 @@ impl SendError {
 #[non_exhaustive]
 pub enum SendCause {
     /// No node of that number is in the cluster.
-    #[error("the node is unknown")]
+    #[error("the cluster has no such node now; try again when it has joined")]
     UnknownNode,
     /// The receiver's node died or left: the message was received, or not.
     #[error("the node is down; the message may have been received")]
@@ -178,8 +178,10 @@ pub enum ServeCause {
 
 /// An answer did not reach its caller, who has been told so unless it has gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot answer with {len} bytes: {cause}")]
+#[error("cannot answer the caller at node {node} with {len} bytes: {cause}")]
 pub struct ReplyError {
+    /// The caller's node.
+    pub node: NodeId,
     /// Length of the answer in bytes.
     pub len: u64,
     /// Why not.
@@ -201,7 +203,7 @@ pub enum ReplyCause {
     #[error("the caller waits no more")]
     CallerGone,
     /// It is longer than what the caller takes.
-    #[error("the caller takes at most {max}")]
+    #[error("the caller takes at most {max} bytes")]
     TooLong {
         /// What the caller takes at most, in bytes.
         max: u64,

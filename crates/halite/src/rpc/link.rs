@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU32;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
 
@@ -26,6 +27,23 @@ pub(crate) struct Link {
     introduced: AtomicBool,
     /// How many calls the peer has cancelled.
     cancels: AtomicU32,
+    losses: Losses,
+}
+
+/// How often requests came to be unwanted, one by one or with their whole peer; of all links of a node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Losses(Arc<AtomicU64>);
+
+impl Losses {
+    fn add(&self) {
+        // Pairs with the Acquire in count(): whoever sees the count sees that they are unwanted.
+        self.0.fetch_add(1, Release);
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        // Pairs with the Release in add().
+        self.0.load(Acquire)
+    }
 }
 
 /// Who calls, and through which link.  Shared by all requests of theirs, which thus count one reference each.
@@ -76,6 +94,7 @@ impl Link {
         target: Target,
         ring: Option<(RingReader, Block)>,
         head: Option<Block>,
+        losses: Losses,
     ) -> Link {
         Link {
             node,
@@ -92,6 +111,7 @@ impl Link {
             gone: AtomicBool::new(false),
             introduced: AtomicBool::new(false),
             cancels: AtomicU32::new(0),
+            losses,
         }
     }
 
@@ -124,6 +144,16 @@ impl Link {
 
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Relaxed);
+        self.losses.add();
+    }
+
+    /// A request of the peer's is not wanted any more, and does not look so.
+    pub(crate) fn note_loss(&self) {
+        self.losses.add();
+    }
+
+    pub(crate) fn losses(&self) -> &Losses {
+        &self.losses
     }
 }
 

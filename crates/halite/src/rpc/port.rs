@@ -166,9 +166,11 @@ fn answer_of(reply: Reply) -> Result<Option<u32>, SendCause> {
         Reply::Refused(Status::WouldBlock) => Err(SendCause::WouldBlock),
         Reply::Refused(Status::Denied) => Err(SendCause::PermissionDenied),
         Reply::Refused(Status::NoMemory) => Err(SendCause::NoMemory),
-        Reply::Refused(_) | Reply::DoneAt(..) | Reply::Lent(_) | Reply::NotUnderstood => {
-            Err(SendCause::NotUnderstood)
-        }
+        Reply::Refused(_)
+        | Reply::DoneAt(..)
+        | Reply::Lent(_)
+        | Reply::TooLong(..)
+        | Reply::NotUnderstood => Err(SendCause::NotUnderstood),
     }
 }
 

@@ -77,6 +77,8 @@ pub(crate) enum Reply {
     Lent(usize),
     /// They are still at the server: so many, there.
     DoneAt(usize, Address),
+    /// So many bytes are more than what the caller has room for.
+    TooLong(usize, usize),
     /// No answer, for this reason.
     Refused(Status),
     /// Nonsense.
@@ -167,7 +169,7 @@ impl Rpc {
     }
 
     /// A slot for the reply, and where that is if not in the usual place.
-    fn open_slot(
+    pub(super) fn open_slot(
         &self,
         target: Target,
         request: &Request<'_>,
@@ -321,7 +323,7 @@ fn read_reply(window: &Window, offset: u64, room: u64, into: Into<'_>) -> Reply 
     match ReplyHeader::parse(header).map(|header| header.status) {
         // Not what lies behind the slot, whatever the server says.
         Ok(Status::Done(len)) if REPLY_HEADER_BYTES as u64 + u64::from(len) > room => Reply::NotUnderstood,
-        Ok(Status::Done(len)) => into.read(window, behind, len as usize).unwrap_or(Reply::NotUnderstood),
+        Ok(Status::Done(len)) => into.read(window, behind, len as usize),
         Ok(Status::DoneAt(len)) => {
             let mut address = [0; OUTPUT_ADDRESS_BYTES];
             window.read(behind, &mut address).expect("a slot holds an address");
@@ -380,28 +382,37 @@ impl Into<'_> {
     }
 
     /// Room for exactly `len` bytes, unless they do not fit.
-    pub(crate) fn prepare(&mut self, len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn prepare(&mut self, len: usize) -> Result<&mut [u8], Reply> {
         match self {
-            Into::Slice(bytes) => bytes.get_mut(..len),
-            Into::Vec(_) | Into::Lent(_) if len as u64 > PAYLOAD_BYTES_MAX => None,
+            Into::Slice(bytes) => {
+                let room = bytes.len();
+                bytes.get_mut(..len).ok_or(Reply::TooLong(len, room))
+            }
+            Into::Vec(_) | Into::Lent(_) if len as u64 > PAYLOAD_BYTES_MAX => Err(Reply::NotUnderstood),
             Into::Vec(bytes) => {
                 bytes.resize(len, 0);
-                Some(bytes.as_mut_slice())
+                Ok(bytes.as_mut_slice())
             }
-            Into::Lent(lent) => Some(lent.fetched(len)),
+            Into::Lent(lent) => Ok(lent.fetched(len)),
         }
     }
 
-    fn read(mut self, window: &Window, offset: u64, len: usize) -> Option<Reply> {
-        if len as u64 > window.len() {
-            return None;
-        }
+    /// Puts the `len` bytes at `offset` there.
+    fn read(mut self, window: &Window, offset: u64, len: usize) -> Reply {
         if let Into::Lent(lent) = self {
-            *lent = Lent::InSlot(window.slice(offset, len as u64)?);
-            return Some(Reply::Lent(len));
+            let Some(answer) = window.slice(offset, len as u64) else { return Reply::NotUnderstood };
+            *lent = Lent::InSlot(answer);
+            return Reply::Lent(len);
         }
-        window.read(offset, self.prepare(len)?).ok()?;
-        Some(Reply::Done(len))
+        // What lies outside was never written by an honest server, and is not worth the memory.
+        if len as u64 > window.len() {
+            return Reply::NotUnderstood;
+        }
+        match self.prepare(len).map(|target| window.read(offset, target)) {
+            Ok(Ok(())) => Reply::Done(len),
+            Ok(Err(_)) => Reply::NotUnderstood,
+            Err(refused) => refused,
+        }
     }
 }
 

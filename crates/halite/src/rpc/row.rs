@@ -19,6 +19,9 @@ use crate::wait::{Wakes, lock};
 /// Longest row: what is posted is under a lock meanwhile, and seen by its peer only little by little.
 pub(crate) const ROW_MAX: usize = 16;
 
+/// A slot, and the place of its memory and how many bytes it has, if that is not the usual one.
+type OpenSlot = (SlotId, Option<(Address, u32)>);
+
 /// Writes with immediates, one behind the other.
 struct Writes {
     bytes: Vec<u8>,
@@ -94,11 +97,11 @@ impl Rpc {
         // Asked for once: what an input says of itself may change.
         let inputs = inputs.iter().take(ROW_MAX).map(AsRef::as_ref);
         let short: Vec<_> = inputs.take_while(|input| self.goes_in_row(request, input)).collect();
-        let mut slots = self.open_usual_slots(Target::Peer(peer), request.deadline_ns, short.len());
+        let mut slots = self.open_slots(Target::Peer(peer), request, short.len());
         let before = outbound.ring.clone();
         let (mut writes, mut places) = (Writes::new(slots.len()), Vec::with_capacity(slots.len()));
-        for (slot, input) in slots.iter().zip(short) {
-            let header = header_of(&Request { input, ..*request }, *slot, None, None);
+        for ((slot, reply_at), input) in slots.iter().zip(short) {
+            let header = header_of(&Request { input, ..*request }, *slot, *reply_at, None);
             let Ok(place) = outbound.place(header.request_bytes()) else { break };
             let mut head = [0; REQUEST_HEADER_BYTES_MAX];
             let len = header.emit(&mut head);
@@ -113,19 +116,21 @@ impl Rpc {
             outbound.ring = before;
             places[..posted].iter().for_each(|place| outbound.ring.take(*place));
         }
-        self.free_slots(slots.split_off(posted));
-        slots
+        slots.drain(posted..).for_each(|(slot, _)| self.free_slot(slot));
+        slots.into_iter().map(|(slot, _)| slot).collect()
     }
 
     fn goes_in_row(&self, request: &Request<'_>, input: &[u8]) -> bool {
         let len = REQUEST_HEADER_BYTES_MAX + request.principal.0.len() + input.len();
-        let reply_len = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
         len <= PART_BYTES_MAX.min(self.inline_bytes_max)
-            && (reply_len <= USUAL_SLOT_BYTES || !request.reply_in_place)
     }
 
-    /// As many slots of the usual ones as there are, up to `count`.
-    fn open_usual_slots(&self, target: Target, deadline_ns: u64, count: usize) -> Vec<SlotId> {
+    /// As many slots as there are, up to `count`, and where their memory is if not in the usual place.
+    fn open_slots(&self, target: Target, request: &Request<'_>, count: usize) -> Vec<OpenSlot> {
+        let reply_len = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
+        if reply_len > USUAL_SLOT_BYTES && request.reply_in_place {
+            return (0..count).map_while(|_| self.open_slot(target, request, None).ok()).collect();
+        }
         let mut slots = lock(&self.slots);
         let mut opened = Vec::with_capacity(count);
         while opened.len() < count
@@ -135,18 +140,10 @@ impl Rpc {
                 slots.free(slot);
                 break;
             }
-            opened.push(slot);
+            opened.push((slot, None));
         }
-        opened.iter().for_each(|slot| self.keep_deadline(&mut slots, *slot, deadline_ns));
+        opened.iter().for_each(|(slot, _)| self.keep_deadline(&mut slots, *slot, request.deadline_ns));
         opened
-    }
-
-    /// Frees slots that hold nothing.
-    fn free_slots(&self, unused: Vec<SlotId>) {
-        if !unused.is_empty() {
-            let mut slots = lock(&self.slots);
-            unused.into_iter().for_each(|slot| drop(slots.free(slot)));
-        }
     }
 }
 

@@ -77,15 +77,21 @@ impl Server {
         Ok(accepted.map(|accepted| self.call(accepted)))
     }
 
-    /// Waits for a call, and returns it with those that wait behind it, at most `max` in all.  For a server that takes as
-    /// long for many at once as for one: each of them waits until it comes to it.
+    /// Waits for a call, and returns it with those that wait behind it, in their order: at most `max` in all, but one at least.
+    /// A call whose long input must be read from its caller's memory comes alone, or first.
+    ///
+    /// For handlers that take little time, with [`Server::reply_all`]: calls that were received together wait for each other.
     pub async fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
         let first = self.receiver.recv().await?;
         Ok(self.calls(first, max))
     }
 
-    /// Answers calls as [`Call::reply`] does each; what became of each is in their order.  Short answers to the same
-    /// node are posted together, which costs much less than one by one.
+    /// Answers calls as [`Call::reply`] does each, once `answers` has come to its end; what became of each is in their order,
+    /// and what goes wrong with one is no matter of the others.  If `answers` panics, all of their callers are told that there
+    /// is none; a process that dies before this leaves them all without.
+    ///
+    /// Answers to the same node that follow each other are posted up to 16 together, which costs much less than one by one,
+    /// if they have up to some 500 bytes.
     pub fn reply_all<O: AsRef<[u8]>>(
         &self,
         answers: impl IntoIterator<Item = (Call, O)>,
@@ -209,7 +215,7 @@ impl Call {
             Answered::TooLong => ReplyCause::TooLong { max: u64::from(self.incoming.to.bytes_max) },
             Answered::NoMemory => ReplyCause::NoMemory,
         };
-        Err(ReplyError { len: output.len() as u64, cause })
+        Err(ReplyError { node: self.node(), len: output.len() as u64, cause })
     }
 }
 

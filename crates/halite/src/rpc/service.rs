@@ -15,6 +15,7 @@ use halite_tier::rpc::{Kind, Status, Target};
 use super::answer::ReplyTo;
 use super::arrivals::Asked;
 use super::input::Payload;
+use super::link::Losses;
 use crate::wait::lock;
 
 /// A function or a port, by number.
@@ -110,6 +111,8 @@ struct State {
     granted_bytes: usize,
     last_grant: u32,
     servers: usize,
+    /// [`Losses::count`] when the queue was last searched for requests that are not wanted any more.
+    losses_seen: u64,
     closed: bool,
 }
 
@@ -211,7 +214,7 @@ impl Service {
 
     fn has_room(&self, state: &mut State, kind: Kind, incoming: &Incoming) -> bool {
         let more = incoming.input.bytes_here();
-        if !self.fits(state, more) {
+        if !self.fits(state, more) && state.may_be_unwanted(incoming.to.link().losses()) {
             // Requests that nobody waits for any more take no room from others.
             state.forget_cancelled();
             self.waiting.store(state.queue.len(), Relaxed);
@@ -407,6 +410,13 @@ impl State {
         None
     }
 
+    /// Whether some may have come to be unwanted since this was asked last: to search a full queue for each request that it
+    /// refuses would hold up those of other functions.
+    fn may_be_unwanted(&mut self, losses: &Losses) -> bool {
+        let count = losses.count();
+        std::mem::replace(&mut self.losses_seen, count) != count
+    }
+
     fn forget_cancelled(&mut self) {
         self.queue.retain(|incoming| incoming.is_wanted());
         self.bytes = self.queue.iter().map(|incoming| incoming.input.bytes_here()).sum();
@@ -489,7 +499,7 @@ mod tests {
     use super::*;
 
     fn link() -> Arc<Link> {
-        Arc::new(Link::new(NodeId(1), Target::Own, None, None))
+        Arc::new(Link::new(NodeId(1), Target::Own, None, None, Losses::default()))
     }
 
     /// A message of so many bytes, from a sender that waits for its answer.
@@ -514,6 +524,25 @@ mod tests {
         assert_eq!(taken.granted.len(), 1, "two would be too many bytes");
         let (_, grant) = taken.granted[0];
         assert_eq!(service.decline(Target::Own, grant).len(), 1, "the next gets it");
+        lock(&link.inbound).forget_caller();
+    }
+
+    #[test]
+    fn requests_that_nobody_waits_for_make_room_for_others() {
+        let options = ServeOptions { requests_max: 2, ..ServeOptions::default() };
+        let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
+        let link = link();
+        let push = |slot| {
+            let asked = Asked { kind: Kind::Call, number: 1, incoming: message(&link, slot, 1) };
+            service.push_all([asked].into_iter()).is_empty()
+        };
+        assert_eq!([push(0), push(1), push(2)], [true, true, false]);
+        for slot in [0, 1] {
+            link.note_cancel();
+            lock(&link.inbound).served.cancel(SlotId { index: slot, generation: 0 });
+            link.note_loss();
+        }
+        assert_eq!([push(3), push(4), push(5)], [true, true, false]);
         lock(&link.inbound).forget_caller();
     }
 

@@ -121,6 +121,22 @@ pub fn an_answer_fills_the_buffer_from_its_start(h: &dyn Harness) {
     });
 }
 
+/// Whoever takes an answer into less room than it asked for learns how long it was.
+pub fn an_answer_longer_than_the_room_for_it_is_lost(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let here = cluster.session(0);
+    with_echo(&cluster.session(1), 1, || {
+        for (len, max) in [(100, 100), (5000, 5000), (300_000, 300_000), (5000, 65 << 20)] {
+            let mut room = vec![0xEE; len as usize - 1];
+            let pending = here.post_call(THERE, ECHO, &pattern(len, len), max, PATIENCE).unwrap();
+            let error = pending.answer_into(&mut room).unwrap_err();
+            assert_eq!(error.cause, CallCause::ReplyTooLong { len, max: len - 1 });
+            assert!(room.iter().all(|byte| *byte == 0xEE));
+            check_echo(&here, THERE, len, len + 1);
+        }
+    });
+}
+
 /// The caller is told how long the answer is, the handler how much is taken.
 pub fn an_answer_longer_than_the_buffer_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);

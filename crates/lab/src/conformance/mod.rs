@@ -271,6 +271,7 @@ macro_rules! conformance_cases {
                 payloads_of_any_length_arrive_whole
                 an_answer_fills_the_buffer_from_its_start
                 an_answer_longer_than_the_buffer_is_refused
+                an_answer_longer_than_the_room_for_it_is_lost
                 an_input_longer_than_a_gibibyte_is_refused
                 whom_nobody_serves_cannot_be_called
                 a_function_is_served_once_at_a_node

@@ -81,7 +81,10 @@ pub fn a_row_may_have_calls_of_all_lengths(h: &dyn Harness) {
         let inputs: Vec<_> = lens.iter().map(|len| pattern(*len, *len)).collect();
         check_row(&here, THERE, &inputs, 300_000);
         let short: Vec<_> = (0..50).map(|number| pattern(number * 10, number)).collect();
-        check_row(&here, THERE, &short, 490);
+        // In the usual place of answers, in memory of their own, and so much that they are fetched.
+        for answer_bytes_max in [490, 4152, 4153, 1 << 20, 65 << 20] {
+            check_row(&here, THERE, &short, answer_bytes_max);
+        }
     });
 }
 
@@ -190,6 +193,13 @@ pub fn rows_that_lead_nowhere_fail(h: &dyn Harness) {
     }
     let _unserved = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
     for call in here.post_calls(THERE, ECHO, &inputs, 100, Duration::from_millis(2)) {
+        refused!(call.and_then(blocking::PendingCall::answer), CallCause::Timeout);
+    }
+    // The first go in any case, as a single one would; when the time is over the others do not.
+    let posted = here.post_calls(THERE, ECHO, &[b"input"; 1000], 100, Duration::ZERO);
+    assert!(posted.iter().filter(|call| call.is_ok()).count() <= 16);
+    assert_eq!(posted.len(), 1000);
+    for call in posted {
         refused!(call.and_then(blocking::PendingCall::answer), CallCause::Timeout);
     }
 }
