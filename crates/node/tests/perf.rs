@@ -101,7 +101,8 @@ fn calls_one_by_one_and_many_under_way() {
     // The input stays in the caller's memory, and so does the reply in the server's.
     check("rpc_lat -n 5 -s 1000000", 1_000_000, 5);
     check("rpc_rate -n 500 -t 2", 8, 500);
-    check("rpc_rate -n 500 -t 2 --batch 8", 8, 500);
+    let rows = check("rpc_rate -n 500 -t 2 --batch 8", 8, 500);
+    assert_eq!([&rows["window"], &rows["batch"], &rows["reply_bytes"]], [16.0, 8.0, 8.0]);
     let replies = check("rpc_rate -n 20 --window 2 --reply-size 1M", 8, 20);
     // What counts for bandwidth is the longer way.
     let ratio = positive(&replies["bw_MBps"]) / positive(&replies["rate_Mops"]);

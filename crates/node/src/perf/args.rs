@@ -86,7 +86,7 @@ pub struct PerfArgs {
     /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat, fill_lat, copy_lat: 4K]
     #[arg(short = 's', long, value_name = "BYTES")]
     pub size: Option<ByteCount>,
-    /// Operations of each thread at each size [default: as many as take a moment]
+    /// Operations of each thread at each size, of rpc_load at the full rate [default: as many as take a moment]
     #[arg(short = 'n', long = "iters", value_parser = clap::value_parser!(u64).range(1..))]
     pub iterations: Option<u64>,
     /// All sizes from 8 bytes to 64 MiB; rpc_load: all rates
@@ -116,7 +116,8 @@ pub struct PerfArgs {
     /// rpc_rate: calls under way in each thread [default: 16]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub window: Option<u32>,
-    /// rpc_rate: calls that are posted together, and answered together; divides --window [default: 1]
+    /// rpc_rate: calls that are posted together, once as many have ended; as many at most are received and answered together.
+    /// Divides --window; calls overlap only if it is less than that [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub batch: Option<u32>,
     /// rpc_lat, rpc_rate: bytes of each reply [default: as many as go there]

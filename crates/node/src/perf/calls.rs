@@ -59,6 +59,13 @@ fn measure(job: &Job, ends: &mut Ends, window: Option<usize>, size: u64) -> anyh
         row.errors += errors;
     }
     row.errors += end_serving(ends)?;
+    if let Some(window) = window {
+        row.extra.extend([
+            ("window", window as f64),
+            ("batch", batch as f64),
+            ("reply_bytes", reply_bytes as f64),
+        ]);
+    }
     Ok(row)
 }
 

@@ -285,7 +285,9 @@ fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
     let reply_bytes = args.reply_size.map(|size| size.0);
     let (window, batch) = (args.window.unwrap_or(WINDOW) as usize, args.batch.unwrap_or(1) as usize);
     if window % batch != 0 {
-        return Err(wrong("--window must be a multiple of --batch"));
+        return Err(UsageError(format!(
+            "--window must be a multiple of --batch, and {window} is none of {batch}"
+        )));
     }
     let kind = match args.test {
         Test::RpcLat => Kind::Calls { window: None, batch: 1, reply_bytes, lends: false },

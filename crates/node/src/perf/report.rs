@@ -140,7 +140,7 @@ impl<'a> Report<'a> {
             Kind::PingPong => "half a ping-pong of writes",
             Kind::Access(_) => "one operation after the other on the same bytes",
             Kind::Random { .. } => "one operation after the other at random places",
-            Kind::Calls { window: Some(_), .. } => "many calls under way",
+            Kind::Calls { window: Some(_), .. } => "many calls under way in each thread",
             Kind::Load { .. } => {
                 "calls that come by themselves; times are of the calls, processor time is of both processes"
             }
@@ -248,7 +248,8 @@ fn bandwidth_row(row: &Row) -> String {
 
 /// Further figures, which bring their names along.
 fn extra(row: &Row) -> String {
-    row.extra.iter().map(|(name, value)| format!("  {name}={value:.4}")).collect()
+    let digits = |value: &f64| if value.fract() == 0.0 { 0 } else { 4 };
+    row.extra.iter().map(|(name, value)| format!("  {name}={value:.*}", digits(value))).collect()
 }
 
 /// What a typical operation takes longer than its baseline.
