@@ -8,7 +8,7 @@
 //!
 //! Immediates are handled by whoever polls, without the machine's lock; a handler never runs there.  What is rare (notes,
 //! answers that did not fit into a queue, deadlines) waits for the machine to settle.  Locks are taken in this order,
-//! each briefly: a service, a link's outbound, a link's inbound, the slots; the fabric's own come last.
+//! each briefly: a service, a link's outbound, a link's inbound, the slots or what is held back; the fabric's own come last.
 
 mod answer;
 mod arrivals;
@@ -26,7 +26,7 @@ mod row;
 mod server;
 mod service;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use halite_fabric::{Fabric, Operation, PeerId, PostCause, WorkId, WorkRequest};
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::wire::NOTE_IMM;
-use halite_tier::rpc::{Address, Note, ReplySlots, RingReader, Target};
+use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
 
 use self::answer::Owed;
 use self::link::{Link, Losses};
@@ -97,8 +97,8 @@ pub(crate) struct Rpc {
     arrivals: AtomicU64,
     routes: RwLock<Routes>,
     owed: Mutex<Vec<Owed>>,
-    /// Heads that the fabric did not take yet: where they go, and what they are.
-    heads: Mutex<BTreeMap<PeerId, (Address, u64)>>,
+    /// Peers whose head the fabric did not take yet.
+    heads: Mutex<BTreeSet<PeerId>>,
     /// Introductions that the fabric did not take yet.
     introductions: Mutex<Vec<(PeerId, Note)>>,
     notes: Mutex<Vec<(PeerId, Note)>>,
@@ -143,7 +143,7 @@ impl Rpc {
             own,
             losses,
             usual,
-            slots: Mutex::new(ReplySlots::new(SLOTS_MAX)),
+            slots: Mutex::new(ReplySlots::new(usize::from(USUAL_SLOTS), SLOTS_MAX)),
             arrivals: AtomicU64::new(0),
             routes: RwLock::new(routes),
             owed: Mutex::default(),
@@ -202,8 +202,12 @@ impl Rpc {
                 self.introduce(peer, &link, note);
             }
         }
-        for (peer, (at, head)) in heads {
-            self.return_head(peer, at, head);
+        for peer in heads {
+            let link = self.routes().by_peer.get(&peer).cloned();
+            if let Some(link) = link {
+                let inbound = lock(&link.inbound);
+                inbound.told_head().into_iter().for_each(|head| self.return_head(peer, head));
+            }
         }
         self.retry_owed();
     }

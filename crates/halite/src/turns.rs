@@ -23,7 +23,7 @@
 //! - Whoever arms polls once more before letting go: what that poll does not see will ring.
 //! - Whoever makes the node hot rings: the keeper, however deep its sleep, will look.
 //! - Only the keeper makes the node cold again, by arming, and it sleeps for long only after that.
-//! - A keeper that finds the token taken looks again soon, and leaves no note: a turn costs nothing for its sake.
+//! - A keeper that finds the token taken looks again, and leaves no note: a turn costs nothing for its sake.
 //!
 //! All of this state is protected by the token itself.  What is polled, and for whom, is not known here.
 
@@ -309,6 +309,16 @@ mod tests {
             assert!(!bell.armed.get());
         }
         assert_eq!(watch_ns, WATCH_NS_MAX);
+    }
+
+    #[test]
+    fn a_node_that_is_hot_again_is_looked_at_soon() {
+        let (turns, bell) = hot();
+        let mut now = u64::from(HOT_AFTER) * 1000;
+        assert_eq!(watch(&turns, &bell, &mut now, WATCH_NS, HOT_TURNS_MIN), Look::Within(2 * WATCH_NS));
+        assert_eq!(watch(&turns, &bell, &mut now, 2 * WATCH_NS, 0), Look::WhenRung);
+        take_turns(&turns, &bell, (0..=u64::from(HOT_AFTER)).map(|turn| now + turn * 1000));
+        assert_eq!(look(&turns, &bell, now + 9000), Look::Within(WATCH_NS));
     }
 
     #[test]

@@ -41,7 +41,7 @@ proptest! {
     #[test]
     fn a_peer_that_answers_at_random_gets_only_what_it_was_asked_for(steps in prop::collection::vec(step(), 1..200)) {
         let server = Target::Peer(PEER);
-        let mut slots: ReplySlots<()> = ReplySlots::new(usize::from(SLOTS));
+        let mut slots: ReplySlots<()> = ReplySlots::new(1, usize::from(SLOTS));
         // Those that somebody waits for, and those that the peer may still write to.
         let (mut waiting, mut open) = (Vec::new(), BTreeSet::new());
         for step in steps {

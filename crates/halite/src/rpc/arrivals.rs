@@ -141,33 +141,30 @@ impl Rpc {
         let routes = self.routes();
         // Nobody else may write to our rings.
         let link = routes.by_peer.get(&peer).ok_or(Violation("a request without a ring"))?;
-        let (read, head) = {
+        let read = {
             let inbound = &mut *lock(&link.inbound);
             let read = row.try_for_each(|offset| {
                 intake.asked.push(read_request(link, inbound, offset)?);
                 Ok(())
             });
-            (read, inbound.poll_head())
+            if let Some(head) = inbound.poll_head() {
+                self.return_head(peer, head);
+            }
+            read
         };
-        if let Some((at, head)) = head {
-            self.return_head(peer, at, head);
-        }
         self.deliver(&routes.services, intake.asked.drain(..), wakes);
         read
     }
 
-    /// A plain write: whoever waits for room looks.
-    pub(super) fn return_head(&self, peer: PeerId, at: Address, head: u64) {
+    /// A plain write: whoever waits for room looks.  Under the lock of the link's inbound side, lest an older head land
+    /// behind a newer one: who has no room sends nothing that would bring another.
+    pub(super) fn return_head(&self, peer: PeerId, (at, head): (Address, u64)) {
         let bytes = head.to_le_bytes();
         let operation = Operation::Write { local: Local::Inline(&bytes), remote: remote(at, 0) };
         let posted = self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]);
         if posted == Err(PostCause::QueueFull) {
-            // There may be no next one: who finds the ring full sends nothing until it knows of this.  A newer head
-            // that was posted meanwhile is not undone, for the client believes only heads that rise.
-            let mut heads = lock(&self.heads);
-            let owed = heads.entry(peer).or_insert((at, head));
-            owed.1 = owed.1.max(head);
-            drop(heads);
+            // There may be no next one, for the same reason.
+            lock(&self.heads).insert(peer);
             self.set_stuck();
         }
     }

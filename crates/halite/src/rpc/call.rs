@@ -10,6 +10,7 @@ use super::error::{CallCause, CallError};
 use super::fetch::fetch;
 use super::lent::{Answer, Lent};
 use super::request::{Into, NotPosted, Pending, Reply, Request};
+use super::row::ROW_MAX;
 use super::server::Function;
 use crate::driver::Core;
 use crate::session::Session;
@@ -358,14 +359,15 @@ impl<'s> Calling<'s> {
     ) -> Option<&'i [u8]> {
         let core: &'s Core = &self.session.inner.core;
         loop {
-            let left = &inputs[posted.len()..];
-            let next = left.first()?.as_ref();
+            // Asked for once each, and under no lock: the user's code runs here.
+            let left: Vec<_> = inputs[posted.len()..].iter().take(ROW_MAX).map(AsRef::as_ref).collect();
+            let next = *left.first()?;
             if !posted.is_empty() && core.now_ns() >= self.deadline_ns {
-                posted.extend(left.iter().map(|_| Err(self.failed(CallCause::Timeout))));
+                posted.resize_with(inputs.len(), || Err(self.failed(CallCause::Timeout)));
                 return None;
             }
             let (target, slots) =
-                core.with_calls(|rpc, _| rpc.try_request_row(self.node, &self.request(next), left));
+                core.with_calls(|rpc, _| rpc.try_request_row(self.node, &self.request(next), &left));
             if slots.is_empty() {
                 return Some(next);
             }

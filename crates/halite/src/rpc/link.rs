@@ -178,8 +178,14 @@ impl Inbound {
     /// What the peer should be told of how far its requests have been read, and where.
     pub(crate) fn poll_head(&mut self) -> Option<(Address, u64)> {
         let (reader, _) = self.ring.as_mut()?;
-        let head = reader.poll_head()?;
-        self.theirs.map(|theirs| (theirs.head, head))
+        reader.poll_head()?;
+        self.told_head()
+    }
+
+    /// What it should have been told last, and where.
+    pub(crate) fn told_head(&self) -> Option<(Address, u64)> {
+        let (reader, _) = self.ring.as_ref()?;
+        self.theirs.map(|theirs| (theirs.head, reader.told()))
     }
 }
 

@@ -98,7 +98,7 @@ mod loom_tests {
 
     impl Node {
         fn new() -> (Arc<Node>, SlotId) {
-            let mut slots = ReplySlots::new(1);
+            let mut slots = ReplySlots::new(1, 1);
             let slot = slots.open(SERVER).unwrap();
             (Arc::new(Node { slots: Mutex::new(slots), arrivals: AtomicU64::new(0) }), slot)
         }

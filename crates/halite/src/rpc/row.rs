@@ -67,13 +67,13 @@ impl Writes {
 
 /// Requests.
 impl Rpc {
-    /// Posts the first of `inputs`, each as `request` says, as far as they go in a row now.  The slots of those that were
-    /// posted; the rest is to be tried one by one, which tells why.
-    pub(crate) fn try_request_row<I: AsRef<[u8]>>(
+    /// Posts the first of `inputs`, at most [`ROW_MAX`], each as `request` says, as far as they go in a row now.  The slots of
+    /// those that were posted; the rest is to be tried one by one, which tells why.
+    pub(crate) fn try_request_row(
         &self,
         node: NodeId,
         request: &Request<'_>,
-        inputs: &[I],
+        inputs: &[&[u8]],
     ) -> (Target, Vec<SlotId>) {
         let routes = self.routes();
         let Some(link) = routes.by_node.get(&node) else { return (Target::Own, Vec::new()) };
@@ -87,20 +87,18 @@ impl Rpc {
         (link.target, slots)
     }
 
-    fn post_row<I: AsRef<[u8]>>(
+    fn post_row(
         &self,
         peer: PeerId,
         outbound: &mut Outbound,
         request: &Request<'_>,
-        inputs: &[I],
+        inputs: &[&[u8]],
     ) -> Vec<SlotId> {
-        // Asked for once: what an input says of itself may change.
-        let inputs = inputs.iter().take(ROW_MAX).map(AsRef::as_ref);
-        let short: Vec<_> = inputs.take_while(|input| self.goes_in_row(request, input)).collect();
-        let mut slots = self.open_slots(Target::Peer(peer), request, short.len());
+        let count = inputs.iter().take_while(|input| self.goes_in_row(request, input)).count();
+        let mut slots = self.open_slots(Target::Peer(peer), request, count);
         let before = outbound.ring.clone();
         let (mut writes, mut places) = (Writes::new(slots.len()), Vec::with_capacity(slots.len()));
-        for ((slot, reply_at), input) in slots.iter().zip(short) {
+        for ((slot, reply_at), input) in slots.iter().zip(inputs) {
             let header = header_of(&Request { input, ..*request }, *slot, *reply_at, None);
             let Ok(place) = outbound.place(header.request_bytes()) else { break };
             let mut head = [0; REQUEST_HEADER_BYTES_MAX];

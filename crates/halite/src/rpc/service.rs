@@ -547,6 +547,24 @@ mod tests {
     }
 
     #[test]
+    fn a_row_that_is_taken_makes_room_for_as_many_bytes_and_leaves_out_who_does_not_wait() {
+        let options = ServeOptions { bytes_max: 100, ..ServeOptions::default() };
+        let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
+        let link = link();
+        for round in 0..3 {
+            let asked = |slot| Asked { kind: Kind::Call, number: 1, incoming: message(&link, slot, 30) };
+            let first = 10 * round;
+            assert!(service.push_all((first..first + 3).map(asked)).is_empty(), "there is room");
+            link.note_cancel();
+            lock(&link.inbound).served.cancel(SlotId { index: first, generation: 0 });
+            let slots: Vec<_> = service.take_row(9).iter().map(|taken| taken.to.id.slot.index).collect();
+            assert_eq!(slots, [first + 1, first + 2]);
+            assert!(!service.is_waiting());
+        }
+        lock(&link.inbound).forget_caller();
+    }
+
+    #[test]
     fn nothing_is_put_back_into_a_service_that_has_ended() {
         let service = Service::new(ServiceId::Port(1), Principal("ada".into()), ServeOptions::default());
         let link = link();

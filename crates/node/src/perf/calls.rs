@@ -47,7 +47,9 @@ fn measure(job: &Job, ends: &mut Ends, window: Option<usize>, size: u64) -> anyh
         |thread, seat| match window {
             None => one_by_one(caller(thread), iterations, &seat),
             Some(window) => {
-                let callers = (0..window).map(|_| caller(thread)).collect();
+                let first = |number| (number as u64) << 32;
+                let callers =
+                    (0..window).map(|number| Caller { first: first(number), ..caller(thread) }).collect();
                 under_way(callers, batch, iterations, &seat)
             }
         },
@@ -183,6 +185,8 @@ pub struct Caller<'a> {
     reply: Vec<u8>,
     /// Whether the replies of calls under way are not copied out.
     lends: bool,
+    /// What stamps begin with, so that answers to others do not pass for ours.
+    first: u64,
     calls: u64,
     errors: u64,
 }
@@ -206,6 +210,7 @@ impl<'a> Caller<'a> {
             expected,
             reply,
             lends: false,
+            first: 0,
             calls: 0,
             errors: 0,
         }
@@ -266,7 +271,7 @@ impl<'a> Caller<'a> {
 
     fn stamp(&mut self) {
         self.calls += 1;
-        self.request.stamp(self.calls);
+        self.request.stamp(self.first + self.calls);
     }
 
     fn check(&mut self, len: usize) {

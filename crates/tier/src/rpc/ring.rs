@@ -120,6 +120,11 @@ impl RingReader {
         self.told = self.head;
         Some(self.head)
     }
+
+    /// What [`RingReader::poll_head`] said last; 0 at first.
+    pub fn told(&self) -> u64 {
+        self.told
+    }
 }
 
 #[cfg(test)]

@@ -42,8 +42,11 @@ pub enum Target {
 #[derive(Debug)]
 pub struct ReplySlots<H> {
     slots: Vec<Slot<H>>,
-    /// The one used last is used first: it is in the cache.
+    /// Of the preferred ones.  The one used last is used first: it is in the cache.
     free: Vec<u16>,
+    /// Of the others.
+    free_others: Vec<u16>,
+    preferred: usize,
     slots_max: usize,
     /// No slot that is waited for has an earlier deadline.
     next_deadline_ns: u64,
@@ -109,12 +112,14 @@ pub enum Abandoned<H> {
 }
 
 impl<H> ReplySlots<H> {
-    /// At most `slots_max` slots, none in use.
-    pub fn new(slots_max: usize) -> ReplySlots<H> {
+    /// At most `slots_max` slots, none in use.  The first `preferred` are used as long as there are some.
+    pub fn new(preferred: usize, slots_max: usize) -> ReplySlots<H> {
         assert!(slots_max <= 1 << 16, "an index has 16 bits");
         ReplySlots {
             slots: Vec::new(),
             free: Vec::new(),
+            free_others: Vec::new(),
+            preferred,
             slots_max,
             next_deadline_ns: u64::MAX,
             closed: false,
@@ -126,19 +131,20 @@ impl<H> ReplySlots<H> {
         if self.closed {
             return None;
         }
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None if self.slots.len() < self.slots_max => {
-                let generation = 0;
-                self.slots.push(Slot { generation, state: State::Free, target, held: None });
-                (self.slots.len() - 1) as u16
-            }
-            None => return None,
-        };
+        // Others are made only when all that are preferred have been.
+        let index = self.free.pop().or_else(|| self.free_others.pop()).or_else(|| self.make(target))?;
         let slot = &mut self.slots[usize::from(index)];
         slot.state = State::Waiting { waker: None, deadline_ns: u64::MAX };
         slot.target = target;
         Some(SlotId { index, generation: slot.generation })
+    }
+
+    fn make(&mut self, target: Target) -> Option<u16> {
+        let index = self.slots.len();
+        (index < self.slots_max).then(|| {
+            self.slots.push(Slot { generation: 0, state: State::Free, target, held: None });
+            index as u16
+        })
     }
 
     /// Until when the reply is waited for; at first, for ever.
@@ -247,7 +253,8 @@ impl<H> ReplySlots<H> {
         slot.state = State::Free;
         slot.generation = next_generation(slot.generation);
         let held = slot.held.take();
-        self.free.push(id.index);
+        let is_preferred = usize::from(id.index) < self.preferred;
+        if is_preferred { &mut self.free } else { &mut self.free_others }.push(id.index);
         held
     }
 
@@ -326,7 +333,7 @@ impl<H> ReplySlots<H> {
 
     /// How many slots are in use.
     pub fn used(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() - self.free_others.len()
     }
 
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<H>> {
@@ -343,7 +350,7 @@ mod tests {
     const SERVER: Target = Target::Peer(PEER);
 
     fn slots() -> ReplySlots<&'static str> {
-        ReplySlots::new(2)
+        ReplySlots::new(2, 2)
     }
 
     fn open(slots: &mut ReplySlots<&'static str>) -> SlotId {
@@ -364,6 +371,21 @@ mod tests {
         assert!(slots.handle_reply(SERVER, first).is_err());
         assert!(slots.handle_reply(Target::Peer(PeerId(6)), second).is_err());
         assert!(slots.handle_reply(Target::Own, second).is_err());
+    }
+
+    #[test]
+    fn preferred_slots_are_used_again_before_others() {
+        let mut slots: ReplySlots<()> = ReplySlots::new(2, 4);
+        let all = [(); 4].map(|()| slots.open(SERVER).unwrap());
+        assert!(slots.open(SERVER).is_none());
+        for id in [all[1], all[3], all[0], all[2]] {
+            slots.abandon(id);
+            slots.handle_cancelled(SERVER, id);
+        }
+        assert_eq!(slots.used(), 0);
+        let again = [(); 4].map(|()| slots.open(SERVER).unwrap().index);
+        assert_eq!(again, [0, 1, 2, 3]);
+        assert_eq!(slots.used(), 4);
     }
 
     #[test]

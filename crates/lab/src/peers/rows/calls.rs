@@ -58,6 +58,8 @@ fn rates(sizes: &Sizes) -> Vec<Row> {
     let wanted = Target::AtLeast(4.0);
     vec![
         row(&name, "Mops", one_by_one(), "gRPC", grpc(WINDOW, sizes.pipelined, Figure::Rate)).wants(wanted),
+        row(&name, "Mops", one_by_one(), "Redis GET", redis(Command::Get)),
+        row(&name, "Mops", one_by_one(), "Redis SET", redis(Command::Set)),
         row(&in_rows, "Mops", together(), "Redis GET", redis(Command::Get)).wants(wanted),
         row(&in_rows, "Mops", together(), "Redis SET", redis(Command::Set)),
     ]
