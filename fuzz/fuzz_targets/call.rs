@@ -34,7 +34,7 @@ fuzz_target!(|program: &[u8]| {
         writer: RingWriter::new(RING_BYTES_MIN),
         served: Served::default(),
         busy: Vec::new(),
-        slots: ReplySlots::new(SLOTS),
+        slots: ReplySlots::new(SLOTS / 2, SLOTS),
         waiting: Vec::new(),
     };
     let mut input = program;

@@ -4,7 +4,9 @@
 //! out, wherever those are.
 //!
 //! ```
-//! use halite::{Config, Node, NodeId, Permissions, Placement};
+//! use std::time::Duration;
+//!
+//! use halite::{Config, Function, Node, NodeId, Permissions, Placement, ServeOptions};
 //!
 //! # let dir = std::env::temp_dir().join(format!("halite-doc-{}", std::process::id()));
 //! // Usually two processes; two nodes in one work just as well.
@@ -29,10 +31,28 @@
 //! there.write(notes, 4, b"water")?;
 //! assert_eq!(here.stat("notes")?.home, NodeId(1));
 //! here.free(lh)?;
+//!
+//! // A function is called by its node and number; a call may be posted, and its answer taken later.
+//! let server = there.serve(Function(7), ServeOptions::default())?;
+//! let pending = here.post_call(NodeId(1), Function(7), b"salt", 64, Duration::from_secs(10))?;
+//! let call = server.recv()?;
+//! let shout = call.input().to_ascii_uppercase();
+//! call.reply(&shout)?;
+//! assert_eq!(pending.answer()?, b"SALT");
+//! # drop(server);
 //! # drop((first, second));
 //! # std::fs::remove_dir_all(dir)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! | for | see |
+//! |---|---|
+//! | regions | [`Session::alloc`], [`Session::map`], [`Session::read`], [`Session::write`], [`Session::move_to`], [`Session::grant`] |
+//! | fills, copies and atomics where the bytes are | [`Session::fill`], [`Session::copy`], [`Session::fetch_add`], [`Session::compare_swap`] |
+//! | calls | [`Session::serve`], [`Session::call`], [`Session::post_calls`], [`Session::call_many`], with values instead of bytes [`typed`] |
+//! | messages, and news of writes | [`Session::open_port`], [`Session::send`], [`Session::write_notify`], [`Session::watch`] |
+//! | locks and barriers | [`Session::lock`], [`Session::barrier`] |
+//! | threads instead of tasks | [`blocking`] |
 //!
 //! Bytes die with the node that holds them: replication belongs to the application.
 

@@ -359,7 +359,7 @@ impl<'s> Calling<'s> {
     ) -> Option<&'i [u8]> {
         let core: &'s Core = &self.session.inner.core;
         loop {
-            // Asked for once each, and under no lock: the user's code runs here.
+            // Asked for before any lock is taken: the user's code runs here.
             let left: Vec<_> = inputs[posted.len()..].iter().take(ROW_MAX).map(AsRef::as_ref).collect();
             let next = *left.first()?;
             if !posted.is_empty() && core.now_ns() >= self.deadline_ns {
