@@ -41,6 +41,30 @@ fn join_with_full_queues(dir: &Dir, node: u32, (seed, one_in): (u64, u64)) -> No
     Node::wrap(config, |fabric| Arc::new(FaultInjector::new(fabric, plan))).expect("the node joins")
 }
 
+/// More calls of rows are not posted at first than there are slots, or memory for their answers, at all.
+#[test]
+fn calls_of_a_row_that_were_not_posted_keep_no_slots() {
+    let dir = Dir::new();
+    let nodes = [0, 1].map(|node| join_with_full_queues(&dir, node, (1, 3)));
+    let server = nodes[1].blocking_session().serve(ECHO, ServeOptions::default()).unwrap();
+    let session = nodes[0].blocking_session();
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| serve_rows(&server, 16));
+        let told = catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..3000 {
+                // Longer than what fits into the usual place of an answer.
+                for call in session.post_calls(THERE, ECHO, &[b"salt"; 16], 10_000, PATIENCE) {
+                    assert_eq!(call.expect("there is a slot for it").answer().unwrap(), b"salt");
+                }
+            }
+        }));
+        server.close();
+        assert!(serving.join().expect("no panic"), "all callers wait");
+        told.expect("the story ends well");
+    });
+    nodes.into_iter().for_each(Node::leave);
+}
+
 /// Several callers post rows of many sizes and check all answers, but for those that they give up, one in `given_up`.
 fn check_rows_at_full_queues(faults: (u64, u64), given_up: u64) {
     let dir = Dir::new();
