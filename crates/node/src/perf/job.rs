@@ -286,7 +286,7 @@ fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
     let (window, batch) = (args.window.unwrap_or(WINDOW) as usize, args.batch.unwrap_or(1) as usize);
     if window % batch != 0 {
         return Err(UsageError(format!(
-            "--window must be a multiple of --batch, and {window} is none of {batch}"
+            "--window must be a multiple of --batch, and {window} is no multiple of {batch}"
         )));
     }
     let kind = match args.test {
