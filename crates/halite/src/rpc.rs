@@ -206,7 +206,9 @@ impl Rpc {
             let link = self.routes().by_peer.get(&peer).cloned();
             if let Some(link) = link {
                 let inbound = lock(&link.inbound);
-                inbound.told_head().into_iter().for_each(|head| self.return_head(peer, head));
+                if let Some(head) = inbound.told_head() {
+                    self.return_head(peer, head);
+                }
             }
         }
         self.retry_owed();

@@ -1,5 +1,6 @@
 //! Answers: from a handler, or from the node itself, into the slot that the caller named.
 
+use std::iter::once;
 use std::sync::{Arc, MutexGuard};
 
 use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
@@ -47,12 +48,6 @@ pub(crate) struct Owed {
     to: ReplyTo,
     status: Status,
     output: Vec<u8>,
-}
-
-impl Owed {
-    pub(super) fn new(to: ReplyTo, status: Status, output: Vec<u8>) -> Owed {
-        Owed { to, status, output }
-    }
 }
 
 /// What became of an answer.
@@ -150,10 +145,10 @@ impl Rpc {
         let posted = self.write_answer(to, status, output);
         if posted == Err(PostCause::QueueFull) {
             drop(inbound);
-            self.owe(Owed::new(to.clone(), status, output.to_vec()));
+            self.hold_back(to, status, output);
             return Answered::Sent;
         }
-        self.end_answer(to, inbound.unwrap_or_else(|| lock(&to.link().inbound)));
+        self.end_answers(to.link(), inbound.unwrap_or_else(|| lock(&to.link().inbound)), once(to));
         if posted == Err(PostCause::NotConnected) { Answered::Unwanted } else { Answered::Sent }
     }
 
@@ -174,13 +169,17 @@ impl Rpc {
         answered
     }
 
-    /// It has been posted, or is for a peer that is gone.
-    fn end_answer(&self, to: &ReplyTo, mut inbound: MutexGuard<'_, Inbound>) {
-        let acknowledge = inbound.served.end(to.id, true);
+    /// They have been posted, or are for a peer that is gone.
+    pub(super) fn end_answers<'r>(
+        &self,
+        link: &Link,
+        mut inbound: MutexGuard<'_, Inbound>,
+        ended: impl Iterator<Item = &'r ReplyTo>,
+    ) {
+        let cancelled = ended.filter(|to| inbound.served.end(to.id, true)).map(|to| to.id.slot);
+        let cancelled: Vec<_> = cancelled.collect();
         drop(inbound);
-        if acknowledge {
-            self.acknowledge(to.link(), to.id.slot);
-        }
+        cancelled.into_iter().for_each(|slot| self.acknowledge(link, slot));
     }
 
     /// The caller is told that nothing will be written to its slot any more.
@@ -289,7 +288,12 @@ impl Rpc {
         self.fabric.post(peer, requests).map_err(|error| error.cause)
     }
 
-    pub(super) fn owe(&self, owed: Owed) {
+    /// Keeps an answer that the fabric did not take until it does.
+    pub(super) fn hold_back(&self, to: &ReplyTo, status: Status, output: &[u8]) {
+        self.owe(Owed { to: to.clone(), status, output: output.to_vec() });
+    }
+
+    fn owe(&self, owed: Owed) {
         lock(&self.owed).push(owed);
         self.set_stuck();
     }
@@ -301,7 +305,7 @@ impl Rpc {
         for owed in all {
             match self.write_answer(&owed.to, owed.status, &owed.output) {
                 Err(PostCause::QueueFull) => self.owe(owed),
-                _ => self.end_answer(&owed.to, lock(&owed.to.link().inbound)),
+                _ => self.end_answers(owed.to.link(), lock(&owed.to.link().inbound), once(&owed.to)),
             }
         }
     }

@@ -366,11 +366,8 @@ impl<'s> Calling<'s> {
                 posted.resize_with(inputs.len(), || Err(self.failed(CallCause::Timeout)));
                 return None;
             }
-            let (target, slots) =
-                core.with_calls(|rpc, _| rpc.try_request_row(self.node, &self.request(next), &left));
-            if slots.is_empty() {
-                return Some(next);
-            }
+            let went = core.with_calls(|rpc, _| rpc.try_request_row(self.node, &self.request(next), &left));
+            let Some((target, slots)) = went else { return Some(next) };
             posted.extend(
                 slots.into_iter().map(|slot| {
                     Ok(PendingCall { calling: *self, pending: Pending::new(core, target, slot) })

@@ -224,7 +224,7 @@ impl Rpc {
         let len = header.emit(&mut head);
         let name = request.principal.0.as_bytes();
         let input = if header.input == Input::InRing { request.input } else { &[] };
-        let at = Address { offset: outbound.at.offset + place.offset, ..outbound.at };
+        let at = outbound.address(place);
         let imm = Imm::Request { offset: place.offset }.emit();
         let posted = self.post_parts(peer, at, [&head[..len], name], input, imm);
         posted.map_err(|cause| match cause {
@@ -307,6 +307,11 @@ impl Outbound {
         }
         self.look_at_head().map_err(|_| NotPosted::Gone)?;
         self.ring.place(len).map_err(|_| NotPosted::Full)
+    }
+
+    /// Where a place of the ring is in the peer's memory.
+    pub(super) fn address(&self, place: Place) -> Address {
+        Address { offset: self.at.offset + place.offset, ..self.at }
     }
 
     fn look_at_head(&mut self) -> Result<(), halite_tier::rpc::Violation> {

@@ -3,15 +3,13 @@
 //! What a post costs however short it is (locks, the fence before the doorbell, the wait for the peer's cache lines) is
 //! paid once for all of a row.  Only what is short goes in a row; the rest goes by itself.
 
-use std::sync::MutexGuard;
-
 use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, WorkRequest};
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX};
 use halite_tier::rpc::{Address, Imm, ReplyHeader, SlotId, Status, Target};
 
-use super::answer::{Answered, LINE_BYTES, Owed, ReplyTo, remote};
-use super::link::{Inbound, Link, Outbound};
+use super::answer::{Answered, LINE_BYTES, ReplyTo, remote};
+use super::link::{Link, Outbound};
 use super::request::{Request, header_of};
 use super::{CALL_WORK, PART_BYTES_MAX, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
 use crate::wait::{Wakes, lock};
@@ -68,23 +66,20 @@ impl Writes {
 /// Requests.
 impl Rpc {
     /// Posts the first of `inputs`, at most [`ROW_MAX`], each as `request` says, as far as they go in a row now.  The slots of
-    /// those that were posted; the rest is to be tried one by one, which tells why.
+    /// those that were posted, if any were; the rest is to be tried one by one, which tells why.
     pub(crate) fn try_request_row(
         &self,
         node: NodeId,
         request: &Request<'_>,
         inputs: &[&[u8]],
-    ) -> (Target, Vec<SlotId>) {
+    ) -> Option<(Target, Vec<SlotId>)> {
         let routes = self.routes();
-        let Some(link) = routes.by_node.get(&node) else { return (Target::Own, Vec::new()) };
+        let link = routes.by_node.get(&node)?;
+        let Target::Peer(peer) = link.target else { return None };
         let mut outbound = lock(&link.outbound);
-        let slots = match (outbound.as_mut(), link.target) {
-            (Some(outbound), Target::Peer(peer)) if link.is_introduced() => {
-                self.post_row(peer, outbound, request, inputs)
-            }
-            _ => Vec::new(),
-        };
-        (link.target, slots)
+        let outbound = outbound.as_mut().filter(|_| link.is_introduced())?;
+        let slots = self.post_row(peer, outbound, request, inputs);
+        (!slots.is_empty()).then_some((link.target, slots))
     }
 
     fn post_row(
@@ -103,9 +98,12 @@ impl Rpc {
             let Ok(place) = outbound.place(header.request_bytes()) else { break };
             let mut head = [0; REQUEST_HEADER_BYTES_MAX];
             let len = header.emit(&mut head);
-            let at = Address { offset: outbound.at.offset + place.offset, ..outbound.at };
             let name = request.principal.0.as_bytes();
-            writes.push(&[&head[..len], name, input], at, Imm::Request { offset: place.offset });
+            writes.push(
+                &[&head[..len], name, input],
+                outbound.address(place),
+                Imm::Request { offset: place.offset },
+            );
             outbound.ring.take(place);
             places.push(place);
         }
@@ -184,8 +182,7 @@ impl Rpc {
         over[posted..].iter().for_each(|index| answered[*index] = Some(Answered::Unwanted));
         self.end_answers(link, inbound, over.iter().map(|index| row[*index].0));
         for (to, output) in held_back.iter().map(|index| row[*index]) {
-            let status = Status::Done(output.len() as u32);
-            self.owe(Owed::new(to.clone(), status, output.to_vec()));
+            self.hold_back(to, Status::Done(output.len() as u32), output);
         }
         answered
     }
@@ -194,18 +191,5 @@ impl Rpc {
         let len = output.len() + REPLY_HEADER_BYTES;
         let room = (to.room as usize).min(PART_BYTES_MAX).min(self.inline_bytes_max);
         output.len() <= to.bytes_max as usize && len <= room
-    }
-
-    /// They have been posted, or are for a peer that is gone.
-    fn end_answers<'r>(
-        &self,
-        link: &Link,
-        mut inbound: MutexGuard<'_, Inbound>,
-        ended: impl Iterator<Item = &'r ReplyTo>,
-    ) {
-        let ended = ended.filter(|to| inbound.served.end(to.id, true));
-        let cancelled: Vec<_> = ended.map(|to| to.id.slot).collect();
-        drop(inbound);
-        cancelled.into_iter().for_each(|slot| self.acknowledge(link, slot));
     }
 }

@@ -15,27 +15,31 @@ const THERE: NodeId = NodeId(1);
 /// Longer than most answers here, and short enough for the usual place of answers.
 const ANSWER_BYTES_MAX: usize = 4000;
 
-/// Answers calls with their inputs, backwards, as many together as there are, until the server is closed.
-fn serve_rows(server: &blocking::Server, max: usize) {
+/// Answers calls with their inputs, backwards, as many together as there are, until the server is closed.  Returns whether
+/// all of their callers waited.
+fn serve_rows(server: &blocking::Server, max: usize) -> bool {
+    let mut all_waited = true;
     while let Ok(calls) = server.recv_many(max) {
         assert!((1..=max.max(1)).contains(&calls.len()), "{} of {max}", calls.len());
         let answers = calls.into_iter().map(|call| {
             let answer = backwards(call.input());
             (call, answer)
         });
-        for answered in server.reply_all(answers) {
-            answered.expect("the caller waits");
-        }
+        all_waited &= server.reply_all(answers).iter().all(Result::is_ok);
     }
+    all_waited
 }
 
 /// Runs `story` while a thread of `session` answers calls of [`ECHO`] in rows of at most `max`.
 fn with_rows<T>(session: &blocking::Session, max: usize, story: impl FnOnce() -> T) -> T {
     let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
     thread::scope(|scope| {
-        let _closing = Closing(&server);
-        scope.spawn(|| serve_rows(&server, max));
-        story()
+        let closing = Closing(&server);
+        let serving = scope.spawn(|| serve_rows(&server, max));
+        let told = story();
+        drop(closing);
+        assert!(serving.join().expect("no panic"), "all callers wait");
+        told
     })
 }
 
@@ -243,7 +247,11 @@ pub fn an_abandoned_row_leaks_nothing(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     let session = cluster.futures(0);
     let long = vec![1; 900];
-    with_rows_that_may_be_unwanted(&cluster.session(1), || {
+    let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
+    thread::scope(|scope| {
+        let _closing = Closing(&server);
+        scope.spawn(|| serve_echo(&server));
+        scope.spawn(|| serve_rows(&server, 8));
         for _ in 0..10 {
             at_every_wait(|polls| {
                 let inputs = [b"short", long.as_slice(), b"short", &long, &long, &long, &long, b"short"];
@@ -253,23 +261,5 @@ pub fn an_abandoned_row_leaks_nothing(h: &dyn Harness) {
                 is_done
             });
         }
-    });
-}
-
-fn with_rows_that_may_be_unwanted(session: &blocking::Session, story: impl FnOnce()) {
-    let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
-    thread::scope(|scope| {
-        let _closing = Closing(&server);
-        scope.spawn(|| serve_echo(&server));
-        scope.spawn(|| {
-            while let Ok(calls) = server.recv_many(8) {
-                let answers = calls.into_iter().map(|call| {
-                    let answer = backwards(call.input());
-                    (call, answer)
-                });
-                drop(server.reply_all(answers));
-            }
-        });
-        story();
     });
 }
