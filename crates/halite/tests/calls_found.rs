@@ -220,6 +220,8 @@ fn a_cancelled_message_makes_room_for_those_behind_it() {
     let mut behind = pin!(session.send(NodeId(1), PORT, b"short"));
     assert!(behind.as_mut().poll(&mut context).is_pending());
     drop(cancelled);
+    // Nobody answers for this port, but whoever refuses has heard of the cancel first.
+    session.blocking().try_send(NodeId(1), Port(PORT.0 + 1), b"?").unwrap_err();
     let receiver = thread::spawn(move || mailbox.recv().unwrap().bytes);
     session.blocking().block_on(behind).unwrap();
     assert_eq!(receiver.join().unwrap(), b"short");
