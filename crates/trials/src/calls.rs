@@ -9,9 +9,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use halite::{CallCause, CallError, Driven, NodeId, PendingCall};
+use halite_sim::Random;
 
 use crate::actor::{Actor, pick};
 use crate::giving_up::before;
+use crate::plan::Plan;
 use crate::stage::{PRINCIPALS, Stage};
 use handler::{function_of, is_allowed};
 use ledger::{CallId, Kind, Ledger, Task, Wish};
@@ -38,9 +40,16 @@ pub(crate) async fn act(actor: &mut Actor) {
     match pick(&mut actor.random, &[4, 3, 2, 1]) {
         0 => call(actor).await,
         1 => call_into(actor).await,
+        2 if in_rows(&mut actor.random, &actor.stage.plan) => post_row(actor).await,
         2 => post_calls(actor).await,
         _ => call_many(actor).await,
     }
+}
+
+/// Whether calls go together this time.  Plans that have no rows spend no random number on it.
+fn in_rows(random: &mut Random, plan: &Plan) -> bool {
+    let per_mille = plan.work.rows_per_mille;
+    per_mille > 0 && random.chance(per_mille.into(), 1000)
 }
 
 /// One call under way.
@@ -226,6 +235,44 @@ async fn post_calls(actor: &mut Actor) {
             None => {}
         }
     }
+    await_all(actor, posted).await;
+}
+
+/// Calls of one function that are posted together.  They share what there is one of for all: whom they call, the room
+/// for their answers, their time.
+async fn post_row(actor: &mut Actor) {
+    let session = actor.session.clone();
+    let first = some_wish(actor);
+    let (room, timeout) = (some_room(actor, first.output_bytes), some_timeout(actor));
+    let most = actor.stage.plan.work.calls_posted_max;
+    let callings: Vec<_> = (0..actor.random.between(2, most.into()))
+        .map(|_| {
+            let Wish { task, input_bytes, output_bytes, .. } = some_wish(actor);
+            Calling::begin(actor, Wish { task, input_bytes, output_bytes, room, ..first }, timeout)
+        })
+        .collect();
+    let inputs: Vec<_> = callings.iter().map(Calling::input).collect();
+    let (to, function) = (NodeId(first.to), function_of(first.kind));
+    let posting = async { Ok(session.post_calls(to, function, &inputs, room as usize, timeout).await) };
+    let posted = match callings[0].in_time(actor, "post a row of calls", posting).await {
+        Some(Ok(posted)) => posted,
+        Some(Err(failure)) => return callings[0].end(actor, Some(Err(failure))),
+        None => return,
+    };
+    let missing = callings.len() - posted.len();
+    actor.stage.judge.expect(missing == 0, || format!("of a row, {missing} calls came to nothing"));
+    let mut pending = Vec::new();
+    for (calling, posted) in callings.into_iter().zip(posted) {
+        match posted {
+            Ok(posted) => pending.push((calling, posted)),
+            Err(error) => calling.end(actor, Some(Err(Failure::Refused(error)))),
+        }
+    }
+    await_all(actor, pending).await;
+}
+
+/// Awaits calls in any order, and gives some of them up.
+async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall<'_>)>) {
     while !posted.is_empty() {
         let (calling, pending) = posted.swap_remove(actor.random.index(posted.len()));
         if actor.random.chance(1, 8) {

@@ -61,6 +61,9 @@ pub struct Work {
     pub watches: u32,
     /// How many calls a session has under way at most.
     pub calls_posted_max: u32,
+    /// How often in a thousand times calls that are under way together are posted together, and handlers receive and answer
+    /// what waits together.
+    pub rows_per_mille: u32,
     /// How long a session thinks between two operations at most, in microseconds.
     pub think_us_max: u64,
     /// How many operations in a thousand are given up in the middle.
@@ -123,6 +126,7 @@ impl Default for Work {
             barriers: 1,
             watches: 2,
             calls_posted_max: 4,
+            rows_per_mille: 0,
             think_us_max: 10,
             given_up_per_mille: 60,
         }
@@ -187,6 +191,7 @@ impl Plan {
             () if !(2..=1000).contains(&self.work.calls_posted_max) => {
                 bad("calls_posted_max must be from 2 to 1000")
             }
+            () if self.work.rows_per_mille > 1000 => bad("rows_per_mille must be 1000 at most"),
             () if self.work.think_us_max > US_MAX => bad("think_us_max must be 60000000 at most"),
             () if self.work.given_up_per_mille > 1000 => bad("given_up_per_mille must be 1000 at most"),
             () if faults.gap_us > US_MAX => bad("gap_us must be 60000000 at most"),

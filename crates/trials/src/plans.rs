@@ -2,7 +2,7 @@
 
 use crate::plan::{Plan, PlanError};
 
-const PLANS: [(&str, &str); 10] = [
+const PLANS: [(&str, &str); 11] = [
     ("calm", include_str!("../../../plans/calm.toml")),
     ("storm", include_str!("../../../plans/storm.toml")),
     ("crashes", include_str!("../../../plans/crashes.toml")),
@@ -12,14 +12,15 @@ const PLANS: [(&str, &str); 10] = [
     ("partitions", include_str!("../../../plans/partitions.toml")),
     ("adapters", include_str!("../../../plans/adapters.toml")),
     ("rings", include_str!("../../../plans/rings.toml")),
+    ("rows", include_str!("../../../plans/rows.toml")),
     ("big", include_str!("../../../plans/big.toml")),
 ];
 
 /// The plans of the tree.
 impl Plan {
     /// Those of which thousands of seeds are walked: a trial takes some milliseconds.
-    pub const SMALL: [&str; 9] =
-        ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters", "torn", "rings"];
+    pub const SMALL: [&str; 10] =
+        ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters", "torn", "rings", "rows"];
 
     /// The names of all.
     pub fn names() -> impl Iterator<Item = &'static str> {

@@ -3,11 +3,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{Call, Driven, Function, ReplyCause, ServeOptions, Server};
+use halite::{Call, Driven, Function, ReplyCause, ReplyError, ServeOptions, Server};
 use halite_sim::{HostId, Random};
 
 use super::ledger::{CallId, Kind, Task, Wish};
-use super::{TIMEOUT_US_MAX, payload};
+use super::{TIMEOUT_US_MAX, in_rows, payload};
 use crate::giving_up;
 use crate::stage::{PRINCIPALS, Stage};
 
@@ -19,6 +19,8 @@ const GUEST: usize = 1;
 const TASKS: u32 = 2;
 /// Most calls that wait for a narrow function.
 const NARROW: usize = 2;
+/// Most calls that are received together.
+const ROW_MAX: usize = 8;
 
 pub(super) fn function_of(kind: Kind) -> Function {
     Function(1 + kind as u32)
@@ -75,10 +77,11 @@ impl Handler {
         let (world, server) = (self.stage.world.clone(), self.server.clone());
         let per_mille = self.stage.plan.work.given_up_per_mille;
         loop {
-            let received =
-                giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, server.recv());
+            let max = if in_rows(&mut self.random, &self.stage.plan) { ROW_MAX } else { 1 };
+            let receiving = server.recv_many(max);
+            let received = giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, receiving);
             match received.await {
-                Some(Ok(call)) => self.handle(call).await,
+                Some(Ok(calls)) => self.handle(calls).await,
                 Some(Err(_)) => return,
                 // What was about to be received is left to the other tasks, and to the next attempt.
                 None => {}
@@ -86,25 +89,29 @@ impl Handler {
         }
     }
 
-    async fn handle(&mut self, call: Call) {
-        let (id, wish) = match self.understand(&call) {
-            Ok(understood) => understood,
-            Err(why) => {
-                let (kind, node) = (self.kind, self.node);
-                return self.stage.judge.violated(format!("{kind:?} at node {node} got a call: {why}"));
+    /// Calls that were received together are answered together.
+    async fn handle(&mut self, calls: Vec<Call>) {
+        let (mut answers, mut kept, mut is_late) = (Vec::new(), Vec::new(), false);
+        for call in calls {
+            match self.understand(&call) {
+                Ok((_, Wish { task: Task::GiveUp, .. })) => drop(call),
+                Ok((_, Wish { task: Task::Keep, .. })) => kept.push(call),
+                Ok((id, wish)) => {
+                    is_late |= wish.task == Task::AnswerLate;
+                    answers.push((call, id, wish));
+                }
+                Err(why) => {
+                    let (kind, node) = (self.kind, self.node);
+                    self.stage.judge.violated(format!("{kind:?} at node {node} got a call: {why}"));
+                }
             }
-        };
-        match wish.task {
-            Task::Answer => self.answer(call, id, &wish),
-            Task::AnswerLate => {
-                self.pass(TIMEOUT_US_MAX).await;
-                self.answer(call, id, &wish);
-            }
-            Task::GiveUp => drop(call),
-            Task::Keep => {
-                self.pass(2 * TIMEOUT_US_MAX).await;
-                drop(call);
-            }
+        }
+        if is_late {
+            self.pass(TIMEOUT_US_MAX).await;
+        }
+        self.answer(answers);
+        if !kept.is_empty() {
+            self.pass(2 * TIMEOUT_US_MAX).await;
         }
     }
 
@@ -127,8 +134,22 @@ impl Handler {
         Ok((id, wish))
     }
 
-    fn answer(&self, call: Call, id: CallId, wish: &Wish) {
-        let Err(error) = call.reply(&payload::output(id, wish.output_bytes as usize)) else { return };
+    fn answer(&self, calls: Vec<(Call, CallId, Wish)>) {
+        let wishes: Vec<_> = calls.iter().map(|(_, id, wish)| (*id, *wish)).collect();
+        let mut answers = (calls.into_iter())
+            .map(|(call, id, wish)| (call, payload::output(id, wish.output_bytes as usize)));
+        let results = match answers.len() {
+            1 => answers.by_ref().map(|(call, output)| call.reply(&output)).collect(),
+            _ => self.server.reply_all(answers),
+        };
+        self.stage.judge.expect(results.len() == wishes.len(), || format!("answers: {results:?}"));
+        for ((id, wish), result) in wishes.into_iter().zip(results) {
+            self.check_reply(id, wish, result);
+        }
+    }
+
+    fn check_reply(&self, id: CallId, wish: Wish, result: Result<(), ReplyError>) {
+        let Err(error) = result else { return };
         let is_right = match error.cause {
             ReplyCause::CallerGone => true,
             ReplyCause::TooLong { max } => max == wish.room && u64::from(wish.output_bytes) > max,
