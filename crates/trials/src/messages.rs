@@ -86,9 +86,10 @@ impl Receiver {
     fn receive(&self, message: &Message) {
         let verdict = match parse(&message.bytes) {
             Some((path, number, principal)) => {
-                let is_right = (path.from.0, path.to, PRINCIPALS.get(principal as usize).copied())
-                    == (message.node.0, self.at, Some(message.from.as_str()));
-                let came = self.stage.messages.borrow_mut().ledger.came(path, number);
+                let (node, life) = self.at;
+                let is_right = (path.from.0, path.to.0, PRINCIPALS.get(principal as usize).copied())
+                    == (message.node.0, node, Some(message.from.as_str()));
+                let came = self.stage.messages.borrow_mut().ledger.came(path, life, number);
                 let came = came.map_err(|why| format!("message {number} of {path:?}: {why}"));
                 if is_right { came } else { Err(format!("{path:?} came from {:?}", message.node)) }
             }
@@ -118,7 +119,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     };
     let verdict = match result {
         Some(Ok(())) => {
-            actor.stage.messages.borrow_mut().ledger.sent(path, number);
+            actor.stage.messages.borrow_mut().ledger.sent(path, actor.stage.life(to), number);
             Ok(())
         }
         Some(Err(error)) => {

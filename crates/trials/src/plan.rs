@@ -33,6 +33,9 @@ pub struct Plan {
     /// The hardware: the name of a profile of the simulator.
     #[serde(default = "defaults::profile")]
     pub profile: String,
+    /// How many work requests a connection takes before its queue is full, if not as many as in the profile.
+    #[serde(default)]
+    pub queue_depth: Option<usize>,
     /// What sessions do, and how often.
     #[serde(default)]
     pub work: Work,
@@ -188,6 +191,9 @@ impl Plan {
             () if !self.ring_bytes.is_power_of_two() || !(4096..=1 << 30).contains(&self.ring_bytes) => {
                 bad("ring_bytes must be a power of two from 4096 to 1073741824")
             }
+            () if self.queue_depth.is_some_and(|depth| !(4..=1 << 20).contains(&depth)) => {
+                bad("queue_depth must be from 4 to 1048576")
+            }
             () if !(2..=1000).contains(&self.work.calls_posted_max) => {
                 bad("calls_posted_max must be from 2 to 1000")
             }
@@ -208,7 +214,9 @@ impl Plan {
 
     /// The hardware.
     pub fn profile(&self) -> Result<Profile, PlanError> {
-        Profile::named(&self.profile).map_err(|source| PlanError::Profile { plan: self.name.clone(), source })
+        let bad = |source| PlanError::Profile { plan: self.name.clone(), source };
+        let profile = Profile::named(&self.profile).map_err(bad)?;
+        Ok(Profile { queue_depth: self.queue_depth.unwrap_or(profile.queue_depth), ..profile })
     }
 
     pub(crate) fn lease(&self) -> Duration {

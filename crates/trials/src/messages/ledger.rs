@@ -48,11 +48,11 @@ impl Ledger {
         stream.last_begun
     }
 
-    /// It is in the queue of the port.
-    pub(super) fn sent(&mut self, path: Path, number: u64) {
+    /// It is in the queue of the port, the life of whose node is now `life`.
+    pub(super) fn sent(&mut self, path: Path, life: u32, number: u64) {
         let stream = self.streams.get_mut(&path).expect("it began");
-        // It may have been received before its sender has heard of that.
-        if number > stream.last_come {
+        // It may have been received before its sender has heard of that, and who can tell by which life after the first.
+        if number > stream.last_come && life == path.to.1 {
             stream.sent.insert(number);
         }
     }
@@ -80,14 +80,18 @@ impl Ledger {
         before.under_way + (self.load(path).begun - before.begun) - 1
     }
 
-    /// It has come.
-    pub(super) fn came(&mut self, path: Path, number: u64) -> Result<(), String> {
+    /// It has come, to its node in that life.
+    pub(super) fn came(&mut self, path: Path, life: u32, number: u64) -> Result<(), String> {
         self.unload(path);
         let Some(stream) = self.streams.get_mut(&path).filter(|stream| number <= stream.last_begun) else {
             return Err("nobody sent it there".to_owned());
         };
         if stream.denied.contains(&number) {
             return Err("its sender had been told that it was not sent".to_owned());
+        }
+        // One that waits for a node that has died is sent to the one that comes back.
+        if life < path.to.1 || life > path.to.1 && stream.sent.contains(&number) {
+            return Err(format!("it came in life {life}"));
         }
         if number <= stream.last_come {
             return Err(format!("it came after message {}", stream.last_come));
@@ -97,8 +101,11 @@ impl Ledger {
         let lost = std::mem::replace(&mut stream.sent, later);
         stream.sent.remove(&number);
         match lost.first() {
-            Some(lost) => Err(format!("message {lost} was sent before it, and never came")),
-            None => Ok(()),
+            // What died with the node is not lost.
+            Some(lost) if life == path.to.1 => {
+                Err(format!("message {lost} was sent before it, and never came"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -118,27 +125,39 @@ mod tests {
     #[test]
     fn messages_come_once_in_the_order_in_which_they_were_sent() {
         let mut ledger = Ledger::default();
-        assert!(ledger.came(PATH, 1).unwrap_err().contains("nobody sent"));
+        assert!(ledger.came(PATH, 1, 1).unwrap_err().contains("nobody sent"));
         for number in 1..=4 {
             assert_eq!(ledger.begin(PATH), number);
         }
-        assert_eq!(ledger.came(PATH, 1), Ok(()));
-        ledger.sent(PATH, 1);
-        assert!(ledger.came(PATH, 1).unwrap_err().contains("came after message 1"));
-        assert_eq!(ledger.came(PATH, 3), Ok(()), "the second was given up");
-        assert!(ledger.came(PATH, 2).unwrap_err().contains("came after message 3"));
+        assert_eq!(ledger.came(PATH, 1, 1), Ok(()));
+        ledger.sent(PATH, 1, 1);
+        assert!(ledger.came(PATH, 1, 1).unwrap_err().contains("came after message 1"));
+        assert_eq!(ledger.came(PATH, 1, 3), Ok(()), "the second was given up");
+        assert!(ledger.came(PATH, 1, 2).unwrap_err().contains("came after message 3"));
     }
 
     #[test]
     fn what_was_sent_is_not_lost_and_what_was_refused_does_not_come() {
         let mut ledger = Ledger::default();
         assert_eq!([(); 3].map(|()| ledger.begin(PATH)), [1, 2, 3]);
-        ledger.sent(PATH, 1);
+        ledger.sent(PATH, 1, 1);
         assert_eq!(ledger.missing(|_| true), Some((PATH, 1)));
         assert_eq!(ledger.missing(|_| false), None);
-        assert!(ledger.came(PATH, 2).unwrap_err().contains("message 1 was sent before"));
+        assert!(ledger.came(PATH, 1, 2).unwrap_err().contains("message 1 was sent before"));
         assert_eq!(ledger.denied(PATH, 3), Ok(()));
-        assert!(ledger.came(PATH, 3).unwrap_err().contains("had been told"));
+        assert!(ledger.came(PATH, 1, 3).unwrap_err().contains("had been told"));
+    }
+
+    #[test]
+    fn what_waits_for_a_node_goes_to_its_next_life_and_what_has_been_sent_does_not() {
+        let mut ledger = Ledger::default();
+        assert_eq!([(); 3].map(|()| ledger.begin(PATH)), [1, 2, 3]);
+        ledger.sent(PATH, 1, 1);
+        assert!(ledger.came(PATH, 2, 1).unwrap_err().contains("in life 2"));
+        assert!(ledger.came(PATH, 0, 2).unwrap_err().contains("in life 0"));
+        ledger.sent(PATH, 2, 2);
+        assert_eq!(ledger.came(PATH, 2, 2), Ok(()), "the first died with the node");
+        assert!(ledger.came(PATH, 2, 2).unwrap_err().contains("came after"));
     }
 
     #[test]
@@ -146,7 +165,7 @@ mod tests {
         let mut ledger = Ledger::default();
         assert_eq!([(); 3].map(|()| ledger.begin(PATH)), [1, 2, 3]);
         let before = ledger.load(PATH);
-        ledger.came(PATH, 1).unwrap();
+        ledger.came(PATH, 1, 1).unwrap();
         ledger.begin(PATH);
         assert_eq!(ledger.others_since(PATH, before), 3);
         assert_eq!(ledger.others_since(PATH, ledger.load(PATH)), 2);
