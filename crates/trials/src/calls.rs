@@ -8,7 +8,7 @@ mod payload;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{CallCause, CallError, Driven, NodeId, PendingCall};
+use halite::{CallError, Driven, NodeId, PendingCall};
 use halite_sim::Random;
 
 use crate::actor::{Actor, pick};
@@ -107,7 +107,7 @@ impl Calling {
             Some(Ok(output)) => self.check_answer(actor, &output),
             Some(Err(Failure::Endless)) => Err(format!("it did not end in {:?}", self.timeout)),
             Some(Err(Failure::Refused(error))) => {
-                self.check_refusal(actor, error.cause).map_err(|why| format!("{error}: {why}"))
+                self.check_refusal(actor, &error).map_err(|why| format!("{error}: {why}"))
             }
         };
         if let Err(why) = verdict {
@@ -127,10 +127,10 @@ impl Calling {
         Err("its answer is not the one that was given".to_owned())
     }
 
-    fn check_refusal(&self, actor: &Actor, cause: CallCause) -> Result<(), String> {
+    fn check_refusal(&self, actor: &Actor, error: &CallError) -> Result<(), String> {
         let is_overdue = actor.clock_ns() >= self.deadline_ns;
         let is_calm = actor.stage.is_undisturbed();
-        actor.stage.calls.borrow_mut().ledger.failed(self.id, cause, is_overdue, is_calm)
+        actor.stage.calls.borrow_mut().ledger.failed(self.id, error, is_overdue, is_calm)
     }
 }
 

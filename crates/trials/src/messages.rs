@@ -6,7 +6,7 @@ mod ledger;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{Driven, Mailbox, Message, NodeId, Port, SendCause, ServeOptions};
+use halite::{Driven, Mailbox, Message, NodeId, Port, SendCause, SendError, ServeOptions};
 use halite_sim::{HostId, Random};
 
 use crate::actor::{Actor, pick};
@@ -124,7 +124,7 @@ pub(crate) async fn act(actor: &mut Actor) {
         }
         Some(Err(error)) => {
             let may_block = tries && may_be_full(actor, path, before);
-            failed(actor, path, number, may_block, error.cause).map_err(|why| format!("{error}: {why}"))
+            failed(actor, path, number, may_block, &error).map_err(|why| format!("{error}: {why}"))
         }
         None => Ok(()),
     };
@@ -142,18 +142,20 @@ fn may_be_full(actor: &Actor, path: Path, before: Load) -> bool {
     actor.stage.messages.borrow().ledger.others_since(path, before) >= QUEUED_MAX as u64
 }
 
-fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, cause: SendCause) -> Result<(), String> {
+fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendError) -> Result<(), String> {
     let ledger = &mut actor.stage.messages.borrow_mut().ledger;
     let is_calm = actor.stage.is_undisturbed();
-    let is_explained = match cause {
+    let is_explained = match error.cause {
         SendCause::WouldBlock => may_block,
         SendCause::PeerDown | SendCause::UnknownNode | SendCause::UnknownPort | SendCause::NodeClosed => {
             !is_calm
         }
         _ => false,
     };
-    if !matches!(cause, SendCause::PeerDown | SendCause::NodeClosed) {
+    if !error.may_have_arrived {
         ledger.denied(path, number)?;
+    } else if !matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed) {
+        return Err("it cannot have been received".to_owned());
     }
     if is_explained { Ok(()) } else { Err("there is no reason".to_owned()) }
 }

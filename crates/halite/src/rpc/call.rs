@@ -363,7 +363,7 @@ impl<'s> Calling<'s> {
             let left: Vec<_> = inputs[posted.len()..].iter().take(ROW_MAX).map(AsRef::as_ref).collect();
             let next = *left.first()?;
             if !posted.is_empty() && core.now_ns() >= self.deadline_ns {
-                posted.resize_with(inputs.len(), || Err(self.failed(CallCause::Timeout)));
+                posted.resize_with(inputs.len(), || Err(self.not_posted(PostFailure::Timeout)));
                 return None;
             }
             let went = core.with_calls(|rpc, _| rpc.try_request_row(self.node, &self.request(next), &left));
@@ -379,7 +379,7 @@ impl<'s> Calling<'s> {
     async fn post(&self, input: &[u8]) -> Result<Pending<'s>, CallError> {
         let core: &'s Core = &self.session.inner.core;
         let posted = core.post_request(self.node, &self.request(input)).await;
-        posted.map_err(|failure| self.failed(failure.into()))
+        posted.map_err(|failure| self.not_posted(failure))
     }
 
     /// As `post`, where that needs no waiting.
@@ -466,8 +466,14 @@ impl<'s> Calling<'s> {
         }
     }
 
+    /// The error of a call that was posted.
     pub(crate) fn failed(&self, cause: CallCause) -> CallError {
-        CallError { node: self.node, function: self.number, cause }
+        let may_have_run = cause.of_posted_may_have_run();
+        CallError { node: self.node, function: self.number, cause, may_have_run }
+    }
+
+    fn not_posted(&self, failure: PostFailure) -> CallError {
+        CallError { node: self.node, function: self.number, cause: failure.into(), may_have_run: false }
     }
 }
 

@@ -5,7 +5,7 @@ use halite_tier::rpc::PAYLOAD_BYTES_MAX;
 
 /// A call has no answer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot call function {function} at node {node}: {cause}")]
+#[error("cannot call function {function} at node {node}: {cause}{}", carried_out(*may_have_run))]
 pub struct CallError {
     /// Of which node.
     pub node: NodeId,
@@ -13,6 +13,34 @@ pub struct CallError {
     pub function: u32,
     /// Why not.
     pub cause: CallCause,
+    /// Whether the handler may have run, or may still run.  If not, to call again cannot do anything twice.
+    pub may_have_run: bool,
+}
+
+fn carried_out(may_have_run: bool) -> &'static str {
+    if may_have_run { " (it may have been carried out)" } else { "" }
+}
+
+impl CallCause {
+    /// Whether it leaves open if the handler of a call that was posted has run, or says that it has.
+    pub(crate) fn of_posted_may_have_run(self) -> bool {
+        match self {
+            CallCause::PeerDown
+            | CallCause::Timeout
+            | CallCause::ReplyTooLong { .. }
+            | CallCause::NoReply
+            | CallCause::NoMemory
+            | CallCause::NodeClosed
+            | CallCause::NotUnderstood => true,
+            CallCause::UnknownNode
+            | CallCause::UnknownFunction
+            | CallCause::Busy
+            | CallCause::PermissionDenied
+            | CallCause::InputTooLong { .. }
+            | CallCause::ServerClosed
+            | CallCause::TooManyCalls => false,
+        }
+    }
 }
 
 impl CallError {
@@ -22,18 +50,18 @@ impl CallError {
     }
 }
 
-/// Why a call has no answer.  Unless it says otherwise, the handler did not run.
+/// Why a call has no answer; whether its handler may have run says [`CallError::may_have_run`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallCause {
     /// No node of that number is in the cluster.
     #[error("the cluster has no such node now; try again when it has joined")]
     UnknownNode,
-    /// The server's node died or left: the handler ran, or not, or in part.
-    #[error("the node is down; the call may have been carried out")]
+    /// The server's node is down, or died or left before there was an answer.
+    #[error("the node is down")]
     PeerDown,
-    /// The time is over: the handler ran, or not, or still runs.  A late answer is dropped.
-    #[error("no answer came in time; the call may have been carried out")]
+    /// The time is over.  A late answer is dropped.
+    #[error("no answer came in time")]
     Timeout,
     /// Nobody serves the function there.
     #[error("nobody serves the function there; try again when its server has started")]
@@ -59,13 +87,13 @@ pub enum CallCause {
         len: u64,
     },
     /// The handler took the call and gave it up.
-    #[error("the handler gave no answer; the call may have been carried out in part")]
+    #[error("the handler gave no answer")]
     NoReply,
     /// The server ended while the call waited for it.
     #[error("the server ended before it took the call")]
     ServerClosed,
     /// There is no registered memory for a payload of this length, here or there.
-    #[error("no memory for so long a payload; the call may have been carried out")]
+    #[error("no memory for so long a payload")]
     NoMemory,
     /// Too many calls are under way.
     #[error("too many calls are under way at this node; try again later")]
@@ -80,7 +108,7 @@ pub enum CallCause {
 
 /// A message was not sent.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot send {len} bytes to port {port} at node {node}: {cause}")]
+#[error("cannot send {len} bytes to port {port} at node {node}: {cause}{}", received(*may_have_arrived))]
 pub struct SendError {
     /// To which node.
     pub node: NodeId,
@@ -90,6 +118,12 @@ pub struct SendError {
     pub len: u64,
     /// Why not.
     pub cause: SendCause,
+    /// Whether it may have been received.  If not, it never will be.
+    pub may_have_arrived: bool,
+}
+
+fn received(may_have_arrived: bool) -> &'static str {
+    if may_have_arrived { " (it may have been received)" } else { "" }
 }
 
 impl SendError {
@@ -106,8 +140,8 @@ pub enum SendCause {
     /// No node of that number is in the cluster.
     #[error("the cluster has no such node now; try again when it has joined")]
     UnknownNode,
-    /// The receiver's node died or left: the message was received, or not.
-    #[error("the node is down; the message may have been received")]
+    /// The receiver's node is down, or died or left before it had answered.
+    #[error("the node is down")]
     PeerDown,
     /// Nobody has opened the port.
     #[error("nobody has opened the port there")]

@@ -129,7 +129,7 @@ impl Session {
         bytes: &[u8],
         kind: Kind,
     ) -> Result<Option<u32>, SendError> {
-        let failed = |cause| SendError { node, port: port.0, len: bytes.len() as u64, cause };
+        let failed = |cause, may_have_arrived| send_error(node, port, bytes, cause, may_have_arrived);
         let core = &self.inner.core;
         let request = Request {
             kind,
@@ -141,12 +141,13 @@ impl Session {
             deadline_ns: u64::MAX,
         };
         let grant = Grant::of(self, node, port, kind);
-        let mut pending = core.post_request(node, &request).await.map_err(|f| failed(f.into()))?;
+        let mut pending = core.post_request(node, &request).await.map_err(|f| failed(f.into(), false))?;
         grant.used();
         match pending.answered().await {
-            Look::Replied => answer_of(pending.take(Into::Slice(&mut []))).map_err(failed),
-            _ if core.is_closed() => Err(failed(SendCause::NodeClosed)),
-            _ => Err(failed(SendCause::PeerDown)),
+            Look::Replied => answer_of(pending.take(Into::Slice(&mut [])))
+                .map_err(|cause| failed(cause, cause == SendCause::NotUnderstood)),
+            _ if core.is_closed() => Err(failed(SendCause::NodeClosed, true)),
+            _ => Err(failed(SendCause::PeerDown, true)),
         }
     }
 }
@@ -155,7 +156,11 @@ fn check_port(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
     if port < Port::RESERVED_MIN {
         return Ok(());
     }
-    Err(SendError { node, port: port.0, len: bytes.len() as u64, cause: SendCause::Reserved })
+    Err(send_error(node, port, bytes, SendCause::Reserved, false))
+}
+
+fn send_error(node: NodeId, port: Port, bytes: &[u8], cause: SendCause, may_have_arrived: bool) -> SendError {
+    SendError { node, port: port.0, len: bytes.len() as u64, cause, may_have_arrived }
 }
 
 fn answer_of(reply: Reply) -> Result<Option<u32>, SendCause> {

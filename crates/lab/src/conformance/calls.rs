@@ -519,13 +519,16 @@ pub fn calls_end_with_the_server_s_node(h: &dyn Harness) {
         });
         let call = server.recv().unwrap();
         cluster.leave(2);
-        assert_eq!(caller.join().expect("no panic").cause, CallCause::PeerDown);
+        let error = caller.join().expect("no panic");
+        assert!(error.cause == CallCause::PeerDown && error.may_have_run, "{error}");
         call
     });
     assert!(done.load(Ordering::Relaxed));
     assert!(call.reply(b"from beyond").is_err());
     refused!(server.recv(), ServeCause::NodeClosed);
-    refused!(here.call(NodeId(2), ECHO, b"", PATIENCE), CallCause::PeerDown | CallCause::UnknownNode);
+    let late = here.call(NodeId(2), ECHO, b"", PATIENCE).unwrap_err();
+    assert!(matches!(late.cause, CallCause::PeerDown | CallCause::UnknownNode), "{late}");
+    assert!(!late.may_have_run, "it was not sent, and can be called elsewhere: {late}");
     with_echo(&cluster.session(1), 1, || check_echo(&here, THERE, 100, 1));
 }
 

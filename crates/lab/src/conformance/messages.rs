@@ -254,6 +254,8 @@ pub fn senders_that_wait_are_told_when_the_node_leaves(h: &dyn Harness) {
     for sent in here.block_on(join_all(waiting)) {
         refused!(sent, SendCause::PeerDown);
     }
+    let late = here.send(NodeId(2), PORT, b"late").unwrap_err();
+    assert!(!late.may_have_arrived, "nothing was sent: {late}");
     refused!(mailbox.recv(), ServeCause::NodeClosed);
 }
 

@@ -1,6 +1,6 @@
 //! What is known of each call from outside: what it asks for, whether it was carried out, and what its caller was told.
 
-use halite::CallCause;
+use halite::{CallCause, CallError};
 
 /// The number of a call, which none other has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,17 +115,21 @@ impl Ledger {
     pub(super) fn failed(
         &mut self,
         id: CallId,
-        cause: CallCause,
+        error: &CallError,
         is_overdue: bool,
         is_calm: bool,
     ) -> Result<(), String> {
         let known = &mut self.known[id.0 as usize];
         let Known { wish, times, .. } = *known;
-        known.denied = is_not_done(cause);
-        if known.denied && times > 0 {
-            return Err("it was carried out".to_owned());
+        known.denied = !error.may_have_run;
+        match () {
+            () if known.denied && times > 0 => return Err("it was carried out".to_owned()),
+            () if !known.denied && is_not_done(error.cause) => {
+                return Err("it cannot have been carried out".to_owned());
+            }
+            () => {}
         }
-        let is_explained = match cause {
+        let is_explained = match error.cause {
             CallCause::Timeout => is_overdue,
             CallCause::UnknownFunction => wish.kind == Kind::Absent || !is_calm,
             CallCause::Busy => wish.kind == Kind::Narrow,
@@ -160,6 +164,8 @@ fn is_not_done(cause: CallCause) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use halite::NodeId;
+
     use super::*;
 
     const WISH: Wish = Wish {
@@ -176,6 +182,10 @@ mod tests {
 
     fn carried_out(ledger: &mut Ledger, id: CallId) -> Result<Wish, String> {
         ledger.carry_out(id, 1, Kind::Open, (0, "ada"))
+    }
+
+    fn error(cause: CallCause, may_have_run: bool) -> CallError {
+        CallError { node: NodeId(1), function: 1, cause, may_have_run }
     }
 
     #[test]
@@ -200,11 +210,14 @@ mod tests {
     fn what_was_refused_is_not_carried_out_neither_before_nor_after() {
         let mut ledger = Ledger::default();
         let id = ledger.begin(Wish { kind: Kind::Narrow, ..WISH });
-        assert_eq!(ledger.failed(id, CallCause::Busy, false, true), Ok(()));
+        assert_eq!(ledger.failed(id, &error(CallCause::Busy, false), false, true), Ok(()));
         assert!(ledger.carry_out(id, 1, Kind::Narrow, (0, "ada")).unwrap_err().contains("had been told"));
         let id = ledger.begin(WISH);
         carried_out(&mut ledger, id).unwrap();
-        assert!(ledger.failed(id, CallCause::UnknownFunction, false, false).is_err());
+        assert!(ledger.failed(id, &error(CallCause::UnknownFunction, false), false, false).is_err());
+        let id = ledger.begin(WISH);
+        assert_eq!(ledger.failed(id, &error(CallCause::PeerDown, false), false, false), Ok(()), "not posted");
+        assert!(carried_out(&mut ledger, id).unwrap_err().contains("had been told"));
     }
 
     #[test]
@@ -212,7 +225,7 @@ mod tests {
         let mut ledger = Ledger::default();
         let mut fails = |wish, cause, is_overdue, is_calm| {
             let id = ledger.begin(wish);
-            ledger.failed(id, cause, is_overdue, is_calm).is_err()
+            ledger.failed(id, &error(cause, !is_not_done(cause)), is_overdue, is_calm).is_err()
         };
         assert!(fails(WISH, CallCause::Timeout, false, false));
         assert!(!fails(WISH, CallCause::Timeout, true, true));
