@@ -16,7 +16,7 @@ use crate::giving_up::before;
 use crate::plan::Plan;
 use crate::stage::{PRINCIPALS, Stage};
 use handler::{function_of, is_allowed};
-use ledger::{CallId, Kind, Ledger, Task, Wish};
+use ledger::{CallId, Kind, Ledger, Task, Told, Wish};
 
 /// Longest time that a call is given.
 const TIMEOUT_US_MAX: u64 = 150;
@@ -128,9 +128,9 @@ impl Calling {
     }
 
     fn check_refusal(&self, actor: &Actor, error: &CallError) -> Result<(), String> {
-        let is_overdue = actor.clock_ns() >= self.deadline_ns;
-        let is_calm = actor.stage.is_undisturbed();
-        actor.stage.calls.borrow_mut().ledger.failed(self.id, error, is_overdue, is_calm)
+        let overdue_ns = actor.clock_ns() as i64 - self.deadline_ns as i64;
+        let told = Told { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.stage.is_undisturbed() };
+        actor.stage.calls.borrow_mut().ledger.failed(self.id, error, told)
     }
 }
 

@@ -149,7 +149,9 @@ impl Handler {
     }
 
     fn check_reply(&self, id: CallId, wish: Wish, result: Result<(), ReplyError>) {
-        let Err(error) = result else { return };
+        let Err(error) = result else {
+            return self.stage.calls.borrow_mut().ledger.replied(id, self.stage.world.now_ns());
+        };
         let is_right = match error.cause {
             ReplyCause::CallerGone => true,
             ReplyCause::TooLong { max } => max == wish.room && u64::from(wish.output_bytes) > max,

@@ -63,6 +63,32 @@ struct Known {
     times: u32,
     /// Its caller was told that it has not been carried out.
     denied: bool,
+    /// When its handler had answered.
+    replied_ns: Option<u64>,
+}
+
+/// When somebody was told that a call has no answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Told {
+    pub(super) now_ns: u64,
+    /// For how long its time had been over; negative if it was not.
+    pub(super) overdue_ns: i64,
+    /// Whether nothing has gone wrong so far.
+    pub(super) is_calm: bool,
+}
+
+/// An answer that its caller has room for in its slot comes so soon, where nothing goes wrong.
+const SHORT_ANSWER_NS_MAX: u64 = 60_000;
+/// The longest such answer.
+const SHORT_ANSWER_BYTES_MAX: u32 = 4000;
+
+impl Known {
+    /// Whether it was answered long enough before its time was over.
+    fn lost_answer(&self, told: Told) -> bool {
+        let due_ns = told.now_ns.saturating_add_signed(-told.overdue_ns);
+        let in_time = self.replied_ns.is_some_and(|at| at + SHORT_ANSWER_NS_MAX < due_ns);
+        in_time && self.wish.output_bytes <= SHORT_ANSWER_BYTES_MAX
+    }
 }
 
 /// Everything about the calls of a trial.
@@ -74,7 +100,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// Somebody is about to call.
     pub(super) fn begin(&mut self, wish: Wish) -> CallId {
-        self.known.push(Known { wish, times: 0, denied: false });
+        self.known.push(Known { wish, times: 0, denied: false, replied_ns: None });
         CallId(self.known.len() as u64 - 1)
     }
 
@@ -100,6 +126,11 @@ impl Ledger {
         }
     }
 
+    /// Its handler has answered.
+    pub(super) fn replied(&mut self, id: CallId, now_ns: u64) {
+        self.known[id.0 as usize].replied_ns = Some(now_ns);
+    }
+
     /// Its caller has an answer of so many bytes.
     pub(super) fn answered(&self, id: CallId, len: usize) -> Result<(), String> {
         let Known { wish, times, .. } = self.known[id.0 as usize];
@@ -112,15 +143,10 @@ impl Ledger {
     }
 
     /// Its caller was told that there is no answer, and why.
-    pub(super) fn failed(
-        &mut self,
-        id: CallId,
-        error: &CallError,
-        is_overdue: bool,
-        is_calm: bool,
-    ) -> Result<(), String> {
+    pub(super) fn failed(&mut self, id: CallId, error: &CallError, told: Told) -> Result<(), String> {
         let known = &mut self.known[id.0 as usize];
         let Known { wish, times, .. } = *known;
+        let Told { is_calm, .. } = told;
         known.denied = !error.may_have_run;
         match () {
             () if known.denied && times > 0 => return Err("it was carried out".to_owned()),
@@ -130,7 +156,7 @@ impl Ledger {
             () => {}
         }
         let is_explained = match error.cause {
-            CallCause::Timeout => is_overdue,
+            CallCause::Timeout => told.overdue_ns >= 0 && !(is_calm && known.lost_answer(told)),
             CallCause::UnknownFunction => wish.kind == Kind::Absent || !is_calm,
             CallCause::Busy => wish.kind == Kind::Narrow,
             CallCause::PermissionDenied => !wish.is_allowed,
@@ -184,6 +210,9 @@ mod tests {
         ledger.carry_out(id, 1, Kind::Open, (0, "ada"))
     }
 
+    const CALM: Told = Told { now_ns: 1_000_000, overdue_ns: -1, is_calm: true };
+    const TROUBLED: Told = Told { is_calm: false, ..CALM };
+
     fn error(cause: CallCause, may_have_run: bool) -> CallError {
         CallError { node: NodeId(1), function: 1, cause, may_have_run }
     }
@@ -210,31 +239,46 @@ mod tests {
     fn what_was_refused_is_not_carried_out_neither_before_nor_after() {
         let mut ledger = Ledger::default();
         let id = ledger.begin(Wish { kind: Kind::Narrow, ..WISH });
-        assert_eq!(ledger.failed(id, &error(CallCause::Busy, false), false, true), Ok(()));
+        assert_eq!(ledger.failed(id, &error(CallCause::Busy, false), CALM), Ok(()));
         assert!(ledger.carry_out(id, 1, Kind::Narrow, (0, "ada")).unwrap_err().contains("had been told"));
         let id = ledger.begin(WISH);
         carried_out(&mut ledger, id).unwrap();
-        assert!(ledger.failed(id, &error(CallCause::UnknownFunction, false), false, false).is_err());
+        assert!(ledger.failed(id, &error(CallCause::UnknownFunction, false), TROUBLED).is_err());
         let id = ledger.begin(WISH);
-        assert_eq!(ledger.failed(id, &error(CallCause::PeerDown, false), false, false), Ok(()), "not posted");
+        assert_eq!(ledger.failed(id, &error(CallCause::PeerDown, false), TROUBLED), Ok(()), "not posted");
         assert!(carried_out(&mut ledger, id).unwrap_err().contains("had been told"));
     }
 
     #[test]
     fn an_error_has_a_reason() {
         let mut ledger = Ledger::default();
-        let mut fails = |wish, cause, is_overdue, is_calm| {
+        let mut fails = |wish, cause, told| {
             let id = ledger.begin(wish);
-            ledger.failed(id, &error(cause, !is_not_done(cause)), is_overdue, is_calm).is_err()
+            ledger.failed(id, &error(cause, !is_not_done(cause)), told).is_err()
         };
-        assert!(fails(WISH, CallCause::Timeout, false, false));
-        assert!(!fails(WISH, CallCause::Timeout, true, true));
-        assert!(fails(WISH, CallCause::PeerDown, true, true));
-        assert!(!fails(WISH, CallCause::PeerDown, false, false));
-        assert!(fails(WISH, CallCause::Busy, false, false));
-        assert!(fails(WISH, CallCause::PermissionDenied, false, false));
-        assert!(fails(WISH, CallCause::NoReply, false, true));
-        assert!(fails(WISH, CallCause::NotUnderstood, false, false));
-        assert!(fails(WISH, CallCause::ReplyTooLong { len: 8, max: 100 }, false, false));
+        assert!(fails(WISH, CallCause::Timeout, TROUBLED));
+        assert!(!fails(WISH, CallCause::Timeout, Told { overdue_ns: 0, ..CALM }));
+        assert!(fails(WISH, CallCause::PeerDown, CALM));
+        assert!(!fails(WISH, CallCause::PeerDown, TROUBLED));
+        assert!(fails(WISH, CallCause::Busy, TROUBLED));
+        assert!(fails(WISH, CallCause::PermissionDenied, TROUBLED));
+        assert!(fails(WISH, CallCause::NoReply, CALM));
+        assert!(fails(WISH, CallCause::NotUnderstood, TROUBLED));
+        assert!(fails(WISH, CallCause::ReplyTooLong { len: 8, max: 100 }, TROUBLED));
+    }
+
+    #[test]
+    fn an_answer_that_was_given_in_time_is_not_lost() {
+        let mut ledger = Ledger::default();
+        let overdue = Told { overdue_ns: 100_000, ..CALM };
+        let mut timeout = |output_bytes, replied_ns, told| {
+            let id = ledger.begin(Wish { output_bytes, ..WISH });
+            ledger.replied(id, replied_ns);
+            ledger.failed(id, &error(CallCause::Timeout, true), told).is_ok()
+        };
+        assert!(timeout(8, 850_000, overdue), "it is still on its way");
+        assert!(!timeout(8, 800_000, overdue));
+        assert!(timeout(8, 800_000, Told { is_calm: false, ..overdue }));
+        assert!(timeout(5000, 800_000, overdue), "a long one must be fetched");
     }
 }
