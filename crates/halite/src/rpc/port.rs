@@ -93,7 +93,7 @@ impl Session {
     }
 
     /// Sends a message, and returns when it is in the port's queue; waits while that is full.  Messages that are sent
-    /// one after the other are received in that order.
+    /// one after the other are received in that order.  One whose future is dropped before may be received, or not.
     pub async fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
         self.send_to_any_port(node, port, bytes).await
