@@ -101,6 +101,17 @@ pub enum CallError {
     },
 }
 
+impl CallError {
+    /// As [`crate::CallError::may_have_run`].
+    pub fn may_have_run(&self) -> bool {
+        match self {
+            CallError::Encode { .. } => false,
+            CallError::Call(error) => error.may_have_run,
+            CallError::Decode { .. } => true,
+        }
+    }
+}
+
 /// An answer did not reach its caller.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -141,7 +141,9 @@ impl Session {
         // All at once: a slow one holds up who writes, but not the others.
         let telling = watchers.into_iter().map(|(life, port)| self.tell(life, Port(port), &bytes));
         match join_all(telling).await.into_iter().find_map(Result::err) {
-            Some(SendError { node, cause, .. }) => Err(NotifyCause::Telling { node, cause }),
+            Some(SendError { node, cause, may_have_arrived, .. }) => {
+                Err(NotifyCause::Telling { node, cause, may_have_arrived })
+            }
             None => Ok(()),
         }
     }

@@ -155,6 +155,7 @@ fn some_wish(actor: &mut Actor) -> Wish {
     let output_bytes = some_len(actor);
     Wish {
         from: actor.node,
+        session: (actor.life, actor.number),
         to: actor.random.below(actor.stage.nodes().into()) as u32,
         kind,
         principal: PRINCIPALS[actor.principal],

@@ -152,10 +152,16 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
         }
         _ => false,
     };
+    let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);
+    if error.may_have_arrived && !is_down {
+        return Err("it cannot have been received".to_owned());
+    }
+    if !is_down {
+        // Otherwise room may be kept for it, until its port hears that it will not come.
+        ledger.unload(path);
+    }
     if !error.may_have_arrived {
         ledger.denied(path, number)?;
-    } else if !matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed) {
-        return Err("it cannot have been received".to_owned());
     }
     if is_explained { Ok(()) } else { Err("there is no reason".to_owned()) }
 }

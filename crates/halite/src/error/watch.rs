@@ -47,12 +47,18 @@ pub enum NotifyCause {
     /// All is written, but who watches could not be found out; nobody was told.
     #[error("it is written, but who watches is not known: {0}")]
     Watchers(RegionCause),
-    /// All is written, but this watcher was not told; others were, unless the same befell them.
-    #[error("it is written, but a watcher at node {node} was not told: {cause}")]
+    /// All is written, but this watcher was not told, or perhaps not; others were, unless the same befell them.
+    #[error("it is written, but a watcher at node {node} {} told: {cause}", was_not(*may_have_arrived))]
     Telling {
         /// Where the watcher is; the first one, if there are several.
         node: NodeId,
         /// Why.
         cause: SendCause,
+        /// Whether it may have been told all the same.
+        may_have_arrived: bool,
     },
+}
+
+fn was_not(may_have_arrived: bool) -> &'static str {
+    if may_have_arrived { "may not have been" } else { "was not" }
 }

@@ -5,7 +5,7 @@ use halite_tier::rpc::PAYLOAD_BYTES_MAX;
 
 /// A call has no answer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot call function {function} at node {node}: {cause}{}", carried_out(*may_have_run))]
+#[error("cannot call function {function} at node {node}: {cause}{}", carried_out(*cause, *may_have_run))]
 pub struct CallError {
     /// Of which node.
     pub node: NodeId,
@@ -17,8 +17,12 @@ pub struct CallError {
     pub may_have_run: bool,
 }
 
-fn carried_out(may_have_run: bool) -> &'static str {
-    if may_have_run { " (it may have been carried out)" } else { "" }
+fn carried_out(cause: CallCause, may_have_run: bool) -> &'static str {
+    match cause {
+        CallCause::ReplyTooLong { .. } => " (it was carried out)",
+        _ if may_have_run => " (it may have been carried out)",
+        _ => "",
+    }
 }
 
 impl CallCause {
@@ -73,7 +77,7 @@ pub enum CallCause {
     #[error("permission denied; whoever serves it decides who may call")]
     PermissionDenied,
     /// The handler ran, but its answer is longer than the caller takes.
-    #[error("its answer has {len} bytes, and the caller had room for {max}; call again with more")]
+    #[error("its answer has {len} bytes, and the caller had room for {max}")]
     ReplyTooLong {
         /// Length of the answer in bytes.
         len: u64,
@@ -205,7 +209,7 @@ pub enum ServeCause {
     /// It was closed.
     #[error("it was closed")]
     Closed,
-    /// The client's node died or left while a long input was read from its memory.
+    /// The session's own node leaves or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
 }

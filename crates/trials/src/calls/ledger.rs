@@ -1,5 +1,7 @@
 //! What is known of each call from outside: what it asks for, whether it was carried out, and what its caller was told.
 
+use std::collections::BTreeMap;
+
 use halite::{CallCause, CallError};
 
 /// The number of a call, which none other has.
@@ -28,7 +30,7 @@ impl Task {
 }
 
 /// Whom a function of the trial serves, and how many wait for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Kind {
     /// Everybody.
     Open,
@@ -44,6 +46,8 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Wish {
     pub(super) from: u32,
+    /// The life of that node, and the number of the session there.
+    pub(super) session: (u32, u32),
     pub(super) to: u32,
     pub(super) kind: Kind,
     pub(super) principal: &'static str,
@@ -79,6 +83,8 @@ pub(super) struct Told {
 
 /// An answer that its caller has room for in its slot comes so soon, where nothing goes wrong.
 const SHORT_ANSWER_NS_MAX: u64 = 60_000;
+/// Inputs up to this length are in rings of any size.
+const IN_RING_BYTES_MAX: u32 = 512;
 /// The longest such answer.
 const SHORT_ANSWER_BYTES_MAX: u32 = 4000;
 
@@ -95,6 +101,8 @@ impl Known {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     known: Vec<Known>,
+    /// The last call of each session that each function has received.
+    last: BTreeMap<(u32, (u32, u32), u32, Kind), CallId>,
 }
 
 impl Ledger {
@@ -122,7 +130,19 @@ impl Ledger {
             () if wish.to != at || wish.kind != kind => Err(format!("it was meant for {wish:?}")),
             () if (wish.from, wish.principal) != caller => Err(format!("it came from {wish:?}")),
             () if !wish.is_allowed => Err("its caller may not call that function".to_owned()),
-            () => Ok(wish),
+            () => self.keep_order(id, wish).map(|()| wish),
+        }
+    }
+
+    /// Those of a session come in the order in which they were posted, but for long ones, which are read first.
+    fn keep_order(&mut self, id: CallId, wish: Wish) -> Result<(), String> {
+        if wish.input_bytes > IN_RING_BYTES_MAX {
+            return Ok(());
+        }
+        let before = self.last.insert((wish.from, wish.session, wish.to, wish.kind), id);
+        match before.filter(|before| before.0 > id.0) {
+            Some(before) => Err(format!("it came after {before:?}")),
+            None => Ok(()),
         }
     }
 
@@ -196,6 +216,7 @@ mod tests {
 
     const WISH: Wish = Wish {
         from: 0,
+        session: (1, 0),
         to: 1,
         kind: Kind::Open,
         principal: "ada",
@@ -236,6 +257,18 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_a_session_to_a_function_come_in_their_order() {
+        let mut ledger = Ledger::default();
+        let [first, second] = [(); 2].map(|()| ledger.begin(WISH));
+        let long = ledger.begin(Wish { input_bytes: 513, ..WISH });
+        let other = ledger.begin(Wish { session: (1, 1), ..WISH });
+        let last = ledger.begin(WISH);
+        assert!([long, other, second].iter().all(|id| carried_out(&mut ledger, *id).is_ok()));
+        assert!(carried_out(&mut ledger, first).unwrap_err().contains("after CallId(1)"));
+        assert!(carried_out(&mut ledger, last).is_ok());
+    }
+
+    #[test]
     fn what_was_refused_is_not_carried_out_neither_before_nor_after() {
         let mut ledger = Ledger::default();
         let id = ledger.begin(Wish { kind: Kind::Narrow, ..WISH });
@@ -247,6 +280,9 @@ mod tests {
         let id = ledger.begin(WISH);
         assert_eq!(ledger.failed(id, &error(CallCause::PeerDown, false), TROUBLED), Ok(()), "not posted");
         assert!(carried_out(&mut ledger, id).unwrap_err().contains("had been told"));
+        let id = ledger.begin(Wish { kind: Kind::Narrow, ..WISH });
+        let unsure = ledger.failed(id, &error(CallCause::Busy, true), CALM);
+        assert!(unsure.unwrap_err().contains("cannot have been"), "who is refused need not wonder");
     }
 
     #[test]

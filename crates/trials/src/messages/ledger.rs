@@ -34,13 +34,14 @@ pub(super) struct Load {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     streams: BTreeMap<Path, Stream>,
-    loads: BTreeMap<(u32, u32), Load>,
+    /// Of the ports of each node, in all its lives: what is on its way to one may come to the next.
+    loads: BTreeMap<u32, Load>,
 }
 
 impl Ledger {
     /// Somebody begins to send; the number of the message.
     pub(super) fn begin(&mut self, path: Path) -> u64 {
-        let load = self.loads.entry(path.to).or_default();
+        let load = self.loads.entry(path.to.0).or_default();
         load.under_way += 1;
         load.begun += 1;
         let stream = self.streams.entry(path).or_default();
@@ -59,20 +60,20 @@ impl Ledger {
 
     /// Its sender was told that it was not sent.
     pub(super) fn denied(&mut self, path: Path, number: u64) -> Result<(), String> {
-        self.unload(path);
         let stream = self.streams.get_mut(&path).expect("it began");
         stream.denied.insert(number);
         if stream.last_come == number { Err("it was received".to_owned()) } else { Ok(()) }
     }
 
-    fn unload(&mut self, path: Path) {
-        if let Some(load) = self.loads.get_mut(&path.to) {
+    /// It takes no room of the port any more, nor is any kept for it.
+    pub(super) fn unload(&mut self, path: Path) {
+        if let Some(load) = self.loads.get_mut(&path.to.0) {
             load.under_way = load.under_way.saturating_sub(1);
         }
     }
 
     pub(super) fn load(&self, path: Path) -> Load {
-        self.loads.get(&path.to).copied().unwrap_or_default()
+        self.loads.get(&path.to.0).copied().unwrap_or_default()
     }
 
     /// How many others, at most, were on their way or in the queue at any time since the load was `before`.
@@ -158,6 +159,18 @@ mod tests {
         ledger.sent(PATH, 2, 2);
         assert_eq!(ledger.came(PATH, 2, 2), Ok(()), "the first died with the node");
         assert!(ledger.came(PATH, 2, 2).unwrap_err().contains("came after"));
+    }
+
+    #[test]
+    fn what_waits_for_a_node_takes_room_in_its_next_life() {
+        let mut ledger = Ledger::default();
+        let later = Path { from: (2, 1, 0), to: (1, 2) };
+        for _ in 0..6 {
+            let number = ledger.begin(PATH);
+            ledger.sent(PATH, 2, number);
+        }
+        ledger.begin(later);
+        assert_eq!(ledger.others_since(later, ledger.load(later)), 6);
     }
 
     #[test]
