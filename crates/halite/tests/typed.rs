@@ -90,12 +90,14 @@ fn values_that_cannot_be_told_are_errors_where_they_are() {
     let mute: typed::Function<Unspeakable, u64> = typed::Function::new(4);
     let unsent = session.call_typed(NodeId(0), mute, &Unspeakable, PATIENCE).unwrap_err();
     assert!(matches!(unsent, typed::CallError::Encode { function: 4, .. }), "{unsent}");
+    assert!(!unsent.may_have_run());
     assert!(server.try_recv().unwrap().is_none(), "nothing was sent");
     std::thread::scope(|scope| {
         scope.spawn(|| server.recv().unwrap().reply(&[0xFF, 0xFF]).unwrap());
         let other: typed::Function<u8, String> = typed::Function::new(4);
         let nonsense = session.call_typed(NodeId(0), other, &1, PATIENCE).unwrap_err();
         assert!(matches!(nonsense, typed::CallError::Decode { node: NodeId(0), .. }), "{nonsense}");
+        assert!(nonsense.may_have_run());
     });
     let unanswered: typed::Function<u8, Unspeakable> = typed::Function::new(5);
     let server = session.serve_typed(unanswered, ServeOptions::default()).unwrap();
