@@ -254,6 +254,11 @@ mod tests {
         assert!(refusal("name = 'x'\nnodes = 0").contains("nodes must be"));
         assert!(refusal("name = 'x'\nnodes = 1\nspeed = 7").contains("speed"));
         assert!(refusal("name = 'x'\nnodes = 1\nprofile = 'abacus'").contains("abacus"));
+        assert!(refusal("name = 'x'\nnodes = 1\nqueue_depth = 3").contains("queue_depth must be"));
+        assert!(
+            refusal("name = 'x'\nnodes = 1\n[work]\nrows_per_mille = 1001")
+                .contains("rows_per_mille must be")
+        );
         assert!(
             refusal(
                 "name = 'x'\nnodes = 1\n[work]\nregions=0\nwords=0\ncalls=0\nmessages=0\nlocks=0\nbarriers=0\nwatches=0"

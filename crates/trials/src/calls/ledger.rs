@@ -81,12 +81,12 @@ pub(super) struct Told {
     pub(super) is_calm: bool,
 }
 
-/// An answer that its caller has room for in its slot comes so soon, where nothing goes wrong.
+/// An answer that fits into a slot comes so soon after it was given, where nothing goes wrong.
 const SHORT_ANSWER_NS_MAX: u64 = 60_000;
-/// Inputs up to this length are in rings of any size.
-const IN_RING_BYTES_MAX: u32 = 512;
 /// The longest such answer.
 const SHORT_ANSWER_BYTES_MAX: u32 = 4000;
+/// Inputs up to this length travel in rings of any size.
+const IN_RING_BYTES_MAX: u32 = 512;
 
 impl Known {
     /// Whether it was answered long enough before its time was over.
