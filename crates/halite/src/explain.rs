@@ -133,6 +133,10 @@ pub struct PeerExplained {
     pub send_bytes_max: u64,
     /// For how long nothing was heard of it, in ms, if it is connected.
     pub silent_ms: Option<u64>,
+    /// Calls and messages to it that have no answer yet, those given up among them for as long as it may still answer.
+    pub calls_under_way: usize,
+    /// Long answers to it that are kept until it has read them.
+    pub answers_kept: usize,
     /// Bytes of this node's memory that are kept back because it could still reach them.
     pub bytes_quarantined_here: u64,
     /// Bytes that it keeps back itself because of others, if it answers.
@@ -190,6 +194,7 @@ impl Session {
             (engine.and_then(|engine| engine.known_peer(now, node)), is_self)
         });
         let known = found.ok_or_else(|| failed(RegionCause::UnknownNode(node)))?;
+        let (calls_under_way, answers_kept) = core.ground.rpc.under_way(node);
         let capabilities = core.ground.fabric.capabilities();
         Ok(PeerExplained {
             node: node.0,
@@ -201,6 +206,8 @@ impl Session {
             direct: is_self || (known.peer.is_some() && capabilities.direct),
             send_bytes_max: capabilities.send_bytes_max as u64,
             silent_ms: known.silent_ns.map(|ns| ns / 1_000_000),
+            calls_under_way,
+            answers_kept,
             bytes_quarantined_here: known.bytes_quarantined,
             bytes_quarantined_there: answer_of(node, &statuses).map(|status| status.bytes_quarantined),
             reason: peer_reason(&known, is_self),
@@ -368,6 +375,11 @@ impl fmt::Display for PeerExplained {
         if let Some(silent_ms) = self.silent_ms {
             writeln!(f, "last heard: {silent_ms} ms ago")?;
         }
+        writeln!(
+            f,
+            "under way: {} calls to it, {} answers kept for it",
+            self.calls_under_way, self.answers_kept
+        )?;
         write!(f, "quarantined: {} bytes here because of it", self.bytes_quarantined_here)?;
         match self.bytes_quarantined_there {
             Some(bytes) => writeln!(f, ", {bytes} bytes there because of others"),

@@ -270,6 +270,12 @@ impl Rpc {
         self.routes().by_node.get(&node).cloned()
     }
 
+    /// What is under way from and to a node: slots in use for its replies, and our own answers that it has not read yet.
+    pub(crate) fn under_way(&self, node: NodeId) -> (usize, usize) {
+        self.link_to(node)
+            .map_or((0, 0), |link| (lock(&self.slots).in_use(link.target), lock(&link.inbound).kept.len()))
+    }
+
     /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
     /// for the writer.
     fn routes(&self) -> RwLockReadGuard<'_, Routes> {

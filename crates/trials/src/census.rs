@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{NodeStatus, Permissions, Placement, RegionCause, Session};
+use halite::{NodeId, NodeStatus, Permissions, Placement, RegionCause, Session};
 
 use crate::regions;
 use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
@@ -36,6 +36,9 @@ pub(crate) async fn take(stage: &Rc<Stage>) {
             free_all(&driven.session_of(principal).expect("the name is a good one")).await;
         }
         count(stage, &driven.session(), exact).await;
+        for node in 0..stage.nodes() {
+            count_calls(stage, &stage.driven(node).expect("it is up").session()).await;
+        }
         // A node that the directory does not see cannot tell it that a name is free.
         if stage.is_undisturbed() {
             take_names(stage, &driven.session()).await;
@@ -84,6 +87,20 @@ async fn free_all(session: &Session) {
 async fn count(stage: &Stage, session: &Session, exact: bool) {
     while left(session, exact).await.is_none_or(|left| !left.is_empty()) {
         stage.world.sleep(None, Duration::from_micros(100)).await;
+    }
+}
+
+/// Waits until a node awaits no answers any more, and keeps none.
+async fn count_calls(stage: &Stage, session: &Session) {
+    for node in (0..stage.nodes()).map(NodeId) {
+        loop {
+            match session.explain_peer(node).await {
+                Ok(peer) if (peer.calls_under_way, peer.answers_kept) == (0, 0) => break,
+                Ok(peer) => stage.world.note(None, format_args!("the census: {peer}")),
+                Err(error) => stage.world.note(None, format_args!("the census: {error}")),
+            }
+            stage.world.sleep(None, Duration::from_micros(100)).await;
+        }
     }
 }
 

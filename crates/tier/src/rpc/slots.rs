@@ -166,6 +166,12 @@ impl<H> ReplySlots<H> {
         self.slots[usize::from(id.index)].target
     }
 
+    /// How many slots are in use for replies from there, those among them that nobody waits for any more.
+    pub fn in_use(&self, target: Target) -> usize {
+        let is_in_use = |slot: &&Slot<H>| !matches!(slot.state, State::Free) && slot.target == target;
+        self.slots.iter().filter(is_in_use).count()
+    }
+
     /// Takes what a slot holds; the outer `None` if that use of it is over.
     pub fn take_held(&mut self, id: SlotId) -> Option<Option<H>> {
         self.slot_mut(id).map(|slot| slot.held.take())
