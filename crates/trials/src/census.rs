@@ -1,9 +1,10 @@
 //! The census: when all has come to rest, nothing may be left of what sessions made and gave up.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{NodeId, NodeStatus, Permissions, Placement, RegionCause, Session};
+use halite::{NodeId, NodeStatus, PeerExplained, Permissions, Placement, RegionCause, Session};
 
 use crate::regions;
 use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
@@ -26,6 +27,7 @@ pub(crate) async fn take(stage: &Rc<Stage>) {
     // not believe keeps its region for as long as its node lives.
     let exact = lost.is_empty();
     let patience = stage.plan.lease() * PATIENCE_LEASES;
+    let calls = RefCell::default();
     let counted = async {
         while !all_up(stage) {
             stage.revive_the_killed();
@@ -37,7 +39,7 @@ pub(crate) async fn take(stage: &Rc<Stage>) {
         }
         count(stage, &driven.session(), exact).await;
         for node in 0..stage.nodes() {
-            count_calls(stage, &stage.driven(node).expect("it is up").session()).await;
+            count_calls(stage, node, &calls).await;
         }
         // A node that the directory does not see cannot tell it that a name is free.
         if stage.is_undisturbed() {
@@ -49,8 +51,10 @@ pub(crate) async fn take(stage: &Rc<Stage>) {
             Some(driven) => {
                 let session = driven.session();
                 let seen = before(stage.world.sleep(None, patience), left(&session, exact)).await;
-                let nothing_else = |left: String| if left.is_empty() { "a name".to_owned() } else { left };
-                seen.flatten().map_or_else(|| "node 0 does not find out".to_owned(), nothing_else)
+                let or_else = |left: String| {
+                    [left, calls.take(), "a name".to_owned()].into_iter().find(|it| !it.is_empty())
+                };
+                seen.flatten().and_then(or_else).unwrap_or_else(|| "node 0 does not find out".to_owned())
             }
             None => "node 0 is not there".to_owned(),
         };
@@ -90,17 +94,26 @@ async fn count(stage: &Stage, session: &Session, exact: bool) {
     }
 }
 
-/// Waits until a node awaits no answers any more, and keeps none.
-async fn count_calls(stage: &Stage, session: &Session) {
-    for node in (0..stage.nodes()).map(NodeId) {
-        loop {
-            match session.explain_peer(node).await {
-                Ok(peer) if (peer.calls_under_way, peer.answers_kept) == (0, 0) => break,
-                Ok(peer) => stage.world.note(None, format_args!("the census: {peer}")),
-                Err(error) => stage.world.note(None, format_args!("the census: {error}")),
-            }
+/// Waits until a node awaits no answers any more, and keeps none.  Meanwhile `left` says what there is.
+async fn count_calls(stage: &Stage, node: u32, left: &RefCell<String>) {
+    let session = stage.driven(node).expect("it is up").session();
+    for other in (0..stage.nodes()).map(NodeId) {
+        while let Some(calls) = calls_left(&session, other).await {
+            left.replace(format!("at node {node}: {calls}"));
             stage.world.sleep(None, Duration::from_micros(100)).await;
         }
+    }
+    left.take();
+}
+
+/// What is under way between a session's node and another, in words.
+async fn calls_left(session: &Session, other: NodeId) -> Option<String> {
+    match session.explain_peer(other).await {
+        Ok(PeerExplained { calls_under_way: 0, answers_kept: 0, .. }) => None,
+        Ok(PeerExplained { calls_under_way, answers_kept, .. }) => {
+            Some(format!("{calls_under_way} calls to node {other}, and {answers_kept} answers kept for it"))
+        }
+        Err(error) => Some(error.to_string()),
     }
 }
 

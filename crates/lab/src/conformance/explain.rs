@@ -1,7 +1,8 @@
 //! Explanations: which way bytes take, and why.
 
-use halite::{AccessPath, NodeId, NodeState, Permissions, Placement, RegionCause};
+use halite::{AccessPath, Function, NodeId, NodeState, Permissions, Placement, RegionCause, ServeOptions};
 
+use super::calls::PATIENCE;
 use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, shared};
 use super::refused;
 
@@ -65,6 +66,30 @@ pub fn bytes_that_are_gone_are_explained(h: &dyn Harness) {
     assert_eq!(told.pieces[0].verbs.read, "fails");
 }
 
+/// Calls that hang are seen by their caller, and answers that nobody fetches by who keeps them.
+pub fn calls_under_way_are_explained(h: &dyn Harness) {
+    const FUNCTION: Function = Function(7);
+    let cluster = Cluster::new(h, 2);
+    let (here, there) = (cluster.session(0), cluster.session(1));
+    let server = there.serve(FUNCTION, ServeOptions::default()).unwrap();
+    let under_way = || {
+        let (from, to) = (here.explain_peer(NodeId(1)).unwrap(), there.explain_peer(NodeId(0)).unwrap());
+        [from.calls_under_way, from.answers_kept, to.calls_under_way, to.answers_kept]
+    };
+    let given_up = here.post_call(NodeId(1), FUNCTION, b"given up", 64, PATIENCE).unwrap();
+    let long = here.post_call(NodeId(1), FUNCTION, b"long", 1 << 30, PATIENCE).unwrap();
+    let (_unanswered, call) = (server.recv().unwrap(), server.recv().unwrap());
+    assert_eq!(under_way(), [2, 0, 0, 0]);
+    call.reply(&[7; 1 << 20]).unwrap();
+    assert_eq!(under_way(), [2, 0, 0, 1], "too long for any slot, it waits to be fetched");
+    assert_eq!(long.answer().unwrap(), [7; 1 << 20]);
+    drop(given_up);
+    eventually("nothing is under way", || match under_way() {
+        [0, 0, 0, 0] => Ok(()),
+        others => Err(format!("{others:?}")),
+    });
+}
+
 /// Of every node it is told whether it is reached, and how.
 pub fn a_peer_is_explained(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
@@ -72,6 +97,7 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
     let peer = session.explain_peer(NodeId(1)).unwrap();
     assert!(peer.connected && peer.state == NodeState::Alive && peer.pid == std::process::id(), "{peer}");
     assert!(peer.silent_ms.is_some() && peer.bytes_quarantined_there == Some(0), "{peer}");
+    assert_eq!((peer.calls_under_way, peer.answers_kept), (0, 0));
     let myself = session.explain_peer(NodeId(0)).unwrap();
     assert!(
         !myself.connected && myself.direct && myself.reason.contains("the node that was asked"),

@@ -266,6 +266,7 @@ macro_rules! conformance_cases {
                 only_handles_that_lead_somewhere_are_explained
                 bytes_that_are_gone_are_explained
                 a_peer_is_explained
+                calls_under_way_are_explained
             }
             calls {
                 payloads_of_any_length_arrive_whole
