@@ -272,8 +272,11 @@ impl Rpc {
 
     /// What is under way from and to a node: slots in use for its replies, and our own answers that it has not read yet.
     pub(crate) fn under_way(&self, node: NodeId) -> (usize, usize) {
-        self.link_to(node)
-            .map_or((0, 0), |link| (lock(&self.slots).in_use(link.target), lock(&link.inbound).kept.len()))
+        let Some(link) = self.link_to(node) else { return (0, 0) };
+        // One lock after the other: both at once would be taken in the wrong order.
+        let calls = lock(&self.slots).in_use(link.target);
+        let answers = lock(&link.inbound).kept.len();
+        (calls, answers)
     }
 
     /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second

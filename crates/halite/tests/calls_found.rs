@@ -300,3 +300,28 @@ fn a_long_input_of_a_caller_that_has_died_costs_its_server_no_memory() {
         assert_eq!(called.unwrap_err().cause, CallCause::NoMemory, "the caller that lives after all is told");
     });
 }
+
+/// To count what is under way took two locks at once, in the other order than answers to the own node do.
+#[test]
+fn a_node_that_calls_itself_may_be_explained_meanwhile() {
+    let dir = Dir::new();
+    let node = dir.join(0);
+    let server = node.blocking_session().serve(ECHO, ServeOptions::default()).unwrap();
+    let called = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| serve_lengths(&server));
+        scope.spawn(|| {
+            let session = node.blocking_session();
+            for _ in 0..20_000 {
+                session.call(NodeId(0), ECHO, &8_u32.to_le_bytes(), PATIENCE).unwrap();
+            }
+            called.store(true, Release);
+        });
+        let session = node.blocking_session();
+        while !called.load(Acquire) {
+            let explained = session.explain_peer(NodeId(0)).unwrap();
+            assert!(explained.calls_under_way <= 1, "{explained}");
+        }
+        server.close();
+    });
+}

@@ -468,7 +468,7 @@ impl<'s> Calling<'s> {
 
     /// The error of a call that was posted.
     pub(crate) fn failed(&self, cause: CallCause) -> CallError {
-        let may_have_run = cause.of_posted_may_have_run();
+        let may_have_run = cause.may_have_run_once_posted();
         CallError { node: self.node, function: self.number, cause, may_have_run }
     }
 

@@ -25,28 +25,6 @@ fn carried_out(cause: CallCause, may_have_run: bool) -> &'static str {
     }
 }
 
-impl CallCause {
-    /// Whether it leaves open if the handler of a call that was posted has run, or says that it has.
-    pub(crate) fn of_posted_may_have_run(self) -> bool {
-        match self {
-            CallCause::PeerDown
-            | CallCause::Timeout
-            | CallCause::ReplyTooLong { .. }
-            | CallCause::NoReply
-            | CallCause::NoMemory
-            | CallCause::NodeClosed
-            | CallCause::NotUnderstood => true,
-            CallCause::UnknownNode
-            | CallCause::UnknownFunction
-            | CallCause::Busy
-            | CallCause::PermissionDenied
-            | CallCause::InputTooLong { .. }
-            | CallCause::ServerClosed
-            | CallCause::TooManyCalls => false,
-        }
-    }
-}
-
 impl CallError {
     /// Why it failed.
     pub fn cause(&self) -> &CallCause {
@@ -108,6 +86,28 @@ pub enum CallCause {
     /// What came back is no answer.
     #[error("the answer was not understood; are all nodes of one version?")]
     NotUnderstood,
+}
+
+impl CallCause {
+    /// Whether the handler of a call that was posted and ended like this may have run.
+    pub(crate) fn may_have_run_once_posted(self) -> bool {
+        match self {
+            CallCause::PeerDown
+            | CallCause::Timeout
+            | CallCause::ReplyTooLong { .. }
+            | CallCause::NoReply
+            | CallCause::NoMemory
+            | CallCause::NodeClosed
+            | CallCause::NotUnderstood => true,
+            CallCause::UnknownNode
+            | CallCause::UnknownFunction
+            | CallCause::Busy
+            | CallCause::PermissionDenied
+            | CallCause::InputTooLong { .. }
+            | CallCause::ServerClosed
+            | CallCause::TooManyCalls => false,
+        }
+    }
 }
 
 /// A message was not sent.

@@ -136,10 +136,10 @@ impl Handler {
 
     fn answer(&self, calls: Vec<(Call, CallId, Wish)>) {
         let wishes: Vec<_> = calls.iter().map(|(_, id, wish)| (*id, *wish)).collect();
-        let mut answers = (calls.into_iter())
+        let answers = (calls.into_iter())
             .map(|(call, id, wish)| (call, payload::output(id, wish.output_bytes as usize)));
         let results = match answers.len() {
-            1 => answers.by_ref().map(|(call, output)| call.reply(&output)).collect(),
+            1 => answers.map(|(call, output)| call.reply(&output)).collect(),
             _ => self.server.reply_all(answers),
         };
         self.stage.judge.expect(results.len() == wishes.len(), || format!("answers: {results:?}"));
