@@ -80,6 +80,7 @@ pub fn calls_under_way_are_explained(h: &dyn Harness) {
     let long = here.post_call(NodeId(1), FUNCTION, b"long", 1 << 30, PATIENCE).unwrap();
     let (_unanswered, call) = (server.recv().unwrap(), server.recv().unwrap());
     assert_eq!(under_way(), [2, 0, 0, 0]);
+    assert_eq!(here.explain_peer(NodeId(0)).unwrap().calls_under_way, 0, "they go to the other node");
     call.reply(&[7; 1 << 20]).unwrap();
     assert_eq!(under_way(), [2, 0, 0, 1], "too long for any slot, it waits to be fetched");
     assert_eq!(long.answer().unwrap(), [7; 1 << 20]);

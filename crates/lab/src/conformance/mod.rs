@@ -182,6 +182,7 @@ macro_rules! conformance_cases {
                 a_watch_ends_with_its_handle
                 a_watch_ends_with_the_right_to_read
                 a_watcher_that_left_is_no_error
+                a_writer_whose_node_leaves_may_have_told
                 a_watch_ends_with_its_home
                 ports_of_watches_are_reserved
             }

@@ -260,6 +260,33 @@ pub fn a_watcher_that_left_is_no_error(h: &dyn Harness) {
     refused!(lost.recv(), RegionCause::NodeClosed);
 }
 
+/// It cannot know whether the watcher that held it up was told in the end.
+pub fn a_writer_whose_node_leaves_may_have_told(h: &dyn Harness) {
+    const FULL: u64 = NOTIFICATIONS_MAX as u64;
+    let mut cluster = Cluster::new(h, 3);
+    let (slow, quick, writer) = (cluster.session(0), cluster.session(1), cluster.futures(2));
+    let board = shared(&slow, "board", 8);
+    let _slow_watch = slow.watch(board).unwrap();
+    let quick_watch = quick.watch(quick.map("board", Permissions::READ).unwrap()).unwrap();
+    let blocking = writer.blocking();
+    let board = blocking.map("board", READ_WRITE).unwrap();
+    for value in 0..FULL {
+        blocking.write_notify(board, 0, &[1], value).unwrap();
+        assert_eq!(quick_watch.recv().unwrap().value, value);
+    }
+    let mut held_up = pin!(writer.write_notify(board, 0, &[2], FULL));
+    let mut context = Context::from_waker(Waker::noop());
+    while quick_watch.try_recv().unwrap().is_none() {
+        assert!(held_up.as_mut().poll(&mut context).is_pending());
+        quick.status().unwrap();
+    }
+    cluster.leave(2);
+    let error = blocking.block_on(held_up).unwrap_err();
+    let (node, cause) = (NodeId(0), SendCause::NodeClosed);
+    assert_eq!(error.cause, NotifyCause::Telling { node, cause, may_have_arrived: true });
+    assert!(error.is_written() && error.to_string().contains("may not have been told"), "{error}");
+}
+
 /// The bytes are gone with it.
 pub fn a_watch_ends_with_its_home(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
