@@ -547,6 +547,23 @@ mod tests {
     }
 
     #[test]
+    fn requests_of_a_peer_that_is_gone_make_room_for_others() {
+        let options = ServeOptions { requests_max: 2, ..ServeOptions::default() };
+        let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
+        let losses = Losses::default();
+        let [gone, other] =
+            [1, 2].map(|node| Arc::new(Link::new(NodeId(node), Target::Own, None, None, losses.clone())));
+        let push = |link, slot| {
+            let asked = Asked { kind: Kind::Call, number: 1, incoming: message(link, slot, 1) };
+            service.push_all([asked].into_iter()).is_empty()
+        };
+        assert_eq!([push(&gone, 0), push(&other, 0), push(&other, 1)], [true, true, false]);
+        gone.set_gone();
+        assert_eq!([push(&other, 2), push(&other, 3)], [true, false]);
+        [gone, other].iter().for_each(|link| lock(&link.inbound).forget_caller());
+    }
+
+    #[test]
     fn a_row_that_is_taken_makes_room_for_as_many_bytes_and_leaves_out_who_does_not_wait() {
         let options = ServeOptions { bytes_max: 100, ..ServeOptions::default() };
         let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
