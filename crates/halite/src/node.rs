@@ -97,6 +97,7 @@ impl Node {
             return Err(node.why_alone(config));
         }
         node.member.core.block_on(node.member.be_known());
+        tracing::info!("node {} has joined the cluster in {}", life.node, config.dir.display());
         Ok(node)
     }
 
@@ -144,6 +145,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        tracing::info!("node {} leaves", self.member.life.node);
         let core = &self.member.core;
         let mut leaving = Leaving::begin(core);
         while !leaving.advance(core) {
