@@ -174,9 +174,11 @@ impl From<Refusal> for RegionCause {
             Refusal::PeerDown(node) => RegionCause::PeerDown(node),
             Refusal::Malformed => RegionCause::NotUnderstood,
             // Answers of locks and barriers, which their callers look at first.
-            Refusal::Held | Refusal::NotHeld | Refusal::Timeout | Refusal::Participants { .. } => {
-                RegionCause::NotUnderstood
-            }
+            Refusal::Held
+            | Refusal::HeldBySilent(_)
+            | Refusal::NotHeld
+            | Refusal::Timeout
+            | Refusal::Participants { .. } => RegionCause::NotUnderstood,
             Refusal::Sealed => RegionCause::Sealed,
             Refusal::TooManyWatchers { max } => RegionCause::TooManyWatchers { max },
             Refusal::LastMaster => RegionCause::LastMaster,

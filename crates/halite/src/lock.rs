@@ -139,7 +139,8 @@ impl Drop for Guard {
 /// whose home died is made anew by whoever wants it next: then it no longer excludes who held it before, but its tokens are
 /// still higher than before, by the clock of the host.
 impl Session {
-    /// Takes a lock; those who wait get it in the order in which they asked.
+    /// Takes a lock; those who wait get it in the order in which they asked.  That takes as long as others hold it, but where a
+    /// holder's node is silent and cannot be cut off, this fails with [`LockCause::HeldBySilent`] within three leases.
     pub async fn lock(&self, name: &str) -> Result<Guard, LockError> {
         Attempt::begin(self, name)?.taken(true).await
     }

@@ -25,8 +25,8 @@ pub struct Members {
     known: BTreeMap<NodeId, Member>,
     peers: BTreeMap<PeerId, Peer>,
     by_node: BTreeMap<NodeId, PeerId>,
-    /// Dead, but perhaps still able to touch memory here.
-    zombies: BTreeMap<PeerId, NodeLife>,
+    /// Dead, but perhaps still able to touch memory here; since when, in ns.
+    zombies: BTreeMap<PeerId, (NodeLife, u64)>,
 }
 
 impl Members {
@@ -57,7 +57,7 @@ impl Members {
     }
 
     /// A peer is gone: returns who it was, once.  It is a zombie until it is cut off.
-    pub fn remove(&mut self, peer: PeerId, state: NodeState) -> Option<NodeLife> {
+    pub fn remove(&mut self, peer: PeerId, state: NodeState, now_ns: u64) -> Option<NodeLife> {
         let gone = self.peers.remove(&peer)?;
         if self.by_node.get(&gone.life.node) == Some(&peer) {
             self.by_node.remove(&gone.life.node);
@@ -69,23 +69,28 @@ impl Members {
                 self.known.remove(&gone.life.node);
             }
         }
-        self.zombies.insert(peer, gone.life);
+        self.zombies.insert(peer, (gone.life, now_ns));
         Some(gone.life)
     }
 
     /// A zombie can touch nothing here any more: returns who it was.
     pub fn bury(&mut self, peer: PeerId) -> Option<NodeLife> {
-        self.zombies.remove(&peer)
+        self.zombies.remove(&peer).map(|(life, _)| life)
     }
 
     /// All who may still touch memory here although they are dead.
     pub fn zombies(&self) -> impl Iterator<Item = NodeLife> {
-        self.zombies.values().copied()
+        self.zombies.values().map(|(life, _)| *life)
     }
 
     /// Whether `life` may still touch memory here although it is dead.
     pub fn is_zombie(&self, life: NodeLife) -> bool {
-        self.zombies.values().any(|zombie| *zombie == life)
+        self.zombies().any(|zombie| zombie == life)
+    }
+
+    /// Those that have been dead since then or longer, and are not cut off.
+    pub fn zombies_since(&self, then_ns: u64) -> impl Iterator<Item = NodeLife> {
+        self.zombies.values().filter(move |(_, since_ns)| *since_ns <= then_ns).map(|(life, _)| *life)
     }
 
     /// Those of `lives` that are not cut off: zombies, and the living.

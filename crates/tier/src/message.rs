@@ -444,6 +444,9 @@ pub enum Refusal {
         /// How many may.
         max: u64,
     },
+    /// The lock's holder is on a node that is silent and cannot be cut off.
+    #[error("the lock is held on node {0}, which is silent and cannot be cut off")]
+    HeldBySilent(NodeId),
 }
 
 /// Why bytes are not a message.

@@ -126,6 +126,29 @@ fn the_lock_of_a_dead_holder_waits_for_its_cut_off_and_then_goes_to_the_next_as_
 }
 
 #[test]
+fn nobody_waits_for_ever_behind_a_silent_holder_that_cannot_be_cut_off_and_it_gives_the_lock_up_when_it_wakes()
+ {
+    let mut cluster = Cluster::of(4);
+    cluster.kills = false;
+    let (slots, home) = lock_of_all(&mut cluster);
+    let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
+    let (silent, next, late) = (others[0], others[1], others[2]);
+    submit_and_run(&mut cluster, silent, lock(slots[silent]));
+    let op = submit_and_run(&mut cluster, next, lock(slots[next]));
+    cluster.stop(silent);
+    cluster.sleep(2 * LEASE_NS);
+    assert!(!cluster.has_ended(next, op), "it may still be cut off");
+    cluster.sleep(LEASE_NS);
+    let refused = Err(CommandError::Refused(Refusal::HeldBySilent(cluster.hosts[silent].life.node)));
+    assert_eq!(cluster.outcome(next, op), Some(refused.clone()));
+    assert_eq!(cluster.command(late, lock(slots[late])), refused, "a newcomer is told at once");
+    let (me, nobody) = (holder(&cluster, silent), 0);
+    assert_eq!(swap(&cluster, silent, slots[silent], me, nobody), me, "nobody has marked the word meanwhile");
+    let op = submit_and_run(&mut cluster, next, lock(slots[next]));
+    assert!(!locked(&mut cluster, next, op).1, "it was given up, not lost");
+}
+
+#[test]
 fn a_dead_holder_for_whom_nobody_waits_is_found_out_by_who_asks_next() {
     let mut cluster = Cluster::of(4);
     let (slots, home) = lock_of_all(&mut cluster);

@@ -199,6 +199,7 @@ fn refused(
 fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
     match cause {
         LockCause::PeerDown(_) => !actor.stage.is_undisturbed(),
+        LockCause::HeldBySilent(_) => actor.stage.was_anyone_isolated(),
         LockCause::Region(cause) => is_explained_by(actor, cause),
         _ => false,
     }

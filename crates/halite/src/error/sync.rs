@@ -43,6 +43,12 @@ pub enum LockCause {
     /// It did not become free in time.
     #[error("it did not become free in time; try again, or see who holds it")]
     Timeout,
+    /// Its holder's node has not been heard for a lease, and cannot be cut off: it may go on under the lock if it wakes, so that
+    /// nobody else can have it, and nobody knows when that will be.
+    #[error(
+        "held by a silent node that can't be cut off: node {0}; end that node's process, or wait until it goes on"
+    )]
+    HeldBySilent(NodeId),
     /// The node that the lock lives on is down, and the lock with it: whoever held it no longer excludes others.
     #[error("node {0}, on which it lives, is down; the next who takes it makes it anew")]
     PeerDown(NodeId),
@@ -96,6 +102,7 @@ impl From<CommandError> for LockCause {
     fn from(error: CommandError) -> LockCause {
         match error {
             CommandError::Refused(Refusal::Held) => LockCause::Held,
+            CommandError::Refused(Refusal::HeldBySilent(node)) => LockCause::HeldBySilent(node),
             CommandError::Refused(Refusal::NotHeld) => LockCause::NotHeld,
             other => LockCause::from(RegionCause::from(other)),
         }

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{Asker, Engine};
-use crate::ids::{NodeLife, Principal, RegionId, RequestId, SessionId};
+use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::lockword::{Holder, LockWords};
 use crate::message::{Refusal, Reply};
 use crate::names::Service;
@@ -52,6 +52,9 @@ impl Engine {
             Ok(words) => words,
             Err(refusal) => return self.answer(waiter.asker, Err(refusal)),
         };
+        if wait && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder)) {
+            return self.answer(waiter.asker, Err(Refusal::HeldBySilent(node)));
+        }
         let holder = if wait { words.mark_contended() } else { words.try_take(waiter.holder) };
         let is_gone = holder.is_some_and(|holder| self.is_gone(holder));
         if holder.is_none() || is_gone || holder == Some(waiter.holder) {
@@ -105,6 +108,28 @@ impl Engine {
     fn is_gone(&self, holder: Holder) -> bool {
         let alive = self.members.peers().map(|(_, peer)| peer.life).chain([self.config.life]);
         !alive.chain(self.members.zombies()).any(|life| holder.is_of(life))
+    }
+
+    /// The node of a holder if that was silent for a lease, and in another one could not be cut off: it may go on under its
+    /// lock when it wakes, and nobody knows when that is.
+    fn silent_node_of(&self, holder: Holder) -> Option<NodeId> {
+        let then_ns = self.now_ns.checked_sub(self.config.lease_ns)?;
+        self.members.zombies_since(then_ns).find(|life| holder.is_of(*life)).map(|life| life.node)
+    }
+
+    /// Nobody waits for ever for who may be silent for ever.  The mark goes with those who waited: a holder that wakes
+    /// gives the lock up by itself.
+    pub(super) fn refuse_those_behind_the_silent(&mut self) {
+        for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
+            if let Ok(words) = self.served_region(region, Service::Lock, None)
+                && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder))
+            {
+                for waiter in self.locks.queues.remove(&region).unwrap_or_default() {
+                    self.answer(waiter.asker, Err(Refusal::HeldBySilent(node)));
+                }
+                words.clear_contended();
+            }
+        }
     }
 
     pub(super) fn serve_unlock(&mut self, asker: Asker, region: RegionId, session: SessionId, recover: bool) {

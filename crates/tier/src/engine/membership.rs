@@ -10,6 +10,7 @@ use crate::effect::Effect;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::message::{self, Member, NodeState, Notice, Refusal, Reply, Request};
 use crate::names;
+use crate::rpc::Target;
 
 /// Chunks of ours whose home died: all nodes drop their mappings, then the chunks are free.
 #[derive(Debug, Default)]
@@ -173,7 +174,7 @@ impl Engine {
     }
 
     fn lose(&mut self, peer: PeerId, state: NodeState) {
-        let Some(life) = self.members.remove(peer, state) else { return };
+        let Some(life) = self.members.remove(peer, state, self.now_ns) else { return };
         self.directory.forget_home(life);
         self.unpark();
         for token in self.mapper.handle_down(life) {
@@ -279,6 +280,7 @@ impl Engine {
                 self.notify(node, Notice::Heartbeat);
             }
         }
+        self.refuse_those_behind_the_silent();
         self.settle();
     }
 
@@ -295,6 +297,14 @@ impl Engine {
     /// Whether a node is connected.
     pub fn is_connected_to(&self, node: NodeId) -> bool {
         self.members.peer_of(node).is_some()
+    }
+
+    /// The connection to a node, if there is one; or that it is this node.
+    pub fn target_of(&self, node: NodeId) -> Option<Target> {
+        if node == self.config.life.node {
+            return Some(Target::Own);
+        }
+        self.members.peer_of(node).map(|(peer, _)| Target::Peer(peer))
     }
 
     /// The life of a node, if it is connected (or is this one).
