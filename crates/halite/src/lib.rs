@@ -70,7 +70,6 @@ mod driver;
 mod error;
 mod explain;
 mod jobs;
-mod join_queue;
 mod keeper;
 mod leaving;
 mod lock;

@@ -16,11 +16,12 @@ use halite_tier::effect::{Command, Effect, OpId, Token};
 use halite_tier::engine::Engine;
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::message;
+use halite_tier::rpc::Target;
 use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::alarm::Alarms;
 use crate::jobs::{Done, Job};
-use crate::outbox::{OutMessage, Outbox};
+use crate::outbox::Outbox;
 use crate::posted::{Ended, Posted};
 use crate::rpc::Rpc;
 use crate::ticket::{Chore, Tickets, Undo};
@@ -257,16 +258,14 @@ impl Machine {
         if rpc.take_dirty() || rpc.is_stuck() {
             rpc.retry();
             for (peer, note) in rpc.take_notes() {
-                self.outbox.push(peer, OutMessage { imm: NOTE_IMM, bytes: note.emit(), solicited: true });
+                self.outbox.push(peer, NOTE_IMM, note.emit());
             }
         }
     }
 
     fn apply(&mut self, now: u64, effect: Effect) {
         match effect {
-            Effect::Send { peer, bytes, solicited } => {
-                self.outbox.push(peer, OutMessage { imm: 0, bytes, solicited });
-            }
+            Effect::Send { peer, bytes } => self.outbox.push(peer, 0, bytes),
             Effect::CutOff(peer) => self.cut_off(now, peer),
             Effect::Disconnect(peer) => self.ground.fabric.disconnect(peer),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
@@ -330,10 +329,7 @@ impl Machine {
         let len = fetch.len.min(FETCH_BYTES_MAX);
         let local = Local::Registered { key: fetch.key, offset: fetch.offset, len };
         let operation = Operation::Read { local, remote: fetch.address };
-        let posted = self
-            .ground
-            .fabric
-            .post(fetch.peer, &[WorkRequest { id, operation, signalled: true, solicited: true }]);
+        let posted = self.ground.fabric.post(fetch.peer, &[WorkRequest { id, operation, signalled: true }]);
         match posted {
             Ok(()) => drop(self.fetches.insert(id, fetch)),
             Err(error) if error.cause == PostCause::QueueFull => self.stuck.push(fetch),
@@ -404,6 +400,11 @@ impl Machine {
 
     pub(crate) fn is_connected_to(&self, node: NodeId) -> bool {
         self.engine.as_ref().is_some_and(|engine| engine.is_connected_to(node))
+    }
+
+    /// The connection to a node that is up, or that it is this one.
+    pub(crate) fn target_of(&self, node: NodeId) -> Option<Target> {
+        self.engine.as_ref()?.target_of(node)
     }
 
     /// Whether a node of that number is or was in the cluster.

@@ -17,28 +17,18 @@ pub(crate) struct Outbox {
     backlogs: BTreeMap<PeerId, Backlog>,
 }
 
-/// A message that is to be sent.
-#[derive(Debug)]
-pub(crate) struct OutMessage {
-    /// What kind it is.
-    pub(crate) imm: u32,
-    pub(crate) bytes: Vec<u8>,
-    /// See [`WorkRequest::solicited`].
-    pub(crate) solicited: bool,
-}
-
 #[derive(Debug, Default)]
 struct Backlog {
-    messages: VecDeque<OutMessage>,
+    messages: VecDeque<(u32, Vec<u8>)>,
     bytes: usize,
 }
 
 impl Outbox {
-    /// Puts a message behind those that wait.
-    pub(crate) fn push(&mut self, peer: PeerId, message: OutMessage) {
+    /// Puts a message, and the immediate that says what kind it is, behind those that wait.
+    pub(crate) fn push(&mut self, peer: PeerId, imm: u32, message: Vec<u8>) {
         let backlog = self.backlogs.entry(peer).or_default();
-        backlog.bytes += message.bytes.len();
-        backlog.messages.push_back(message);
+        backlog.bytes += message.len();
+        backlog.messages.push_back((imm, message));
     }
 
     /// Posts what the fabric takes now.
@@ -66,10 +56,9 @@ impl Outbox {
 
 impl Backlog {
     fn flush(&mut self, fabric: &dyn Fabric, peer: PeerId) {
-        while let Some(OutMessage { imm, bytes, solicited }) = self.messages.front() {
+        while let Some((imm, bytes)) = self.messages.front() {
             let operation = Operation::Send { bytes, imm: *imm };
-            let request = WorkRequest { id: SEND_WORK, operation, signalled: false, solicited: *solicited };
-            match fabric.post(peer, &[request]) {
+            match fabric.post(peer, &[WorkRequest { id: SEND_WORK, operation, signalled: false }]) {
                 Ok(()) => {
                     self.bytes -= bytes.len();
                     self.messages.pop_front();

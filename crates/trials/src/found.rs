@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use halite::{
-    AccessCause, CallCause, Function, Lh, LockCause, LockError, NodeId, Permissions, Placement, RegionCause,
-    ServeCause, ServeOptions, Session, Who,
+    AccessCause, CallCause, Function, Lh, LockCause, LockError, Mailbox, NodeId, Permissions, Placement,
+    Port, RegionCause, SendCause, ServeCause, ServeOptions, Session, Who,
 };
 use halite_sim::{Link, RunEnd, World};
 
@@ -275,5 +275,69 @@ fn a_watcher_that_its_writer_cannot_reach_holds_it_up_for_a_lease_at_most() {
         assert_eq!(writer.write_notify(board, 0, b"salt", 7).await, Ok(()));
         assert!(stage.world.now_ns() < began_ns + 2 * lease_ns);
         drop(watch);
+    });
+}
+
+const PORT: Port = Port(77);
+
+fn mailbox_of(stage: &Stage, node: u32, options: ServeOptions) -> Mailbox {
+    session_of(stage, node).open_port(PORT, options).expect("nobody has it open")
+}
+
+/// The node dies, and is back at once.
+async fn begin_next_life(stage: &Rc<Stage>, node: u32) {
+    stage.crash(node);
+    stage.restart(node);
+    while !stage.is_up(node) {
+        stage.world.sleep(None, Duration::from_micros(1)).await;
+    }
+}
+
+/// It went to whoever had the number next, and where none lived for long enough to take anything it waited for ever.
+#[test]
+fn a_message_that_waits_for_room_in_a_ring_ends_with_the_life_that_it_was_sent_to() {
+    on_nodes(2, |stage| async move {
+        let session = session_of(&stage, 0);
+        stage.world.pause(stage.host(1));
+        let input = vec![7; 4000];
+        // A ring of 16 KiB takes no more than four.
+        let mut sending = Vec::new();
+        for _ in 0..5 {
+            let mut message = Box::pin(session.send(NodeId(1), PORT, &input));
+            assert!(look(message.as_mut()).is_pending());
+            sending.push(message);
+        }
+        begin_next_life(&stage, 1).await;
+        let mailbox = mailbox_of(&stage, 1, ServeOptions::default());
+        let last = sending.pop().expect("five").await.expect_err("its life is over");
+        assert_eq!((last.cause, last.may_have_arrived), (SendCause::PeerDown, false));
+        for message in sending {
+            let error = message.await.expect_err("its life is over");
+            assert_eq!((error.cause, error.may_have_arrived), (SendCause::PeerDown, true));
+        }
+        assert_eq!(mailbox.try_recv(), Ok(None));
+    });
+}
+
+/// The number of the place that had been kept for it went to a node that knew nothing of it, and so did the message.
+#[test]
+fn a_message_that_was_promised_room_is_not_sent_to_the_next_life() {
+    on_nodes(2, |stage| async move {
+        let session = session_of(&stage, 0);
+        let full = ServeOptions { requests_max: 1, ..ServeOptions::default() };
+        let mailbox = mailbox_of(&stage, 1, full.clone());
+        session.send(NodeId(1), PORT, b"first").await.expect("there is room");
+        let mut sending = pin!(session.send(NodeId(1), PORT, b"second"));
+        assert!(look(sending.as_mut()).is_pending());
+        stage.world.sleep(None, TIMEOUT).await;
+        mailbox.recv().await.expect("the first is here");
+        // The promise arrives, and nobody looks at it yet.
+        stage.world.sleep(None, TIMEOUT).await;
+        drop(mailbox);
+        begin_next_life(&stage, 1).await;
+        let mailbox = mailbox_of(&stage, 1, full);
+        let error = sending.await.expect_err("its life is over");
+        assert_eq!((error.cause, error.may_have_arrived), (SendCause::PeerDown, false));
+        assert_eq!(mailbox.try_recv(), Ok(None));
     });
 }

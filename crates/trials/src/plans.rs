@@ -2,7 +2,7 @@
 
 use crate::plan::{Plan, PlanError};
 
-const PLANS: [(&str, &str); 11] = [
+const PLANS: [(&str, &str); 12] = [
     ("calm", include_str!("../../../plans/calm.toml")),
     ("storm", include_str!("../../../plans/storm.toml")),
     ("crashes", include_str!("../../../plans/crashes.toml")),
@@ -13,6 +13,7 @@ const PLANS: [(&str, &str); 11] = [
     ("adapters", include_str!("../../../plans/adapters.toml")),
     ("rings", include_str!("../../../plans/rings.toml")),
     ("rows", include_str!("../../../plans/rows.toml")),
+    ("frantic", include_str!("../../../plans/frantic.toml")),
     ("big", include_str!("../../../plans/big.toml")),
 ];
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use halite_tier::ids::NodeId;
-use halite_tier::rpc::{Address, Kind, Look, PAYLOAD_BYTES_MAX, Status};
+use halite_tier::rpc::{Address, Kind, Look, PAYLOAD_BYTES_MAX, Status, Target};
 
 use super::error::{CallCause, CallError};
 use super::fetch::fetch;
@@ -257,6 +257,7 @@ impl<'s> Calling<'s> {
 
     fn request<'a>(&'a self, input: &'a [u8]) -> Request<'a> {
         Request {
+            to: None,
             kind: Kind::Call,
             number: self.number,
             principal: &self.session.inner.principal,
@@ -510,10 +511,11 @@ impl Core {
         node: NodeId,
         request: &Request<'_>,
     ) -> Result<Pending<'_>, PostFailure> {
+        let mut request = *request;
         loop {
             // Read before the attempt, so that room that is made during it is not missed.
             let seen = self.ground.posted.progress_count();
-            match self.try_post_request(node, request) {
+            match self.try_post_request(node, &request) {
                 Err(None) => {}
                 Err(Some(failure)) => return Err(failure),
                 Ok(pending) => return Ok(pending),
@@ -522,19 +524,23 @@ impl Core {
             if left.is_zero() {
                 return Err(PostFailure::Timeout);
             }
+            request.to = request.to.or_else(|| self.look(|machine| machine.target_of(node)));
+            if request.to.is_none() {
+                return Err(PostFailure::PeerDown);
+            }
             self.ground.rpc.set_hungry();
             self.with(|machine, now| machine.note_full(now));
             self.within(left, self.ground.posted.progress_after(seen)).await;
         }
     }
 
-    /// Why a node has no link; `None` if it will have one.
+    /// Why a node has no link; `None` if the connection that is wanted will have one.
     #[cold]
-    fn absence_of(&self, node: NodeId) -> Option<PostFailure> {
-        self.look(|machine| match machine.is_connected_to(node) {
-            true => None,
-            false if machine.knows(node) => Some(PostFailure::PeerDown),
-            false => Some(PostFailure::UnknownNode),
+    fn absence_of(&self, node: NodeId, wanted: Option<Target>) -> Option<PostFailure> {
+        self.look(|machine| match machine.target_of(node) {
+            Some(found) if wanted.is_none_or(|wanted| wanted == found) => None,
+            None if !machine.knows(node) => Some(PostFailure::UnknownNode),
+            _ => Some(PostFailure::PeerDown),
         })
     }
 
@@ -553,7 +559,7 @@ impl Core {
         }
         match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
             Ok((target, slot)) => Ok(Pending::new(self, target, slot)),
-            Err(NotPosted::NoLink) => Err(self.absence_of(node)),
+            Err(NotPosted::NoLink) => Err(self.absence_of(node, request.to)),
             Err(NotPosted::Full) => Err(None),
             Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),
             Err(NotPosted::NoMemory) => Err(Some(PostFailure::NoMemory)),

@@ -93,7 +93,8 @@ impl Session {
     }
 
     /// Sends a message, and returns when it is in the port's queue; waits while that is full.  Messages that are sent
-    /// one after the other are received in that order.  One whose future is dropped before may be received, or not.
+    /// one after the other are received in that order.  One whose future is dropped before may be received, or not.  It is sent to
+    /// the life that the node is in: if that ends meanwhile, this fails with [`SendCause::PeerDown`], also where the node is back.
     pub async fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
         self.send_to_any_port(node, port, bytes).await
@@ -105,12 +106,11 @@ impl Session {
         port: Port,
         bytes: &[u8],
     ) -> Result<(), SendError> {
-        let mut kind = Kind::Send;
+        let mut granted = None;
         loop {
-            match self.send_once(node, port, bytes, kind).await? {
-                // A grant that is dropped on the way is declined by the slot that holds its answer.
-                Some(grant) => kind = Kind::GrantedSend(grant),
-                None => return Ok(()),
+            granted = self.send_once(node, port, bytes, Kind::Send, granted).await?;
+            if granted.is_none() {
+                return Ok(());
             }
         }
     }
@@ -118,21 +118,23 @@ impl Session {
     /// As [`Session::send`], but fails with [`SendCause::WouldBlock`] where the port is full.
     pub async fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
-        self.send_once(node, port, bytes, Kind::TrySend).await.map(drop)
+        self.send_once(node, port, bytes, Kind::TrySend, None).await.map(drop)
     }
 
-    /// Returns the number under which to send again, if that is the answer.
-    async fn send_once(
-        &self,
+    /// Returns the room that was granted, if the message is to be sent again into that.
+    async fn send_once<'s>(
+        &'s self,
         node: NodeId,
         port: Port,
         bytes: &[u8],
         kind: Kind,
-    ) -> Result<Option<u32>, SendError> {
+        granted: Option<Grant<'s>>,
+    ) -> Result<Option<Grant<'s>>, SendError> {
         let failed = |cause, may_have_arrived| send_error(node, port, bytes, cause, may_have_arrived);
         let core = &self.inner.core;
         let request = Request {
-            kind,
+            to: granted.as_ref().map(|grant| grant.at),
+            kind: granted.as_ref().map_or(kind, |grant| Kind::GrantedSend(grant.number)),
             number: port.0,
             principal: &self.inner.principal,
             input: bytes,
@@ -140,12 +142,17 @@ impl Session {
             reply_in_place: false,
             deadline_ns: u64::MAX,
         };
-        let grant = Grant::of(self, node, port, kind);
         let mut pending = core.post_request(node, &request).await.map_err(|f| failed(f.into(), false))?;
-        grant.used();
+        if let Some(grant) = granted {
+            grant.used();
+        }
         match pending.answered().await {
-            Look::Replied => answer_of(pending.take(Into::Slice(&mut [])))
-                .map_err(|cause| failed(cause, cause == SendCause::NotUnderstood)),
+            // A grant that is dropped on the way is declined by the slot that holds its answer.
+            Look::Replied => match answer_of(pending.take(Into::Slice(&mut []))) {
+                Ok(None) => Ok(None),
+                Ok(Some(number)) => Ok(Some(Grant { session: self, at: pending.target(), port, number })),
+                Err(cause) => Err(failed(cause, cause == SendCause::NotUnderstood)),
+            },
             _ if core.is_closed() => Err(failed(SendCause::NodeClosed, true)),
             _ => Err(failed(SendCause::PeerDown, true)),
         }
@@ -199,31 +206,21 @@ impl From<PostFailure> for SendCause {
 /// Room that is kept for a message until that has been posted.  Dropped before, it is declined.
 struct Grant<'s> {
     session: &'s Session,
-    node: NodeId,
+    /// By whom: the next life of that node knows nothing of it.
+    at: Target,
     port: Port,
-    number: Option<u32>,
+    number: u32,
 }
 
-impl<'s> Grant<'s> {
-    fn of(session: &'s Session, node: NodeId, port: Port, kind: Kind) -> Grant<'s> {
-        let number = if let Kind::GrantedSend(number) = kind { Some(number) } else { None };
-        Grant { session, node, port, number }
-    }
-
-    fn used(mut self) {
-        self.number = None;
+impl Grant<'_> {
+    fn used(self) {
+        std::mem::forget(self);
     }
 }
 
 impl Drop for Grant<'_> {
     fn drop(&mut self) {
-        let Some(number) = self.number else { return };
         let core = &self.session.inner.core;
-        core.with_calls(|rpc, wakes| {
-            let target = rpc.link_to(self.node).map(|link| link.target);
-            if let Some(target @ (Target::Own | Target::Peer(_))) = target {
-                rpc.decline_room(target, self.port.0, number, wakes);
-            }
-        });
+        core.with_calls(|rpc, wakes| rpc.decline_room(self.at, self.port.0, self.number, wakes));
     }
 }

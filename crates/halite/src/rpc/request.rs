@@ -34,6 +34,9 @@ const RING_INPUT_BYTES_MAX: u64 = 64 << 10;
 /// A request to be posted.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
+    /// Behind which connection its server must be, if not whichever has the node's number: who waits for room waits for one
+    /// life of a node, and not for the next.
+    pub(crate) to: Option<Target>,
     pub(crate) kind: Kind,
     pub(crate) number: u32,
     pub(crate) principal: &'a Principal,
@@ -95,6 +98,9 @@ impl Rpc {
     ) -> Result<(Target, SlotId), NotPosted> {
         let routes = self.routes();
         let link = routes.by_node.get(&node).ok_or(NotPosted::NoLink)?;
+        if request.to.is_some_and(|to| to != link.target) {
+            return Err(NotPosted::Gone);
+        }
         let slot = match link.target {
             Target::Own => self.deliver_own(link, &routes.services, request, wakes)?,
             Target::Peer(_) => self.post_request(link, request)?,

@@ -19,15 +19,14 @@ use std::path::PathBuf;
 use halite::Config;
 
 use crate::args::{Arguments, Command};
-use crate::{diagnostics, perf, sim};
+use crate::{perf, sim};
 
 /// Does what the command line says.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let log = diagnostics::asked_for(&arguments);
     let is_told = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
     match arguments.command {
-        Command::Up(args) => up::run(&dir, &args, log),
+        Command::Up(args) => up::run(&dir, &args),
         Command::Node(args) => node::run(&dir, &args),
         Command::Down(args) => down::run(&dir, &args),
         Command::Status(args) => status::run(&dir, &args),

@@ -63,7 +63,6 @@ impl Net {
         end.outstanding.push_back(Work {
             id: request.id,
             signalled: request.signalled,
-            solicited: request.solicited,
             verb,
             ready_ns: u64::MAX,
             departed: false,

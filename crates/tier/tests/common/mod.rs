@@ -81,8 +81,6 @@ pub struct Cluster {
     pub hosts: Vec<Host>,
     pub now_ns: u64,
     pub wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
-    /// Messages that rang a doorbell.
-    pub rings: usize,
     /// Wires that deliver nothing for now.
     pub held: Vec<(usize, usize)>,
     arenas: Arenas,
@@ -114,7 +112,6 @@ impl Cluster {
             hosts: Vec::new(),
             now_ns: 0,
             wires: BTreeMap::new(),
-            rings: 0,
             held: Vec::new(),
             arenas: Arenas::default(),
             posted,
@@ -221,8 +218,7 @@ impl Cluster {
             progress = true;
             let (now_ns, host) = (self.now_ns, &mut self.hosts[index]);
             match effect {
-                Effect::Send { peer, bytes, solicited } => {
-                    self.rings += usize::from(solicited);
+                Effect::Send { peer, bytes } => {
                     self.wires.entry((index, peer.0 as usize - 1)).or_default().push_back(bytes)
                 }
                 Effect::CutOff(peer) => host.cut_offs.push(peer),
