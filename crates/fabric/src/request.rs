@@ -100,4 +100,7 @@ pub struct WorkRequest<'a> {
     pub operation: Operation<'a>,
     /// Whether a completion is wanted on success.  Failures always complete.
     pub signalled: bool,
+    /// Whether a message or an immediate rings the peer's doorbell (verbs' solicited event).  One that does not is
+    /// found by the peer's next poll, however late that is.
+    pub solicited: bool,
 }

@@ -328,7 +328,7 @@ impl Inner {
         what: Operation<'_>,
         len: usize,
     ) -> Attempt<'p> {
-        let request = WorkRequest { id: operation.id(), operation: what, signalled: true };
+        let request = WorkRequest { id: operation.id(), operation: what, signalled: true, solicited: true };
         match self.core.ground.fabric.post(peer, &[request]) {
             Ok(()) => Attempt::Posted { peer, len, operation },
             Err(error) => match error.cause {

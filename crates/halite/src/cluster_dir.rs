@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 use crate::config::EPHEMERAL_NODE_MIN;
 use crate::error::JoinError;
+use crate::join_queue::JoinQueue;
 
 /// A node that is or was in the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,22 +97,26 @@ pub(crate) struct JoinLock {
 }
 
 impl JoinLock {
-    /// Waits until nobody else joins, for `patience` at most.
-    pub(crate) fn take(dir: &Path, patience: Duration) -> Result<JoinLock, JoinError> {
+    /// Waits until nobody else joins, for `patience` at most with each who does.
+    pub(crate) fn take(
+        dir: &Path,
+        incarnation: Incarnation,
+        patience: Duration,
+    ) -> Result<JoinLock, JoinError> {
         let path = dir.join("join.lock");
-        let begin = Instant::now();
+        let mut queue = JoinQueue::new(Instant::now(), patience);
         loop {
             if let Some(mut lock) = Lock::take(&path, Create::Yes).map_err(JoinError::io(&path))? {
-                lock.write_owner(Incarnation(0)).map_err(JoinError::io(&path))?;
+                lock.write_owner(incarnation).map_err(JoinError::io(&path))?;
                 return Ok(JoinLock { _lock: lock });
             }
-            if begin.elapsed() >= patience {
-                let pid = File::open(&path).map_or(0, |mut file| read_owner(&mut file).0);
+            let holder = File::open(&path).map_or((0, 0), |mut file| read_owner(&mut file));
+            let Some(pause) = queue.next_look(Instant::now(), holder) else {
                 let waited_ms = patience.as_millis() as u64;
-                return Err(JoinError::JoinTimeout { dir: dir.to_owned(), pid, waited_ms });
-            }
-            // Joining takes milliseconds, and flock offers no deadline.
-            std::thread::sleep(Duration::from_millis(2));
+                return Err(JoinError::JoinTimeout { dir: dir.to_owned(), pid: holder.0, waited_ms });
+            };
+            // flock offers no deadline.
+            std::thread::sleep(pause);
         }
     }
 }
@@ -368,8 +373,8 @@ mod tests {
     #[test]
     fn who_waits_too_long_for_another_to_join_learns_its_process() {
         let dir = TempDir::new("join");
-        let _joining = JoinLock::take(&dir.0, Duration::ZERO).unwrap();
-        let refused = JoinLock::take(&dir.0, Duration::ZERO).unwrap_err();
+        let _joining = JoinLock::take(&dir.0, Incarnation(1), Duration::ZERO).unwrap();
+        let refused = JoinLock::take(&dir.0, Incarnation(2), Duration::ZERO).unwrap_err();
         assert!(matches!(refused, JoinError::JoinTimeout { pid, .. } if pid == std::process::id()));
     }
 }

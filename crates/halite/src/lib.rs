@@ -70,6 +70,7 @@ mod driver;
 mod error;
 mod explain;
 mod jobs;
+mod join_queue;
 mod keeper;
 mod leaving;
 mod lock;

@@ -21,7 +21,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::alarm::Alarms;
 use crate::jobs::{Done, Job};
-use crate::outbox::Outbox;
+use crate::outbox::{OutMessage, Outbox};
 use crate::posted::{Ended, Posted};
 use crate::rpc::Rpc;
 use crate::ticket::{Chore, Tickets, Undo};
@@ -258,14 +258,16 @@ impl Machine {
         if rpc.take_dirty() || rpc.is_stuck() {
             rpc.retry();
             for (peer, note) in rpc.take_notes() {
-                self.outbox.push(peer, NOTE_IMM, note.emit());
+                self.outbox.push(peer, OutMessage { imm: NOTE_IMM, bytes: note.emit(), solicited: true });
             }
         }
     }
 
     fn apply(&mut self, now: u64, effect: Effect) {
         match effect {
-            Effect::Send { peer, bytes } => self.outbox.push(peer, 0, bytes),
+            Effect::Send { peer, bytes, solicited } => {
+                self.outbox.push(peer, OutMessage { imm: 0, bytes, solicited });
+            }
             Effect::CutOff(peer) => self.cut_off(now, peer),
             Effect::Disconnect(peer) => self.ground.fabric.disconnect(peer),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
@@ -329,7 +331,10 @@ impl Machine {
         let len = fetch.len.min(FETCH_BYTES_MAX);
         let local = Local::Registered { key: fetch.key, offset: fetch.offset, len };
         let operation = Operation::Read { local, remote: fetch.address };
-        let posted = self.ground.fabric.post(fetch.peer, &[WorkRequest { id, operation, signalled: true }]);
+        let posted = self
+            .ground
+            .fabric
+            .post(fetch.peer, &[WorkRequest { id, operation, signalled: true, solicited: true }]);
         match posted {
             Ok(()) => drop(self.fetches.insert(id, fetch)),
             Err(error) if error.cause == PostCause::QueueFull => self.stuck.push(fetch),

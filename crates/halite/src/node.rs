@@ -80,10 +80,10 @@ impl Node {
         let checked = Checked::new(config)?;
         let config = &checked.config;
         cluster_dir::prepare(&config.dir)?;
-        let _joining = JoinLock::take(&config.dir, JOIN_PATIENCE)?;
-        cluster_dir::clean_residue(&config.dir).map_err(JoinError::io(&config.dir))?;
         let around = Around::process();
         let incarnation = member::new_incarnation(&around);
+        let _joining = JoinLock::take(&config.dir, incarnation, JOIN_PATIENCE)?;
+        cluster_dir::clean_residue(&config.dir).map_err(JoinError::io(&config.dir))?;
         let lock = NodeLock::take(&config.dir, config.node, incarnation)?;
         let life = NodeLife { node: lock.node(), incarnation };
         let name = cluster_dir::shm_name(life.node);
@@ -97,6 +97,7 @@ impl Node {
             return Err(node.why_alone(config));
         }
         node.member.core.block_on(node.member.be_known());
+        tracing::info!("node {} has joined the cluster in {}", life.node, config.dir.display());
         Ok(node)
     }
 
@@ -144,6 +145,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        tracing::info!("node {} leaves", self.member.life.node);
         let core = &self.member.core;
         let mut leaving = Leaving::begin(core);
         while !leaving.advance(core) {

@@ -17,18 +17,28 @@ pub(crate) struct Outbox {
     backlogs: BTreeMap<PeerId, Backlog>,
 }
 
+/// A message that is to be sent.
+#[derive(Debug)]
+pub(crate) struct OutMessage {
+    /// What kind it is.
+    pub(crate) imm: u32,
+    pub(crate) bytes: Vec<u8>,
+    /// See [`WorkRequest::solicited`].
+    pub(crate) solicited: bool,
+}
+
 #[derive(Debug, Default)]
 struct Backlog {
-    messages: VecDeque<(u32, Vec<u8>)>,
+    messages: VecDeque<OutMessage>,
     bytes: usize,
 }
 
 impl Outbox {
-    /// Puts a message, and the immediate that says what kind it is, behind those that wait.
-    pub(crate) fn push(&mut self, peer: PeerId, imm: u32, message: Vec<u8>) {
+    /// Puts a message behind those that wait.
+    pub(crate) fn push(&mut self, peer: PeerId, message: OutMessage) {
         let backlog = self.backlogs.entry(peer).or_default();
-        backlog.bytes += message.len();
-        backlog.messages.push_back((imm, message));
+        backlog.bytes += message.bytes.len();
+        backlog.messages.push_back(message);
     }
 
     /// Posts what the fabric takes now.
@@ -56,9 +66,10 @@ impl Outbox {
 
 impl Backlog {
     fn flush(&mut self, fabric: &dyn Fabric, peer: PeerId) {
-        while let Some((imm, bytes)) = self.messages.front() {
+        while let Some(OutMessage { imm, bytes, solicited }) = self.messages.front() {
             let operation = Operation::Send { bytes, imm: *imm };
-            match fabric.post(peer, &[WorkRequest { id: SEND_WORK, operation, signalled: false }]) {
+            let request = WorkRequest { id: SEND_WORK, operation, signalled: false, solicited: *solicited };
+            match fabric.post(peer, &[request]) {
                 Ok(()) => {
                     self.bytes -= bytes.len();
                     self.messages.pop_front();

@@ -179,7 +179,8 @@ impl Rpc {
     /// Tells a peer what it needs, in front of all requests and of all that the outbox holds for it.
     fn introduce(&self, peer: PeerId, link: &Link, note: Note) {
         let operation = Operation::Send { bytes: &note.emit(), imm: NOTE_IMM };
-        match self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]) {
+        match self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
+        {
             Err(PostCause::QueueFull) => {
                 lock(&self.introductions).push((peer, note));
                 self.set_stuck();

@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn another_mapping_of_the_same_memory_wakes_a_sleeper() {
         let ours = Segment::create("doorbell", DOORBELL_BYTES, PagePolicy::Normal).unwrap();
-        let theirs = Segment::open(ours.fd().try_clone_to_owned().unwrap(), DOORBELL_BYTES);
+        let theirs = Segment::open(ours.fd().unwrap().try_clone_to_owned().unwrap(), DOORBELL_BYTES);
         let whole = |segment: Arc<Segment>| segment.window(0, DOORBELL_BYTES).unwrap();
         let sleeper = Doorbell::new(whole(ours)).unwrap();
         let ringer = Doorbell::new(whole(theirs.unwrap())).unwrap();

@@ -24,7 +24,8 @@ use crate::window::{OutOfBounds, Window};
 /// ```
 #[derive(Debug)]
 pub struct Segment {
-    fd: OwnedFd,
+    /// `None` for a peer's: a mapping needs no descriptor, and a process has few of them.
+    fd: Option<OwnedFd>,
     base: NonNull<u8>,
     len: usize,
 }
@@ -88,7 +89,8 @@ impl Segment {
         let fd = rustix::fs::memfd_create(name, flags)?;
         rustix::fs::ftruncate(&fd, len)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let segment = Segment::map(fd, len)?;
+        let mut segment = Segment::map(&fd, len)?;
+        segment.fd = Some(fd);
         if pages == PagePolicy::Huge {
             // Only a wish: a kernel without transparent huge pages refuses, and normal pages serve too.
             let _ = segment.advise(Advice::LinuxHugepage);
@@ -96,7 +98,8 @@ impl Segment {
         Ok(Arc::new(segment))
     }
 
-    /// Maps the first `len` bytes of a peer's segment, after checking that the peer cannot shrink it.
+    /// Maps the first `len` bytes of a peer's segment, after checking that the peer cannot shrink it, and closes the
+    /// descriptor.
     ///
     /// The descriptor is untrusted: nothing that its owner does later with the memory, short of writing to
     /// it, can be noticed here.
@@ -114,13 +117,13 @@ impl Segment {
         if actual < len || len == 0 {
             return Err(OpenError::TooShort { actual, wanted: len });
         }
-        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
-        Ok(Arc::new(Segment::map(fd, len)?))
+        Ok(Arc::new(Segment::map(&fd, len)?))
     }
 
-    /// The descriptor, to be passed to peers.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    /// The descriptor, to be passed to peers; `None` for a peer's segment, whose descriptor is closed once it is
+    /// mapped.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
     }
 
     /// Where it is mapped in this process.
@@ -160,37 +163,30 @@ impl Segment {
             window.fill(0, len, 0)?;
             return Ok(());
         }
-        if self.is_hole(offset, len) {
+        let fd = self.fd().ok_or(DiscardError::NotOwned)?;
+        if is_hole(fd, offset, len) {
             return Ok(());
         }
         // Punching also zeroes the parts of pages at both ends, without making them resident first.
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&self.fd, mode, offset, len).map_err(io::Error::from)?;
+        rustix::fs::fallocate(fd, mode, offset, len).map_err(io::Error::from)?;
         Ok(())
     }
 
-    /// Whether no page of the range has been touched: they read as zero, and there is nothing to give back.
-    /// Asking takes a tenth of the time that punching a large hole into a hole takes.
-    fn is_hole(&self, offset: u64, len: u64) -> bool {
-        match rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Data(offset)) {
-            Ok(next_data) => next_data >= offset + len,
-            Err(errno) => errno == rustix::io::Errno::NXIO,
-        }
-    }
-
-    /// How many bytes of memory the segment takes from the system now.
+    /// How many bytes of memory the segment takes from the system now.  Only its owner can ask.
     pub fn resident_bytes(&self) -> io::Result<u64> {
-        Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)
+        let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
+        Ok(rustix::fs::fstat(fd)?.st_blocks as u64 * 512)
     }
 
-    fn map(fd: OwnedFd, len: u64) -> io::Result<Segment> {
+    fn map(fd: &OwnedFd, len: u64) -> io::Result<Segment> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let base = unsafe { rustix::mm::mmap(null_mut(), len, access, flags, &fd, 0) }?;
+        let base = unsafe { rustix::mm::mmap(null_mut(), len, access, flags, fd, 0) }?;
         let base = NonNull::new(base.cast()).expect("mmap never chooses address zero");
-        let segment = Segment { fd, base, len };
+        let segment = Segment { fd: None, base, len };
         // A forked child must not keep writing into an arena that its parent has given up.
         segment.advise(Advice::LinuxDontFork)?;
         // Core files would otherwise carry other users' data, and gigabytes of it.
@@ -212,12 +208,24 @@ impl Drop for Segment {
     }
 }
 
+/// Whether no page of the range has been touched: they read as zero, and there is nothing to give back.
+/// Asking takes a tenth of the time that punching a large hole into a hole takes.
+fn is_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
+    match rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(offset)) {
+        Ok(next_data) => next_data >= offset + len,
+        Err(errno) => errno == rustix::io::Errno::NXIO,
+    }
+}
+
 /// Why memory could not be discarded.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscardError {
     /// Not all of the range is inside the segment; nothing was changed.
     #[error("cannot discard: {0}")]
     OutOfBounds(#[from] OutOfBounds),
+    /// A peer's segment: only its owner gives memory back.
+    #[error("cannot discard: the segment is a peer's")]
+    NotOwned,
     /// The operating system refused.
     #[error("cannot discard: {0}")]
     Io(#[from] io::Error),
@@ -237,7 +245,7 @@ mod tests {
     }
 
     fn reopened(segment: &Segment, len: u64) -> Result<Arc<Segment>, OpenError> {
-        Segment::open(segment.fd().try_clone_to_owned().unwrap(), len)
+        Segment::open(segment.fd().unwrap().try_clone_to_owned().unwrap(), len)
     }
 
     #[test]
@@ -277,9 +285,9 @@ mod tests {
     #[test]
     fn no_peer_can_change_the_size() {
         let segment = create(MIB);
-        assert!(rustix::fs::ftruncate(segment.fd(), 0).is_err());
-        assert!(rustix::fs::ftruncate(segment.fd(), 2 * MIB).is_err());
-        assert!(rustix::fs::fcntl_add_seals(segment.fd(), SealFlags::WRITE).is_err());
+        assert!(rustix::fs::ftruncate(segment.fd().unwrap(), 0).is_err());
+        assert!(rustix::fs::ftruncate(segment.fd().unwrap(), 2 * MIB).is_err());
+        assert!(rustix::fs::fcntl_add_seals(segment.fd().unwrap(), SealFlags::WRITE).is_err());
     }
 
     #[test]
@@ -324,6 +332,17 @@ mod tests {
         assert!(all[..100].iter().all(|byte| *byte == 0xAA));
         assert!(all[100..all.len() - 100].iter().all(|byte| *byte == 0));
         assert!(all[all.len() - 100..].iter().all(|byte| *byte == 0xAA));
+    }
+
+    #[test]
+    fn a_peers_segment_costs_no_descriptor_and_is_not_ours_to_discard() {
+        let ours = create(MIB);
+        let theirs = reopened(&ours, MIB).unwrap();
+        assert!(theirs.fd().is_none());
+        assert!(matches!(theirs.discard(0, MIB), Err(DiscardError::NotOwned)));
+        assert!(theirs.resident_bytes().is_err());
+        drop(ours);
+        theirs.window(0, MIB).unwrap().fill(0, MIB, 1).unwrap();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use crate::bytes::ByteCount;
 use crate::letters;
@@ -17,6 +17,13 @@ pub struct Arguments {
     /// Directory of the cluster [default: $XDG_RUNTIME_DIR/halite, else /tmp/halite-UID]
     #[arg(long, global = true, env = "HALITE_DIR", value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// Tells on standard error what happens in the cluster; twice, more of it
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+    /// What is told: error, warn, info, debug or trace, or filters as halite=debug [default: info for detached nodes,
+    /// warn for others, error for commands]
+    #[arg(long, global = true, env = "HALITE_LOG", value_name = "FILTER", conflicts_with = "verbose")]
+    pub log: Option<String>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,

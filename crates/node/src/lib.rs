@@ -8,6 +8,7 @@ mod bytes;
 mod client;
 mod commands;
 mod control;
+mod diagnostics;
 mod files;
 mod letters;
 mod output;
@@ -26,7 +27,7 @@ pub use bytes::{ByteCount, ByteCountError};
 /// status: 0 for success, 1 for failure, 2 for arguments that make no sense.
 pub fn run() -> ExitCode {
     let arguments = args::parse();
-    match commands::run(arguments) {
+    match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => output::failure(&error),
     }

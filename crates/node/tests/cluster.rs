@@ -162,6 +162,25 @@ fn up_tells_once_why_a_node_cannot_start_and_where() {
 }
 
 #[test]
+fn what_happens_is_told_with_time_and_level_to_the_log_of_a_detached_node_and_to_whoever_asks() {
+    let scratch = Scratch::new("told");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
+    let line = log.lines().find(|line| line.contains("node 0 has joined")).expect("it is told by default");
+    let (time, rest) = line.split_once(' ').unwrap();
+    assert!(time.len() == "2026-01-31T12:00:00.000+00:00".len() && time.as_bytes()[10] == b'T', "{line}");
+    assert!(rest.trim_start().starts_with("INFO "), "{line}");
+
+    let told = |line: &str| String::from_utf8(scratch.run(line).stderr).unwrap();
+    assert_eq!(told("ls"), "");
+    assert!(told("ls -v").contains(" INFO node 1000 has joined"));
+    let mut command = scratch.command("ls");
+    let output = command.env("HALITE_LOG", "halite=info").output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains(" INFO "), "{output:?}");
+    assert!(scratch.fails("ls --log halite=much", 2).contains("halite=much"));
+}
+
+#[test]
 fn nonsense_has_exit_status_2() {
     let scratch = Scratch::new("nonsense");
     for line in

@@ -241,7 +241,7 @@ fn connected(fabric: &ShmFabric) -> PeerId {
 
 fn post(fabric: &ShmFabric, peer: PeerId, operation: Operation<'_>, signalled: bool) {
     let id = WorkId(0);
-    let request = WorkRequest { id, operation, signalled };
+    let request = WorkRequest { id, operation, signalled, solicited: true };
     fabric.post(peer, &[request]).expect("room for one request");
 }
 

@@ -46,7 +46,7 @@ impl Client {
     }
 
     fn hello(&self, hello: &Hello) {
-        let fds = [hello.pidfd.as_fd(), hello.mailbox.fd(), hello.ring.fd()];
+        let fds = [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap()];
         self.send(&packet(HELLO, b"hostile"), &fds);
     }
 
@@ -159,7 +159,7 @@ fn garbage_and_strangers_are_turned_away() {
 fn messages_out_of_turn_are_refused() {
     check(|client| client.send(&packet(READY, b""), &[]));
     check(|client| client.send(&packet(DETACHED, b""), &[]));
-    check(|client| client.segment(0, 4096, segment(4096).fd()));
+    check(|client| client.segment(0, 4096, segment(4096).fd().unwrap()));
     check(|client| {
         client.hello(&Hello::good());
         client.hello(&Hello::good());
@@ -170,7 +170,7 @@ fn messages_out_of_turn_are_refused() {
 fn missing_and_superfluous_descriptors_are_refused() {
     check(|client| client.send(&packet(HELLO, b""), &[]));
     let hello = Hello::good();
-    let fd = hello.ring.fd();
+    let fd = hello.ring.fd().unwrap();
     check(|client| client.send(&packet(HELLO, b""), &[fd, fd]));
     check(|client| client.send(&packet(HELLO, b""), &[fd; 8]));
     check(|client| {
@@ -184,7 +184,7 @@ fn a_process_that_is_not_the_peers_is_refused() {
     let mut hello = Hello::good();
     hello.pidfd = pidfd(Pid::INIT);
     check(|client| client.hello(&hello));
-    hello.pidfd = hello.ring.fd().try_clone_to_owned().unwrap();
+    hello.pidfd = hello.ring.fd().unwrap().try_clone_to_owned().unwrap();
     check(|client| client.hello(&hello));
 }
 
@@ -200,7 +200,7 @@ fn rings_and_mailboxes_that_are_none_are_refused() {
     check(|client| client.hello(&hello));
     let good = Hello::good();
     let file = std::fs::File::open("/proc/self/exe").unwrap();
-    let fds = [good.pidfd.as_fd(), file.as_fd(), good.ring.fd()];
+    let fds = [good.pidfd.as_fd(), file.as_fd(), good.ring.fd().unwrap()];
     check(|client| client.send(&packet(HELLO, b""), &fds));
 }
 
@@ -210,13 +210,13 @@ fn segments_that_are_not_as_promised_are_refused() {
     for (key, len) in [(0, 4097), (0, u64::MAX), (0, 0), (1, 4096), (u32::MAX, 4096)] {
         check(|client| {
             client.hello(&Hello::good());
-            client.segment(key, len, memory.fd());
+            client.segment(key, len, memory.fd().unwrap());
         });
     }
     check(|client| {
         client.hello(&Hello::good());
-        client.segment(0, 4096, memory.fd());
-        client.segment(0, 4096, memory.fd());
+        client.segment(0, 4096, memory.fd().unwrap());
+        client.segment(0, 4096, memory.fd().unwrap());
     });
 }
 
@@ -268,7 +268,7 @@ fn a_small_write_to_where_nothing_is_registered_costs_the_connection() {
 fn garbage_from_a_connected_peer_costs_the_connection() {
     check_connected(|client, _| client.send(b"garbage", &[]));
     check_connected(|client, _| client.send(&packet(READY, b""), &[]));
-    check_connected(|client, hello| client.segment(7, 4096, hello.ring.fd()));
+    check_connected(|client, hello| client.segment(7, 4096, hello.ring.fd().unwrap()));
 }
 
 #[test]

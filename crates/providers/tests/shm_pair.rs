@@ -121,6 +121,7 @@ fn writes_with_immediate_of_all_lengths_arrive_in_the_order_of_their_list() {
         id: WorkId(7),
         operation: Operation::WriteImm { local: inline(&bytes[..len]), remote: remote(key, 2000), imm },
         signalled: false,
+        solicited: true,
     };
     let requests: Vec<_> = (0..).zip(lens).map(request).collect();
     one.fabric.post(to_two, &requests).unwrap();
@@ -186,6 +187,7 @@ fn a_full_queue_takes_more_once_the_peer_has_polled() {
         id: WorkId(id),
         operation: Operation::Send { bytes: &bytes, imm: id as u32 },
         signalled: false,
+        solicited: true,
     };
     let requests: Vec<_> = (0..20).map(send).collect();
     let error = one.fabric.post(to_two, &requests).unwrap_err();
@@ -197,6 +199,27 @@ fn a_full_queue_takes_more_once_the_peer_has_polled() {
     assert_eq!(two.try_completion(), None);
     one.fabric.post(to_two, &requests[error.posted..][..1]).unwrap();
     assert_eq!(two.received().1, error.posted as u32);
+}
+
+#[test]
+fn an_unsolicited_message_wakes_nobody_and_is_found_by_the_next_who_polls() {
+    let cluster = Cluster::new();
+    let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
+    let (to_two, _) = connect(&mut one, &mut two, "two.sock");
+    let send = |imm, solicited| WorkRequest {
+        id: WorkId(7),
+        operation: Operation::Send { bytes: b"", imm },
+        signalled: false,
+        solicited,
+    };
+    two.fabric.arm(true);
+    let seen = two.fabric.doorbell();
+    one.fabric.post(to_two, &[send(1, false), send(2, false)]).unwrap();
+    assert_eq!(two.fabric.doorbell(), seen);
+    one.fabric.post(to_two, &[send(3, false), send(4, true), send(5, false)]).unwrap();
+    assert_ne!(two.fabric.doorbell(), seen);
+    let arrived: Vec<u32> = (0..5).map(|_| two.received().1).collect();
+    assert_eq!(arrived, [1, 2, 3, 4, 5]);
 }
 
 #[test]
@@ -305,6 +328,7 @@ fn unsignalled_requests_complete_only_when_they_fail() {
         id: WorkId(id),
         operation: Operation::Write { local: inline(b"x"), remote: remote(key, offset) },
         signalled: false,
+        solicited: true,
     };
     let requests = [request(1, 0), request(2, 4096), request(3, 1)];
     one.fabric.post(to_two, &requests).unwrap();
@@ -423,6 +447,7 @@ fn many_threads_may_post_to_one_peer() {
                         id: WorkId(0),
                         operation: Operation::FetchAdd { remote: remote(key, 0), add: 1 },
                         signalled: false,
+                        solicited: true,
                     };
                     one.fabric.post(to_two, &[add]).unwrap();
                 }

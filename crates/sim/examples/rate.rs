@@ -65,7 +65,7 @@ fn open(world: &World, address: &str) -> (HostId, Arc<SimFabric>) {
 fn notify(fabric: &SimFabric, peer: PeerId) {
     let remote = halite_fabric::RemoteAddress { key: Key(0), offset: 64 };
     let operation = Operation::WriteImm { local: Local::Inline(&[1; 64]), remote, imm: 7 };
-    let request = WorkRequest { id: WorkId(0), operation, signalled: false };
+    let request = WorkRequest { id: WorkId(0), operation, signalled: false, solicited: true };
     fabric.post(peer, &[request]).expect("the window is small");
 }
 

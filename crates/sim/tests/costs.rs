@@ -129,7 +129,9 @@ fn connections_of_one_link_queue_for_it() {
     let second = common::connected(&one.fabric);
     let request = |peer: PeerId, id| {
         let operation = Operation::Write { local: one.source(10_000), remote: remote(two.key, 0) };
-        one.fabric.post(peer, &[WorkRequest { id: WorkId(id), operation, signalled: true }]).unwrap();
+        one.fabric
+            .post(peer, &[WorkRequest { id: WorkId(id), operation, signalled: true, solicited: true }])
+            .unwrap();
     };
     request(one.peer, 1);
     request(second, 2);

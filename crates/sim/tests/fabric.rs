@@ -2,10 +2,12 @@
 
 mod common;
 
-use common::{LONG_NS, Pair, pair, pass, remote};
+use common::{LONG_NS, Pair, pair, pass, remote, request};
 use halite_fabric::kind::OperationKind;
 use halite_fabric::trace::Tracer;
-use halite_fabric::{CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, Status, WorkId};
+use halite_fabric::{
+    CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, Status, WorkId, WorkRequest,
+};
 use halite_sim::Profile;
 
 /// Runs a story under each profile.
@@ -59,6 +61,26 @@ fn atomics_return_what_the_word_held_before() {
         };
         assert_eq!(one.poll().into_iter().map(old).collect::<Vec<_>>(), [0, 3, 7, 1]);
         assert_eq!(two.memory.load_u64(16), Ok(1));
+    });
+}
+
+#[test]
+fn an_unsolicited_message_wakes_nobody_and_is_found_by_the_next_who_polls() {
+    each(|Pair { world, one, two }| {
+        let send = |imm, solicited| {
+            let operation = Operation::Send { bytes: b"", imm };
+            one.fabric.post(one.peer, &[WorkRequest { solicited, ..request(0, operation) }]).unwrap();
+            pass(&world, LONG_NS);
+        };
+        two.fabric.arm(true);
+        let seen = two.fabric.doorbell();
+        send(1, false);
+        assert_eq!(two.fabric.doorbell(), seen);
+        send(2, true);
+        assert_ne!(two.fabric.doorbell(), seen);
+        let received = |imm| CompletionKind::Received { bytes: Vec::new(), imm };
+        let arrived: Vec<_> = two.poll().into_iter().map(|completion| completion.kind).collect();
+        assert_eq!(arrived, [received(1), received(2)]);
     });
 }
 

@@ -246,6 +246,8 @@ pub enum Effect {
         peer: PeerId,
         /// What.
         bytes: Vec<u8>,
+        /// Whether it rings the peer's doorbell; see [`halite_fabric::WorkRequest::solicited`].
+        solicited: bool,
     },
     /// Cut the peer off; `handle_cut_off` when it is so.
     CutOff(PeerId),

@@ -455,8 +455,10 @@ impl Engine {
             return self.loopback.push_back(message);
         }
         let Some((peer, _)) = self.members.peer_of(to) else { return };
+        // Who sleeps looks at what has arrived before it judges silence, and has no other use for a heartbeat.
+        let solicited = !matches!(message, Message::Notice(Notice::Heartbeat));
         for bytes in link::frames(&message::encode(&message), self.config.send_bytes_max) {
-            self.effects.push_back(Effect::Send { peer, bytes });
+            self.effects.push_back(Effect::Send { peer, bytes, solicited });
         }
     }
 

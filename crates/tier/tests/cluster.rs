@@ -39,6 +39,17 @@ fn what_one_node_writes_another_reads_under_the_same_name() {
 }
 
 #[test]
+fn idle_nodes_keep_each_other_alive_and_asleep() {
+    let mut cluster = Cluster::of(3);
+    let rings = cluster.rings;
+    cluster.sleep(10 * LEASE_NS);
+    assert_eq!(cluster.rings, rings, "a heartbeat is found by who looks, and wakes nobody");
+    assert!(cluster.hosts[0].engine.is_connected_to(NodeId(2)));
+    cluster.alloc(1, "salt", LEN, Placement::On(NodeId(2)));
+    assert!(cluster.rings > rings, "whoever is asked something is woken");
+}
+
+#[test]
 fn a_spread_region_lies_on_its_nodes_in_turn_and_is_freed_on_all() {
     let mut cluster = Cluster::of(3);
     let nodes = vec![NodeId(2), NodeId(0), NodeId(1)];

@@ -53,7 +53,7 @@ pub fn register(end: &End) -> (Key, Window) {
 }
 
 pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
-    WorkRequest { id: WorkId(id), operation, signalled: true }
+    WorkRequest { id: WorkId(id), operation, signalled: true, solicited: true }
 }
 
 pub fn send(id: u64, bytes: &[u8]) -> WorkRequest<'_> {

@@ -242,8 +242,8 @@ impl Rpc {
         let posted = self.fabric.post(
             peer,
             &[
-                WorkRequest { id, operation: payload, signalled: id != CALL_WORK },
-                WorkRequest { id: CALL_WORK, operation: notice, signalled: false },
+                WorkRequest { id, operation: payload, signalled: id != CALL_WORK, solicited: true },
+                WorkRequest { id: CALL_WORK, operation: notice, signalled: false, solicited: true },
             ],
         );
         posted.map_err(|error| {
@@ -271,7 +271,7 @@ impl Rpc {
         }
         let operation =
             Operation::WriteImm { local: Local::Inline(&whole[..len]), remote: remote(at, 0), imm };
-        self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }])
+        self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
     }
 
     /// Registered memory with a copy of `bytes`, where they are too long to be posted inline.

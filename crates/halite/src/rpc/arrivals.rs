@@ -161,7 +161,8 @@ impl Rpc {
     pub(super) fn return_head(&self, peer: PeerId, (at, head): (Address, u64)) {
         let bytes = head.to_le_bytes();
         let operation = Operation::Write { local: Local::Inline(&bytes), remote: remote(at, 0) };
-        let posted = self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false }]);
+        let posted =
+            self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }]);
         if posted == Err(PostCause::QueueFull) {
             // There may be no next one, for the same reason.
             lock(&self.heads).insert(peer);

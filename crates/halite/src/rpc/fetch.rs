@@ -44,10 +44,10 @@ async fn fetch_slice(
         let seen = ground.posted.progress_count();
         let operation = ground.posted.begin();
         let read = Operation::Read { local: staged.local(into.len() as u64), remote };
-        match ground
-            .fabric
-            .post(peer, &[WorkRequest { id: operation.id(), operation: read, signalled: true }])
-        {
+        match ground.fabric.post(
+            peer,
+            &[WorkRequest { id: operation.id(), operation: read, signalled: true, solicited: true }],
+        ) {
             Ok(()) => {
                 let (ended, staged) = operation.posted(Some(staged)).await;
                 let staged = staged.filter(|_| ended.status == Status::Success).ok_or(NotFetched)?;

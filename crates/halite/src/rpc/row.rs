@@ -53,7 +53,7 @@ impl Writes {
                 let local = Local::Inline(&self.bytes[begin..*end]);
                 begin = *end;
                 let operation = Operation::WriteImm { local, remote: remote(*at, 0), imm: *imm };
-                WorkRequest { id: CALL_WORK, operation, signalled: false }
+                WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }
             })
             .collect();
         match fabric.post(peer, &requests) {

@@ -19,14 +19,15 @@ use std::path::PathBuf;
 use halite::Config;
 
 use crate::args::{Arguments, Command};
-use crate::{perf, sim};
+use crate::{diagnostics, perf, sim};
 
 /// Does what the command line says.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let log = diagnostics::asked_for(&arguments);
     let is_told = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
     match arguments.command {
-        Command::Up(args) => up::run(&dir, &args),
+        Command::Up(args) => up::run(&dir, &args, log),
         Command::Node(args) => node::run(&dir, &args),
         Command::Down(args) => down::run(&dir, &args),
         Command::Status(args) => status::run(&dir, &args),

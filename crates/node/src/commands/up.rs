@@ -17,7 +17,8 @@ use crate::signals::{self, Ending, Woken};
 use crate::table::{Align, Table};
 
 /// Starts the nodes, and unless they are detached stays until it is asked to stop them.
-pub fn run(dir: &Path, args: &Up) -> anyhow::Result<()> {
+/// They tell of what happens as `log` says.
+pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     if let Some(parent) = args.parent {
         signals::die_with(parent)?;
     }
@@ -25,7 +26,7 @@ pub fn run(dir: &Path, args: &Up) -> anyhow::Result<()> {
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     prepare(dir)?;
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
-    let plan = Plan { dir: std::path::absolute(dir)?, arena_bytes: args.arena.0, lifetime };
+    let plan = Plan { dir: std::path::absolute(dir)?, arena_bytes: args.arena.0, lifetime, log };
     let mut cluster = Cluster { nodes: Vec::new() };
     cluster.start(&plan, args.nodes)?;
     output::print(&cluster.table(args).to_string())?;

@@ -37,6 +37,8 @@ pub struct Plan {
     pub arena_bytes: u64,
     /// See [`Lifetime`].
     pub lifetime: Lifetime,
+    /// Which events they tell of; `None` for the usual ones.
+    pub log: Option<String>,
 }
 
 /// A node process that we started.
@@ -104,6 +106,9 @@ impl NodeProcess {
         command.arg("--dir").arg(&plan.dir).args(["node", "--id", &id.to_string()]);
         command.args(["--arena", &plan.arena_bytes.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
+        if let Some(log) = &plan.log {
+            command.env("HALITE_LOG", log);
+        }
         let mut log = None;
         match plan.lifetime {
             Lifetime::OfParent => {

@@ -49,7 +49,7 @@ use halite_fabric::{
     RegisterError, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window, ring};
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
 use self::core::Core;
 use self::inbox::Scribbled;
@@ -206,6 +206,9 @@ pub struct ShmFabric {
 
 impl ShmFabric {
     /// Listens in the cluster directory and starts the gate.
+    ///
+    /// Raises the process's soft limit of descriptors to the hard one: each peer takes three, and the usual soft
+    /// limit of 1024 stems from `select`, which cannot be asked about more.
     pub fn open(config: ShmConfig) -> Result<Arc<ShmFabric>, OpenError> {
         config.check()?;
         let (dir, name) = (config.dir.clone(), config.name.clone());
@@ -216,12 +219,21 @@ impl ShmFabric {
     }
 
     fn start(config: ShmConfig) -> io::Result<Arc<ShmFabric>> {
+        raise_descriptor_limit();
         let core = Arc::new(Core::open(config)?);
         let shared = core.clone();
         let gate = std::thread::Builder::new()
             .name("halite-shm-gate".to_owned())
             .spawn(move || gate::run(&shared))?;
         Ok(Arc::new(ShmFabric { core, gate: Some(gate) }))
+    }
+}
+
+/// A system that refuses leaves the limit as it is; who then runs out of descriptors is told so.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     }
 }
 

@@ -80,7 +80,7 @@ impl Core {
         let push = |door: &Door| {
             Outgoing::behind(door, |outgoing| {
                 let result = self.push_messages(id, outgoing, requests, progress);
-                if progress.posted > 0 {
+                if requests[..progress.posted].iter().any(|request| request.solicited) {
                     outgoing.ring();
                 }
                 result
@@ -114,7 +114,7 @@ impl Core {
         progress: &mut Progress,
     ) -> Result<(), PostCause> {
         let peer = self.peer(id).ok_or(PostCause::NotConnected)?;
-        let mut pushed = false;
+        let mut rings = false;
         let mut result = Ok(());
         for request in &requests[progress.posted..] {
             match self.execute(&peer, request) {
@@ -124,9 +124,9 @@ impl Core {
                     break;
                 }
             }
-            pushed |= is_message(request);
+            rings |= is_message(request) && request.solicited;
         }
-        if pushed {
+        if rings {
             // A peer that left meanwhile needs no waking.
             let _ = Outgoing::behind(&peer.door, |outgoing| {
                 outgoing.ring();

@@ -102,7 +102,7 @@ impl Node {
     }
 
     pub fn post(&self, peer: PeerId, operation: Operation<'_>) -> Result<(), PostError> {
-        let request = WorkRequest { id: WorkId(7), operation, signalled: true };
+        let request = WorkRequest { id: WorkId(7), operation, signalled: true, solicited: true };
         self.fabric.post(peer, &[request])
     }
 
@@ -115,8 +115,12 @@ impl Node {
     }
 
     pub fn send(&self, peer: PeerId, bytes: &[u8], imm: u32) -> Result<(), PostError> {
-        let request =
-            WorkRequest { id: WorkId(7), operation: Operation::Send { bytes, imm }, signalled: false };
+        let request = WorkRequest {
+            id: WorkId(7),
+            operation: Operation::Send { bytes, imm },
+            signalled: false,
+            solicited: true,
+        };
         self.fabric.post(peer, &[request])
     }
 

@@ -94,7 +94,7 @@ impl Net {
     // What requests do.
 
     fn execute(&mut self, target: u32, packet: Packet) {
-        let Packet { qp, number, cargo, offset, last, bytes } = packet;
+        let Packet { qp, number, cargo, offset, last, solicited, bytes } = packet;
         let Cargo::Request(verb) = cargo else {
             unreachable!("answers do not come here");
         };
@@ -103,12 +103,12 @@ impl Net {
                 let status = self.write(target, remote, len, offset, &bytes);
                 self.packets.recycle(bytes);
                 if last {
-                    self.end_write(target, imm, status);
+                    self.end_write(target, imm, solicited, status);
                     self.acknowledge(qp, number, status, 0);
                 }
             }
             Verb::Send { imm, .. } => {
-                self.arrive(target, CompletionKind::Received { bytes, imm });
+                self.arrive(target, CompletionKind::Received { bytes, imm }, solicited);
                 self.acknowledge(qp, number, Status::Success, 0);
             }
             Verb::FetchAdd { remote, add } => {
@@ -146,20 +146,25 @@ impl Net {
         }
     }
 
-    fn end_write(&mut self, target: u32, imm: Option<u32>, status: Status) {
+    fn end_write(&mut self, target: u32, imm: Option<u32>, solicited: bool, status: Status) {
         // The peer is not told of a write that it refused.
         if let Some(imm) = imm.filter(|_| status == Status::Success) {
-            self.arrive(target, CompletionKind::Notified { imm });
+            self.arrive(target, CompletionKind::Notified { imm }, solicited);
         }
     }
 
-    fn arrive(&mut self, target: u32, kind: CompletionKind) {
+    fn arrive(&mut self, target: u32, kind: CompletionKind, solicited: bool) {
         let end = &mut self.qps[target as usize];
         let (endpoint, peer) = (end.endpoint, end.peer);
         // Nobody polls for a connection that is closed.
         if end.state == QpState::Open {
             end.unpolled += 1;
-            self.complete(endpoint, Completion { peer, status: Status::Success, kind });
+            let completion = Completion { peer, status: Status::Success, kind };
+            if solicited {
+                self.complete(endpoint, completion);
+            } else {
+                self.complete_quietly(endpoint, completion);
+            }
         }
     }
 

@@ -20,6 +20,8 @@ pub(super) struct Packet {
     /// Where its bytes stand among those of the request.
     pub(super) offset: u64,
     pub(super) last: bool,
+    /// Whether its arrival rings.
+    pub(super) solicited: bool,
     pub(super) bytes: Vec<u8>,
 }
 

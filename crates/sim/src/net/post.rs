@@ -63,6 +63,7 @@ impl Net {
         end.outstanding.push_back(Work {
             id: request.id,
             signalled: request.signalled,
+            solicited: request.solicited,
             verb,
             ready_ns: u64::MAX,
             departed: false,

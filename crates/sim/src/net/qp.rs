@@ -59,6 +59,7 @@ impl Verb {
 pub(super) struct Work {
     pub(super) id: WorkId,
     pub(super) signalled: bool,
+    pub(super) solicited: bool,
     pub(super) verb: Verb,
     /// When the adapter knows of it.
     pub(super) ready_ns: u64,

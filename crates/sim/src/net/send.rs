@@ -61,9 +61,11 @@ impl Net {
         let end = &mut self.qps[qp as usize];
         end.landed_ns = end.landed_ns.max(arrives_ns + moves_ns + self.profile.pcie_ns);
         let lands_ns = end.landed_ns;
-        end.work(piece.number).expect("it departs").departed = true;
+        let work = end.work(piece.number).expect("it departs");
+        work.departed = true;
+        let solicited = work.solicited;
         let Piece { number, verb, offset, last, .. } = *piece;
-        let packet = Packet { qp, number, cargo: Cargo::Request(verb), offset, last, bytes };
+        let packet = Packet { qp, number, cargo: Cargo::Request(verb), offset, last, solicited, bytes };
         let packet = self.packets.add(packet);
         self.schedule(lands_ns, Event::Land { packet });
     }
@@ -192,7 +194,8 @@ impl Net {
         work.answered += piece.len;
         work.attempts = 0;
         let Piece { number, verb, offset, last, .. } = *piece;
-        let packet = Packet { qp, number, cargo: Cargo::Response(verb), offset, last, bytes };
+        let cargo = Cargo::Response(verb);
+        let packet = Packet { qp, number, cargo, offset, last, solicited: false, bytes };
         let packet = self.packets.add(packet);
         self.schedule(lands_ns, Event::Land { packet });
     }

@@ -76,7 +76,7 @@ pub fn remote(key: Key, offset: u64) -> RemoteAddress {
 }
 
 pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
-    WorkRequest { id: WorkId(id), operation, signalled: true }
+    WorkRequest { id: WorkId(id), operation, signalled: true, solicited: true }
 }
 
 impl Side {

@@ -81,6 +81,8 @@ pub struct Cluster {
     pub hosts: Vec<Host>,
     pub now_ns: u64,
     pub wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
+    /// Messages that rang a doorbell.
+    pub rings: usize,
     /// Wires that deliver nothing for now.
     pub held: Vec<(usize, usize)>,
     arenas: Arenas,
@@ -112,6 +114,7 @@ impl Cluster {
             hosts: Vec::new(),
             now_ns: 0,
             wires: BTreeMap::new(),
+            rings: 0,
             held: Vec::new(),
             arenas: Arenas::default(),
             posted,
@@ -218,7 +221,8 @@ impl Cluster {
             progress = true;
             let (now_ns, host) = (self.now_ns, &mut self.hosts[index]);
             match effect {
-                Effect::Send { peer, bytes } => {
+                Effect::Send { peer, bytes, solicited } => {
+                    self.rings += usize::from(solicited);
                     self.wires.entry((index, peer.0 as usize - 1)).or_default().push_back(bytes)
                 }
                 Effect::CutOff(peer) => host.cut_offs.push(peer),

@@ -120,7 +120,7 @@ impl Link {
         if !state.said.hello {
             let hello = Message::Hello { hello: self.hello.clone() };
             let own = &core.own;
-            let fds = [own.pidfd.as_fd(), own.mailbox.fd(), self.ring.fd()];
+            let fds = [own.pidfd.as_fd(), descriptor(&own.mailbox), descriptor(&self.ring)];
             state.said.hello = self.try_say(state, &hello, &fds);
         }
         if state.said.hello && self.speak_of_segments(core, state) && !state.said.ready {
@@ -136,7 +136,7 @@ impl Link {
                 return true;
             };
             let message = Message::Segment { key: next as u32, len: window.len() };
-            if !self.try_say(state, &message, &[window.segment().fd()]) {
+            if !self.try_say(state, &message, &[descriptor(window.segment())]) {
                 return false;
             }
             state.said.segments += 1;
@@ -151,6 +151,11 @@ impl Link {
         // A broken socket is found when hearing, after the last words that may still wait in it.
         socket::send(socket.as_fd(), message, fds).unwrap_or(false)
     }
+}
+
+/// Of a segment that we made.
+fn descriptor(segment: &Segment) -> BorrowedFd<'_> {
+    segment.fd().expect("our own segments keep their descriptors")
 }
 
 /// Keys come in order and each once, so a peer cannot swap memory under a key that is in use.
