@@ -19,7 +19,7 @@ use crate::rpc::{
     self, Answer, Call, CallError, Calling, Function, Into, Message, Port, ReplyError, SendError, ServeError,
     ServeOptions,
 };
-use crate::session::{self, Lh, Placement, ReadOp, Who, WriteOp};
+use crate::session::{self, AllocOptions, Lh, Placement, ReadOp, Who, WriteOp};
 
 pub use sync::Guard;
 pub use watch::Watch;
@@ -58,6 +58,11 @@ impl Session {
         everyone: Permissions,
     ) -> Result<Lh, RegionError> {
         self.block_on(self.session.alloc(name, len, placement, everyone))
+    }
+
+    /// See [`crate::Session::alloc_with`].
+    pub fn alloc_with(&self, name: Option<&str>, len: u64, options: AllocOptions) -> Result<Lh, RegionError> {
+        self.block_on(self.session.alloc_with(name, len, options))
     }
 
     /// See [`crate::Session::map`].

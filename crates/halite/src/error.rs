@@ -62,6 +62,18 @@ pub enum RegionCause {
         /// Bytes free on that node, perhaps in pieces.
         available: u64,
     },
+    /// The arena has room, but the system has no memory behind it now; nothing was kept.
+    #[error(
+        "out of memory: the system of node {node} gave {given} of {wanted} bytes; free memory there, or raise the limit of its process"
+    )]
+    OutOfMemory {
+        /// The node that was to hold the bytes.
+        node: NodeId,
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes that it could get.
+        given: u64,
+    },
     /// No region has the name, or it was freed.
     #[error("there is no such region")]
     NotFound,
@@ -170,6 +182,7 @@ impl From<Refusal> for RegionCause {
             Refusal::NotFound => RegionCause::NotFound,
             Refusal::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
             Refusal::NoSpace { wanted, available } => RegionCause::NoSpace { wanted, available },
+            Refusal::OutOfMemory { node, wanted, given } => RegionCause::OutOfMemory { node, wanted, given },
             Refusal::UnknownNode(node) => RegionCause::UnknownNode(node),
             Refusal::PeerDown(node) => RegionCause::PeerDown(node),
             Refusal::Malformed => RegionCause::NotUnderstood,

@@ -19,6 +19,8 @@ pub(crate) enum Job {
     Copy { token: Token, from: Window, to: Window },
     /// Set all of `window` to `byte`.
     Fill { token: Token, window: Window, byte: u8 },
+    /// Take a part of our memory from the system.
+    Populate { token: Token, key: Key, offset: u64, len: u64 },
     /// Make a part of our memory read as zero.
     Discard { token: Token, key: Key, offset: u64, len: u64 },
 }
@@ -30,6 +32,12 @@ pub(crate) enum Done {
     Grown(Option<(Key, Window)>),
     Copied(Token),
     Discarded(Token),
+    /// Whether the system gave these many bytes.
+    Populated {
+        token: Token,
+        len: u64,
+        is_done: bool,
+    },
     /// The rest is to be done, after others have had their turn.
     Partly(Job),
 }
@@ -58,6 +66,10 @@ impl Arena {
             Job::Fill { token, window, byte } => {
                 window.fill(0, window.len(), byte).expect("all of the window");
                 Done::Copied(token)
+            }
+            Job::Populate { token, key, offset, len } => {
+                let is_done = self.segment(key).populate(offset, len).is_ok();
+                Done::Populated { token, len, is_done }
             }
             Job::Discard { token, key, offset, len } => {
                 let done = self.discard_for_a_while(key, offset, len, around);
@@ -95,9 +107,13 @@ impl Arena {
         done
     }
 
-    fn discard(&self, key: Key, offset: u64, len: u64) {
+    fn segment(&self, key: Key) -> Arc<Segment> {
         let segment = lock(&self.segments).get(&key).cloned();
-        let segment = segment.expect("the engine discards only what it was given");
+        segment.expect("the engine names only segments that it was given")
+    }
+
+    fn discard(&self, key: Key, offset: u64, len: u64) {
+        let segment = self.segment(key);
         if segment.discard(offset, len).is_err() {
             // The system keeps the pages, but what they held must not be seen by their next user.
             let window = segment.window(offset, len).expect("the engine knows the lengths of segments");

@@ -104,6 +104,6 @@ pub use rpc::{
     Answer, Call, CallCause, CallError, Function, Mailbox, Message, PendingCall, Port, ReplyCause,
     ReplyError, SendCause, SendError, ServeCause, ServeError, ServeOptions, Server,
 };
-pub use session::{Lh, Placement, REGION_BYTES_MAX, ReadOp, Session, Who, WriteOp};
+pub use session::{AllocOptions, Lh, Placement, REGION_BYTES_MAX, ReadOp, Session, Who, WriteOp};
 pub use surroundings::Surroundings;
 pub use watch::{NOTIFICATIONS_MAX, Notification, Watch};

@@ -218,6 +218,7 @@ impl Machine {
             Done::Grown(segment) => engine.handle_grown(now, segment),
             Done::Copied(token) => engine.handle_copied(now, token),
             Done::Discarded(token) => engine.handle_discarded(now, token),
+            Done::Populated { token, len, is_done } => engine.handle_populated(now, token, len, is_done),
             Done::Partly(rest) => self.jobs.push_back(rest),
         }
     }
@@ -279,6 +280,9 @@ impl Machine {
             Effect::Fill { token, window, byte } => self.jobs.push_back(Job::Fill { token, window, byte }),
             Effect::Fetch { token, peer, address, key, offset, len } => {
                 self.post_fetch(now, Fetch { token, peer, address, key, offset, len })
+            }
+            Effect::Populate { token, key, offset, len } => {
+                self.jobs.push_back(Job::Populate { token, key, offset, len })
             }
             Effect::Discard { token, key, offset, len } => {
                 self.jobs.push_back(Job::Discard { token, key, offset, len })

@@ -9,6 +9,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::window::{OutOfBounds, Window};
@@ -170,6 +171,61 @@ impl Segment {
         // Punching also zeroes the parts of pages at both ends, without making them resident first.
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(fd, mode, offset, len).map_err(io::Error::from)?;
+        Ok(())
+    }
+
+    /// Takes the pages of `len` bytes from `offset` from the system now, for this process to account for, and leaves
+    /// what they hold as it is.  Pages that nobody has touched otherwise count as taken by whoever touches them first.
+    ///
+    /// May race with any use of the same bytes.  Where it fails, some of the pages have been taken.
+    pub fn populate(self: &Arc<Segment>, offset: u64, len: u64) -> io::Result<()> {
+        let (begin, len) = self.pages_around(offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        match self.populate_by_fault(begin, len) {
+            // Before Linux 5.14.
+            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+                self.populate_by_touch(begin, len)
+            }
+            populated => populated,
+        }
+    }
+
+    /// The whole pages in which `len` bytes from `offset` lie.
+    fn pages_around(&self, offset: u64, len: u64) -> io::Result<(u64, u64)> {
+        let page_bytes = rustix::param::page_size() as u64;
+        let end = offset.checked_add(len).filter(|end| *end <= self.len());
+        let end = end.ok_or(io::ErrorKind::InvalidInput)?.next_multiple_of(page_bytes);
+        let begin = offset - offset % page_bytes;
+        Ok((begin, if len == 0 { 0 } else { end - begin }))
+    }
+
+    fn populate_by_fault(&self, begin: u64, len: u64) -> io::Result<()> {
+        // SAFETY: `begin` lies within the mapping, whose last page is mapped whole.
+        let base = unsafe { self.base.add(begin as usize) };
+        loop {
+            // SAFETY: the pages are of our own mapping, and what they hold does not change.
+            match unsafe {
+                rustix::mm::madvise(base.as_ptr().cast(), len as usize, Advice::LinuxPopulateWrite)
+            } {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                populated => return Ok(populated?),
+            }
+        }
+    }
+
+    /// Reserves the pages, so that touching them cannot fail, and touches them: what is reserved only counts as a hole.
+    fn populate_by_touch(self: &Arc<Segment>, begin: u64, len: u64) -> io::Result<()> {
+        let len = len.min(self.len() - begin);
+        let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
+        rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, begin, len)?;
+        let window = self.window(begin, len).expect("whole pages of the segment");
+        let page_bytes = rustix::param::page_size() as u64;
+        for offset in (0..len).step_by(page_bytes as usize) {
+            // Only a last page of less than a word is left to its first user.
+            let _ = window.fetch_add_u64(offset, 0);
+        }
         Ok(())
     }
 
@@ -343,6 +399,38 @@ mod tests {
         assert!(theirs.resident_bytes().is_err());
         drop(ours);
         theirs.window(0, MIB).unwrap().fill(0, MIB, 1).unwrap();
+    }
+
+    #[test]
+    fn populated_memory_is_taken_at_once_keeps_its_bytes_and_is_given_back() {
+        // As old kernels do it, too.
+        for is_old in [false, true] {
+            let segment = create(8 * MIB);
+            let window = segment.window(0, 8 * MIB).unwrap();
+            window.write(MIB, b"kept").unwrap();
+            match is_old {
+                false => segment.populate(MIB / 2, 2 * MIB),
+                true => segment.populate_by_touch(MIB / 2, 2 * MIB),
+            }
+            .unwrap();
+            let resident = segment.resident_bytes().unwrap();
+            assert!((2 * MIB..4 * MIB).contains(&resident), "{resident} bytes are resident");
+            let mut kept = [0; 4];
+            window.read(MIB, &mut kept).unwrap();
+            assert_eq!(&kept, b"kept");
+            segment.discard(MIB / 2, 2 * MIB).unwrap();
+            assert_eq!(segment.resident_bytes().unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn ragged_ends_are_populated_and_what_is_outside_is_refused() {
+        let segment = create(10_000);
+        segment.populate(5000, 5000).unwrap();
+        assert_eq!(segment.resident_bytes().unwrap(), 8192);
+        segment.populate(10_000, 0).unwrap();
+        assert!(segment.populate(10_000, 1).is_err());
+        assert!(segment.populate(u64::MAX, 2).is_err());
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub enum Command {
         placement: Placement,
         /// What others may do.
         everyone: Permissions,
+        /// Whether the nodes that hold it take its memory from the system before it is there.
+        populate: bool,
     },
     /// Map a region by name.
     Map {
@@ -295,6 +297,17 @@ pub enum Effect {
     },
     /// Make this part of our own memory read as zero and give it back to the system; `handle_discarded`.
     Discard {
+        /// What to call back with.
+        token: Token,
+        /// Our segment.
+        key: Key,
+        /// From where, in bytes.
+        offset: u64,
+        /// How much, in bytes.
+        len: u64,
+    },
+    /// Take the memory of this part of our own segment from the system; `handle_populated`.
+    Populate {
         /// What to call back with.
         token: Token,
         /// Our segment.

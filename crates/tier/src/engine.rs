@@ -15,6 +15,7 @@ mod locks;
 mod membership;
 mod memory;
 mod moving;
+mod populating;
 mod user;
 mod waits;
 mod watching;
@@ -126,6 +127,7 @@ pub struct Engine {
     /// Chunks that are given back once the copies into them are over.
     copied_into: Vec<(Extents, BTreeSet<NodeLife>)>,
     memory: memory::Memory,
+    populating: BTreeMap<Token, populating::Populating>,
     sweeps: BTreeMap<NodeLife, membership::Sweep>,
     /// Homes whose chunks here were taken, or are about to be: newcomers may still hear of them from others.
     swept: BTreeSet<NodeLife>,
@@ -161,6 +163,7 @@ impl Engine {
             copies: BTreeMap::new(),
             copied_into: Vec::new(),
             memory: memory::Memory::default(),
+            populating: BTreeMap::new(),
             sweeps: BTreeMap::new(),
             swept: BTreeSet::new(),
             locks: locks::Locks::default(),
@@ -254,8 +257,8 @@ impl Engine {
             Request::Map { region, principal, wanted } => self.serve_map(asker, region, principal, wanted),
             Request::Stat { region } => self.serve_stat(asker, region),
             Request::Order { region, principal, order } => self.serve_order(asker, region, principal, order),
-            Request::Reserve { region, chunk_bytes, len } => {
-                self.serve_reserve(asker, region, chunk_bytes, len)
+            Request::Reserve { region, chunk_bytes, len, populate } => {
+                self.serve_reserve(asker, region, (chunk_bytes, len), populate)
             }
             Request::CopyChunk { from, to } => self.serve_copy(asker, from, to),
             Request::FillBytes { region, parts, byte } => self.serve_fill(asker, region, parts, byte),
@@ -470,19 +473,29 @@ impl Engine {
 
     // Owning chunks for others.
 
-    fn serve_reserve(&mut self, asker: Asker, region: RegionId, chunk_bytes: u64, len: u64) {
+    fn serve_reserve(
+        &mut self,
+        asker: Asker,
+        region: RegionId,
+        (chunk_bytes, len): (u64, u64),
+        populate: bool,
+    ) {
         if len == 0 || !home::is_chunk_size(chunk_bytes) {
             return self.answer(asker, Err(Refusal::Malformed));
         }
-        let again = Request::Reserve { region, chunk_bytes, len };
+        let again = Request::Reserve { region, chunk_bytes, len, populate };
         let Some(result) = self.reserve_or_grow(asker, again, len, chunk_bytes) else { return };
-        let reply = result.map(|extents| {
-            if asker.life != self.config.life {
-                self.store.hold_for(asker.life, region, &extents);
-            }
-            Reply::Reserved { extents }
-        });
-        self.answer(asker, reply);
+        let extents = match result {
+            Ok(extents) => extents,
+            Err(refusal) => return self.answer(asker, Err(refusal)),
+        };
+        if asker.life != self.config.life {
+            self.store.hold_for(asker.life, region, &extents);
+        }
+        match populate {
+            true => self.start_populating(asker, extents),
+            false => self.answer(asker, Ok(Reply::Reserved { extents })),
+        }
     }
 
     /// Reserves chunks; `None` if `again` is handled once more when there is memory.
@@ -523,7 +536,9 @@ impl Engine {
     /// Gives up chunks of ours, when nobody touches them any more: neither the tainted, nor our own driver.
     fn release(&mut self, extents: Extents, tainted: BTreeSet<NodeLife>) {
         let is_busy = |extent: &Extent| {
-            self.copies.values().any(|copy| copy.to.touches(extent)) || self.is_being_changed(extent)
+            self.copies.values().any(|copy| copy.to.touches(extent))
+                || self.is_being_changed(extent)
+                || self.is_being_populated(extent)
         };
         let (busy, free): (Extents, Extents) = extents.into_iter().partition(is_busy);
         if !busy.is_empty() {

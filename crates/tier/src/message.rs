@@ -10,7 +10,7 @@ use crate::layout::{Extent, Extents};
 use crate::permissions::{AccessList, Permissions, Who};
 
 /// Version of the protocol; both ends of a connection must speak the same.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Longest name of a region, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -75,6 +75,8 @@ pub enum Request {
         nodes: Vec<NodeId>,
         maker: Principal,
         everyone: Permissions,
+        /// Whether the owners of its chunks take their memory from the system first.
+        populate: bool,
     },
     /// To a region's home: let the asking node map it for `principal`.
     Map { region: RegionId, principal: Principal, wanted: Permissions },
@@ -82,8 +84,9 @@ pub enum Request {
     Stat { region: RegionId },
     /// To a region's home: change it, on behalf of a master.
     Order { region: RegionId, principal: Principal, order: Order },
-    /// To a node with memory: keep chunks of these lengths for a region of mine.
-    Reserve { region: RegionId, chunk_bytes: u64, len: u64 },
+    /// To a node with memory: keep chunks of these lengths for a region of mine; if `populate`, answer when their
+    /// memory has been taken from the system.
+    Reserve { region: RegionId, chunk_bytes: u64, len: u64, populate: bool },
     /// To the node that will hold a chunk: copy it from where it is now.
     CopyChunk { from: Extent, to: Extent },
     /// To a node that maps a region: this changes; answer when no access under the old state is under way.
@@ -447,6 +450,16 @@ pub enum Refusal {
     /// The lock's holder is on a node that is silent and cannot be cut off.
     #[error("the lock is held on node {0}, which is silent and cannot be cut off")]
     HeldBySilent(NodeId),
+    /// The system of the node that was to hold the bytes has no memory for them now.
+    #[error("the system of node {node} gave {given} of {wanted} bytes")]
+    OutOfMemory {
+        /// Which node.
+        node: NodeId,
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes that it gave before it refused.
+        given: u64,
+    },
 }
 
 /// Why bytes are not a message.

@@ -83,6 +83,7 @@ fn a_name_that_is_taken_costs_nobody_memory() {
         chunk_bytes: CHUNK_BYTES,
         placement: Placement::Spread(vec![NodeId(1), NodeId(0)]),
         everyone: Permissions::empty(),
+        populate: false,
     };
     let before = cluster.memory(0);
     assert_eq!(cluster.command(1, again), Err(Refusal::NameTaken.into()));
@@ -254,6 +255,7 @@ fn a_restarted_directory_hears_all_names_before_it_answers() {
             chunk_bytes: CHUNK_BYTES,
             placement: Placement::Local,
             everyone: Permissions::empty(),
+            populate: false,
         },
     );
     assert_eq!(taken, Err(Refusal::NameTaken.into()));
@@ -268,6 +270,7 @@ fn a_region_without_a_name_ends_with_its_last_handle() {
         chunk_bytes: CHUNK_BYTES,
         placement: Placement::On(NodeId(1)),
         everyone: Permissions::empty(),
+        populate: false,
     };
     let lh = slot(cluster.command(0, alloc.clone()));
     assert_eq!(cluster.command(0, Command::Unmap(lh)), Ok(Outcome::Done));
@@ -293,6 +296,7 @@ fn an_arena_holds_a_region_of_all_of_it_and_says_how_much_is_missing_for_more() 
         chunk_bytes: CHUNK_BYTES,
         placement: Placement::Local,
         everyone: Permissions::empty(),
+        populate: false,
     };
     let refused = cluster.command(0, alloc(common::ARENA_BYTES + 1));
     let (wanted, available) = (common::ARENA_BYTES + 1, common::ARENA_BYTES);
@@ -312,6 +316,7 @@ fn freed_memory_that_is_still_being_cleaned_is_waited_for_and_not_called_missing
         chunk_bytes: CHUNK_BYTES,
         placement: Placement::Local,
         everyone: Permissions::empty(),
+        populate: false,
     };
     let lh = slot(cluster.command(0, alloc.clone()));
     cluster.slow_to_clean = true;

@@ -47,6 +47,7 @@ fn a_small_region_costs_256_bytes_at_its_home_and_128_per_mapping() {
                 chunk_bytes: CHUNK_BYTES,
                 placement: Placement::On(NodeId(1)),
                 everyone: Permissions::READ,
+                populate: false,
             },
         ));
     }

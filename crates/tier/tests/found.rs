@@ -17,6 +17,7 @@ fn alloc_cmd(name: &str, len: u64, placement: Placement) -> Command {
         chunk_bytes: CHUNK_BYTES,
         placement,
         everyone: Permissions::READ | Permissions::WRITE,
+        populate: false,
     }
 }
 
@@ -213,11 +214,13 @@ fn huge_numbers_from_a_member_are_answered_and_do_no_harm() {
                         nodes: spread.clone(),
                         maker: Principal("x".into()),
                         everyone: Permissions::empty(),
+                        populate: false,
                     },
                     Request::Reserve {
                         region: RegionId { origin: Incarnation(5), serial: 1 },
                         chunk_bytes: chunk,
                         len,
+                        populate: false,
                     },
                 ] {
                     let mut frame = vec![1];

@@ -94,6 +94,7 @@ fn alloc_all() -> Command {
         chunk_bytes: CHUNK_BYTES,
         placement: Placement::Local,
         everyone: Permissions::empty(),
+        populate: false,
     }
 }
 

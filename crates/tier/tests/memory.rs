@@ -104,6 +104,7 @@ fn a_last_handle_is_given_up_only_when_the_commands_through_it_are_over() {
         chunk_bytes: CHUNK_BYTES,
         placement: Placement::On(NodeId(1)),
         everyone: Permissions::empty(),
+        populate: false,
     };
     let lh = slot(c.command(2, command));
     slow_fill(&mut c, lh, CHUNK_BYTES);
@@ -183,6 +184,7 @@ fn memory_that_a_dead_nodes_command_still_runs_into_is_given_to_nobody() {
         chunk_bytes: CHUNK_BYTES,
         placement: Placement::On(NodeId(1)),
         everyone: Permissions::empty(),
+        populate: false,
     };
     let refused = c.command(0, other.clone());
     assert!(matches!(refused, Err(CommandError::Refused(Refusal::NoSpace { .. }))), "{refused:?}");

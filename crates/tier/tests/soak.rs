@@ -123,7 +123,9 @@ impl Soak {
         };
         let everyone = Permissions::READ | Permissions::WRITE;
         self.regions.push(Region { name: name.clone(), bytes: Some(vec![0; len as usize]) });
-        let alloc = Command::Alloc { name: Some(name), len, chunk_bytes: CHUNK_BYTES, placement, everyone };
+        let populate = self.random.below(2) == 0;
+        let alloc =
+            Command::Alloc { name: Some(name), len, chunk_bytes: CHUNK_BYTES, placement, everyone, populate };
         self.submit(host, alloc, Some(self.regions.len() - 1));
     }
 

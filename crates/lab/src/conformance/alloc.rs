@@ -1,6 +1,6 @@
 //! Making regions: what a fresh one holds, where it goes, and what is refused.
 
-use halite::{NodeId, Permissions, Placement, RegionCause};
+use halite::{AllocOptions, NodeId, Permissions, Placement, RegionCause};
 
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
@@ -11,6 +11,21 @@ pub fn a_fresh_region_reads_as_zero(h: &dyn Harness) {
     let session = cluster.session(0);
     let lh = shared(&session, "fresh", 3 * CHUNK + 5);
     assert!(contents(&session, lh).iter().all(|byte| *byte == 0));
+}
+
+/// Taking its memory from the system beforehand changes nothing else.
+pub fn a_populated_region_is_as_any_other(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(0);
+    for placement in [Placement::Local, Placement::On(NodeId(1)), Placement::Spread(Vec::new())] {
+        let options = AllocOptions { placement, populate: true, ..AllocOptions::default() };
+        let lh = session.alloc_with(None, 3 * CHUNK + 5, options).unwrap();
+        assert!(contents(&session, lh).iter().all(|byte| *byte == 0));
+        session.write(lh, 0, &pattern(3 * CHUNK + 5, 1)).unwrap();
+        assert_eq!(contents(&session, lh), pattern(3 * CHUNK + 5, 1));
+        session.free(lh).unwrap();
+    }
+    cluster.expect_empty();
 }
 
 /// The least that memory does.

@@ -83,6 +83,7 @@ macro_rules! conformance_cases {
         $then! { $harness;
             alloc {
                 a_fresh_region_reads_as_zero
+                a_populated_region_is_as_any_other
                 a_region_reads_back_what_was_written
                 a_region_needs_no_name
                 a_region_has_the_length_that_was_asked_for

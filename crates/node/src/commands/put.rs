@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
-use halite::{Lh, NodeId, NodeState, NodeStatus, Permissions, Placement, RegionCause, RegionError, blocking};
+use halite::{
+    AllocOptions, Lh, NodeId, NodeState, NodeStatus, Permissions, Placement, RegionCause, RegionError,
+    blocking,
+};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::regions::attempting;
@@ -24,7 +27,9 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     let interrupt = Interrupt::listen().context("cannot listen for signals")?;
     let len = source.len();
     let region_len = len.checked_add(TRAILER_BYTES as u64).context("the file is longer than any region")?;
-    let made = client.session.alloc(Some(&args.name), region_len, placement, Permissions::empty());
+    // What the client writes is to count as the memory of the nodes that hold it.
+    let options = AllocOptions { placement, everyone: Permissions::empty(), populate: true };
+    let made = client.session.alloc_with(Some(&args.name), region_len, options);
     let lh = made.map_err(|error| explain(error, &client, args))?;
     let unfinished = Unfinished { session: &client.session, lh, name: &args.name };
     client.session.write(lh, len, &Trailer::Unfinished { len }.to_bytes())?;

@@ -49,7 +49,9 @@ impl Making {
 
 impl Engine {
     pub(super) fn serve_alloc(&mut self, asker: Asker, request: Request) {
-        let Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone } = request else { return };
+        let Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate } = request else {
+            return;
+        };
         let name_fits = name.as_deref().is_none_or(names::is_name);
         let distinct = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
         if len == 0 || nodes.is_empty() || !name_fits || !distinct {
@@ -83,7 +85,7 @@ impl Engine {
             self.ask(NodeId::FIRST, Request::ClaimName { name, region }, Purpose::Claim(region));
         }
         for (node, len) in shares {
-            let reserve = Request::Reserve { region, chunk_bytes, len };
+            let reserve = Request::Reserve { region, chunk_bytes, len, populate };
             self.ask(node, reserve, Purpose::ReserveForAlloc(region));
         }
     }

@@ -37,7 +37,7 @@ impl Engine {
             return self.next_chunk(region);
         }
         let chunk_bytes = found.chunk_bytes();
-        let reserve = Request::Reserve { region, chunk_bytes, len: missing };
+        let reserve = Request::Reserve { region, chunk_bytes, len: missing, populate: false };
         self.ask_life(to, reserve, Purpose::ReserveForMove(region));
     }
 

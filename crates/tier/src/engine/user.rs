@@ -41,6 +41,15 @@ pub(super) struct Unmapping {
     op: Option<OpId>,
 }
 
+/// A region that a session wants.
+struct Wanted {
+    name: Option<String>,
+    len: u64,
+    chunk_bytes: u64,
+    everyone: Permissions,
+    populate: bool,
+}
+
 /// How far a command is.
 #[derive(Clone, Debug)]
 pub(super) enum UserStep {
@@ -98,8 +107,9 @@ impl Engine {
             return op;
         }
         match command {
-            Command::Alloc { name, len, chunk_bytes, placement, everyone } => {
-                self.start_alloc(op, session, (name, len, chunk_bytes, everyone), placement)
+            Command::Alloc { name, len, chunk_bytes, placement, everyone, populate } => {
+                let places = self.nodes_for(placement);
+                self.alloc_on(op, session, Wanted { name, len, chunk_bytes, everyone, populate }, places)
             }
             Command::Map { name, wanted } => self.find(op, name, Then::Map { session, wanted }),
             Command::Stat(name) => self.find(op, name, Then::Stat),
@@ -139,17 +149,6 @@ impl Engine {
         self.effects.push_back(Effect::Finish { op, outcome });
     }
 
-    fn start_alloc(
-        &mut self,
-        op: OpId,
-        session: SessionId,
-        what: (Option<String>, u64, u64, Permissions),
-        placement: Placement,
-    ) {
-        let places = self.nodes_for(placement);
-        self.alloc_on(op, session, what, places);
-    }
-
     /// The nodes for locks and barriers are chosen by their names, so that no one has them all.
     fn anchor(&mut self, op: OpId, session: SessionId, service: Service, name: &str, everyone: Permissions) {
         let name = service.region_name(name);
@@ -159,14 +158,16 @@ impl Engine {
             nodes.rotate_left(first as usize);
         }
         let others = nodes.split_off(nodes.len().min(1));
-        self.alloc_on(op, session, (Some(name), LOCK_BYTES, CHUNK_BYTES_MIN, everyone), (nodes, others));
+        let (name, len, chunk_bytes) = (Some(name), LOCK_BYTES, CHUNK_BYTES_MIN);
+        let wanted = Wanted { name, len, chunk_bytes, everyone, populate: false };
+        self.alloc_on(op, session, wanted, (nodes, others));
     }
 
     fn alloc_on(
         &mut self,
         op: OpId,
         session: SessionId,
-        (name, len, chunk_bytes, everyone): (Option<String>, u64, u64, Permissions),
+        wanted: Wanted,
         (nodes, others): (Vec<NodeId>, Vec<NodeId>),
     ) {
         let Some(maker) = self.mapper.principal(session).cloned() else {
@@ -175,7 +176,8 @@ impl Engine {
         let Some(home) = nodes.first().copied() else {
             return self.finish(op, Err(CommandError::NoMemoryNode));
         };
-        let request = Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone };
+        let Wanted { name, len, chunk_bytes, everyone, populate } = wanted;
+        let request = Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate };
         let step = UserStep::Alloc { session, request: request.clone(), others };
         self.ask(home, request, Purpose::User(op, step));
     }
@@ -299,7 +301,9 @@ impl Engine {
     ) {
         match body {
             Ok(Reply::Mapped(reply)) => self.insert_mapping(op, session, Permissions::all(), &reply),
-            Err(Refusal::NoSpace { .. } | Refusal::PeerDown(_)) if !others.is_empty() => {
+            Err(Refusal::NoSpace { .. } | Refusal::OutOfMemory { .. } | Refusal::PeerDown(_))
+                if !others.is_empty() =>
+            {
                 let next = others.remove(0);
                 if let Request::Alloc { nodes, .. } = &mut request {
                     *nodes = vec![next];

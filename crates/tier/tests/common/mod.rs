@@ -97,6 +97,10 @@ pub struct Cluster {
     /// Whether drivers are slow to clean freed memory; what they have not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
+    /// How much more memory the systems of all hosts give; and what drivers have not asked them for yet.
+    pub memory_left: u64,
+    pub slow_to_populate: bool,
+    unpopulated: Vec<(usize, Token, Key, u64, u64)>,
     /// Whose frames to whom are kept, and those kept.
     recording: Option<(usize, usize)>,
     kept: Vec<Vec<u8>>,
@@ -124,6 +128,9 @@ impl Cluster {
             copies: Vec::new(),
             slow_to_clean: false,
             uncleaned: Vec::new(),
+            memory_left: u64::MAX,
+            slow_to_populate: false,
+            unpopulated: Vec::new(),
             recording: None,
             kept: Vec::new(),
         };
@@ -253,6 +260,9 @@ impl Cluster {
                         None => host.engine.handle_copy_failed(now_ns, token),
                     }
                 }
+                Effect::Populate { token, key, offset, len } => {
+                    self.unpopulated.push((index, token, key, offset, len));
+                }
                 Effect::Discard { token, key, offset, len } => {
                     self.uncleaned.push((index, token, key, offset, len));
                 }
@@ -266,6 +276,9 @@ impl Cluster {
         }
         if !self.slow_to_clean {
             self.clean();
+        }
+        if !self.slow_to_populate {
+            self.populate();
         }
         let cut_offs = std::mem::take(&mut self.hosts[index].cut_offs);
         if self.kills {
@@ -303,6 +316,19 @@ impl Cluster {
             let window = self.arenas.lock().unwrap()[&(index, key)].clone();
             window.fill(offset, len, 0).unwrap();
             self.hosts[index].engine.handle_discarded(self.now_ns, token);
+        }
+    }
+
+    /// Takes all memory that drivers were to take from their systems.
+    pub fn populate(&mut self) {
+        for (index, token, key, offset, len) in std::mem::take(&mut self.unpopulated) {
+            let window = &self.arenas.lock().unwrap()[&(index, key)];
+            assert!(window.slice(offset, len).is_some(), "a place of its own");
+            let is_done = len <= self.memory_left;
+            self.memory_left -= if is_done { len } else { 0 };
+            if self.hosts[index].running {
+                self.hosts[index].engine.handle_populated(self.now_ns, token, len, is_done);
+            }
         }
     }
 
@@ -404,7 +430,10 @@ impl Cluster {
     pub fn alloc(&mut self, host: usize, name: &str, len: u64, placement: Placement) -> SlotRef {
         let everyone = Permissions::READ | Permissions::WRITE;
         let name = Some(name.to_string());
-        slot(self.command(host, Command::Alloc { name, len, chunk_bytes: CHUNK_BYTES, placement, everyone }))
+        slot(self.command(
+            host,
+            Command::Alloc { name, len, chunk_bytes: CHUNK_BYTES, placement, everyone, populate: false },
+        ))
     }
 
     pub fn map(&mut self, host: usize, name: &str) -> SlotRef {

@@ -1,0 +1,97 @@
+//! Populating: taking the memory of new chunks of ours from the system before anybody uses them.
+//!
+//! The system counts a page as taken by whoever touches it first.  Here that is this node, whose memory it is, and not
+//! whoever happens to write to a region first; and who is told of a region need not fear for its memory.  It is done
+//! in pieces, so that others have their turn, and stops when nobody waits for it any more.
+
+use std::collections::BTreeSet;
+
+use super::{Asker, Engine};
+use crate::effect::{Effect, Token};
+use crate::ids::NodeId;
+use crate::layout::{Extent, Extents};
+use crate::message::{Refusal, Reply};
+
+/// Bytes of one piece: about 1 ms.
+const PIECE_BYTES_MAX: u64 = 4 << 20;
+
+/// Chunks of ours whose memory is being taken from the system.
+#[derive(Debug)]
+pub(super) struct Populating {
+    asker: Asker,
+    extents: Extents,
+    /// The extent under way, and how much of it is done.
+    at: usize,
+    done: u64,
+}
+
+impl Populating {
+    /// The next piece; `None` when all is done.
+    fn piece(&mut self) -> Option<Extent> {
+        let extent = *self.extents.get(self.at)?;
+        let len = (extent.len - self.done).min(PIECE_BYTES_MAX);
+        let piece = Extent { offset: extent.offset + self.done, len, ..extent };
+        self.done += len;
+        if self.done == extent.len {
+            (self.at, self.done) = (self.at + 1, 0);
+        }
+        Some(piece)
+    }
+
+    fn refusal(&self, node: NodeId, piece_len: u64) -> Refusal {
+        let len = |extents: &[Extent]| extents.iter().map(|extent| extent.len).sum::<u64>();
+        let asked = len(&self.extents[..self.at]) + self.done;
+        Refusal::OutOfMemory { node, wanted: len(&self.extents), given: asked - piece_len }
+    }
+}
+
+impl Engine {
+    /// Populates chunks that have just been reserved, and answers when that is done.
+    pub(super) fn start_populating(&mut self, asker: Asker, extents: Extents) {
+        self.counter += 1;
+        let token = Token(self.counter);
+        self.populate_next(token, Populating { asker, extents, at: 0, done: 0 });
+    }
+
+    fn populate_next(&mut self, token: Token, mut populating: Populating) {
+        let Some(Extent { key, offset, len, .. }) = populating.piece() else {
+            return self.answer(populating.asker, Ok(Reply::Reserved { extents: populating.extents }));
+        };
+        self.populating.insert(token, populating);
+        self.effects.push_back(Effect::Populate { token, key, offset, len });
+    }
+
+    /// A piece has been populated, or the system refused.
+    pub fn handle_populated(&mut self, now_ns: u64, token: Token, len: u64, is_done: bool) {
+        self.now_ns = now_ns;
+        let Some(populating) = self.populating.remove(&token) else { return };
+        let asker = populating.asker;
+        // Where the asker has died, its chunks are freed with all that was held for it.
+        if self.is_present(asker.life) {
+            match is_done {
+                true => self.populate_next(token, populating),
+                false => self.refuse_populated(populating, len),
+            }
+        }
+        // Chunks may have been given up meanwhile, and have waited for the piece.
+        self.release_copied();
+        self.settle();
+    }
+
+    fn refuse_populated(&mut self, populating: Populating, piece_len: u64) {
+        let refusal = populating.refusal(self.config.life.node, piece_len);
+        let Populating { asker, extents, .. } = populating;
+        match asker.life == self.config.life {
+            true => self.release(extents, BTreeSet::new()),
+            false => self.handle_return(asker.life, extents, Vec::new()),
+        }
+        self.answer(asker, Err(refusal));
+    }
+
+    /// Whether the driver still touches memory there.
+    pub(super) fn is_being_populated(&self, extent: &Extent) -> bool {
+        self.populating
+            .values()
+            .any(|populating| populating.extents.iter().any(|other| other.touches(extent)))
+    }
+}
