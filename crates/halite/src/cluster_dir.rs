@@ -2,27 +2,47 @@
 //!
 //! ```text
 //!  DIR (0700)
-//!    join.lock        held while a node joins, so that no two miss each other
-//!    node-3.lock      held while node 3 lives; "PID INCARNATION"
-//!    node-3.*         sockets of node 3's fabrics, and whatever else is its own
+//!    halite-cluster       says that the directory is ours; made first, and never removed by us
+//!    join.lock            held while a node joins, so that no two miss each other
+//!    next-number          the number of the next node that has none of its own
+//!    node-3.lock          held while node 3 lives; "PID INCARNATION"
+//!    node-3.shm.sock      where its shm fabric listens
+//!    node-3.shm.lock      held while it does
+//!    logs/node-3.log      what node 3 said when it ran detached, until the next cluster is started here
 //! ```
 //!
-//! Locks are flocks: the kernel lets go of them when their holder dies, however it dies.  This file knows no
-//! fabric and no protocol.
+//! Nothing else in it is ours: it is neither opened nor removed, and a directory without the marker is left alone
+//! altogether.  Locks are flocks: the kernel lets go of them when their holder dies, however it dies.  What the files
+//! say is for people; who lives is told by locks, and who a process is by the other end of its socket.
+//!
+//! This file knows no protocol, and of fabrics only what their files are called.
 
+mod error;
+mod join;
+mod names;
+mod numbers;
+
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
 
-use halite_tier::ids::{Incarnation, NodeId};
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
+use halite_providers::listening;
+use halite_providers::private_dir::{Create, Kind, NameLock, PrivateDir};
+use halite_tier::ids::NodeId;
 
 use crate::config::EPHEMERAL_NODE_MIN;
-use crate::error::JoinError;
-use crate::join_queue::JoinQueue;
+pub use error::ClusterDirError;
+pub use halite_providers::Listening;
+pub(crate) use join::{JoinLock, NodeLock};
+pub(crate) use names::shm_name;
+use names::{
+    JOIN_LOCK, LOGS, MARKER, NEXT_NUMBER, Name, lock_name, log_name, shm_lock_name, shm_socket_name,
+};
+
+/// What the marker says to people.
+const MARKER_TEXT: &str = "This directory belongs to a Halite cluster: nodes make and remove files here.\n";
 
 /// A node that is or was in the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,344 +57,208 @@ pub struct Presence {
     pub alive: bool,
 }
 
+/// A cluster directory whose owner, mode and marker were checked.
+#[derive(Clone, Debug)]
+pub struct ClusterDir {
+    dir: Arc<PrivateDir>,
+}
+
 /// The nodes that are in `dir`, and those that died there and were not replaced or cleaned up, in order.
-/// A directory that does not exist has none.
-pub fn nodes(dir: &Path) -> io::Result<Vec<Presence>> {
-    let mut found = Vec::new();
-    for node in node_ids(dir)? {
-        // A lock file that vanishes meanwhile is one of a node that has just left.
-        if let Ok(mut file) = File::open(lock_path(dir, node)) {
-            let (pid, incarnation) = read_owner(&mut file);
-            found.push(Presence { node, pid, incarnation, alive: is_held(&file)? });
-        }
-    }
-    Ok(found)
-}
-
-/// Removes what dead nodes left in `dir`.  A directory that does not exist is clean.
-pub fn clean(dir: &Path) -> io::Result<()> {
-    clean_some(dir, |_| true)
-}
-
-/// As [`clean`], but keeps the lock files of nodes that have a number of their own: they tell that such a node
-/// was there, until it is restarted.
-pub(crate) fn clean_residue(dir: &Path) -> io::Result<()> {
-    clean_some(dir, |node| node.0 >= EPHEMERAL_NODE_MIN)
-}
-
-fn clean_some(dir: &Path, forget: impl Fn(NodeId) -> bool) -> io::Result<()> {
-    for node in node_ids(dir)? {
-        let Ok(Some(lock)) = Lock::take(&lock_path(dir, node), Create::No) else { continue };
-        remove_files_of(dir, node)?;
-        if forget(node) {
-            lock.remove();
-        }
-    }
-    Ok(())
-}
-
-/// Makes the directory, or makes sure that nobody else can enter it.
-pub(crate) fn prepare(dir: &Path) -> Result<(), JoinError> {
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(dir).map_err(JoinError::io(dir))?;
-    // Of the directory itself: a link to it could be turned elsewhere by its owner.
-    let metadata = std::fs::symlink_metadata(dir).map_err(JoinError::io(dir))?;
-    let (mode, uid) = (metadata.mode() & 0o7777, metadata.uid());
-    let uid_wanted = rustix::process::geteuid().as_raw();
-    if !metadata.is_dir() {
-        return Err(JoinError::io(dir)(io::ErrorKind::NotADirectory.into()));
-    }
-    if mode & 0o077 != 0 || uid != uid_wanted {
-        return Err(JoinError::NotPrivate { dir: dir.to_owned(), mode, uid, uid_wanted });
-    }
-    Ok(())
-}
-
-/// Held while its node joins.
-#[derive(Debug)]
-pub(crate) struct JoinLock {
-    _lock: Lock,
-}
-
-impl JoinLock {
-    /// Waits until nobody else joins, for `patience` at most with each who does.
-    pub(crate) fn take(
-        dir: &Path,
-        incarnation: Incarnation,
-        patience: Duration,
-    ) -> Result<JoinLock, JoinError> {
-        let path = dir.join("join.lock");
-        let mut queue = JoinQueue::new(Instant::now(), patience);
-        loop {
-            if let Some(mut lock) = Lock::take(&path, Create::Yes).map_err(JoinError::io(&path))? {
-                lock.write_owner(incarnation).map_err(JoinError::io(&path))?;
-                return Ok(JoinLock { _lock: lock });
-            }
-            let holder = File::open(&path).map_or((0, 0), |mut file| read_owner(&mut file));
-            let Some(pause) = queue.next_look(Instant::now(), holder) else {
-                let waited_ms = patience.as_millis() as u64;
-                return Err(JoinError::JoinTimeout { dir: dir.to_owned(), pid: holder.0, waited_ms });
-            };
-            // flock offers no deadline.
-            std::thread::sleep(pause);
-        }
+/// A directory that does not exist, or is empty, has none.
+pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
+    match ClusterDir::open(dir) {
+        Err(ClusterDirError::NoCluster { .. }) => Ok(Vec::new()),
+        opened => opened?.nodes(),
     }
 }
 
-/// Held while its node lives.  Dropping it removes all of the node's files.
-#[derive(Debug)]
-pub(crate) struct NodeLock {
-    dir: PathBuf,
-    node: NodeId,
-    lock: Lock,
-}
-
-impl NodeLock {
-    /// Becomes `node`, or the first free ephemeral one.  The caller holds the join lock.
-    pub(crate) fn take(
-        dir: &Path,
-        node: Option<NodeId>,
-        incarnation: Incarnation,
-    ) -> Result<NodeLock, JoinError> {
-        match node {
-            Some(node) => NodeLock::take_one(dir, node, incarnation),
-            None => NodeLock::take_free(dir, incarnation),
-        }
-    }
-
-    pub(crate) fn node(&self) -> NodeId {
-        self.node
-    }
-
-    fn take_free(dir: &Path, incarnation: Incarnation) -> Result<NodeLock, JoinError> {
-        let used = nodes(dir).map_err(JoinError::io(dir))?;
-        let is_free = |id: &u32| !used.iter().any(|presence| presence.node.0 == *id);
-        let free = (EPHEMERAL_NODE_MIN..).find(is_free).expect("there are more numbers than files");
-        NodeLock::take_one(dir, NodeId(free), incarnation)
-    }
-
-    fn take_one(dir: &Path, node: NodeId, incarnation: Incarnation) -> Result<NodeLock, JoinError> {
-        let path = lock_path(dir, node);
-        let Some(mut lock) = Lock::take_patiently(&path).map_err(JoinError::io(&path))? else {
-            let pid = File::open(&path).map_or(0, |mut file| read_owner(&mut file).0);
-            return Err(JoinError::AlreadyRunning { node, pid, dir: dir.to_owned() });
+/// Finding and founding.
+impl ClusterDir {
+    /// Opens a directory that was made for a cluster; changes nothing.
+    pub fn open(path: &Path) -> Result<ClusterDir, ClusterDirError> {
+        let dir = match PrivateDir::open(path) {
+            Ok(dir) => dir,
+            Err(error) => return Err(ClusterDirError::of_missing(error, path)),
         };
-        remove_files_of(dir, node).map_err(JoinError::io(dir))?;
-        lock.write_owner(incarnation).map_err(JoinError::io(&path))?;
-        Ok(NodeLock { dir: dir.to_owned(), node, lock })
-    }
-}
-
-impl Drop for NodeLock {
-    fn drop(&mut self) {
-        // Whoever comes next removes what cannot be removed now.
-        let _ = remove_files_of(&self.dir, self.node);
-        self.lock.remove();
-    }
-}
-
-/// The name under which a node's shm fabric listens in the directory.
-pub(crate) fn shm_name(node: NodeId) -> String {
-    format!("node-{node}.shm")
-}
-
-fn lock_path(dir: &Path, node: NodeId) -> PathBuf {
-    dir.join(format!("node-{node}.lock"))
-}
-
-/// Numbers of the nodes that have a lock file, in order.
-fn node_ids(dir: &Path) -> io::Result<Vec<NodeId>> {
-    let entries = match std::fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut ids = Vec::new();
-    for entry in entries {
-        let name = entry?.file_name();
-        let id = name.to_str().and_then(|name| name.strip_prefix("node-")?.strip_suffix(".lock"));
-        ids.extend(id.and_then(|id| id.parse().ok()).map(NodeId));
-    }
-    ids.sort_unstable();
-    Ok(ids)
-}
-
-/// Removes all files of a node but its lock.  The caller holds that lock.
-fn remove_files_of(dir: &Path, node: NodeId) -> io::Result<()> {
-    let (prefix, lock) = (format!("node-{node}."), lock_path(dir, node));
-    for entry in std::fs::read_dir(dir)? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if name.starts_with(&prefix) && path != lock {
-            ignore_absent(std::fs::remove_file(&path))?;
+        let is_empty = dir.entries()?.is_empty();
+        if dir.has(MARKER, Kind::File)? {
+            return Ok(ClusterDir { dir: Arc::new(dir) });
         }
+        let dir = path.to_owned();
+        Err(match is_empty {
+            true => ClusterDirError::NoCluster { dir },
+            false => ClusterDirError::NotOurs { dir },
+        })
     }
-    Ok(())
+
+    /// As [`ClusterDir::open`], but makes the directory if need be, and takes an empty one.
+    pub fn found(path: &Path) -> Result<ClusterDir, ClusterDirError> {
+        match ClusterDir::open(path) {
+            Err(ClusterDirError::NoCluster { .. }) => {}
+            opened => return opened,
+        }
+        let dir = PrivateDir::open_or_create(path)?;
+        // Others may found it at the same time: whoever comes second finds the marker.
+        if !dir.entries()?.is_empty() && !dir.has(MARKER, Kind::File)? {
+            return Err(ClusterDirError::NotOurs { dir: path.to_owned() });
+        }
+        let mut marker = dir.file(MARKER, Create::Yes)?;
+        // It is there, and that is what counts.
+        let _ = marker.write_all(MARKER_TEXT.as_bytes());
+        Ok(ClusterDir { dir: Arc::new(dir) })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
 }
 
-fn ignore_absent(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+/// Looking.
+impl ClusterDir {
+    /// The nodes that are here, and those that died here and were not replaced or cleaned up, in order.
+    pub fn nodes(&self) -> Result<Vec<Presence>, ClusterDirError> {
+        let mut found = Vec::new();
+        for (node, names) in self.names_of_nodes()? {
+            let presence = self.presence(node)?;
+            // Sockets of the dead are residue of nodes that are remembered by their lock, or by nothing.
+            if presence.alive || names.contains(&Name::NodeLock(node)) {
+                found.push(presence);
+            }
+        }
+        Ok(found)
+    }
+
+    fn presence(&self, node: NodeId) -> Result<Presence, ClusterDirError> {
+        let alive = self.is_alive(node)?;
+        let (pid, incarnation) = match self.dir.file(&lock_name(node), Create::No) {
+            Ok(mut file) => read_owner(&mut file),
+            // One that has just left, or whose lock somebody removed.
+            Err(error) if error::is_missing(&error) => (0, 0),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Presence { node, pid, incarnation, alive })
+    }
+
+    /// Either lock will do: somebody may have removed the other.
+    fn is_alive(&self, node: NodeId) -> Result<bool, ClusterDirError> {
+        Ok(NameLock::is_held(&self.dir, &lock_name(node))? || self.is_alive_without_lock(node)?)
+    }
+
+    /// Whether its fabric lives.
+    fn is_alive_without_lock(&self, node: NodeId) -> Result<bool, ClusterDirError> {
+        Ok(NameLock::is_held(&self.dir, &shm_lock_name(node))?)
+    }
+
+    /// The process that is `node`, as the kernel knows it; `None` if nobody listens at the node's socket.
+    pub fn process_of(&self, node: NodeId) -> Result<Option<Listening>, ClusterDirError> {
+        let name = shm_socket_name(node);
+        self.dir.has(&name, Kind::Socket)?;
+        listening(&self.dir, &name).map_err(|source| ClusterDirError::Unreachable {
+            node,
+            socket: self.path().join(name),
+            source,
+        })
+    }
+
+    /// All numbers of which there is a file, each with its files.
+    fn names_of_nodes(&self) -> Result<BTreeMap<NodeId, Vec<Name>>, ClusterDirError> {
+        let mut nodes: BTreeMap<NodeId, Vec<Name>> = BTreeMap::new();
+        for name in self.dir.entries()?.iter().filter_map(|name| Name::parse(name)) {
+            nodes.entry(name.node()).or_default().push(name);
+        }
+        Ok(nodes)
+    }
+}
+
+/// Cleaning.
+impl ClusterDir {
+    /// Removes what dead nodes left, and, unless a node lives or joins, what they shared.  The marker and the logs
+    /// stay.
+    pub fn clean(&self) -> Result<(), ClusterDirError> {
+        // Who joins meanwhile cleans, too, and must not lose what it has just made.
+        let Some(join) = NameLock::take_patiently(&self.dir, JOIN_LOCK)? else { return Ok(()) };
+        self.clean_some(|_| true)?;
+        if !self.nodes()?.iter().any(|node| node.alive) {
+            // The next to join belongs to another cluster, and may begin to count anew.
+            self.dir.remove(NEXT_NUMBER, Kind::File)?;
+            join.remove();
+        }
+        Ok(())
+    }
+
+    /// Removes what dead nodes left, but the lock files of nodes that have a number of their own: they tell that such
+    /// a node was there, until it is restarted.  The caller holds the join lock.
+    pub(crate) fn clean_residue(&self) -> Result<(), ClusterDirError> {
+        self.clean_some(|node| node.0 >= EPHEMERAL_NODE_MIN)
+    }
+
+    fn clean_some(&self, forget: impl Fn(NodeId) -> bool) -> Result<(), ClusterDirError> {
+        for (node, names) in self.names_of_nodes()? {
+            if self.is_alive(node)? {
+                continue;
+            }
+            // If it is missing, somebody removed it.
+            let is_remembered = names.contains(&Name::NodeLock(node));
+            let create = if is_remembered { Create::No } else { Create::Yes };
+            match NameLock::take(&self.dir, &lock_name(node), create) {
+                Ok(Some(lock)) => {
+                    self.remove_files_of(node)?;
+                    if forget(node) || !is_remembered {
+                        lock.remove();
+                    }
+                }
+                // Somebody looks at it, and whoever comes next cleans.
+                Ok(None) => {}
+                // It has just left.
+                Err(error) if error::is_missing(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all files of a dead node but its lock, which the caller holds.
+    fn remove_files_of(&self, node: NodeId) -> Result<(), ClusterDirError> {
+        self.dir.remove(&shm_socket_name(node), Kind::Socket)?;
+        Ok(self.dir.remove(&shm_lock_name(node), Kind::File)?)
+    }
+}
+
+/// Logs.
+impl ClusterDir {
+    /// Removes the logs of an earlier cluster.
+    pub fn clean_logs(&self) -> Result<(), ClusterDirError> {
+        let logs = match self.dir.subdirectory(LOGS, Create::No) {
+            Ok(logs) => logs,
+            Err(error) if error::is_missing(&error) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        for name in logs.entries()? {
+            if let Some(node) = names::parse_log(&name) {
+                logs.remove(&log_name(node), Kind::File)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the file to which a detached node's standard error goes.
+    pub fn create_log(&self, node: NodeId) -> Result<File, ClusterDirError> {
+        Ok(self.dir.subdirectory(LOGS, Create::Yes)?.replace(&log_name(node))?)
     }
 }
 
 /// "PID INCARNATION", or zeros where it is not (yet) there.
 fn read_owner(file: &mut File) -> (u32, u64) {
-    let mut text = String::new();
+    let mut text = Vec::new();
     // No more than was ever written there, whoever replaced the file.
-    let _ = file.take(64).read_to_string(&mut text);
+    let _: io::Result<usize> = file.take(64).read_to_end(&mut text);
+    let text = String::from_utf8_lossy(&text);
     let mut words = text.split_whitespace();
     let pid = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
     let incarnation = words.next().and_then(|word| u64::from_str_radix(word, 16).ok()).unwrap_or(0);
     (pid, incarnation)
 }
 
-/// Whether a living process holds the lock.  Holds it itself for a moment: see `Lock::take_patiently`.
-fn is_held(file: &File) -> io::Result<bool> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
-        Err(Errno::WOULDBLOCK) => Ok(true),
-        Err(errno) => Err(errno.into()),
-        Ok(()) => {
-            rustix::fs::flock(file, FlockOperation::Unlock)?;
-            Ok(false)
-        }
-    }
-}
-
-/// Whether a lock file that does not exist is made.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Create {
-    Yes,
-    No,
-}
-
-/// Those who only look hold a lock for microseconds; one that stays held for this many milliseconds is in use.
-const LOOKERS_MS_MAX: u32 = 20;
-
-/// A file whose flock is held until dropped, also by dying.
-#[derive(Debug)]
-struct Lock {
-    path: PathBuf,
-    file: File,
-}
-
-impl Lock {
-    /// `None` if it is held.
-    fn take(path: &Path, create: Create) -> io::Result<Option<Lock>> {
-        loop {
-            let mut options = File::options();
-            options.read(true).write(true).create(create == Create::Yes).mode(0o600);
-            let file = options.open(path)?;
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::WOULDBLOCK) => return Ok(None),
-                locked => locked?,
-            }
-            // The former holder may have removed the file between our open and our lock.
-            let locked = file.metadata()?.ino();
-            if std::fs::metadata(path).is_ok_and(|current| current.ino() == locked) {
-                return Ok(Some(Lock { path: path.to_owned(), file }));
-            }
-        }
-    }
-
-    /// As `take`, but outwaits those who only look whether it is held.
-    fn take_patiently(path: &Path) -> io::Result<Option<Lock>> {
-        for _ in 0..LOOKERS_MS_MAX {
-            if let Some(lock) = Lock::take(path, Create::Yes)? {
-                return Ok(Some(lock));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(None)
-    }
-
-    fn write_owner(&mut self, incarnation: Incarnation) -> io::Result<()> {
-        let text = format!("{} {:x}\n", std::process::id(), incarnation.0);
-        self.file.rewind()?;
-        self.file.write_all(text.as_bytes())?;
-        self.file.set_len(text.len() as u64)
-    }
-
-    fn remove(&self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct TempDir(PathBuf);
-
-    impl TempDir {
-        fn new(name: &str) -> TempDir {
-            let dir = std::env::temp_dir().join(format!("halite-{name}-{}", std::process::id()));
-            let _ = std::fs::remove_dir_all(&dir);
-            prepare(&dir).unwrap();
-            TempDir(dir)
-        }
-    }
-
-    impl Drop for TempDir {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn ids(dir: &Path) -> Vec<(u32, bool)> {
-        nodes(dir).unwrap().iter().map(|presence| (presence.node.0, presence.alive)).collect()
-    }
-
-    #[test]
-    fn a_node_is_present_while_its_lock_is_held() {
-        let dir = TempDir::new("present");
-        let lock = NodeLock::take(&dir.0, Some(NodeId(3)), Incarnation(0xabc)).unwrap();
-        let pid = std::process::id();
-        let expected = Presence { node: NodeId(3), pid, incarnation: 0xabc, alive: true };
-        assert_eq!(nodes(&dir.0).unwrap(), [expected]);
-        drop(lock);
-        assert_eq!(nodes(&dir.0).unwrap(), []);
-    }
-
-    #[test]
-    fn nodes_without_a_number_get_the_first_free_one() {
-        let dir = TempDir::new("ephemeral");
-        let take = || NodeLock::take(&dir.0, None, Incarnation(1)).unwrap();
-        let (first, second) = (take(), take());
-        assert_eq!((first.node().0, second.node().0), (1000, 1001));
-        drop(first);
-        assert_eq!(take().node().0, 1000);
-    }
-
-    #[test]
-    fn what_the_dead_left_is_removed_and_the_living_are_left_alone() {
-        let dir = TempDir::new("residue");
-        let _living = NodeLock::take(&dir.0, Some(NodeId(1)), Incarnation(1)).unwrap();
-        for residue in
-            ["node-2.lock", "node-2.shm.sock", "node-2.shm.lock", "node-1000.lock", "node-1.shm.sock"]
-        {
-            std::fs::write(dir.0.join(residue), "4194305 77\n").unwrap();
-        }
-        clean_residue(&dir.0).unwrap();
-        assert_eq!(ids(&dir.0), [(1, true), (2, false)], "a dead node that may be restarted is remembered");
-        assert!(!dir.0.join("node-2.shm.sock").exists());
-        assert!(dir.0.join("node-1.shm.sock").exists());
-        clean(&dir.0).unwrap();
-        assert_eq!(ids(&dir.0), [(1, true)]);
-    }
-
-    #[test]
-    fn a_directory_that_is_not_there_has_no_nodes_and_is_clean() {
-        let dir = std::env::temp_dir().join("halite-never-made");
-        assert_eq!(nodes(&dir).unwrap(), []);
-        clean(&dir).unwrap();
-    }
-
-    #[test]
-    fn who_waits_too_long_for_another_to_join_learns_its_process() {
-        let dir = TempDir::new("join");
-        let _joining = JoinLock::take(&dir.0, Incarnation(1), Duration::ZERO).unwrap();
-        let refused = JoinLock::take(&dir.0, Incarnation(2), Duration::ZERO).unwrap_err();
-        assert!(matches!(refused, JoinError::JoinTimeout { pid, .. } if pid == std::process::id()));
-    }
-}
+mod tests;

@@ -20,11 +20,11 @@ pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// The cluster directory, which only its owner may enter.  By default `$HALITE_DIR`, else
+    /// The cluster directory, which only its owner may enter and which holds nothing else.  By default `$HALITE_DIR`, else
     /// `$XDG_RUNTIME_DIR/halite`, else `/tmp/halite-UID`.
     pub dir: PathBuf,
-    /// Which node to be; `None` takes a free number from [`EPHEMERAL_NODE_MIN`] on.  `NodeId(0)` is the first
-    /// node: it hosts the directory of names.
+    /// Which node to be, below [`EPHEMERAL_NODE_MIN`].  `NodeId(0)` is the first node: it hosts the directory of names.
+    /// `None` joins a cluster that is there, under a number from [`EPHEMERAL_NODE_MIN`] on that nobody had before.
     pub node: Option<NodeId>,
     /// Most bytes of memory that this node contributes, taken from the system only as they are used; 0 to
     /// contribute none.

@@ -7,13 +7,15 @@ mod sync;
 mod watch;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use halite_providers::private_dir::DirError;
 use halite_tier::effect::CommandError;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{NAME_BYTES_MAX, Refusal};
 use halite_tier::permissions::Permissions;
 
+use crate::cluster_dir::ClusterDirError;
 pub use sync::{BarrierCause, BarrierError, LockCause, LockError};
 pub use watch::{NotifyCause, NotifyError};
 
@@ -371,7 +373,7 @@ pub enum JoinError {
         dir: PathBuf,
     },
     /// Others could enter the cluster directory, and with it all memory of the cluster.
-    #[error("cannot join in {}: {}", dir.display(), not_private(dir, *mode, *uid, *uid_wanted))]
+    #[error("cannot join: {}", DirError::NotPrivate { dir: dir.clone(), mode: *mode, uid: *uid, uid_wanted: *uid_wanted })]
     NotPrivate {
         /// The cluster directory.
         dir: PathBuf,
@@ -390,6 +392,9 @@ pub enum JoinError {
         /// What it said.
         source: io::Error,
     },
+    /// The cluster directory, or something in it, cannot be used.
+    #[error("cannot join: {0}")]
+    Directory(ClusterDirError),
     /// The first node does not run.
     #[error("cannot join in {}: node 0 does not run there; start it first", dir.display())]
     NoCluster {
@@ -427,17 +432,28 @@ pub enum JoinError {
     },
 }
 
-/// What is wrong with a directory, and what is to be done: of another user's nothing can.
-fn not_private(dir: &Path, mode: u32, uid: u32, uid_wanted: u32) -> String {
-    if uid != uid_wanted {
-        return format!("it belongs to user {uid}, and we are user {uid_wanted}; choose another directory");
-    }
-    format!("others can enter it (its mode is {mode:04o}); `chmod 700 {}` closes it", dir.display())
-}
-
 impl JoinError {
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> JoinError {
         let path = path.into();
         move |source| JoinError::Io { path, source }
+    }
+}
+
+impl From<ClusterDirError> for JoinError {
+    fn from(error: ClusterDirError) -> JoinError {
+        match error {
+            ClusterDirError::NoCluster { dir } => JoinError::NoCluster { dir },
+            ClusterDirError::Dir(DirError::Io { path, source }) => JoinError::Io { path, source },
+            ClusterDirError::Dir(DirError::NotPrivate { dir, mode, uid, uid_wanted }) => {
+                JoinError::NotPrivate { dir, mode, uid, uid_wanted }
+            }
+            other => JoinError::Directory(other),
+        }
+    }
+}
+
+impl From<DirError> for JoinError {
+    fn from(error: DirError) -> JoinError {
+        ClusterDirError::from(error).into()
     }
 }

@@ -8,8 +8,8 @@ use halite_providers::{ShmConfig, ShmFabric};
 use halite_tier::ids::{NodeId, NodeLife};
 
 use crate::blocking;
-use crate::cluster_dir::{self, JoinLock, NodeLock};
-use crate::config::Config;
+use crate::cluster_dir::{self, ClusterDir, JoinLock, NodeLock};
+use crate::config::{Config, EPHEMERAL_NODE_MIN};
 use crate::error::JoinError;
 use crate::keeper::Keeper;
 use crate::leaving::{self, Leaving};
@@ -79,12 +79,17 @@ impl Node {
     ) -> Result<Node, JoinError> {
         let checked = Checked::new(config)?;
         let config = &checked.config;
-        cluster_dir::prepare(&config.dir)?;
+        let dir = match config.node {
+            Some(node) if node.0 >= EPHEMERAL_NODE_MIN => return Err(not_to_be_chosen(node)),
+            Some(_) => ClusterDir::found(&config.dir)?,
+            // Who comes to join leaves a place where nobody is as it is.
+            None => ClusterDir::open(&config.dir)?,
+        };
         let around = Around::process();
         let incarnation = member::new_incarnation(&around);
-        let _joining = JoinLock::take(&config.dir, incarnation, JOIN_PATIENCE)?;
-        cluster_dir::clean_residue(&config.dir).map_err(JoinError::io(&config.dir))?;
-        let lock = NodeLock::take(&config.dir, config.node, incarnation)?;
+        let _joining = JoinLock::take(&dir, incarnation, JOIN_PATIENCE)?;
+        dir.clean_residue()?;
+        let lock = NodeLock::take(&dir, config.node, incarnation)?;
         let life = NodeLife { node: lock.node(), incarnation };
         let name = cluster_dir::shm_name(life.node);
         let fabric = open(&Seat { node: life.node, name, hello: checked.hello(life, &around) })?;
@@ -94,7 +99,7 @@ impl Node {
         // From here on, dropping the node is leaving.
         let is_joined = node.member.core.block_on(node.member.meet_all(config))?;
         if !is_joined {
-            return Err(node.why_alone(config));
+            return Err(node.why_alone(&dir));
         }
         node.member.core.block_on(node.member.be_known());
         tracing::info!("node {} has joined the cluster in {}", life.node, config.dir.display());
@@ -102,19 +107,25 @@ impl Node {
     }
 
     /// A node that cannot be reached now must not keep others from joining, unless it is the first.
-    fn why_alone(&self, config: &Config) -> JoinError {
-        let nodes = match cluster_dir::nodes(&config.dir) {
+    fn why_alone(&self, dir: &ClusterDir) -> JoinError {
+        let nodes = match dir.nodes() {
             Ok(nodes) => nodes,
-            Err(source) => return JoinError::io(&config.dir)(source),
+            Err(error) => return error.into(),
         };
         let runs = nodes.iter().any(|presence| presence.node == NodeId::FIRST && presence.alive);
         let failed = self.member.core.look(|machine| machine.dialling.failed.first().cloned());
-        let dir = config.dir.clone();
+        let dir = dir.path().to_owned();
         match failed.filter(|_| runs) {
             Some((address, reason)) => JoinError::Unreachable { dir, address, reason },
             None => JoinError::NoCluster { dir },
         }
     }
+}
+
+fn not_to_be_chosen(node: NodeId) -> JoinError {
+    JoinError::BadConfig(format!(
+        "as node {node}: numbers from {EPHEMERAL_NODE_MIN} on are given out, each once, to nodes that ask for none"
+    ))
 }
 
 /// Using.

@@ -5,6 +5,7 @@ mod common;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 
 use common::Dir;
+use halite::cluster_dir::ClusterDirError;
 use halite::{Config, JoinError, NodeId, cluster_dir};
 
 fn present(dir: &Dir) -> Vec<(u32, bool)> {
@@ -28,12 +29,41 @@ fn a_number_that_is_in_use_is_refused_with_the_process_that_has_it() {
 }
 
 #[test]
-fn nodes_without_a_number_get_one_that_is_free() {
+fn nodes_without_a_number_get_one_that_nobody_has_had() {
     let dir = Dir::new();
-    let _first = dir.join(0);
+    let first = dir.join(0);
     let join = || dir.try_join(Config { node: None, ..dir.config(0) }).unwrap();
     let (a, b) = (join(), join());
     assert_eq!((a.id(), b.id()), (NodeId(1000), NodeId(1001)));
+    // Whoever calls 1000 by a number that it kept reaches nobody, and no stranger.
+    a.leave();
+    assert_eq!(join().id(), NodeId(1002));
+    first.leave();
+    let _first = dir.join(0);
+    assert_eq!(join().id(), NodeId(1003));
+}
+
+#[test]
+fn numbers_that_are_given_out_cannot_be_chosen() {
+    let dir = Dir::new();
+    let _first = dir.join(0);
+    let refused = dir.try_join(dir.config(1000)).unwrap_err().to_string();
+    assert!(refused.contains("node 1000") && refused.contains("given out"), "{refused}");
+}
+
+#[test]
+fn who_has_no_number_founds_no_cluster_and_makes_no_directory() {
+    let dir = Dir::new();
+    let alone = || dir.try_join(Config { node: None, ..dir.config(0) });
+    assert!(matches!(alone(), Err(JoinError::NoCluster { .. })));
+    assert!(!dir.path().exists());
+    std::fs::DirBuilder::new().mode(0o700).create(dir.path()).unwrap();
+    assert!(matches!(alone(), Err(JoinError::NoCluster { .. })));
+    std::fs::write(dir.path().join("notes"), "theirs").unwrap();
+    assert!(matches!(alone(), Err(JoinError::Directory(ClusterDirError::NotOurs { .. }))));
+    let founding = dir.try_join(dir.config(0));
+    assert!(matches!(founding, Err(JoinError::Directory(ClusterDirError::NotOurs { .. }))));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
 #[test]
@@ -52,9 +82,10 @@ fn a_node_that_left_may_come_back_and_leaves_no_files() {
         assert_eq!(present(&dir), [(0, true)]);
     }
     first.leave();
-    let left: Vec<_> =
+    let mut left: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["join.lock"]);
+    left.sort();
+    assert_eq!(left, ["halite-cluster", "join.lock"]);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Node processes: starting them, waiting until they are ready, and stopping them.
 //!
-//! Nothing here sleeps and looks again: a start is awaited on a pipe, an end on a pidfd.  Who is a node is
-//! decided by the lock files of the cluster directory, never by a process name.
+//! A start is awaited on a pipe, an end on a pidfd.  Whether a node lives is told by its locks in the cluster
+//! directory, and which process it is by the other end of its socket: never by what a file says, nor by a name.
 
 mod start;
 mod stop;
 
-pub use start::{FAILED, Lifetime, NodeProcess, Plan, logs_dir};
-pub use stop::{GRACE, Outcome, Target, stop, targets_in};
+pub use start::{FAILED, Lifetime, NodeProcess, Plan};
+pub use stop::{Found, GRACE, Outcome, Target, find, stop};

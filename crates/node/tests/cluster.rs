@@ -3,10 +3,10 @@
 mod support;
 
 use rustix::process::Signal;
-use support::{Process, Running, Scratch};
+use support::{MARKER, Process, Running, Scratch};
 
 #[test]
-fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_an_empty_directory() {
+fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_its_logs() {
     let scratch = Scratch::new("detached");
     let printed = scratch.ok("up --nodes 3 --arena 64M --detach");
     assert!(printed.contains("halite down"), "{printed}");
@@ -23,9 +23,17 @@ fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_an_empty_directory
     let printed = scratch.ok("down");
     assert_eq!(printed.lines().filter(|line| line.ends_with("stopped")).count(), 3, "{printed}");
     processes.iter().for_each(Process::await_end);
-    assert_eq!(scratch.entries(), Vec::<String>::new());
+    assert_eq!(scratch.entries(), [MARKER, "logs"]);
+    let logs = || std::fs::read_dir(scratch.cluster().join("logs")).unwrap().count();
+    assert_eq!(logs(), 3);
     assert!(scratch.fails("status", 1).contains("halite up"));
     scratch.ok("down");
+    // The next one replaces them.
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    assert_eq!(logs(), 1);
+    scratch.ok("down");
+    let _up = scratch.up(1);
+    assert_eq!(logs(), 0);
 }
 
 #[test]
@@ -36,7 +44,7 @@ fn ctrl_c_stops_a_cluster_in_the_foreground() {
     up.signal(Signal::INT);
     assert!(up.wait().success());
     node.await_end();
-    assert_eq!(scratch.entries(), Vec::<String>::new());
+    assert_eq!(scratch.entries(), [MARKER]);
 }
 
 #[test]
@@ -101,13 +109,13 @@ fn applications_outlive_the_cluster_unless_they_are_to_end_too() {
     let expected = format!("1 application is still joined: process {}", application.pid());
     assert!(output.status.success() && notice.contains(&expected), "{notice}");
     assert_eq!(String::from_utf8_lossy(&output.stdout).matches("stopped").count(), 2);
-    assert_eq!(scratch.entries().iter().filter(|name| name.ends_with("1000.lock")).count(), 1);
+    assert_eq!(scratch.entries().iter().filter(|name| name.ends_with("1001.lock")).count(), 1);
     let complaint = scratch.fails("up --nodes 1", 1);
     assert!(complaint.contains("down --all"), "{complaint}");
 
     scratch.ok("down --all");
     application.wait();
-    assert_eq!(scratch.entries(), Vec::<String>::new());
+    assert_eq!(scratch.entries(), [MARKER, "logs"]);
 }
 
 #[test]
@@ -142,23 +150,17 @@ fn a_directory_that_cannot_be_used_is_named_with_the_reason() {
 #[test]
 fn up_tells_once_why_a_node_cannot_start_and_where() {
     let scratch = Scratch::new("reason");
-    // A directory in the place of the lock cannot be opened for writing, not even by root.
-    let lock = scratch.cluster().join("node-0.lock");
-    std::fs::create_dir(scratch.cluster()).unwrap();
-    rustix::fs::chmod(scratch.cluster(), rustix::fs::Mode::RWXU).unwrap();
-    std::fs::create_dir(&lock).unwrap();
+    // A socket's path has 107 bytes at most, which the node finds out when it listens.
+    let long = scratch.file(&"d".repeat(100));
     for line in ["up --nodes 1", "up --nodes 1 --detach"] {
-        let complaint = scratch.fails(line, 1);
+        let complaint = scratch.fails(&format!("{line} --dir {}", long.display()), 1);
         assert!(
-            complaint.contains("node 0 did not start: ") && complaint.contains("directory"),
+            complaint.contains("node 0 did not start: ") && complaint.contains("too long"),
             "{complaint}"
         );
-        assert!(complaint.contains(lock.to_str().unwrap()), "{complaint}");
-        let (times, lines) =
-            (complaint.matches(scratch.cluster().to_str().unwrap()).count(), complaint.lines().count());
+        let (times, lines) = (complaint.matches(long.to_str().unwrap()).count(), complaint.lines().count());
         assert_eq!((times, lines), (1, 1), "{complaint}");
     }
-    std::fs::remove_dir(&lock).unwrap();
 }
 
 #[test]
@@ -173,7 +175,7 @@ fn what_happens_is_told_with_time_and_level_to_the_log_of_a_detached_node_and_to
 
     let told = |line: &str| String::from_utf8(scratch.run(line).stderr).unwrap();
     assert_eq!(told("ls"), "");
-    assert!(told("ls -v").contains(" INFO node 1000 has joined"));
+    assert!(told("ls -v").contains(" INFO node 1001 has joined"));
     let mut command = scratch.command("ls");
     let output = command.env("HALITE_LOG", "halite=info").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains(" INFO "), "{output:?}");

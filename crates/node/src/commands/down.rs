@@ -3,36 +3,33 @@
 //! Applications that have joined are not ours to end, unless that is asked for: they see the nodes leave.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use halite::EPHEMERAL_NODE_MIN;
-use halite::cluster_dir::{self, Presence};
-use rustix::fs::{FlockOperation, flock};
+use halite::cluster_dir::{ClusterDir, ClusterDirError};
 
 use crate::args::Down;
-use crate::control::{self, GRACE, Outcome, logs_dir};
+use crate::control::{self, Found, GRACE, Outcome};
 use crate::output;
 
 /// How often to look for nodes that joined while others were being stopped.
 const ROUNDS: u32 = 5;
 
-/// Ends the processes that hold the lock of a node in `dir`, with `--all` those of passing nodes included.
-pub fn run(dir: &Path, args: &Down) -> anyhow::Result<()> {
-    if !dir.is_dir() {
-        bail!("there is no cluster in {}: no such directory", dir.display());
-    }
+/// Ends the processes that listen as nodes in `path`, with `--all` those of passing nodes included.  Fails unless all of
+/// them have ended.
+pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
+    let dir = match ClusterDir::open(path) {
+        Err(error @ ClusterDirError::NoCluster { .. }) => return Err(error.into()),
+        opened => opened.with_context(|| format!("cannot stop what runs in {}", path.display()))?,
+    };
     let mut stopped = 0;
     for _ in 0..ROUNDS {
-        let failed = || format!("cannot see what runs in {}", dir.display());
-        let targets = control::targets_in(dir, |node| args.all || node < EPHEMERAL_NODE_MIN);
-        let targets = targets.with_context(failed)?;
-        if targets.is_empty() {
+        let found = find(&dir, args)?;
+        if found.targets.is_empty() {
             break;
         }
-        for (target, outcome) in control::stop(targets, GRACE)? {
+        for (target, outcome) in control::stop(found.targets, GRACE)? {
             stopped += 1;
             let how = match outcome {
                 Outcome::Left => "stopped".to_owned(),
@@ -41,59 +38,58 @@ pub fn run(dir: &Path, args: &Down) -> anyhow::Result<()> {
             output::print(&format!("node {} (process {}) {how}\n", target.node, target.pid))?;
         }
     }
+    nobody_is_left(&find(&dir, args)?, path)?;
     if stopped == 0 {
-        output::note(&format!("no node is running in {}", dir.display()));
+        output::note(&format!("no node is running in {}", path.display()));
     }
-    remove_residue(dir)?;
-    if let Some(applications) = applications(dir)? {
-        output::note(&format!("{applications}; `halite down --all --dir {}` ends them too", dir.display()));
+    remove_residue(&dir)?;
+    if let Some(applications) = applications(&dir)? {
+        output::note(&format!("{applications}; `halite down --all --dir {}` ends them too", path.display()));
+    }
+    Ok(())
+}
+
+fn find(dir: &ClusterDir, args: &Down) -> anyhow::Result<Found> {
+    let found = control::find(dir, |node| args.all || node < EPHEMERAL_NODE_MIN);
+    found.with_context(|| format!("cannot see what runs in {}", dir.path().display()))
+}
+
+fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {
+    if let Some(node) = found.hidden.first() {
+        let hint = match node.pid {
+            0 => format!("`fuser {}/node-{}.lock` may find it", path.display(), node.node),
+            pid => format!("it may be process {pid}"),
+        };
+        bail!(
+            "node {0} lives in {1} and does not listen at {1}/node-{0}.shm.sock, so that its process cannot be told: \
+             {hint}, end it, and try again",
+            node.node,
+            path.display()
+        );
+    }
+    if let Some(target) = found.targets.first() {
+        bail!("nodes keep joining in {}: node {} is process {}", path.display(), target.node, target.pid);
     }
     Ok(())
 }
 
 /// Tells which processes take part in `dir` without being nodes of a number of their own; `None` if none does.
-pub fn applications(dir: &Path) -> anyhow::Result<Option<String>> {
-    let nodes =
-        cluster_dir::nodes(dir).with_context(|| format!("cannot see what runs in {}", dir.display()))?;
-    let is_application = |node: &&Presence| node.alive && node.pid != 0 && node.node.0 >= EPHEMERAL_NODE_MIN;
+pub fn applications(dir: &ClusterDir) -> anyhow::Result<Option<String>> {
+    let failed = || format!("cannot see what runs in {}", dir.path().display());
+    let found = control::find(dir, |node| node >= EPHEMERAL_NODE_MIN).with_context(failed)?;
     // A process may have joined more than once.
-    let pids: BTreeSet<u32> = nodes.iter().filter(is_application).map(|node| node.pid).collect();
-    let list = pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    Ok(match pids.len() {
+    let pids: BTreeSet<u32> = found.targets.iter().map(|target| target.pid).collect();
+    let mut list: Vec<String> = pids.iter().map(|pid| format!("process {pid}")).collect();
+    // They hide for a moment when they leave: not for long, when nobody else is here.
+    list.extend(found.hidden.iter().map(|node| format!("node {}", node.node)));
+    Ok(match list.len() {
         0 => None,
-        1 => Some(format!("1 application is still joined: process {list}")),
-        count => Some(format!("{count} applications are still joined: processes {list}")),
+        1 => Some(format!("1 application is still joined: {}", list[0])),
+        count => Some(format!("{count} applications are still joined: {}", list.join(", "))),
     })
 }
 
-/// Removes what nodes that are no more have left in `dir`: locks, sockets and logs.  Other files are not ours.
-pub fn remove_residue(dir: &Path) -> anyhow::Result<()> {
-    let failed = || format!("cannot clean {}", dir.display());
-    cluster_dir::clean(dir).with_context(failed)?;
-    if cluster_dir::nodes(dir).with_context(failed)?.iter().any(|node| node.alive) {
-        return Ok(());
-    }
-    let logs = logs_dir(dir);
-    ignore_absent(std::fs::remove_dir_all(&logs))
-        .with_context(|| format!("cannot remove {}", logs.display()))?;
-    remove_join_lock(dir).with_context(failed)
-}
-
-/// Removes the lock that joining nodes hold, unless one does.
-fn remove_join_lock(dir: &Path) -> io::Result<()> {
-    let path = dir.join("join.lock");
-    let Ok(file) = File::open(&path) else { return Ok(()) };
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => ignore_absent(std::fs::remove_file(&path)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Two may clean at the same time.
-fn ignore_absent(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
+/// Removes what nodes that are no more have left in `dir`, but for their logs.  Other files are not ours.
+pub fn remove_residue(dir: &ClusterDir) -> anyhow::Result<()> {
+    dir.clean().with_context(|| format!("cannot clean {}", dir.path().display()))
 }

@@ -34,10 +34,8 @@ struct Row {
 
 /// Fails if there is no sign of any node.
 pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
-    let presences = match cluster_dir::nodes(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-        other => other.with_context(|| format!("cannot see what runs in {}", dir.display()))?,
-    };
+    let presences = cluster_dir::nodes(dir);
+    let presences = presences.with_context(|| format!("cannot see what runs in {}", dir.display()))?;
     if presences.is_empty() {
         bail!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display());
     }

@@ -1,12 +1,10 @@
 //! `halite up`: a cluster of several node processes on this host.
 
-use std::fs::DirBuilder;
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use halite::{EPHEMERAL_NODE_MIN, cluster_dir};
+use halite::EPHEMERAL_NODE_MIN;
+use halite::cluster_dir::ClusterDir;
 
 use super::down::{applications, remove_residue};
 use crate::args::Up;
@@ -24,49 +22,46 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     }
     // Listening from the start: whoever is asked to end while nodes are starting must stop them.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
-    prepare(dir)?;
+    let dir = prepare(dir)?;
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
-    let plan = Plan { dir: std::path::absolute(dir)?, arena_bytes: args.arena.0, lifetime, log };
+    let plan = Plan { dir: dir.clone(), arena_bytes: args.arena.0, lifetime, log };
     let mut cluster = Cluster { nodes: Vec::new() };
     cluster.start(&plan, args.nodes)?;
+    let path = std::path::absolute(dir.path())?;
     output::print(&cluster.table(args).to_string())?;
     if args.detach {
-        output::print(&format!("`halite down --dir {}` stops them\n", plan.dir.display()))?;
+        output::print(&format!("`halite down --dir {}` stops them\n", path.display()))?;
         cluster.nodes.clear();
         return Ok(());
     }
-    output::print(&format!("cluster in {}; ctrl-C stops it\n", plan.dir.display()))?;
+    output::print(&format!("cluster in {}; ctrl-C stops it\n", path.display()))?;
     let verdict = cluster.stay(&mut ending);
     cluster.stop()?;
-    remove_residue(dir)?;
+    remove_residue(&dir)?;
     verdict
 }
 
-/// Makes sure that `dir` is a directory where nobody else's cluster runs.
-fn prepare(dir: &Path) -> anyhow::Result<()> {
-    let failed = || format!("cannot use {} as the directory of a cluster", dir.display());
-    match DirBuilder::new().recursive(true).mode(0o700).create(dir) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            bail!("{}: it is not a directory", failed());
-        }
-        other => other.with_context(failed)?,
-    }
-    let running: Vec<String> = (cluster_dir::nodes(dir).with_context(failed)?.into_iter())
+/// Makes sure that `path` is a directory of ours where no cluster runs, and forgets the one that was there.
+fn prepare(path: &Path) -> anyhow::Result<ClusterDir> {
+    let failed = || format!("cannot use {} as the directory of a cluster", path.display());
+    let dir = ClusterDir::found(path).with_context(failed)?;
+    let running: Vec<String> = (dir.nodes().with_context(failed)?.into_iter())
         .filter(|node| node.alive && node.node.0 < EPHEMERAL_NODE_MIN)
         .map(|node| format!("node {} is process {}", node.node, node.pid))
         .collect();
     if !running.is_empty() {
         bail!(
             "a cluster is running in {0} already ({1}): `halite down --dir {0}` stops it",
-            dir.display(),
+            path.display(),
             running.join(", ")
         );
     }
     // They would be joined to both clusters, the one that is no more and the new one.
-    if let Some(applications) = applications(dir)? {
-        bail!("{applications} in {0}: end them, or let `halite down --all --dir {0}` do it", dir.display());
+    if let Some(applications) = applications(&dir)? {
+        bail!("{applications} in {0}: end them, or let `halite down --all --dir {0}` do it", path.display());
     }
-    remove_residue(dir)
+    dir.clean().and_then(|()| dir.clean_logs()).with_context(failed)?;
+    Ok(dir)
 }
 
 /// The nodes that run under this process.  Dropping it stops them.
@@ -134,7 +129,7 @@ impl Cluster {
         let mut targets = Vec::new();
         for node in &self.nodes {
             // Our own children, not waited for: their pids cannot have been given to others.
-            targets.extend(Target::open(node.id, node.pid())?);
+            targets.extend(Target::of_child(node.id, node.pid())?);
         }
         control::stop(targets, GRACE)?;
         for mut node in self.nodes.drain(..) {

@@ -1,13 +1,14 @@
 //! Starting `halite node` processes.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use halite::NodeId;
+use halite::cluster_dir::{ClusterDir, ClusterDirError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How long a node may take until it is ready.  Joining has time limits of its own, all of them shorter.
@@ -32,7 +33,7 @@ pub enum Lifetime {
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The cluster directory.
-    pub dir: PathBuf,
+    pub dir: ClusterDir,
     /// What each contributes.
     pub arena_bytes: u64,
     /// See [`Lifetime`].
@@ -48,7 +49,7 @@ pub struct NodeProcess {
     pub id: u32,
     child: Child,
     stdout: ChildStdout,
-    log: Option<PathBuf>,
+    log: Option<File>,
 }
 
 /// Why a node is not running.
@@ -63,14 +64,12 @@ pub enum StartError {
         source: io::Error,
     },
     /// The process has nowhere to write to.
-    #[error("cannot start node {id}: cannot make {}: {source}", path.display())]
+    #[error("cannot start node {id}: {source}")]
     Log {
         /// Which node.
         id: u32,
-        /// What could not be made.
-        path: PathBuf,
-        /// What the operating system said.
-        source: io::Error,
+        /// What is wrong with its log file.
+        source: ClusterDirError,
     },
     /// The process told why it cannot be that node.
     #[error("node {id} did not start: {reason}")]
@@ -103,7 +102,11 @@ impl NodeProcess {
     pub fn start(plan: &Plan, id: u32) -> Result<NodeProcess, StartError> {
         let failed = |source| StartError::Spawn { id, source };
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.arg("--dir").arg(&plan.dir).args(["node", "--id", &id.to_string()]);
+        command.arg("--dir").arg(std::path::absolute(plan.dir.path()).map_err(failed)?).args([
+            "node",
+            "--id",
+            &id.to_string(),
+        ]);
         command.args(["--arena", &plan.arena_bytes.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         if let Some(log) = &plan.log {
@@ -116,9 +119,10 @@ impl NodeProcess {
                 command.args(["--parent", &std::process::id().to_string()]).process_group(0);
             }
             Lifetime::Detached => {
-                let (path, file) = create_log(&plan.dir, id)?;
-                command.arg("--detached").stderr(file);
-                log = Some(path);
+                let file =
+                    plan.dir.create_log(NodeId(id)).map_err(|source| StartError::Log { id, source })?;
+                command.arg("--detached").stderr(file.try_clone().map_err(failed)?);
+                log = Some(file);
             }
         }
         let mut child = command.spawn().map_err(failed)?;
@@ -187,28 +191,10 @@ impl NodeProcess {
 
     fn last_words(&self) -> String {
         let Some(log) = &self.log else { return String::new() };
-        match std::fs::read(log) {
-            Ok(bytes) if !bytes.is_empty() => format!(": {}", String::from_utf8_lossy(&bytes).trim_end()),
+        let mut said = vec![0; REASON_BYTES_MAX as usize];
+        match log.read_at(&mut said, 0) {
+            Ok(len) if len > 0 => format!(": {}", String::from_utf8_lossy(&said[..len]).trim_end()),
             _ => String::new(),
         }
     }
-}
-
-/// The directory of logs inside a cluster directory.  A node owns, and when it starts removes, whatever else is
-/// called after it there.
-pub fn logs_dir(dir: &Path) -> PathBuf {
-    dir.join("logs")
-}
-
-/// Opens the file to which a detached node's standard error goes.
-fn create_log(dir: &Path, id: u32) -> Result<(PathBuf, File), StartError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| StartError::Log { id, path, source }
-    };
-    let logs = logs_dir(dir);
-    DirBuilder::new().recursive(true).mode(0o700).create(&logs).map_err(failed(&logs))?;
-    let path = logs.join(format!("node-{id}.log"));
-    let file = File::create(&path).map_err(failed(&path))?;
-    Ok((path, file))
 }

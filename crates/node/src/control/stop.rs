@@ -2,10 +2,9 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use halite::cluster_dir::{self, Presence};
+use halite::cluster_dir::{ClusterDir, ClusterDirError, Listening, Presence};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -15,6 +14,12 @@ pub const GRACE: Duration = Duration::from_secs(5);
 
 /// How long the kernel may take to end a killed process and free its memory, which may be hundreds of gigabytes.
 const KILL_GRACE: Duration = Duration::from_secs(30);
+
+/// How long a node that lives may not listen before it is said to be hidden: leaving takes as long.
+const HIDDEN_PATIENCE: Duration = GRACE;
+
+/// How long until the next look.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A process that is to end.
 #[derive(Debug)]
@@ -60,8 +65,8 @@ pub enum StopError {
 }
 
 impl Target {
-    /// Takes hold of the process `pid`; `None` if there is none of that number any more.
-    pub fn open(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
+    /// Takes hold of a child that was not waited for; `None` if it was.  No other process can have its number.
+    pub fn of_child(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
         let refused = |source: Errno| StopError::Refused { node, pid, source: source.into() };
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(refused(Errno::INVAL))?;
         match pidfd_open(number, PidfdFlags::empty()) {
@@ -79,22 +84,43 @@ impl Target {
     }
 }
 
-/// The processes that hold the lock of a node in `dir` now, of those whose numbers are `wanted`.
-pub fn targets_in(dir: &Path, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Vec<Target>> {
-    let mut targets = Vec::new();
-    // A node that is just joining may not have written its pid yet; whoever stops a cluster looks again.
-    for presence in alive(dir)?.iter().filter(|presence| presence.pid != 0 && wanted(presence.node.0)) {
-        targets.extend(Target::open(presence.node.0, presence.pid)?);
-    }
-    // Between reading a pid and opening it the process may have ended and its number been given out again.
-    // Whoever still holds the lock now held it all the time.
-    let still = alive(dir)?;
-    targets.retain(|target| still.iter().any(|node| node.node.0 == target.node && node.pid == target.pid));
-    Ok(targets)
+/// The nodes of a cluster directory that live.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Those whose processes listen at their sockets.
+    pub targets: Vec<Target>,
+    /// Those that live, and whose processes cannot be told.
+    pub hidden: Vec<Presence>,
 }
 
-fn alive(dir: &Path) -> io::Result<Vec<Presence>> {
-    Ok(cluster_dir::nodes(dir)?.into_iter().filter(|node| node.alive).collect())
+/// Finds the processes of those nodes in `dir` whose numbers are `wanted`.
+pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, ClusterDirError> {
+    let deadline = Instant::now() + HIDDEN_PATIENCE;
+    loop {
+        let found = look(dir, &wanted)?;
+        // Who is joining does not listen yet, and who is leaving not any more.  There is nothing to wait on: locks
+        // have no deadline.
+        let is_worth_waiting = found.targets.is_empty() && !found.hidden.is_empty();
+        if !is_worth_waiting || Instant::now() >= deadline {
+            return Ok(found);
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, ClusterDirError> {
+    let mut found = Found::default();
+    for presence in dir.nodes()?.into_iter().filter(|presence| presence.alive && wanted(presence.node.0)) {
+        match dir.process_of(presence.node) {
+            Ok(Some(Listening { pid, pidfd })) => {
+                found.targets.push(Target { node: presence.node.0, pid: pid.unsigned_abs(), pidfd });
+            }
+            // It may have ended since; whoever stops a cluster looks again.
+            Ok(None) | Err(ClusterDirError::Unreachable { .. }) => found.hidden.push(presence),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
 }
 
 /// Ends all `targets`: first every node but the first, which they need in order to leave well, then that one.
@@ -172,7 +198,7 @@ mod tests {
         }
 
         fn target(&self, node: u32) -> Target {
-            Target::open(node, self.0.id()).unwrap().unwrap()
+            Target::of_child(node, self.0.id()).unwrap().unwrap()
         }
     }
 
@@ -211,8 +237,8 @@ mod tests {
     fn a_process_that_has_been_waited_for_is_no_target() {
         let mut child = Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        assert!(Target::open(1, child.id()).unwrap().is_none());
-        assert!(Target::open(1, 0).is_err());
-        assert!(Target::open(1, u32::MAX).is_err());
+        assert!(Target::of_child(1, child.id()).unwrap().is_none());
+        assert!(Target::of_child(1, 0).is_err());
+        assert!(Target::of_child(1, u32::MAX).is_err());
     }
 }

@@ -158,7 +158,7 @@ impl Server {
     }
 
     fn stop(mut self) -> anyhow::Result<()> {
-        control::stop(Target::open(0, self.child.id())?.into_iter().collect(), GRACE)?;
+        control::stop(Target::of_child(0, self.child.id())?.into_iter().collect(), GRACE)?;
         self.child.wait().context("cannot see how the server process ended")?;
         Ok(())
     }

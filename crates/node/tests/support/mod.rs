@@ -13,6 +13,9 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
+/// What a cluster directory always holds.
+pub const MARKER: &str = "halite-cluster";
+
 /// A directory that is removed with its test, and in which nothing runs any more then.
 pub struct Scratch(PathBuf);
 

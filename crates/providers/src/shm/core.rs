@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -25,6 +24,7 @@ use super::link::Link;
 use super::peer::Peer;
 use super::socket::Listener;
 use super::{ShmConfig, lock, write};
+use crate::private_dir::PrivateDir;
 
 /// See the header of this file.
 #[derive(Debug)]
@@ -32,8 +32,9 @@ pub(super) struct Core {
     pub(super) number: FabricNumber,
     pub(super) config: ShmConfig,
     pub(super) own: Own,
-    /// Where our listener is, or was until we closed.
-    pub(super) path: PathBuf,
+    /// Where our listener is, or was until we closed, and how its socket is called there.
+    pub(super) dir: Arc<PrivateDir>,
+    pub(super) file_name: String,
     /// `None` once closed.
     pub(super) listener: Mutex<Option<Listener>>,
     pub(super) epoll: OwnedFd,
@@ -85,7 +86,8 @@ impl Core {
         let core = Core {
             number: FabricNumber::new(),
             own: Own::new()?,
-            path: listener.path().to_owned(),
+            dir: listener.dir().clone(),
+            file_name: listener.file_name().to_owned(),
             listener: Mutex::new(None),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             kick,

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! Processes that share a directory trust each other with all registered memory; the directory's permissions
-//! (0700 when we create it) decide who they are.  What they *say* is checked all the same: a peer that sends
+//! (none but its owner's) decide who they are.  What they *say* is checked all the same: a peer that sends
 //! garbage loses its connection and nothing else.
 //!
 //! Messages that a peer published before it died or left are delivered, before [`Event::Disconnected`].
@@ -54,6 +54,7 @@ use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use self::core::Core;
 use self::inbox::Scribbled;
 use self::link::Link;
+pub use self::socket::{Listening, listening};
 
 /// No ring is larger, whoever made it, so that no message makes its receiver allocate more.
 pub const RING_BYTES_MAX: u64 = 64 << 20;
@@ -271,9 +272,11 @@ impl Fabric for ShmFabric {
     }
 
     fn discover(&self) -> Result<Vec<String>, ConnectError> {
-        let dir = &self.core.config.dir;
-        socket::discover(dir, &self.core.path)
-            .map_err(|source| ConnectError::Unreachable { address: dir.display().to_string(), source })
+        let dir = &self.core.dir;
+        socket::discover(dir, &self.core.file_name).map_err(|error| ConnectError::Unreachable {
+            address: dir.path().display().to_string(),
+            source: error.into(),
+        })
     }
 
     /// `address` is the file name of a socket in the cluster directory, as `discover` returns it, or a path.

@@ -3,29 +3,28 @@
 //! Everything is non-blocking.  What arrives is untrusted: packets are parsed whole, and descriptors beyond the
 //! expected ones are closed by the kernel.
 
-use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
+use std::sync::Arc;
 
-use rustix::fs::FlockOperation;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::wire::{BadMessage, MESSAGE_BYTES_MAX, Message};
+use crate::private_dir::{DirError, Kind, NameLock, PrivateDir};
 
 /// No message carries more descriptors.
 const FDS_MAX: usize = 3;
 /// How many initiators may wait while the gate is busy.
 const BACKLOG: i32 = 128;
-/// Removing residue takes microseconds; a name that stays locked for this many milliseconds is in use.
-const TAKE_ATTEMPTS_MAX: usize = 20;
+/// How often the listener of a name may be another one while we look at it.
+const SUCCESSORS_MAX: usize = 10;
 /// What the file name of every socket ends with.
 pub(super) const SUFFIX: &str = ".sock";
 
@@ -33,23 +32,28 @@ pub(super) const SUFFIX: &str = ".sock";
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: OwnedFd,
-    path: PathBuf,
+    dir: Arc<PrivateDir>,
+    file_name: String,
     lock: NameLock,
 }
 
 impl Listener {
     /// Listens at `dir/name.sock`; residue of a process that died is replaced, a living one is not.
     pub(super) fn bind(dir: &Path, name: &str) -> io::Result<Listener> {
-        let mut builder = std::fs::DirBuilder::new();
-        builder.recursive(true).mode(0o700).create(dir)?;
-        let path = dir.join(format!("{name}{SUFFIX}"));
-        let address = SocketAddrUnix::new(&path)?;
-        let lock = NameLock::take_patiently(&path)?.ok_or(io::ErrorKind::AddrInUse)?;
+        let dir = Arc::new(PrivateDir::open_or_create(dir)?);
+        let file_name = format!("{name}{SUFFIX}");
+        let address = SocketAddrUnix::new(dir.path().join(&file_name))?;
+        let lock = NameLock::take_patiently(&dir, &lock_name(&file_name))?;
+        let lock = lock.ok_or(io::ErrorKind::AddrInUse)?;
         // Whoever held the lock before us is gone, so a socket file that exists is residue.
-        let _ = std::fs::remove_file(&path);
+        dir.remove(&file_name, Kind::Socket)?;
         let socket = new_socket()?;
         rustix::net::bind(&socket, &address)?;
-        let listener = Listener { socket, path, lock };
+        let listener = Listener { socket, dir, file_name, lock };
+        // Sockets are bound by their path, which may lead elsewhere by now.
+        if !listener.dir.has(&listener.file_name, Kind::Socket)? {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the directory was moved"));
+        }
         rustix::net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
     }
@@ -65,8 +69,13 @@ impl Listener {
         }
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    /// The directory that it was checked to be in.
+    pub(super) fn dir(&self) -> &Arc<PrivateDir> {
+        &self.dir
+    }
+
+    pub(super) fn file_name(&self) -> &str {
+        &self.file_name
     }
 }
 
@@ -79,90 +88,99 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         // While the lock is held nobody else has put a socket of theirs there.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = self.dir.remove(&self.file_name, Kind::Socket);
         self.lock.remove();
     }
 }
 
-/// Exclusive use of a name in a directory, held until dropped, also by dying.
-#[derive(Debug)]
-struct NameLock {
-    path: PathBuf,
-    _file: File,
+/// The lock that goes with a socket.
+fn lock_name(socket_name: &str) -> String {
+    let name = socket_name.strip_suffix(SUFFIX).expect("names of sockets are told by their suffix");
+    format!("{name}.lock")
 }
 
-impl NameLock {
-    /// Like `take`, but outwaits those who hold it for a moment to remove residue: see discover().
-    fn take_patiently(socket_path: &Path) -> io::Result<Option<NameLock>> {
-        for _ in 0..TAKE_ATTEMPTS_MAX {
-            if let Some(lock) = NameLock::take(socket_path, true)? {
-                return Ok(Some(lock));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(None)
-    }
-
-    /// `None` if a living process holds it.
-    fn take(socket_path: &Path, create: bool) -> io::Result<Option<NameLock>> {
-        let path = socket_path.with_extension("lock");
-        loop {
-            let mut options = File::options();
-            options.write(true).create(create).mode(0o600);
-            let file = options.open(&path)?;
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::WOULDBLOCK) => return Ok(None),
-                locked => locked?,
-            }
-            // The former holder may have removed the file between our open and our lock.
-            let locked = file.metadata()?.ino();
-            if std::fs::metadata(&path).is_ok_and(|current| current.ino() == locked) {
-                return Ok(Some(NameLock { path, _file: file }));
-            }
-        }
-    }
-
-    fn remove(&self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// File names of the sockets in `dir` whose owners live, but `own`.  Residue found on the way is removed.
-pub(super) fn discover(dir: &Path, own: &Path) -> io::Result<Vec<String>> {
+/// File names of the sockets in `dir` whose owners live, but `own`.
+pub(super) fn discover(dir: &PrivateDir, own: &str) -> Result<Vec<String>, DirError> {
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(dir)? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        let Some(name) = name.filter(|name| name.ends_with(SUFFIX)) else {
+    for name in dir.entries()? {
+        let Some(name) = name.to_str().filter(|name| name.ends_with(SUFFIX) && *name != own) else {
             continue;
         };
-        if path == own {
-            continue;
-        }
-        match NameLock::take(&path, false) {
-            Ok(Some(residue)) => {
-                let _ = std::fs::remove_file(&path);
-                residue.remove();
-            }
-            // Held, or without a lock and so not ours to judge.
-            Ok(None) | Err(_) => names.push(name.to_owned()),
+        // What has no lock of ours is not ours either.
+        if NameLock::is_held(dir, &lock_name(name)).unwrap_or(false) {
+            names.push(name.to_owned());
         }
     }
     names.sort();
     Ok(names)
 }
 
-/// Connects, or fails at once.
+/// A process that listens at a socket, held by a pidfd: its number may be another's a moment later.
+#[derive(Debug)]
+pub struct Listening {
+    /// Its number.
+    pub pid: i32,
+    /// Itself.
+    pub pidfd: OwnedFd,
+}
+
+/// The process that listens at the socket `name` in `dir`, `None` if nobody does.  It is whom the kernel names as the
+/// other end of a connection, never what a file says.
+///
+/// An error of the kind `PermissionDenied` says that it is another user's, one of the kind `NotFound` that it is in
+/// another pid namespace, one of the kind `WouldBlock` that it takes no connections now.
+pub fn listening(dir: &PrivateDir, name: &str) -> io::Result<Option<Listening>> {
+    for _ in 0..SUCCESSORS_MAX {
+        let Some(pid) = listener_pid(dir, name)? else { return Ok(None) };
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(Errno::SRCH) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        // Whoever still listens was that process when it was opened, and not one that was given its number since.
+        if listener_pid(dir, name)? == Some(pid) {
+            return Ok(Some(Listening { pid: pid.as_raw_nonzero().get(), pidfd }));
+        }
+    }
+    Err(io::ErrorKind::WouldBlock.into())
+}
+
+fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
+    if !dir.has(name, Kind::Socket)? {
+        return Ok(None);
+    }
+    let socket = match connect(&dir.path().join(name)) {
+        Ok(socket) => socket,
+        // Nobody listens there any more.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let pid = peer_pid(socket.as_fd())?.and_then(Pid::from_raw);
+    pid.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it runs in another pid namespace"))
+}
+
+/// Connects to a process of our own user, or fails at once.
 pub(super) fn connect(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = new_socket()?;
     rustix::net::connect(&socket, &address)?;
+    // The path is not our directory's descriptor: another user may have put theirs in its place.
+    let uid = peer_credentials(socket.as_fd())?.uid;
+    if uid != rustix::process::geteuid().as_raw() {
+        let reason = format!("user {uid} listens there");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    }
     Ok(socket)
 }
 
 /// The process at the other end when it connected or began to listen; `None` if our pid namespace does not
 /// know it.
 pub(super) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
+    Ok(Some(peer_credentials(socket)?.pid).filter(|pid| *pid > 0))
+}
+
+fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `credentials`, both of which outlive the call.
@@ -178,7 +196,7 @@ pub(super) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     if failed != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok((credentials.pid > 0).then_some(credentials.pid))
+    Ok(credentials)
 }
 
 /// Sends one message; `false` if there is no room for it now.

@@ -1,0 +1,305 @@
+//! What the commands do with a cluster directory that is not as they would have made it: they say so, and touch nothing.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use rustix::fs::{FileType, Mode};
+use support::{MARKER, Process, Running, Scratch};
+
+/// What stands where a file of ours would, and how it gets there.
+type Bait = (&'static str, fn(&Path));
+
+/// Commands that look at the directory of a cluster.
+const COMMANDS: [&str; 8] = [
+    "up --nodes 1",
+    "up --nodes 1 --detach",
+    "down",
+    "down --all",
+    "status",
+    "ls",
+    "put region /etc/hostname",
+    "get region",
+];
+
+/// Every file below `root` with what it is and holds.
+fn inventory(root: &Path) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(root).unwrap() {
+        let path = entry.unwrap().path();
+        let kind = std::fs::symlink_metadata(&path).unwrap().file_type();
+        let content =
+            if kind.is_file() { std::fs::read_to_string(&path).unwrap() } else { format!("{kind:?}") };
+        if kind.is_dir() {
+            found.extend(inventory(&path));
+        }
+        found.insert(path, content);
+    }
+    found
+}
+
+fn make_private(dir: &Path) {
+    std::fs::DirBuilder::new().mode(0o700).create(dir).unwrap();
+}
+
+#[test]
+fn a_directory_that_holds_other_things_is_refused_and_nothing_in_it_is_touched() {
+    let scratch = Scratch::new("theirs");
+    let dir = scratch.cluster();
+    make_private(&dir);
+    std::fs::create_dir(dir.join("logs")).unwrap();
+    for theirs in
+        ["logs/a", "logs/node-0.log", "node-3.lock", "node-3.py", "node-3.shm.sock", "join.lock", "NAME"]
+    {
+        std::fs::write(dir.join(theirs), "theirs").unwrap();
+    }
+    let before = inventory(&dir);
+    for command in COMMANDS {
+        let complaint = scratch.fails(command, 1);
+        assert!(
+            complaint.contains("holds other files") && complaint.contains(MARKER),
+            "{command}: {complaint}"
+        );
+        assert_eq!(inventory(&dir), before, "{command}");
+    }
+    // Where somebody stands is a directory like any other.
+    for command in COMMANDS {
+        let mut halite = scratch.command(command);
+        let output = halite.env("HALITE_DIR", ".").current_dir(&dir).args(["--dir", "."]).output();
+        assert_eq!(output.unwrap().status.code(), Some(1), "{command}");
+        assert_eq!(inventory(&dir), before, "{command}");
+    }
+}
+
+#[test]
+fn whatever_lies_beside_the_files_of_a_cluster_outlives_it() {
+    let scratch = Scratch::new("beside");
+    scratch.ok("up --nodes 2 --arena 64M --detach");
+    let dir = scratch.cluster();
+    let theirs =
+        ["node-3.py", "node-1.shm.sock.bak", "node-01.lock", "logs/a", "logs/node-1.log.old", "data"];
+    for name in theirs {
+        std::fs::write(dir.join(name), "theirs").unwrap();
+    }
+    // A node that died leaves files of these names.
+    std::fs::write(dir.join("node-3.lock"), "4194305 77\n").unwrap();
+    scratch.ok("status");
+    scratch.ok("down");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    scratch.ok("down");
+    for name in theirs {
+        assert_eq!(std::fs::read_to_string(dir.join(name)).unwrap(), "theirs", "{name}");
+    }
+    assert!(!dir.join("node-3.lock").exists());
+}
+
+#[test]
+fn the_owner_and_the_mode_are_looked_at_before_anything_is_made() {
+    let scratch = Scratch::new("open");
+    let dir = scratch.cluster();
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for command in COMMANDS {
+        let complaint = scratch.fails(command, 1);
+        assert!(
+            complaint.contains("others can enter") && complaint.contains("chmod 700"),
+            "{command}: {complaint}"
+        );
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "{command}");
+    }
+    // Somebody else has put a link where the directory would be, to one of the caller's.
+    let theirs = scratch.file("theirs");
+    make_private(&theirs);
+    std::fs::remove_dir(&dir).unwrap();
+    symlink(&theirs, &dir).unwrap();
+    for command in COMMANDS {
+        let complaint = scratch.fails(command, 1);
+        assert!(complaint.contains("not a directory"), "{command}: {complaint}");
+        assert_eq!(std::fs::read_dir(&theirs).unwrap().count(), 0, "{command}");
+    }
+    std::fs::remove_file(&dir).unwrap();
+}
+
+#[test]
+fn a_directory_of_another_user_is_refused() {
+    let scratch = Scratch::new("foreign");
+    let dir = scratch.cluster();
+    make_private(&dir);
+    let nobody = rustix::fs::Uid::from_raw(65534);
+    if rustix::fs::chown(&dir, Some(nobody), None).is_err() {
+        eprintln!("skipped: only root can give a directory away");
+        return;
+    }
+    symlink(scratch.write("precious", b"theirs"), dir.join("halite-cluster")).unwrap();
+    for command in COMMANDS {
+        let complaint = scratch.fails(command, 1);
+        assert!(complaint.contains("belongs to user 65534"), "{command}: {complaint}");
+    }
+    assert_eq!(std::fs::read(scratch.file("precious")).unwrap(), b"theirs");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
+}
+
+#[test]
+fn links_in_place_of_logs_are_not_followed() {
+    let scratch = Scratch::new("links");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    scratch.ok("down");
+    let precious = scratch.write("precious", b"theirs");
+    let (logs, log) = (scratch.cluster().join("logs"), scratch.cluster().join("logs/node-0.log"));
+    std::fs::remove_file(&log).unwrap();
+    symlink(&precious, &log).unwrap();
+    let complaint = scratch.fails("up --nodes 1 --detach", 1);
+    assert!(complaint.contains("node-0.log is a symbolic link"), "{complaint}");
+
+    std::fs::remove_dir_all(&logs).unwrap();
+    let elsewhere = scratch.file("elsewhere");
+    make_private(&elsewhere);
+    std::fs::write(elsewhere.join("node-0.log"), "theirs").unwrap();
+    symlink(&elsewhere, &logs).unwrap();
+    let complaint = scratch.fails("up --nodes 1 --detach", 1);
+    assert!(complaint.contains("not a directory"), "{complaint}");
+    assert_eq!(std::fs::read(precious).unwrap(), b"theirs");
+    assert_eq!(std::fs::read(elsewhere.join("node-0.log")).unwrap(), b"theirs");
+}
+
+#[test]
+fn nothing_that_stands_in_place_of_a_file_makes_a_command_hang() {
+    let scratch = Scratch::new("hang");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let baits: [Bait; 5] = [
+        ("a FIFO", |path| rustix::fs::mknodat(rustix::fs::CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap()),
+        ("a directory", |path| std::fs::create_dir(path).unwrap()),
+        ("a symbolic link", |path| symlink("/dev/zero", path).unwrap()),
+        ("a socket", |path| drop(UnixListener::bind(path).unwrap())),
+        ("a file that has other names, too", |path| {
+            std::fs::hard_link(path.with_file_name("logs/node-0.log"), path).unwrap();
+        }),
+    ];
+    for (what, place) in baits {
+        let bait = scratch.cluster().join("node-9.lock");
+        place(&bait);
+        let kind = std::fs::symlink_metadata(&bait).unwrap().file_type();
+        for command in COMMANDS {
+            let complaint = scratch.fails(command, 1);
+            let expected = format!("{} is {what}", bait.display());
+            assert!(complaint.contains(&expected), "{command}: {complaint}");
+        }
+        assert_eq!(std::fs::symlink_metadata(&bait).unwrap().file_type(), kind);
+        if kind.is_dir() { std::fs::remove_dir(&bait).unwrap() } else { std::fs::remove_file(&bait).unwrap() }
+    }
+    assert_eq!(scratch.states(), ["alive"]);
+}
+
+#[test]
+fn a_lock_file_that_says_something_else_hides_no_node_and_ends_no_other_process() {
+    let scratch = Scratch::new("lies");
+    let bystander = Bystander::start();
+    for text in ["", "garbage", "0 0\n", &format!("{} 77\n", bystander.pid()), "1 1\n", &"9".repeat(100_000)]
+    {
+        scratch.ok("up --nodes 2 --arena 64M --detach");
+        let nodes = [0, 1].map(|node| Process::open(scratch.pid(node)));
+        std::fs::write(scratch.cluster().join("node-1.lock"), text).unwrap();
+        let printed = scratch.ok("down");
+        assert_eq!(
+            printed.lines().filter(|line| line.ends_with("stopped")).count(),
+            2,
+            "{text:?}: {printed}"
+        );
+        nodes.iter().for_each(Process::await_end);
+    }
+    assert!(bystander.lives());
+}
+
+#[test]
+fn a_node_whose_files_were_removed_is_found_all_the_same_or_said_to_live() {
+    let scratch = Scratch::new("removed");
+    let remove = |name: &str| std::fs::remove_file(scratch.cluster().join(name)).unwrap();
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let node = Process::open(scratch.pid(0));
+    remove("node-0.lock");
+    assert_eq!(scratch.states(), ["alive"]);
+    scratch.ok("down");
+    node.await_end();
+
+    // Without its socket nothing tells for sure which process it is.
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let node = Process::open(scratch.pid(0));
+    remove("node-0.shm.sock");
+    let complaint = scratch.fails("down", 1);
+    assert!(complaint.contains("node 0 lives") && complaint.contains("does not listen"), "{complaint}");
+    assert_eq!(scratch.states(), ["alive"]);
+    node.kill();
+    scratch.ok("down");
+}
+
+#[test]
+fn a_dead_node_whose_number_another_process_has_now_ends_nobody() {
+    let scratch = Scratch::new("recycled");
+    let bystander = Bystander::start();
+    scratch.ok("up --nodes 2 --arena 64M --detach");
+    Process::open(scratch.pid(1)).kill();
+    std::fs::write(scratch.cluster().join("node-1.lock"), format!("{} 77\n", bystander.pid())).unwrap();
+    scratch.ok("down");
+    assert!(bystander.lives());
+}
+
+#[test]
+fn a_name_that_is_kept_from_the_socket_is_an_error_of_the_node() {
+    let scratch = Scratch::new("socket");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    scratch.ok("down");
+    let socket = scratch.cluster().join("node-0.shm.sock");
+    std::fs::write(&socket, "theirs").unwrap();
+    let complaint = scratch.fails("up --nodes 1", 1);
+    assert!(complaint.contains("node-0.shm.sock is a regular file"), "{complaint}");
+    assert_eq!(std::fs::read(&socket).unwrap(), b"theirs");
+    std::fs::remove_file(&socket).unwrap();
+    let _up = scratch.up(1);
+    assert!(std::fs::metadata(&socket).unwrap().file_type().is_socket());
+}
+
+/// A process that has nothing to do with any cluster; ends with its value.
+struct Bystander(std::process::Child);
+
+impl Bystander {
+    fn start() -> Bystander {
+        let child = std::process::Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        Bystander(child.unwrap())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn lives(mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn numbers_of_applications_are_not_given_out_again() {
+    let scratch = Scratch::new("numbers");
+    let _up = scratch.up(1);
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
+        let _ = scratch.run(&format!("put region {}", text.display()));
+        let mut application = Running::start(&scratch, "get region");
+        application.line();
+        let nodes = scratch.json("status --json");
+        seen.push(nodes.iter().map(|row| row["node"].as_u64().unwrap()).max().unwrap());
+        drop(application);
+    }
+    assert!(seen[0] >= 1000 && seen.is_sorted_by(|a, b| a < b), "{seen:?}");
+}

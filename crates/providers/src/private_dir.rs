@@ -1,0 +1,356 @@
+//! Directories that one user alone may enter, and files in them that are what their maker made.
+//!
+//! ```text
+//!   PrivateDir      opened once, its owner and mode checked; everything in it is reached through its descriptor
+//!     file          a regular file of ours with one name; opening it follows no link and waits for nobody
+//!     NameLock      such a file, with a flock that the kernel gives back when its holder dies
+//! ```
+//!
+//! What stands in such a directory under a name that we use may still be anything: a FIFO, a link, a device.  It is
+//! then an error that names it, and is neither opened nor removed.
+
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+/// Those who only look whether a lock is held hold it for microseconds; one that stays held for this many
+/// milliseconds is in use.
+const LOOKERS_MS_MAX: u32 = 20;
+/// Somebody who removes and makes a file over and over may keep us busy for so many rounds, and no longer.
+const RACES_MAX: u32 = 1000;
+
+/// What is said of a path that leads to no directory.
+const NOT_A_DIRECTORY: &str = "it is not a directory (a link to one is not followed)";
+
+/// A directory, or something in it, that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirError {
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// What was touched.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Others could enter the directory, or it is another user's.
+    #[error("{}", not_private(dir, *mode, *uid, *uid_wanted))]
+    NotPrivate {
+        /// The directory.
+        dir: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+        /// Its owner.
+        uid: u32,
+        /// Who its owner should be.
+        uid_wanted: u32,
+    },
+    /// Something has the name of a file of ours, and is none.
+    #[error("{} is {what}: Halite did not make it and leaves it alone; move it elsewhere", path.display())]
+    Foreign {
+        /// What has the name.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+}
+
+/// What is wrong with a directory, and what is to be done: of another user's nothing can.
+fn not_private(dir: &Path, mode: u32, uid: u32, uid_wanted: u32) -> String {
+    let dir = dir.display();
+    if uid != uid_wanted {
+        return format!(
+            "{dir} belongs to user {uid}, and we are user {uid_wanted}; choose another directory"
+        );
+    }
+    format!("others can enter {dir} (its mode is {mode:04o}); `chmod 700 {dir}` closes it")
+}
+
+impl From<DirError> for io::Error {
+    fn from(error: DirError) -> io::Error {
+        match error {
+            DirError::Io { source, .. } => source,
+            DirError::NotPrivate { .. } => io::Error::new(io::ErrorKind::PermissionDenied, error),
+            DirError::Foreign { .. } => io::Error::new(io::ErrorKind::InvalidInput, error),
+        }
+    }
+}
+
+/// What is made in such a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A regular file with one name.
+    File,
+    /// A Unix socket.
+    Socket,
+}
+
+impl Kind {
+    /// What is in the way, if it is not of this kind.
+    fn misses(self, stat: &Stat, uid_wanted: u32) -> Option<&'static str> {
+        let found = FileType::from_raw_mode(stat.st_mode);
+        let wanted = match self {
+            Kind::File => FileType::RegularFile,
+            Kind::Socket => FileType::Socket,
+        };
+        match found {
+            _ if found == wanted && stat.st_uid != uid_wanted => Some("of another user"),
+            FileType::RegularFile if self == Kind::File => {
+                // None: it was removed since.
+                (stat.st_nlink > 1).then_some("a file that has other names, too")
+            }
+            FileType::Socket if self == Kind::Socket => None,
+            FileType::RegularFile => Some("a regular file"),
+            FileType::Directory => Some("a directory"),
+            FileType::Symlink => Some("a symbolic link"),
+            FileType::Fifo => Some("a FIFO"),
+            FileType::Socket => Some("a socket"),
+            FileType::CharacterDevice | FileType::BlockDevice => Some("a device"),
+            FileType::Unknown => Some("of an unknown kind"),
+        }
+    }
+}
+
+/// Whether a file that does not exist is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Create {
+    /// With mode 0600.
+    Yes,
+    /// It is then an error of the kind `NotFound`.
+    No,
+}
+
+/// A directory that belongs to us, and that nobody else may enter.
+#[derive(Debug)]
+pub struct PrivateDir {
+    path: PathBuf,
+    fd: OwnedFd,
+    uid: u32,
+}
+
+impl PrivateDir {
+    /// Opens it.  The last part of `path` must not be a link: its owner could turn it elsewhere.
+    pub fn open(path: &Path) -> Result<PrivateDir, DirError> {
+        // "link/" and "link/." would be followed.
+        let path: PathBuf = path.components().collect();
+        PrivateDir::open_at(rustix::fs::CWD, &path, path.clone())
+    }
+
+    /// As [`PrivateDir::open`]; makes it, and what is missing above it, with mode 0700 if need be.
+    pub fn open_or_create(path: &Path) -> Result<PrivateDir, DirError> {
+        match PrivateDir::open(path) {
+            Err(DirError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            opened => return opened,
+        }
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        made.map_err(io_error(path))?;
+        PrivateDir::open(path)
+    }
+
+    /// A directory within, of which the same is demanded.
+    pub fn subdirectory(&self, name: &str, create: Create) -> Result<PrivateDir, DirError> {
+        let path = self.path.join(name);
+        if create == Create::Yes {
+            match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(io_error(&path)(error.into())),
+            }
+        }
+        PrivateDir::open_at(self.fd.as_fd(), Path::new(name), path)
+    }
+
+    fn open_at(at: BorrowedFd<'_>, name: &Path, path: PathBuf) -> Result<PrivateDir, DirError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(at, name, flags, Mode::empty());
+        let fd = opened.map_err(|error| {
+            io_error(&path)(match error {
+                Errno::NOTDIR | Errno::LOOP => io::Error::new(io::ErrorKind::NotADirectory, NOT_A_DIRECTORY),
+                error => error.into(),
+            })
+        })?;
+        let stat = rustix::fs::fstat(&fd).map_err(|error| io_error(&path)(error.into()))?;
+        let uid_wanted = rustix::process::geteuid().as_raw();
+        let (mode, uid) = (stat.st_mode & 0o7777, stat.st_uid);
+        if mode & 0o077 != 0 || uid != uid_wanted {
+            return Err(DirError::NotPrivate { dir: path, mode, uid, uid_wanted });
+        }
+        Ok(PrivateDir { path, fd, uid })
+    }
+
+    /// Where it was found.  Whoever may write above it can have moved it since.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Names of everything in it, in no order.
+    pub fn entries(&self) -> Result<Vec<OsString>, DirError> {
+        let failed = |error: Errno| io_error(&self.path)(error.into());
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.fd).map_err(failed)? {
+            let name = OsString::from_vec(CString::from(entry.map_err(failed)?.file_name()).into_bytes());
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Whether there is a `kind` of ours called `name`; something else of that name is an error.
+    pub fn has(&self, name: &str, kind: Kind) -> Result<bool, DirError> {
+        Ok(self.look(name, kind)?.is_some())
+    }
+
+    /// Opens a regular file of ours for reading and writing.
+    pub fn file(&self, name: &str, create: Create) -> Result<File, DirError> {
+        let usual = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        for _ in 0..RACES_MAX {
+            // Before it is opened, which may mean something to a device.
+            let found = self.look(name, Kind::File)?;
+            let flags = match (found, create) {
+                (Some(_), _) => usual,
+                (None, Create::Yes) => usual | OFlags::CREATE | OFlags::EXCL,
+                (None, Create::No) => return Err(self.failed(name, Errno::NOENT)),
+            };
+            match rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(fd) => {
+                    let stat = rustix::fs::fstat(&fd).map_err(|error| self.failed(name, error))?;
+                    self.check(name, Kind::File, &stat)?;
+                    return Ok(File::from(fd));
+                }
+                // Made or removed by somebody else meanwhile.
+                Err(Errno::EXIST | Errno::NOENT) => {}
+                Err(error) => return Err(self.failed(name, error)),
+            }
+        }
+        Err(self.failed(name, Errno::BUSY))
+    }
+
+    /// Makes a file where there is none, or only one of ours, which is forgotten by whoever has it open.
+    pub fn replace(&self, name: &str) -> Result<File, DirError> {
+        self.remove(name, Kind::File)?;
+        self.file(name, Create::Yes)
+    }
+
+    /// Removes `name` if it is a `kind` of ours; something else of that name is an error.
+    pub fn remove(&self, name: &str, kind: Kind) -> Result<(), DirError> {
+        if self.look(name, kind)?.is_none() {
+            return Ok(());
+        }
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(self.failed(name, error)),
+        }
+    }
+
+    fn look(&self, name: &str, kind: Kind) -> Result<Option<Stat>, DirError> {
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => self.check(name, kind, &stat).map(|()| Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(self.failed(name, error)),
+        }
+    }
+
+    fn check(&self, name: &str, kind: Kind, stat: &Stat) -> Result<(), DirError> {
+        match kind.misses(stat, self.uid) {
+            None => Ok(()),
+            Some(what) => Err(DirError::Foreign { path: self.path.join(name), what }),
+        }
+    }
+
+    fn failed(&self, name: &str, error: Errno) -> DirError {
+        io_error(&self.path.join(name))(error.into())
+    }
+}
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> DirError {
+    let path = path.to_owned();
+    move |source| DirError::Io { path, source }
+}
+
+/// A file of a [`PrivateDir`] whose flock is held until dropped, also by dying.
+#[derive(Debug)]
+pub struct NameLock {
+    dir: Arc<PrivateDir>,
+    name: String,
+    file: File,
+}
+
+impl NameLock {
+    /// `None` if a living process holds it.
+    pub fn take(dir: &Arc<PrivateDir>, name: &str, create: Create) -> Result<Option<NameLock>, DirError> {
+        for _ in 0..RACES_MAX {
+            let file = dir.file(name, create)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                locked => locked.map_err(|error| dir.failed(name, error))?,
+            }
+            let lock = NameLock { dir: dir.clone(), name: name.to_owned(), file };
+            // The former holder may have removed the file between our open and our lock.
+            if lock.is_in_place()? {
+                return Ok(Some(lock));
+            }
+        }
+        Err(dir.failed(name, Errno::BUSY))
+    }
+
+    /// As [`NameLock::take`], but makes the file, and outwaits those who only look whether it is held.
+    pub fn take_patiently(dir: &Arc<PrivateDir>, name: &str) -> Result<Option<NameLock>, DirError> {
+        for _ in 0..LOOKERS_MS_MAX {
+            if let Some(lock) = NameLock::take(dir, name, Create::Yes)? {
+                return Ok(Some(lock));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(None)
+    }
+
+    /// Whether a living process holds it; takes it for a moment.  A file that does not exist is held by nobody.
+    pub fn is_held(dir: &PrivateDir, name: &str) -> Result<bool, DirError> {
+        match dir.file(name, Create::No) {
+            Ok(file) => is_held(&file).map_err(|error| dir.failed(name, error)),
+            Err(DirError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The locked file.
+    pub fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Removes the file, unless another stands in its place.
+    pub fn remove(&self) {
+        if self.is_in_place().unwrap_or(false) {
+            // Whoever comes next removes what cannot be removed now.
+            let _ = self.dir.remove(&self.name, Kind::File);
+        }
+    }
+
+    fn is_in_place(&self) -> Result<bool, DirError> {
+        let Some(found) = self.dir.look(&self.name, Kind::File)? else { return Ok(false) };
+        let locked = rustix::fs::fstat(&self.file).map_err(|error| self.dir.failed(&self.name, error))?;
+        Ok((locked.st_dev, locked.st_ino) == (found.st_dev, found.st_ino))
+    }
+}
+
+/// Whether a living process holds the flock of a file; holds it itself for a moment.
+pub fn is_held(file: &File) -> Result<bool, Errno> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error),
+        Ok(()) => {
+            rustix::fs::flock(file, FlockOperation::Unlock)?;
+            Ok(false)
+        }
+    }
+}
