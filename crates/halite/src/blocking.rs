@@ -105,6 +105,11 @@ impl Session {
         self.block_on(self.session.move_to(lh, node))
     }
 
+    /// See [`crate::Session::set_name`].
+    pub fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
+        self.block_on(self.session.set_name(lh, name))
+    }
+
     /// See [`crate::Session::stat`].
     pub fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
         self.block_on(self.session.stat(name))

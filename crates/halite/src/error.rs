@@ -38,6 +38,9 @@ pub enum RegionCause {
     /// Another region has the name.
     #[error("the name is taken; choose another, or free the region that has it")]
     NameTaken,
+    /// The region has another name already.
+    #[error("the region has a name, and keeps it")]
+    HasName,
     /// The name is too long.
     #[error("the name has {len} bytes, and {NAME_BYTES_MAX} are the most")]
     NameTooLong {
@@ -184,6 +187,7 @@ impl From<Refusal> for RegionCause {
             Refusal::NotFound => RegionCause::NotFound,
             Refusal::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
             Refusal::NoSpace { wanted, available } => RegionCause::NoSpace { wanted, available },
+            Refusal::HasName => RegionCause::HasName,
             Refusal::OutOfMemory { node, wanted, given } => RegionCause::OutOfMemory { node, wanted, given },
             Refusal::UnknownNode(node) => RegionCause::UnknownNode(node),
             Refusal::PeerDown(node) => RegionCause::PeerDown(node),

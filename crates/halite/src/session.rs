@@ -239,6 +239,13 @@ impl Session {
         self.order("move", lh, Order::Move { to: node }).await
     }
 
+    /// Gives a region that has no name the name by which others map it, so that they find it only when it is ready.
+    /// It then lives on when nobody maps it.  Needs [`Permissions::MASTER`].
+    pub async fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
+        check_name(name).map_err(|cause| self.failed_on("name", lh, cause))?;
+        self.order("name", lh, Order::SetName { name: name.to_owned() }).await
+    }
+
     /// Describes a region.
     pub async fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
         let object = Object::Name(name);
@@ -395,7 +402,11 @@ impl Session {
         // Named regions and lists are found through the first node, whatever node they are on.
         let by_name = matches!(
             &command,
-            Command::Alloc { name: Some(_), .. } | Command::Map { .. } | Command::Stat(_) | Command::List
+            Command::Alloc { name: Some(_), .. }
+                | Command::Map { .. }
+                | Command::Stat(_)
+                | Command::List
+                | Command::Order(_, Order::SetName { .. })
         );
         let ending = Commanded::new(&self.inner, command).await;
         ending.map_err(|error| match RegionCause::from(error) {

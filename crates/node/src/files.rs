@@ -1,89 +1,14 @@
-//! Files at either end of a transfer: where `put` takes its bytes from, and where `get` leaves them.
-//!
-//! A [`Source`] knows its length before the first byte is read, because a region's length is fixed when it is
-//! made.  A [`Sink`] shows a file under its name only when it is whole.
+//! Where `get` leaves its bytes: a [`Sink`] shows a file under its name only when it is whole.
 
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use rustix::fs::{Mode, OFlags};
 
 /// Bytes of one piece of a transfer.
 pub const PIECE_BYTES: usize = 1 << 20;
-
-/// A file of known length.
-#[derive(Debug)]
-pub struct Source {
-    file: File,
-    len: u64,
-    label: String,
-}
-
-impl Source {
-    /// Opens `path`, or standard input for `-`.  What has no length of its own, as a pipe, is first copied to
-    /// an unnamed temporary file.
-    pub fn open(path: &Path) -> anyhow::Result<Source> {
-        let is_stdin = path == Path::new("-");
-        let label = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
-        let opened = if is_stdin { duplicate_stdin() } else { File::open(path) };
-        let file = opened.with_context(|| format!("cannot open {label}"))?;
-        let metadata = file.metadata().with_context(|| format!("cannot look at {label}"))?;
-        if metadata.is_dir() {
-            bail!("cannot put {label}: it is a directory");
-        }
-        // Files that the kernel makes up, as in /proc, have bytes but no length.
-        let has_length = metadata.is_file() && metadata.len() > 0;
-        if has_length { Source::of_file(file, metadata.len(), label) } else { Source::spool(file, label) }
-    }
-
-    /// Bytes that there are to read.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Fills `piece` from where the last call ended.
-    pub fn read(&mut self, piece: &mut [u8]) -> anyhow::Result<()> {
-        self.file.read_exact(piece).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => {
-                anyhow::anyhow!("{} became shorter while it was read", self.label)
-            }
-            _ => anyhow::Error::new(error).context(format!("cannot read {}", self.label)),
-        })
-    }
-
-    /// After the last piece: fails if the file has grown meanwhile.
-    pub fn finish(&mut self) -> anyhow::Result<()> {
-        let more = self.file.read(&mut [0]).with_context(|| format!("cannot read {}", self.label))?;
-        if more > 0 {
-            bail!("{} became longer while it was read", self.label);
-        }
-        Ok(())
-    }
-
-    /// Standard input redirected from a file may be past its first bytes already.
-    fn of_file(mut file: File, bytes: u64, label: String) -> anyhow::Result<Source> {
-        let position = file.stream_position().with_context(|| format!("cannot look at {label}"))?;
-        Ok(Source { file, len: bytes.saturating_sub(position), label })
-    }
-
-    fn spool(mut pipe: File, label: String) -> anyhow::Result<Source> {
-        let dir = std::env::temp_dir();
-        let failed = || format!("cannot keep {label} in {} until its length is known", dir.display());
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let spool = rustix::fs::open(&dir, flags, Mode::RUSR | Mode::WUSR);
-        let mut spool = File::from(spool.map_err(io::Error::from).with_context(failed)?);
-        let len = io::copy(&mut pipe, &mut spool).with_context(failed)?;
-        spool.seek(SeekFrom::Start(0)).with_context(failed)?;
-        Ok(Source { file: spool, len, label })
-    }
-}
-
-fn duplicate_stdin() -> io::Result<File> {
-    Ok(File::from(rustix::io::dup(io::stdin())?))
-}
 
 /// Where bytes end up.  Unless [`Sink::finish`] is called, a file leaves no trace.
 #[derive(Debug)]
@@ -262,46 +187,5 @@ mod tests {
         sink.finish().unwrap();
         assert!(!fs::metadata("/dev/full").unwrap().is_file());
         assert!(Sink::create(Some(Path::new("/"))).is_err());
-    }
-
-    #[test]
-    fn a_source_that_changes_its_length_is_noticed() {
-        let scratch = Scratch::new("length");
-        let path = scratch.0.join("file");
-        fs::write(&path, b"four").unwrap();
-        let mut source = Source::open(&path).unwrap();
-        assert_eq!(source.len(), 4);
-        fs::write(&path, b"fours").unwrap();
-        source.read(&mut [0; 4]).unwrap();
-        assert!(source.finish().unwrap_err().to_string().ends_with("became longer while it was read"));
-
-        let mut source = Source::open(&path).unwrap();
-        fs::write(&path, b"").unwrap();
-        assert!(
-            source.read(&mut [0; 5]).unwrap_err().to_string().ends_with("became shorter while it was read")
-        );
-    }
-
-    #[test]
-    fn a_source_that_cannot_be_read_is_named() {
-        let missing = Source::open(Path::new("/nonexistent/file")).unwrap_err();
-        assert!(
-            format!("{missing:#}").starts_with("cannot open /nonexistent/file: No such file"),
-            "{missing:#}"
-        );
-        assert_eq!(Source::open(Path::new("/")).unwrap_err().to_string(), "cannot put /: it is a directory");
-    }
-
-    #[test]
-    fn a_pipe_is_read_to_its_end_to_learn_its_length() {
-        let (reader, mut writer) = io::pipe().unwrap();
-        writer.write_all(b"through a pipe").unwrap();
-        drop(writer);
-        let file = File::from(std::os::fd::OwnedFd::from(reader));
-        let mut source = Source::spool(file, "a pipe".into()).unwrap();
-        let mut bytes = vec![0; source.len() as usize];
-        source.read(&mut bytes).unwrap();
-        source.finish().unwrap();
-        assert_eq!(bytes, b"through a pipe");
     }
 }

@@ -16,6 +16,7 @@ pub mod perf;
 mod progress;
 mod signals;
 mod sim;
+mod source;
 mod table;
 mod trailer;
 

@@ -15,7 +15,7 @@ use signal_hook::iterator::Signals;
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
 /// Whether somebody asked for the end; the second time, the process ends at once.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {

@@ -7,32 +7,23 @@
 //! +--------+---------+-------+--------------+-------------+
 //! ```
 //!
-//! It is written first with the state *unfinished* and a second time when all bytes are in place.  It guards
-//! against accidents, not against somebody who may write to the region.
+//! A region gets its name when all of it is there, so the only state is *complete*.  It guards against accidents, not
+//! against somebody who may write to the region.
 
 /// Bytes of a trailer.
 pub const TRAILER_BYTES: usize = 32;
 
 const MAGIC: [u8; 8] = *b"halite\r\n";
 const VERSION: u32 = 1;
-const UNFINISHED: u32 = 0;
 const COMPLETE: u32 = 1;
 
 /// The last bytes of a region that holds a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Trailer {
-    /// Somebody is still writing the file's bytes, or died while doing so.
-    Unfinished {
-        /// Bytes that the file will have.
-        len: u64,
-    },
-    /// All bytes are there.
-    Complete {
-        /// Bytes of the file.
-        len: u64,
-        /// xxh3-64 of them.
-        checksum: u64,
-    },
+pub struct Trailer {
+    /// Bytes of the file.
+    pub len: u64,
+    /// xxh3-64 of them.
+    pub checksum: u64,
 }
 
 /// Why the end of a region is a trailer that cannot be used.
@@ -57,16 +48,12 @@ pub enum TrailerError {
 impl Trailer {
     /// The trailer as it stands in memory.
     pub fn to_bytes(self) -> [u8; TRAILER_BYTES] {
-        let (state, len, checksum) = match self {
-            Trailer::Unfinished { len } => (UNFINISHED, len, 0),
-            Trailer::Complete { len, checksum } => (COMPLETE, len, checksum),
-        };
         let mut bytes = [0; TRAILER_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12..16].copy_from_slice(&state.to_le_bytes());
-        bytes[16..24].copy_from_slice(&len.to_le_bytes());
-        bytes[24..].copy_from_slice(&checksum.to_le_bytes());
+        bytes[12..16].copy_from_slice(&COMPLETE.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.len.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.checksum.to_le_bytes());
         bytes
     }
 
@@ -86,8 +73,7 @@ impl Trailer {
             return Err(TrailerError::Length { claimed: len, present });
         }
         match state {
-            UNFINISHED => Ok(Some(Trailer::Unfinished { len })),
-            COMPLETE => Ok(Some(Trailer::Complete { len, checksum: u64_at(24) })),
+            COMPLETE => Ok(Some(Trailer { len, checksum: u64_at(24) })),
             other => Err(TrailerError::State(other)),
         }
     }
@@ -99,18 +85,15 @@ mod tests {
 
     #[test]
     fn a_trailer_is_read_as_it_was_written() {
-        for trailer in [
-            Trailer::Unfinished { len: 0 },
-            Trailer::Complete { len: u64::MAX - 32, checksum: 0x0123_4567_89ab_cdef },
-        ] {
-            let (Trailer::Unfinished { len } | Trailer::Complete { len, .. }) = trailer;
+        for len in [0, 5, u64::MAX - 32] {
+            let trailer = Trailer { len, checksum: 0x0123_4567_89ab_cdef };
             assert_eq!(Trailer::parse(&trailer.to_bytes(), len + 32), Ok(Some(trailer)));
         }
     }
 
     #[test]
     fn the_layout_never_changes() {
-        let bytes = Trailer::Complete { len: 0x0102, checksum: 0x0304 }.to_bytes();
+        let bytes = Trailer { len: 0x0102, checksum: 0x0304 }.to_bytes();
         let mut expected = *b"halite\r\n\x01\0\0\0\x01\0\0\0........";
         expected[16..].copy_from_slice(&[2, 1, 0, 0, 0, 0, 0, 0]);
         assert_eq!(bytes[..24], expected);
@@ -125,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_damaged_trailer_is_never_taken_for_a_good_one() {
-        let good = Trailer::Complete { len: 100, checksum: 7 }.to_bytes();
+        let good = Trailer { len: 100, checksum: 7 }.to_bytes();
         assert_eq!(Trailer::parse(&good, 133), Err(TrailerError::Length { claimed: 100, present: 101 }));
         assert_eq!(Trailer::parse(&good, 0), Err(TrailerError::Length { claimed: 100, present: 0 }));
         let mut bad = good;

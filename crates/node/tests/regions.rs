@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use halite::{Config, Node, Permissions};
 use serde_json::Value;
-use support::{Scratch, bytes, check_ok};
+use support::{Scratch, bytes, check_ok, eventually};
 
 const MIB: usize = 1 << 20;
 
@@ -52,14 +52,120 @@ fn files_of_every_size_come_back_as_they_went() {
 }
 
 #[test]
-fn standard_input_of_unknown_length_can_be_put() {
+fn what_has_no_length_can_be_put() {
     let scratch = Scratch::new("stdin");
+    let _up = scratch.up(2);
+    // Up to three parts of growing size, ending within a piece, with one, and with a part.
+    for (index, len) in [0, 1, 2 * MIB, 16 * MIB, 50 * MIB + 7].into_iter().enumerate() {
+        let content = bytes(len);
+        let mut put = scratch.command(&format!("put piped-{index} -")).stdin(Stdio::piped()).spawn().unwrap();
+        put.stdin.take().unwrap().write_all(&content).unwrap();
+        assert!(put.wait().unwrap().success());
+        assert!(scratch.run(&format!("get piped-{index}")).stdout == content, "{len} bytes");
+    }
+    scratch.ok("put made-up /proc/self/status --spread");
+    assert!(scratch.ok("get made-up").contains("halite"));
+}
+
+/// Bytes of regions of all nodes.
+fn used(scratch: &Scratch) -> u64 {
+    let of = |key: &str| -> u64 {
+        scratch.json("status --json").iter().map(|row| row[key].as_u64().unwrap_or(0)).sum()
+    };
+    of("bytes_used") + of("bytes_quarantined")
+}
+
+#[test]
+fn what_never_ends_is_refused_when_memory_is_full_and_leaves_nothing() {
+    let scratch = Scratch::new("endless");
+    let _up = scratch.up(2);
+    let complaint = scratch.fails("put zero /dev/zero", 1);
+    assert!(complaint.contains("no space") && complaint.contains("has no length"), "{complaint}");
+    eventually(|| used(&scratch) == 0);
+    assert_eq!(names(&scratch), Vec::<String>::new());
+    // Nor has it been written anywhere else.
+    assert_eq!(std::fs::read_dir(scratch.file("")).unwrap().count(), 1, "the cluster's directory");
+}
+
+#[test]
+fn cluster_and_name_are_looked_at_before_anything_is_read() {
+    let scratch = Scratch::new("checked");
+    // Nothing comes from this pipe, and its other end stays open.
+    let (silent, _writer) = rustix::pipe::pipe().unwrap();
+    let fails = |line: &str| {
+        let put = scratch.command(line).stdin(silent.try_clone().unwrap()).output().unwrap();
+        assert_eq!(put.status.code(), Some(1));
+        String::from_utf8(put.stderr).unwrap()
+    };
+    assert!(fails("put new -").contains("there is no cluster"));
     let _up = scratch.up(1);
-    let content = bytes(2 * MIB + 1);
-    let mut put = scratch.command("put piped -").stdin(Stdio::piped()).spawn().unwrap();
-    put.stdin.take().unwrap().write_all(&content).unwrap();
-    assert!(put.wait().unwrap().success());
-    assert!(scratch.run("get piped").stdout == content);
+    check_round_trip(&scratch, "taken", b"salt", "");
+    assert!(fails("put taken -").contains("exists already"));
+    let long = "n".repeat(256);
+    assert!(fails(&format!("put {long} -")).contains("255 are the most"));
+}
+
+#[test]
+fn a_put_that_is_killed_leaves_no_region() {
+    let scratch = Scratch::new("killed-put");
+    let _up = scratch.up(2);
+    let mut put = scratch.command("put half -").stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = put.stdin.take().unwrap();
+    stdin.write_all(&bytes(20 * MIB)).unwrap();
+    assert!(used(&scratch) > 0, "half of it is there");
+    assert_eq!(names(&scratch), Vec::<String>::new());
+    put.kill().unwrap();
+    put.wait().unwrap();
+    eventually(|| used(&scratch) == 0);
+
+    // The same where the length is known: killed as soon as its memory is taken.
+    let file = std::fs::File::create(scratch.file("large")).unwrap();
+    file.set_len(200 << 20).unwrap();
+    let large = scratch.file("large");
+    let mut put = scratch.command(&format!("put half {}", large.display())).spawn().unwrap();
+    eventually(|| used(&scratch) > 0);
+    put.kill().unwrap();
+    // A fast machine may be done before.
+    if put.wait().unwrap().success() {
+        scratch.ok("rm half");
+    }
+    assert_eq!(names(&scratch), Vec::<String>::new());
+    eventually(|| used(&scratch) == 0);
+    check_round_trip(&scratch, "half", b"whole", "");
+}
+
+#[test]
+fn a_put_that_is_interrupted_while_nothing_comes_ends_and_leaves_nothing() {
+    let scratch = Scratch::new("interrupted-put");
+    let _up = scratch.up(1);
+    let mut put = scratch.command("put half -").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    put.stdin.as_mut().unwrap().write_all(&bytes(3 * MIB)).unwrap();
+    eventually(|| used(&scratch) > 0);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&put), rustix::process::Signal::INT)
+        .unwrap();
+    // Its standard input stays open until it has ended.
+    let stdin = put.stdin.take();
+    let output = put.wait_with_output().unwrap();
+    drop(stdin);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("interrupted"));
+    eventually(|| used(&scratch) == 0);
+}
+
+#[test]
+fn of_two_puts_under_one_name_the_first_that_is_whole_wins() {
+    let scratch = Scratch::new("race");
+    let _up = scratch.up(1);
+    let mut slow =
+        scratch.command("put name -").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = slow.stdin.take().unwrap();
+    stdin.write_all(&bytes(3 * MIB)).unwrap();
+    eventually(|| used(&scratch) > 0);
+    check_round_trip(&scratch, "name", b"salt", "");
+    drop(stdin);
+    let output = slow.wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("exists already"));
+    assert_eq!(scratch.run("get name").stdout, b"salt");
 }
 
 #[test]

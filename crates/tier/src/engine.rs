@@ -79,6 +79,8 @@ enum Purpose {
     User(OpId, UserStep),
     /// To get a name for a region to be.
     Claim(RegionId),
+    /// To get a name for a region that has none.
+    Name(RegionId),
     /// To get chunks on another node for a region to be.
     ReserveForAlloc(RegionId),
     /// To get chunks on the node to which a region moves.
@@ -299,6 +301,7 @@ impl Engine {
         match purpose {
             Purpose::User(op, step) => self.continue_command(op, step, body),
             Purpose::Claim(region) => self.continue_making(region, from, body),
+            Purpose::Name(region) => self.handle_named(region, body),
             Purpose::ReserveForAlloc(region) => self.continue_making(region, from, body),
             Purpose::ReserveForMove(region) => self.handle_move_reserved(region, body),
             Purpose::Change(region, epoch) => self.handle_acknowledged(region, epoch, from),

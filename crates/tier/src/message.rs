@@ -147,6 +147,8 @@ pub enum Order {
     Seal,
     /// Bring all its chunks, and its home, to another node.
     Move { to: NodeId },
+    /// Give it a name, if it has none.
+    SetName { name: String },
 }
 
 impl Order {
@@ -158,6 +160,7 @@ impl Order {
             Order::Revoke { .. } => "revoke",
             Order::Seal => "seal",
             Order::Move { .. } => "move",
+            Order::SetName { .. } => "name",
         }
     }
 }
@@ -450,6 +453,9 @@ pub enum Refusal {
     /// The lock's holder is on a node that is silent and cannot be cut off.
     #[error("the lock is held on node {0}, which is silent and cannot be cut off")]
     HeldBySilent(NodeId),
+    /// The region has another name already.
+    #[error("the region has a name")]
+    HasName,
     /// The system of the node that was to hold the bytes has no memory for them now.
     #[error("the system of node {node} gave {given} of {wanted} bytes")]
     OutOfMemory {

@@ -58,6 +58,8 @@ pub enum Stage {
     Freeing,
     /// Mappers are told its new permissions.
     ChangingAccess,
+    /// The directory is asked for this name.
+    Naming(Box<str>),
     /// Its chunks are brought to another node.
     Moving(Moving),
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{CHUNK_BYTES, Cluster, LEASE_NS, slot};
-use halite_tier::access::Blocked;
+use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::message::{NodeState, Order, Refusal, RegionInfo};
@@ -394,4 +394,68 @@ fn a_region_for_anywhere_goes_to_nodes_that_stay_and_not_into_applications() {
     cluster.alloc(1, "own", LEN, Placement::Anywhere);
     assert_eq!(info(&mut cluster, command, "own").home, NodeId(1000));
     order(&mut cluster, command, lh, Order::Free);
+}
+
+fn unnamed(cluster: &mut Cluster, host: usize, placement: Placement) -> SlotRef {
+    slot(cluster.command(
+        host,
+        Command::Alloc {
+            name: None,
+            len: LEN,
+            chunk_bytes: CHUNK_BYTES,
+            placement,
+            everyone: Permissions::READ,
+            populate: false,
+        },
+    ))
+}
+
+fn set_name(lh: SlotRef, name: &str) -> Command {
+    Command::Order(lh, Order::SetName { name: name.to_owned() })
+}
+
+#[test]
+fn a_region_that_is_named_late_has_its_name_wherever_it_goes_and_is_announced_anew() {
+    let mut cluster = Cluster::of(3);
+    let lh = unnamed(&mut cluster, 1, Placement::On(NodeId(2)));
+    // Two orders at once: the name is given where the region is then.
+    cluster.submit(1, Command::Order(lh, Order::Move { to: NodeId(1) }));
+    let naming = cluster.submit(1, set_name(lh, "salt"));
+    cluster.run();
+    assert_eq!(cluster.outcome(1, naming), Some(Ok(Outcome::Done)));
+    cluster.kill(0);
+    cluster.run();
+    let first = cluster.add(0, common::ARENA_BYTES);
+    cluster.map(first, "salt");
+}
+
+#[test]
+fn who_dies_before_the_name_is_given_leaves_nothing_and_after_that_a_whole_region() {
+    let mut cluster = Cluster::of(3);
+    for (step, survives) in [(false, false), (true, true)] {
+        let client = cluster.add(1000 + u32::from(step), 0);
+        let lh = unnamed(&mut cluster, client, Placement::On(NodeId(1)));
+        cluster.submit(client, set_name(lh, "salt"));
+        cluster.perform(client);
+        if step {
+            cluster.run();
+        }
+        cluster.kill(client);
+        cluster.run();
+        let found = cluster.command(2, Command::Stat("salt".into()));
+        assert_eq!(found.is_ok(), survives, "{found:?}");
+        assert_eq!(cluster.memory(1).0 > 0, survives);
+    }
+}
+
+#[test]
+fn a_name_is_not_given_while_nobody_knows_which_are_taken() {
+    let mut cluster = Cluster::of(2);
+    let lh = unnamed(&mut cluster, 1, Placement::Local);
+    cluster.kill(0);
+    cluster.run();
+    assert_eq!(cluster.command(1, set_name(lh, "salt")), Err(Refusal::PeerDown(NodeId(0)).into()));
+    cluster.add(0, common::ARENA_BYTES);
+    assert_eq!(cluster.command(1, set_name(lh, "\0lsalt")), Err(Refusal::Malformed.into()));
+    assert_eq!(cluster.command(1, set_name(lh, "salt")), Ok(Outcome::Done));
 }

@@ -106,6 +106,10 @@ macro_rules! conformance_cases {
                 a_name_has_at_most_255_bytes
                 any_text_is_a_name
                 a_name_is_found_only_whole
+                a_region_may_be_named_when_it_is_ready
+                a_name_that_is_taken_is_not_given_late
+                a_region_keeps_its_name
+                only_masters_give_names
             }
             sharing {
                 what_one_node_writes_another_reads

@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::thread;
 
-use halite::{Permissions, Placement, RegionCause};
+use halite::{NodeId, Permissions, Placement, RegionCause, Who};
 
 use super::cluster::{Cluster, Harness, everyone, shared};
 use super::refused;
@@ -95,4 +95,59 @@ pub fn a_name_is_found_only_whole(h: &dyn Harness) {
     for other in ["region", "Reg", "Region ", "Region\0", "Regions"] {
         refused!(session.map(other, Permissions::READ), RegionCause::NotFound);
     }
+}
+
+/// Until then nobody else finds it; then it outlives whoever made it.
+pub fn a_region_may_be_named_when_it_is_ready(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (maker, other) = (cluster.session(0), cluster.session(1));
+    let lh = maker.alloc(None, 100, Placement::On(NodeId(1)), everyone()).unwrap();
+    maker.write(lh, 0, b"ready").unwrap();
+    refused!(other.map("late", Permissions::READ), RegionCause::NotFound);
+    maker.set_name(lh, "late").unwrap();
+    maker.unmap(lh).unwrap();
+    let lh = other.map("late", Permissions::all()).unwrap();
+    let mut bytes = [0; 5];
+    other.read(lh, 0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"ready");
+    assert_eq!(other.stat_handle(lh).unwrap().name.as_deref(), Some("late"));
+    other.free(lh).unwrap();
+    refused!(other.map("late", Permissions::READ), RegionCause::NotFound);
+    cluster.expect_empty();
+}
+
+/// The region stays as it is, and may have another name.
+pub fn a_name_that_is_taken_is_not_given_late(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(1);
+    shared(&cluster.session(0), "taken", 10);
+    let lh = session.alloc(None, 10, Placement::Local, everyone()).unwrap();
+    refused!(session.set_name(lh, "taken"), RegionCause::NameTaken);
+    refused!(session.set_name(lh, ""), RegionCause::NameEmpty);
+    refused!(session.set_name(lh, "\0lock"), RegionCause::NameReserved);
+    assert_eq!(session.stat_handle(lh).unwrap().name, None);
+    session.set_name(lh, "free").unwrap();
+    assert_eq!(session.list().unwrap().len(), 2);
+}
+
+/// Whoever has found it by its name would look for it in vain.
+pub fn a_region_keeps_its_name(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = shared(&session, "first", 10);
+    refused!(session.set_name(lh, "second"), RegionCause::HasName);
+    session.set_name(lh, "first").unwrap();
+    refused!(session.map("second", Permissions::READ), RegionCause::NotFound);
+}
+
+/// A name is what others find it by: its masters decide.
+pub fn only_masters_give_names(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let lh = session.alloc(None, 10, Placement::Local, everyone()).unwrap();
+    session.add_master(lh, "somebody else").unwrap();
+    let me = session.stat_handle(lh).unwrap().owner;
+    session.revoke(lh, Who::Principal(me), Permissions::MASTER).unwrap();
+    refused!(session.set_name(lh, "name"), RegionCause::PermissionDenied { .. });
+    assert!(session.list().unwrap().is_empty());
 }

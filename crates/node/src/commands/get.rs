@@ -22,13 +22,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     let lh = lh.map_err(attempting("get", format!("{:?}", args.name)))?;
     let region_len = client.session.len(lh)?;
     let (len, expected) = match trailer(&client.session, lh, region_len, &args.name)? {
-        Some(Trailer::Complete { len, checksum }) => (len, Some(checksum)),
-        Some(Trailer::Unfinished { .. }) => {
-            bail!(
-                "{:?} is incomplete: it is still being put, or whoever put it died (`halite rm` frees it)",
-                args.name
-            )
-        }
+        Some(Trailer { len, checksum }) => (len, Some(checksum)),
         None => {
             output::note(&format!(
                 "{:?} was not made by `halite put`: copied whole and not verified",

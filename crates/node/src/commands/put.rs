@@ -1,4 +1,7 @@
 //! `halite put`: a file becomes a region, its bytes followed by a trailer.
+//!
+//! The region gets its name when all of it is there.  Until then nobody can find it, and whatever becomes of this
+//! process, its memory is free again: a region without a name ends with its last mapping.
 
 use std::path::Path;
 
@@ -7,36 +10,51 @@ use halite::{
     AllocOptions, Lh, NodeId, NodeState, NodeStatus, Permissions, Placement, RegionCause, RegionError,
     blocking,
 };
+use indicatif::ProgressBar;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::regions::attempting;
 use crate::args::Put;
 use crate::client::Client;
-use crate::files::{PIECE_BYTES, Source};
-use crate::output;
+use crate::files::PIECE_BYTES;
 use crate::progress;
 use crate::signals::Interrupt;
+use crate::source::Source;
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
-/// A put that fails or is interrupted frees its region.
+/// Bytes of the first part of what has no length; each further one is twice as long as the one before.
+const PART_BYTES_MIN: u64 = 16 << 20;
+const PART_BYTES_MAX: u64 = 1 << 30;
+
+/// Cluster, name and space are looked at before a byte is read.
 pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
-    let mut source = Source::open(&args.file)?;
     let client = Client::join(dir)?;
-    let placement = placement(&client, args)?;
-    // From here on there is something to undo; until here a signal may simply end us.
+    check_name(&client, args)?;
+    let put = Putting { session: &client.session, placement: placement(&client, args)? };
+    let source = Source::open(&args.file)?;
+    // Until here a signal may simply end us.
     let interrupt = Interrupt::listen().context("cannot listen for signals")?;
-    let len = source.len();
-    let region_len = len.checked_add(TRAILER_BYTES as u64).context("the file is longer than any region")?;
-    // What the client writes is to count as the memory of the nodes that hold it.
-    let options = AllocOptions { placement, everyone: Permissions::empty(), populate: true };
-    let made = client.session.alloc_with(Some(&args.name), region_len, options);
-    let lh = made.map_err(|error| explain(error, &client, args))?;
-    let unfinished = Unfinished { session: &client.session, lh, name: &args.name };
-    client.session.write(lh, len, &Trailer::Unfinished { len }.to_bytes())?;
-    let checksum = copy(&client.session, lh, &mut source, &interrupt, &args.name)?;
-    client.session.write(lh, len, &Trailer::Complete { len, checksum }.to_bytes())?;
-    unfinished.keep();
-    Ok(())
+    let mut input = Input { source, interrupt, hasher: Xxh3::new(), buffer: vec![0; PIECE_BYTES] };
+    let filled = put.fill(&mut input, &args.name);
+    let (lh, len) = filled.map_err(|error| explain(error, &client, args, &input.source))?;
+    let checksum = input.hasher.digest();
+    client.session.write(lh, len, &Trailer { len, checksum }.to_bytes())?;
+    let named = client.session.set_name(lh, &args.name);
+    named.map_err(|error| explain(error.into(), &client, args, &input.source))
+}
+
+/// Whether the name can be given is known for sure only when it is.
+fn check_name(client: &Client, args: &Put) -> anyhow::Result<()> {
+    match client.session.stat(&args.name) {
+        Ok(_) => Err(name_taken(&args.name)),
+        Err(error) => match error.cause() {
+            RegionCause::NameEmpty
+            | RegionCause::NameTooLong { .. }
+            | RegionCause::NameReserved
+            | RegionCause::DirectoryDown => Err(attempting("put", format!("{:?}", args.name))(error).into()),
+            _ => Ok(()),
+        },
+    }
 }
 
 fn placement(client: &Client, args: &Put) -> anyhow::Result<Placement> {
@@ -50,48 +68,143 @@ fn placement(client: &Client, args: &Put) -> anyhow::Result<Placement> {
     Ok(args.node.map_or(Placement::Anywhere, |node| Placement::On(NodeId(node))))
 }
 
-/// Copies all bytes and returns their checksum.
-fn copy(
-    session: &blocking::Session,
-    lh: Lh,
-    source: &mut Source,
-    interrupt: &Interrupt,
-    name: &str,
-) -> anyhow::Result<u64> {
-    let len = source.len();
-    let bar = progress::bar(len, name);
-    let mut hasher = Xxh3::new();
-    let mut buffer = vec![0; PIECE_BYTES];
-    let mut offset = 0;
-    while offset < len {
-        if interrupt.is_asked() {
-            bail!("interrupted: {name:?} was not stored");
+/// What is read, and what it adds up to.
+struct Input {
+    source: Source,
+    interrupt: Interrupt,
+    hasher: Xxh3,
+    buffer: Vec<u8>,
+}
+
+/// Where it goes.
+struct Putting<'a> {
+    session: &'a blocking::Session,
+    placement: Placement,
+}
+
+impl Putting<'_> {
+    /// A region without a name that holds all of the input, and its length.
+    fn fill(&self, input: &mut Input, name: &str) -> anyhow::Result<(Lh, u64)> {
+        let Some(len) = input.source.len() else {
+            let bar = progress::counter(name);
+            let filled = self.fill_in_parts(input, &bar);
+            bar.finish_and_clear();
+            return filled;
+        };
+        let lh = self.alloc_for(len)?;
+        let bar = progress::bar(len, name);
+        let mut offset = 0;
+        while offset < len {
+            let piece = &mut input.buffer[..(len - offset).min(PIECE_BYTES as u64) as usize];
+            input.source.read_all(piece, &input.interrupt)?;
+            input.hasher.update(piece);
+            self.session.write(lh, offset, piece)?;
+            offset += piece.len() as u64;
+            bar.set_position(offset);
         }
-        let piece = &mut buffer[..(len - offset).min(PIECE_BYTES as u64) as usize];
-        source.read(piece)?;
-        hasher.update(piece);
-        session.write(lh, offset, piece)?;
-        offset += piece.len() as u64;
-        bar.set_position(offset);
+        input.source.finish(&input.interrupt)?;
+        bar.finish_and_clear();
+        Ok((lh, len))
     }
-    source.finish()?;
-    bar.finish_and_clear();
-    Ok(hasher.digest())
+
+    /// A region's length is fixed when it is made: the input is gathered in regions of growing size first.
+    fn fill_in_parts(&self, input: &mut Input, bar: &ProgressBar) -> anyhow::Result<(Lh, u64)> {
+        let mut parts: Vec<(Lh, u64)> = Vec::new();
+        let mut room = 0;
+        loop {
+            let piece_len = input.source.read(&mut input.buffer, &input.interrupt)?;
+            let piece = &input.buffer[..piece_len];
+            if piece_len == 0 {
+                break;
+            }
+            if room == 0 {
+                let (part, part_len) = self.alloc_part(parts.len() as u32)?;
+                parts.push((part, 0));
+                room = part_len;
+            }
+            // Parts are whole pieces, and only the last piece is shorter.
+            let (part, filled) = parts.last_mut().expect("there is room in the last");
+            self.session.write(*part, *filled, piece)?;
+            input.hasher.update(piece);
+            *filled += piece_len as u64;
+            room -= PIECE_BYTES as u64;
+            bar.inc(piece_len as u64);
+            if piece_len < PIECE_BYTES {
+                break;
+            }
+        }
+        let len = parts.iter().map(|(_, filled)| filled).sum();
+        Ok((self.join(&parts, len)?, len))
+    }
+
+    /// The next part, shorter where there is no room for all of it.
+    fn alloc_part(&self, index: u32) -> anyhow::Result<(Lh, u64)> {
+        let mut len = PART_BYTES_MIN.checked_shl(index).map_or(PART_BYTES_MAX, |len| len.min(PART_BYTES_MAX));
+        loop {
+            match self.alloc(len) {
+                Err(error) if is_no_space(&error) && len > PART_BYTES_MIN => len /= 2,
+                made => return Ok((made?, len)),
+            }
+        }
+    }
+
+    fn join(&self, parts: &[(Lh, u64)], len: u64) -> anyhow::Result<Lh> {
+        let whole = self.alloc_for(len)?;
+        let mut offset = 0;
+        for (part, part_len) in parts {
+            self.session.copy(whole, offset, *part, 0, *part_len)?;
+            self.session.free(*part)?;
+            offset += part_len;
+        }
+        Ok(whole)
+    }
+
+    /// A region for that many bytes and the trailer.
+    fn alloc_for(&self, len: u64) -> anyhow::Result<Lh> {
+        let region_len =
+            len.checked_add(TRAILER_BYTES as u64).context("the file is longer than any region")?;
+        Ok(self.alloc(region_len)?)
+    }
+
+    /// What we write is to count as the memory of the nodes that hold it, so they populate it.
+    fn alloc(&self, len: u64) -> Result<Lh, RegionError> {
+        let placement = self.placement.clone();
+        let options = AllocOptions { placement, everyone: Permissions::empty(), populate: true };
+        self.session.alloc_with(None, len, options)
+    }
+}
+
+fn is_no_space(error: &RegionError) -> bool {
+    matches!(error.cause(), RegionCause::NoSpace { .. })
+}
+
+fn name_taken(name: &str) -> anyhow::Error {
+    anyhow!("cannot put {name:?}: it exists already; `halite rm` frees it")
 }
 
 /// Says what the reader may do about it, where that is known.
-fn explain(error: RegionError, client: &Client, args: &Put) -> anyhow::Error {
-    let error = attempting("put", format!("{:?}", args.name))(error);
-    match *error.cause() {
-        RegionCause::NameTaken => {
-            anyhow!("cannot put {:?}: it exists already; `halite rm` frees it", args.name)
-        }
+fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -> anyhow::Error {
+    let name = format!("{:?}", args.name);
+    let Some(refused) = error.downcast_ref::<RegionError>() else {
+        return error.context(format!("cannot put {name}"));
+    };
+    match *refused.cause() {
+        RegionCause::NameTaken => name_taken(&args.name),
+        RegionCause::NoSpace { .. } if source.len().is_none() => anyhow!(
+            "cannot put {name}: {}; as {} has no length, its bytes are kept twice for a moment",
+            refused.cause(),
+            source.label()
+        ),
         RegionCause::NoSpace { wanted, .. } if !args.spread && has_room_when_spread(client, wanted) => {
-            anyhow!("{error}; or add --spread, for all nodes together have room")
+            anyhow!(
+                "cannot put {name}: {}; or add --spread, for all nodes together have room",
+                refused.cause()
+            )
         }
-        _ => error.into(),
+        _ => anyhow!("cannot put {name}: {}", refused.cause()),
     }
 }
+
 /// Whether all nodes together have the memory that one lacks.
 fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
     // Who cannot be asked gets no advice.
@@ -99,25 +212,4 @@ fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
     let alive = nodes.iter().filter(|node| node.state == NodeState::Alive);
     let free = |node: &NodeStatus| node.bytes_total.saturating_sub(node.bytes_used + node.bytes_quarantined);
     alive.map(free).sum::<u64>() >= wanted
-}
-
-/// A region that holds only a part of its file.  Freed when dropped.
-struct Unfinished<'a> {
-    session: &'a blocking::Session,
-    lh: Lh,
-    name: &'a str,
-}
-
-impl Unfinished<'_> {
-    fn keep(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = self.session.free(self.lh) {
-            output::note(&format!("an incomplete region {:?} is left behind: {error}", self.name));
-        }
-    }
 }

@@ -196,6 +196,16 @@ impl Process {
     }
 }
 
+/// Waits for what can only be asked for; fails when it has not come for half a minute.
+#[track_caller]
+pub fn eventually(is_so: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed().as_secs() < 30, "it has not come");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
 /// Bytes without a period that a copy in pieces could hide.
 pub fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()

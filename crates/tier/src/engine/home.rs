@@ -245,7 +245,34 @@ impl Engine {
                 self.start_changing_access(asker, region);
             }
             Order::Move { to } => self.start_moving(asker, region, to),
+            Order::SetName { name } => self.start_naming(asker, region, name),
         }
+    }
+
+    fn start_naming(&mut self, asker: Asker, region: RegionId, name: String) {
+        let found = self.homes.get_mut(&region).expect("the region is here");
+        if !names::is_name(&name) || names::is_reserved(&name) {
+            return self.answer(asker, Err(Refusal::Malformed));
+        }
+        match found.name.as_deref() {
+            Some(ours) if ours == name => self.answer(asker, Ok(Reply::Done)),
+            Some(_) => self.answer(asker, Err(Refusal::HasName)),
+            None => {
+                let stage = Stage::Naming(name.as_str().into());
+                found.busy = Some(Box::new(Busy::new(Some(asker), stage)));
+                self.ask(NodeId::FIRST, Request::ClaimName { name, region }, Purpose::Name(region));
+            }
+        }
+    }
+
+    /// The directory has given the name or not, or is gone with all that it knew.
+    pub(super) fn handle_named(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+        let found = self.homes.get_mut(&region).expect("nothing else is done to it until then");
+        if let (Ok(_), Some(Stage::Naming(name))) = (&body, found.busy.as_ref().map(|busy| &busy.stage)) {
+            found.name = Some(name.clone());
+            found.epoch.0 += 1;
+        }
+        self.finish_order(region, body);
     }
 
     fn start_changing_access(&mut self, asker: Asker, region: RegionId) {
@@ -308,6 +335,7 @@ impl Engine {
         }
         match &busy.stage {
             Stage::Freeing => self.finish_freeing(region),
+            Stage::Naming(_) => {}
             Stage::ChangingAccess => self.finish_order(region, Ok(Reply::Done)),
             Stage::Moving(_) => self.continue_moving(region),
         }

@@ -1,0 +1,164 @@
+//! Where `put` takes its bytes from: a file, whose length is known beforehand, or whatever else can be read.
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::signals::Interrupt;
+
+/// How often it is looked whether the end was asked for while nothing can be read.
+const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+/// Bytes to be read from the first to the last.
+#[derive(Debug)]
+pub struct Source {
+    file: File,
+    len: Option<u64>,
+    label: String,
+}
+
+impl Source {
+    /// Opens `path`, or standard input for `-`, and reads nothing yet.
+    pub fn open(path: &Path) -> anyhow::Result<Source> {
+        let is_stdin = path == Path::new("-");
+        let label = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
+        let opened = if is_stdin { duplicate_stdin() } else { File::open(path) };
+        let mut file = opened.with_context(|| format!("cannot open {label}"))?;
+        let metadata = file.metadata().with_context(|| format!("cannot look at {label}"))?;
+        if metadata.is_dir() {
+            bail!("cannot put {label}: it is a directory");
+        }
+        // Files that the kernel makes up, as in /proc, have bytes but no length.
+        let len = match metadata.is_file() && metadata.len() > 0 {
+            true => {
+                // Standard input redirected from a file may be past its first bytes already.
+                let position = file.stream_position().with_context(|| format!("cannot look at {label}"))?;
+                Some(metadata.len().saturating_sub(position))
+            }
+            false => None,
+        };
+        Ok(Source { file, len, label })
+    }
+
+    /// Bytes that there are to read, if that is known.
+    pub fn len(&self) -> Option<u64> {
+        self.len
+    }
+
+    /// What errors call it.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Fills `piece` from where the last call ended; returns how much of it, which is less only at the end.
+    pub fn read(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<usize> {
+        let mut filled = 0;
+        while filled < piece.len() {
+            self.await_bytes(interrupt)?;
+            match self.file.read(&mut piece[filled..]) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).with_context(|| format!("cannot read {}", self.label)),
+            }
+        }
+        Ok(filled)
+    }
+
+    /// As [`Source::read`], for bytes that must be there.
+    pub fn read_all(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<()> {
+        if self.read(piece, interrupt)? < piece.len() {
+            bail!("{} became shorter while it was read", self.label);
+        }
+        Ok(())
+    }
+
+    /// After the last piece: fails if the file has grown meanwhile.
+    pub fn finish(&mut self, interrupt: &Interrupt) -> anyhow::Result<()> {
+        if self.read(&mut [0], interrupt)? > 0 {
+            bail!("{} became longer while it was read", self.label);
+        }
+        Ok(())
+    }
+
+    /// Whoever is at the other end of a pipe may say nothing for hours.
+    fn await_bytes(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
+        loop {
+            if interrupt.is_asked() {
+                bail!("interrupted");
+            }
+            match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&LOOK_AGAIN)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                // What cannot be waited for can be read at once.
+                _ => return Ok(()),
+            }
+        }
+    }
+}
+
+fn duplicate_stdin() -> io::Result<File> {
+    Ok(File::from(rustix::io::dup(io::stdin())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn scratch_file(name: &str, bytes: &[u8]) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("halite-source-{}-{name}", std::process::id()));
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_source_that_changes_its_length_is_noticed() {
+        let interrupt = Interrupt::default();
+        let path = scratch_file("length", b"four");
+        let mut source = Source::open(&path).unwrap();
+        assert_eq!(source.len(), Some(4));
+        std::fs::write(&path, b"fours").unwrap();
+        source.read_all(&mut [0; 4], &interrupt).unwrap();
+        let longer = source.finish(&interrupt).unwrap_err();
+        assert!(longer.to_string().ends_with("became longer while it was read"));
+
+        let mut source = Source::open(&path).unwrap();
+        std::fs::write(&path, b"").unwrap();
+        let shorter = source.read_all(&mut [0; 5], &interrupt).unwrap_err();
+        assert!(shorter.to_string().ends_with("became shorter while it was read"));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_source_that_cannot_be_read_is_named() {
+        let missing = Source::open(Path::new("/nonexistent/file")).unwrap_err();
+        assert!(
+            format!("{missing:#}").starts_with("cannot open /nonexistent/file: No such file"),
+            "{missing:#}"
+        );
+        assert_eq!(Source::open(Path::new("/")).unwrap_err().to_string(), "cannot put /: it is a directory");
+    }
+
+    #[test]
+    fn a_pipe_has_no_length_and_comes_in_whole_pieces() {
+        let interrupt = Interrupt::default();
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let mut source = Source { file: File::from(read), len: None, label: "a pipe".into() };
+        let writer = std::thread::spawn(move || {
+            let mut file = File::from(write);
+            for word in ["through ", "a ", "pipe"] {
+                file.write_all(word.as_bytes()).unwrap();
+            }
+        });
+        let (mut first, mut rest) = ([0; 9], [0; 100]);
+        assert_eq!(source.read(&mut first, &interrupt).unwrap(), 9);
+        assert_eq!(source.read(&mut rest, &interrupt).unwrap(), 5);
+        assert_eq!((&first, &rest[..5]), (b"through a", &b" pipe"[..]));
+        writer.join().unwrap();
+    }
+}
