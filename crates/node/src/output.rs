@@ -1,18 +1,29 @@
 //! What people and scripts see: results on standard output, everything else on standard error.
 
-use std::io::{self, Write};
+use std::io::{self, Stdout, Write};
 use std::process::ExitCode;
 
+use halite_providers::inherited::{Standard, was_closed};
 use serde::Serialize;
+
+use crate::signals::Interrupted;
 
 /// Arguments that were read well but make no sense together: exit status 2, as for those that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
 
+/// Standard output; an error if whoever started us closed it, where Rust would write to `/dev/null` instead.
+pub fn standard_output() -> io::Result<Stdout> {
+    if was_closed(Standard::Output) {
+        return Err(io::Error::other("standard output is closed (`>/dev/null` drops what is printed)"));
+    }
+    Ok(io::stdout())
+}
+
 /// Writes `text` to standard output.
 pub fn print(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
+    let mut stdout = standard_output()?.lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()
 }
@@ -46,8 +57,11 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
     if !error.chain().any(is_closed) {
         note(&format!("{error:#}"));
     }
-    match error.is::<UsageError>() {
-        true => ExitCode::from(2),
-        false => ExitCode::FAILURE,
+    if error.is::<UsageError>() {
+        return ExitCode::from(2);
+    }
+    match error.downcast_ref::<Interrupted>() {
+        Some(interrupted) => ExitCode::from(interrupted.status()),
+        None => ExitCode::FAILURE,
     }
 }

@@ -1,11 +1,11 @@
 //! Signals that ask this program to end, and the processes that end with it.
 //!
-//! A command either looks at [`Interrupt`] between two steps, so that it can undo what it began, or sleeps in
-//! [`Ending::wait`].  Children are tied to their parent by [`die_with`], which each child calls on itself.
+//! A command looks at [`Interrupt`] between two steps, so that it can undo what it began, has a [`Listener`] answer while
+//! it cannot, or sleeps in [`Ending::wait`].  Children are tied to their parent by [`die_with`], which each child calls on itself.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
@@ -34,6 +34,58 @@ impl Interrupt {
     pub fn is_asked(&self) -> bool {
         // Carries no data: only the flag itself matters.
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A command did not do what it was asked to, or more than it had to, because somebody asked for the end.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted: {outcome}")]
+pub struct Interrupted {
+    /// The signal by which it was asked.
+    pub signal: i32,
+    /// What became of what was begun.
+    pub outcome: String,
+}
+
+impl Interrupted {
+    /// What shells expect of whoever ends by a signal.
+    pub fn status(&self) -> u8 {
+        128 + self.signal as u8
+    }
+}
+
+/// Somebody who hears at once that the end is asked for, while the command waits for something else.
+#[derive(Debug)]
+pub struct Listener(Arc<AtomicI32>);
+
+impl Listener {
+    /// Calls `first` on the first signal, on a thread of its own.  On the second it calls `second`, and ends the process.
+    pub fn spawn(
+        first: impl FnOnce() + Send + 'static,
+        second: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Listener> {
+        let heard = Arc::new(AtomicI32::new(0));
+        let hears = heard.clone();
+        let mut signals = Signals::new(ENDING)?;
+        let listen = move || {
+            let mut signals = signals.forever();
+            if let Some(signal) = signals.next() {
+                hears.store(signal, Ordering::Relaxed);
+                first();
+            }
+            if let Some(signal) = signals.next() {
+                second();
+                std::process::exit(128 + signal);
+            }
+        };
+        std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen)?;
+        Ok(Listener(heard))
+    }
+
+    /// The signal by which the end was asked for.
+    pub fn heard(&self) -> Option<i32> {
+        // Carries no data: only the number itself matters.
+        Some(self.0.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
 }
 

@@ -5,10 +5,14 @@ use std::io::{self, Read, Seek};
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use halite_providers::inherited::{Standard, was_closed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::signals::Interrupt;
+
+/// Bytes of one piece of a transfer.
+pub const PIECE_BYTES: usize = 1 << 20;
 
 /// How often it is looked whether the end was asked for while nothing can be read.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
@@ -101,6 +105,9 @@ impl Source {
 }
 
 fn duplicate_stdin() -> io::Result<File> {
+    if was_closed(Standard::Input) {
+        return Err(io::Error::other("it is closed (`</dev/null` stands for no bytes)"));
+    }
     Ok(File::from(rustix::io::dup(io::stdin())?))
 }
 

@@ -2,12 +2,15 @@
 
 mod support;
 
-use std::io::Write;
-use std::process::Stdio;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 
 use halite::{Config, Node, Permissions};
+use rustix::fs::{FileType, Mode};
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use support::{Scratch, bytes, check_ok, eventually};
+use support::{Running, Scratch, bytes, check_ok, eventually};
 
 const MIB: usize = 1 << 20;
 
@@ -247,6 +250,158 @@ fn permissions_are_granted_and_taken_back() {
     let session = node.blocking_session();
     assert!(session.map("region", Permissions::READ).is_ok());
     assert!(session.map("region", Permissions::WRITE).is_err());
+}
+
+#[test]
+fn a_move_that_is_interrupted_goes_on_and_is_told_and_leaves_the_region_on_one_node() {
+    let scratch = Scratch::new("interrupted-move");
+    let _up = scratch.up(2);
+    check_round_trip(&scratch, "region", &bytes(20 * MIB), "--node 0");
+    // Nobody reads on, so that it keeps the region mapped; stopped, it holds the move up.
+    let mut mapper = Running::start(&scratch, "get region");
+    mapper.byte();
+    mapper.signal(Signal::STOP);
+
+    let mut mv = scratch.command("mv region --to 1").stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(mv.stderr.take().unwrap());
+    let pid = Pid::from_child(&mv);
+    while !catches(pid, Signal::INT) {
+        assert!(mv.try_wait().unwrap().is_none(), "it ended before it could be interrupted");
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    assert!(line.contains("on its way to node 1: waiting"), "{line}");
+    mapper.signal(Signal::CONT);
+    assert_eq!(mv.wait().unwrap().code(), Some(130));
+    line.clear();
+    told.read_line(&mut line).unwrap();
+    assert_eq!(line, "halite: interrupted: \"region\" was moved all the same; it is on node 1\n");
+    assert_eq!(holders(&scratch.json("stat region --json")[0]), [1]);
+}
+
+#[test]
+fn whoever_does_not_wait_for_an_interrupted_move_is_told_that_it_goes_on() {
+    let scratch = Scratch::new("hurried-move");
+    let _up = scratch.up(2);
+    check_round_trip(&scratch, "region", &bytes(20 * MIB), "--node 0");
+    let mut mapper = Running::start(&scratch, "get region");
+    mapper.byte();
+    mapper.signal(Signal::STOP);
+
+    let mut mv = scratch.command("mv region --to 1").stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(mv.stderr.take().unwrap());
+    let pid = Pid::from_child(&mv);
+    while !catches(pid, Signal::INT) {
+        std::thread::yield_now();
+    }
+    for expected in ["waiting until it is there", "goes on to node 1 without us; `halite stat region`"] {
+        rustix::process::kill_process(pid, Signal::INT).unwrap();
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        assert!(line.contains(expected), "{line}");
+    }
+    assert_eq!(mv.wait().unwrap().code(), Some(130));
+    mapper.signal(Signal::CONT);
+    // The next move is queued behind the one that goes on.
+    scratch.ok("mv region --to 1");
+    assert_eq!(holders(&scratch.json("stat region --json")[0]), [1]);
+}
+
+/// Whether a process has asked to be told of a signal, by the mask that the kernel shows.
+fn catches(pid: Pid, signal: Signal) -> bool {
+    let path = format!("/proc/{}/status", pid.as_raw_nonzero());
+    let status = std::fs::read_to_string(path).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & 1 << (signal.as_raw() - 1) != 0
+}
+
+#[test]
+fn a_get_that_is_killed_leaves_no_file() {
+    let scratch = Scratch::new("killed-get");
+    let _up = scratch.up(1);
+    let large = scratch.write("large", &bytes(64 * MIB));
+    scratch.ok(&format!("put large {}", large.display()));
+    let into = scratch.file("into");
+    let target = scratch.file("").canonicalize().unwrap();
+    let mut was_killed = false;
+    while !was_killed {
+        let mut get = scratch.command(&format!("get large -o {}", into.display())).spawn().unwrap();
+        let writes = |pid: u32| {
+            let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            fds.filter_map(|fd| std::fs::read_link(fd.path()).ok())
+                .any(|link| link.starts_with(&target) && !link.starts_with(scratch.cluster()))
+        };
+        while !writes(get.id()) && get.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        get.kill().unwrap();
+        was_killed = get.wait().unwrap().code().is_none();
+        assert!(!has_partial(&scratch));
+        // It may have been too quick to be killed.
+        assert!(was_killed != into.exists() || std::fs::remove_file(&into).is_ok());
+    }
+    assert!(!into.exists());
+}
+
+#[test]
+fn what_is_printed_where_nobody_can_read_is_an_error_unless_that_is_wanted() {
+    let scratch = Scratch::new("closed");
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "region", b"salt", "");
+    let shell = |line: &str| {
+        let halite = env!("CARGO_BIN_EXE_halite");
+        let script = format!("exec {halite} --dir {} {line}", scratch.cluster().display());
+        Command::new("sh").args(["-c", &script]).output().unwrap()
+    };
+    for line in ["get region >&-", "ls >&-", "status >&-", "up --nodes 1 >&-"] {
+        let output = shell(line);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert!(complaint.contains("standard output is closed"), "{line}: {complaint}");
+    }
+    let output = shell("put none - <&-");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("standard input: it is closed"), "{output:?}");
+    check_ok("put", &shell("put none - </dev/null"));
+    let into = scratch.file("closed-but-not-needed");
+    for line in ["get region >/dev/null", "get region 2>&-", "get region <&-"] {
+        check_ok(line, &shell(line));
+    }
+    check_ok("-o", &shell(&format!("get region -o {} >&-", into.display())));
+    assert_eq!(std::fs::read(into).unwrap(), b"salt");
+    // As Python opens it for `subprocess.DEVNULL`.
+    let both = std::fs::File::options().read(true).write(true).open("/dev/null").unwrap();
+    assert!(scratch.command("get region").stdout(both).status().unwrap().success());
+}
+
+#[test]
+fn get_writes_to_whatever_kind_of_file_it_is_given() {
+    let scratch = Scratch::new("kinds");
+    let _up = scratch.up(1);
+    let content = bytes(3 * MIB);
+    check_round_trip(&scratch, "region", &content, "");
+    let fifo = scratch.file("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let mut get = scratch.command(&format!("get region -o {}", fifo.display())).spawn().unwrap();
+    assert!(std::fs::read(&fifo).unwrap() == content);
+    assert!(get.wait().unwrap().success());
+    assert!(scratch.run("get region -o /dev/stdout").stdout == content);
+
+    // A name in the directory where one stands, and a link to a file elsewhere.
+    let mut here = scratch.command("get region -o here");
+    assert!(here.current_dir(scratch.file("")).status().unwrap().success());
+    assert!(std::fs::read(scratch.file("here")).unwrap() == content);
+    let old = scratch.write("old", b"old");
+    std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::symlink("old", scratch.file("link")).unwrap();
+    scratch.ok(&format!("get region -o {}", scratch.file("link").display()));
+    assert!(std::fs::read(&old).unwrap() == content);
+    assert_eq!(std::fs::metadata(&old).unwrap().permissions().mode() & 0o777, 0o640);
+    assert!(std::fs::symlink_metadata(scratch.file("link")).unwrap().is_symlink());
+    assert!(!has_partial(&scratch));
 }
 
 fn join(scratch: &Scratch, principal: &str) -> Node {

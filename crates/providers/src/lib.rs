@@ -1,8 +1,9 @@
 //! The fabrics themselves.
 //!
-//! Each module but one implements [`halite_fabric::Fabric`] once; nothing here knows names, permissions or clusters.
-//! [`private_dir`] is what they and their users share on disk.
+//! [`shm`] implements [`halite_fabric::Fabric`]; nothing here knows names, permissions or clusters.
+//! [`private_dir`] and [`inherited`] are what nodes need of the system besides.
 
+pub mod inherited;
 pub mod private_dir;
 pub mod shm;
 

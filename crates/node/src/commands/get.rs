@@ -9,14 +9,18 @@ use xxhash_rust::xxh3::Xxh3;
 use super::regions::attempting;
 use crate::args::Get;
 use crate::client::Client;
-use crate::files::{PIECE_BYTES, Sink};
 use crate::output;
 use crate::progress;
 use crate::signals::Interrupt;
+use crate::sink::Sink;
+use crate::source::PIECE_BYTES;
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
 /// A file appears only if all its bytes are right; standard output gets them as they come.
 pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
+    if args.output.is_none() {
+        output::standard_output().context("cannot write to standard output")?;
+    }
     let client = Client::join(dir)?;
     let lh = client.session.map(&args.name, Permissions::READ);
     let lh = lh.map_err(attempting("get", format!("{:?}", args.name)))?;

@@ -2,16 +2,44 @@
 
 use std::path::Path;
 
-use halite::{NodeId, Permissions};
+use anyhow::Context;
+use halite::{NodeId, Permissions, RegionInfo};
 
-use super::regions::attempting;
+use super::regions::{attempting, holders};
 use crate::args::Move;
 use crate::client::Client;
+use crate::output;
+use crate::signals::{Interrupted, Listener};
 
 /// Returns when the bytes are there; handles that others hold stay valid.
+///
+/// The region's home moves it, and goes on whatever becomes of us.  So whoever is interrupted waits for it, and tells
+/// where the region is; who is in a hurry interrupts twice.
 pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let failed = attempting("move", format!("{:?} to node {}", args.name, args.to));
     let lh = client.session.map(&args.name, Permissions::MASTER).map_err(&failed)?;
-    Ok(client.session.move_to(lh, NodeId(args.to)).map_err(&failed)?)
+    let (name, to) = (args.name.clone(), args.to);
+    let hurried = format!("{name:?} goes on to node {to} without us; `halite stat {name}` tells where it is");
+    let waiting = format!(
+        "{name:?} is on its way to node {to}: waiting until it is there (ctrl-C again does not wait)"
+    );
+    let listener = Listener::spawn(move || output::note(&waiting), move || output::note(&hurried));
+    let listener = listener.context("cannot listen for signals")?;
+    let moved = client.session.move_to(lh, NodeId(args.to));
+    let Some(signal) = listener.heard() else { return Ok(moved.map_err(&failed)?) };
+    let place = client.session.stat(&args.name);
+    let place = place.map_or_else(|error| error.to_string(), |region| place_of(&region));
+    let outcome = match moved {
+        Ok(()) => format!("{:?} was moved all the same; {place}", args.name),
+        Err(error) => format!("{}; {place}", failed(error)),
+    };
+    Err(Interrupted { signal, outcome }.into())
+}
+
+fn place_of(region: &RegionInfo) -> String {
+    match region.nodes.len() {
+        1 => format!("it is on node {}", holders(region)),
+        _ => format!("it is on nodes {}", holders(region)),
+    }
 }

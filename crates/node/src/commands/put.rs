@@ -16,10 +16,9 @@ use xxhash_rust::xxh3::Xxh3;
 use super::regions::attempting;
 use crate::args::Put;
 use crate::client::Client;
-use crate::files::PIECE_BYTES;
 use crate::progress;
 use crate::signals::Interrupt;
-use crate::source::Source;
+use crate::source::{PIECE_BYTES, Source};
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
 /// Bytes of the first part of what has no length; each further one is twice as long as the one before.

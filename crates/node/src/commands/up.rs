@@ -22,6 +22,8 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     }
     // Listening from the start: whoever is asked to end while nodes are starting must stop them.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
+    // Whoever cannot be told of the nodes is not to have them.
+    output::standard_output()?;
     let dir = prepare(dir)?;
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
     let plan = Plan { dir: dir.clone(), arena_bytes: args.arena.0, lifetime, log };

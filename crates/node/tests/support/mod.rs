@@ -3,7 +3,7 @@
 // Each test program uses its own part of this.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -157,6 +157,11 @@ impl Running {
         self.stdout.read_line(&mut line).unwrap();
         assert!(!line.is_empty(), "it ended early: {:?}", self.child.wait());
         line
+    }
+
+    /// Waits until it has printed something.
+    pub fn byte(&mut self) {
+        self.stdout.read_exact(&mut [0]).unwrap();
     }
 
     pub fn signal(&self, signal: Signal) {

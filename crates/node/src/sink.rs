@@ -1,0 +1,292 @@
+//! Where `get` leaves its bytes.
+//!
+//! A [`Sink`] shows a file under its name only when it is whole.  Until then the file has no name at all, where the file
+//! system can do that, so that nothing is left of a command that is killed.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::output;
+
+/// Where bytes end up.  Unless [`Sink::finish`] is called, a file leaves no trace.
+#[derive(Debug)]
+pub struct Sink {
+    target: Target,
+    label: String,
+}
+
+#[derive(Debug)]
+enum Target {
+    /// A pipe, a terminal, a device: written to as it is.
+    Stream(File),
+    /// A file that gets its name in the end.
+    File(Unnamed),
+}
+
+impl Sink {
+    /// Standard output, or the file `path`.
+    pub fn create(path: Option<&Path>) -> anyhow::Result<Sink> {
+        let Some(path) = path else {
+            let stdout = output::standard_output().and_then(|stdout| Ok(rustix::io::dup(stdout)?));
+            let stdout = File::from(stdout.context("cannot write to standard output")?);
+            return Ok(Sink { target: Target::Stream(stdout), label: "standard output".to_owned() });
+        };
+        let label = path.display().to_string();
+        let failed = || format!("cannot write to {label}");
+        match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => bail!("cannot write to {label}: it is a directory"),
+            // A device or a pipe must not be replaced by a file.
+            Ok(metadata) if !metadata.is_file() => {
+                let file = File::options().write(true).open(path).with_context(failed)?;
+                Ok(Sink { target: Target::Stream(file), label })
+            }
+            existing => {
+                let unnamed = Unnamed::create(&behind_links(path)).with_context(failed)?;
+                if let Ok(existing) = existing {
+                    let mode = Permissions::from_mode(existing.mode() & 0o777);
+                    unnamed.file.set_permissions(mode).with_context(failed)?;
+                }
+                Ok(Sink { target: Target::File(unnamed), label })
+            }
+        }
+    }
+
+    /// Appends `piece`.
+    pub fn write(&mut self, piece: &[u8]) -> anyhow::Result<()> {
+        let file = match &mut self.target {
+            Target::Stream(file) => file,
+            Target::File(unnamed) => &mut unnamed.file,
+        };
+        file.write_all(piece).with_context(|| format!("cannot write to {}", self.label))
+    }
+
+    /// All bytes are there: the file gets its name.
+    pub fn finish(self) -> anyhow::Result<()> {
+        match self.target {
+            Target::Stream(_) => Ok(()),
+            Target::File(unnamed) => {
+                unnamed.name().with_context(|| format!("cannot write to {}", self.label))
+            }
+        }
+    }
+}
+
+/// Where `path` leads: a link is to stay one, also if there is nothing yet at its end.
+fn behind_links(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    // As many as the kernel follows; what is left of a longer chain is replaced as if it were a file.
+    for _ in 0..40 {
+        let Ok(target) = fs::read_link(&path) else { break };
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    path
+}
+
+/// A file that does not bear its name yet.
+#[derive(Debug)]
+struct Unnamed {
+    file: File,
+    /// The directory in which it will be.
+    dir: OwnedFd,
+    name: OsString,
+    /// The name that it has instead, where files cannot be without one.  Removed when dropped.
+    provisional: Option<OsString>,
+}
+
+impl Unnamed {
+    fn create(path: &Path) -> io::Result<Unnamed> {
+        let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(dir, flags, Mode::empty())?;
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        match rustix::fs::openat(&dir, ".", flags, MODE) {
+            Ok(file) if can_be_named(&file) => {
+                Ok(Unnamed { file: File::from(file), dir, name, provisional: None })
+            }
+            // The file system cannot, or the kernel shows nothing in /proc.
+            Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
+                Unnamed::create_named(dir, name)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn create_named(dir: OwnedFd, name: OsString) -> io::Result<Unnamed> {
+        let provisional = provisional_name()?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::openat(&dir, &provisional, flags, MODE)?);
+        Ok(Unnamed { file, dir, name, provisional: Some(provisional) })
+    }
+
+    /// Gives it its name, which whatever had it loses at that moment.
+    fn name(mut self) -> io::Result<()> {
+        if self.provisional.is_none() {
+            match self.link(&self.name) {
+                Err(Errno::EXIST) => {}
+                linked => return Ok(linked?),
+            }
+            // A link replaces nothing, and a rename needs a name to start from.
+            let provisional = provisional_name()?;
+            self.link(&provisional)?;
+            self.provisional = Some(provisional);
+        }
+        let provisional = self.provisional.as_ref().expect("it has been given one");
+        rustix::fs::renameat(&self.dir, provisional, &self.dir, &self.name)?;
+        self.provisional = None;
+        Ok(())
+    }
+
+    fn link(&self, name: &OsStr) -> Result<(), Errno> {
+        let path = own_descriptor(self.file.as_raw_fd());
+        rustix::fs::linkat(CWD, path, &self.dir, name, AtFlags::SYMLINK_FOLLOW)
+    }
+}
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        if let Some(provisional) = &self.provisional {
+            // If it cannot be removed there is nobody left to tell who could do better.
+            let _ = rustix::fs::unlinkat(&self.dir, provisional, AtFlags::empty());
+        }
+    }
+}
+
+/// What a new file may be, as far as the user's mask allows.
+const MODE: Mode = Mode::from_raw_mode(0o666);
+
+/// A name that nobody has, and that is independent of the file's own, which may be as long as names can be.
+fn provisional_name() -> io::Result<OsString> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(format!(".halite-{:016x}.partial", u64::from_ne_bytes(random)).into())
+}
+
+fn own_descriptor(fd: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{fd}"))
+}
+
+/// Only through /proc may an ordinary user name a file that has no name.
+fn can_be_named(file: &OwnedFd) -> bool {
+    own_descriptor(file.as_raw_fd()).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory of its own for each test, gone with it.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Scratch {
+            let path = std::env::temp_dir().join(format!("halite-sink-{}-{name}", std::process::id()));
+            fs::create_dir(&path).unwrap();
+            Scratch(path)
+        }
+
+        fn entries(&self) -> Vec<OsString> {
+            let mut entries: Vec<_> =
+                fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            entries.sort();
+            entries
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_file_appears_under_its_name_only_when_it_is_whole() {
+        let scratch = Scratch::new("whole");
+        let path = scratch.0.join("file");
+        fs::write(&path, b"old").unwrap();
+        let mut sink = Sink::create(Some(&path)).unwrap();
+        sink.write(b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(scratch.entries(), ["file"], "nothing shows that it is being written");
+        sink.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(scratch.entries(), ["file"]);
+    }
+
+    #[test]
+    fn a_sink_that_is_given_up_leaves_no_trace() {
+        let scratch = Scratch::new("trace");
+        let mut sink = Sink::create(Some(&scratch.0.join("file"))).unwrap();
+        sink.write(b"half").unwrap();
+        drop(sink);
+        assert!(scratch.entries().is_empty());
+    }
+
+    #[test]
+    fn only_the_file_at_the_end_of_a_link_is_replaced_and_its_mode_stays() {
+        let scratch = Scratch::new("link");
+        let (file, link, own) =
+            (scratch.0.join("file"), scratch.0.join("link"), scratch.0.join("file.partial"));
+        fs::write(&own, b"the user's").unwrap();
+        fs::write(&file, b"old").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        let mut sink = Sink::create(Some(&link)).unwrap();
+        sink.write(b"new").unwrap();
+        sink.finish().unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("file"));
+        assert_eq!(fs::read(&own).unwrap(), b"the user's");
+
+        fs::remove_file(&file).unwrap();
+        Sink::create(Some(&link)).unwrap().finish().unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"");
+        assert_eq!(scratch.entries(), ["file", "file.partial", "link"]);
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_and_a_device_is_not_replaced() {
+        let mut sink = Sink::create(Some(Path::new("/dev/full"))).unwrap();
+        let error = sink.write(b"bytes").unwrap_err();
+        assert!(format!("{error:#}").starts_with("cannot write to /dev/full: No space left"), "{error:#}");
+        sink.finish().unwrap();
+        assert!(!fs::metadata("/dev/full").unwrap().is_file());
+        assert!(Sink::create(Some(Path::new("/"))).is_err());
+    }
+
+    #[test]
+    fn where_files_need_a_name_it_is_one_that_goes_away() {
+        let scratch = Scratch::new("named");
+        let create = || {
+            let dir = File::open(&scratch.0).unwrap().into();
+            Unnamed::create_named(dir, "file".into()).unwrap()
+        };
+        drop(create());
+        assert!(scratch.entries().is_empty());
+        let unnamed = create();
+        (&unnamed.file).write_all(b"new").unwrap();
+        fs::write(scratch.0.join("file"), b"old").unwrap();
+        assert_eq!(scratch.entries().len(), 2);
+        unnamed.name().unwrap();
+        assert_eq!(scratch.entries(), ["file"]);
+        assert_eq!(fs::read(scratch.0.join("file")).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_new_file_has_the_mode_that_the_user_has_chosen_for_new_files() {
+        let scratch = Scratch::new("mode");
+        let mode = |name: &str| fs::metadata(scratch.0.join(name)).unwrap().mode() & 0o777;
+        Sink::create(Some(&scratch.0.join("new"))).unwrap().finish().unwrap();
+        fs::write(scratch.0.join("usual"), b"").unwrap();
+        assert_eq!(mode("new"), mode("usual"));
+    }
+}

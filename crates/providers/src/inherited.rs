@@ -1,0 +1,42 @@
+//! The standard descriptors that this process was started without.
+//!
+//! Rust opens `/dev/null` in place of those before `main`, and from then on what is printed vanishes without an error.
+//! Somebody who redirects to `/dev/null` wants that; somebody who closed standard output (`>&-`) is to be told.
+
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+/// A standard descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Standard {
+    /// Descriptor 0.
+    Input,
+    /// Descriptor 1.
+    Output,
+    /// Descriptor 2.
+    Error,
+}
+
+/// One bit for each that was closed.
+static CLOSED: AtomicU8 = AtomicU8::new(0);
+
+/// Whether it was closed when this process began.
+pub fn was_closed(standard: Standard) -> bool {
+    // Written before there was a second thread.
+    CLOSED.load(Relaxed) & 1 << standard as u8 != 0
+}
+
+// SAFETY: the loader calls what this section points to once, before `main` and in the only thread; the C convention lets
+// a function ignore the arguments that it may be given.  `look` uses nothing that `main` would have to set up first.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOOK: extern "C" fn() = look;
+
+extern "C" fn look() {
+    for fd in [Standard::Input, Standard::Output, Standard::Error] {
+        // SAFETY: the call asks about a number, and fails if that is no descriptor.
+        if unsafe { libc::fcntl(fd as i32, libc::F_GETFD) } == -1 {
+            CLOSED.fetch_or(1 << fd as u8, Relaxed);
+        }
+    }
+}
