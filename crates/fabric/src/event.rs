@@ -30,6 +30,8 @@ pub enum Event {
     CutOff {
         /// Who.
         peer: PeerId,
+        /// Whether that is so because its process has exited, as the fabric knows for certain.
+        exited: bool,
     },
 }
 
@@ -38,7 +40,7 @@ pub enum Event {
 pub enum CutOff {
     /// It is cut off already.
     Done,
-    /// Under way; an event will tell.
+    /// Under way: its process is being killed, and an event will tell.
     Started,
     /// It may not be done here: what the peer could reach must stay quarantined until it ends by itself.
     NotPermitted,

@@ -245,6 +245,10 @@ impl Fabric for FaultInjector {
         self.inner.cut_off(peer)
     }
 
+    fn warn(&self, peer: PeerId, text: &str) {
+        self.inner.warn(peer, text);
+    }
+
     fn disconnect(&self, peer: PeerId) {
         self.inner.disconnect(peer);
     }

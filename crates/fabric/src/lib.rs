@@ -85,6 +85,10 @@ pub trait Fabric: Send + Sync {
     /// it is so; it may be at once, or never where [`CutOff::NotPermitted`] is returned.
     fn cut_off(&self, peer: PeerId) -> CutOff;
 
+    /// Tells the person at the terminal of `peer`'s process, or its log, why it is about to be cut off: where that can be
+    /// done without waiting and without harm, and not where cutting it off is not permitted.
+    fn warn(&self, _peer: PeerId, _text: &str) {}
+
     /// Drops the connection to `peer` on our side: gives up its memory, fails outstanding work.
     fn disconnect(&self, peer: PeerId);
 

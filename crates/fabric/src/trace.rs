@@ -249,6 +249,10 @@ impl Fabric for Tracer {
         outcome
     }
 
+    fn warn(&self, peer: PeerId, text: &str) {
+        self.inner.warn(peer, text);
+    }
+
     fn disconnect(&self, peer: PeerId) {
         self.note(Step::Disconnect { peer });
         self.inner.disconnect(peer);

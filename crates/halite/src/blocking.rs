@@ -14,7 +14,7 @@ use halite_tier::message::{NodeStatus, RegionInfo};
 use halite_tier::permissions::Permissions;
 
 use crate::access::{Reading, Transfer, Writing};
-use crate::error::{AccessError, BatchError, RegionError};
+use crate::error::{AccessError, BatchError, LostRegion, RegionError};
 use crate::rpc::{
     self, Answer, Call, CallError, Calling, Function, Into, Message, Port, ReplyError, SendError, ServeError,
     ServeOptions,
@@ -123,6 +123,21 @@ impl Session {
     /// See [`crate::Session::list`].
     pub fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
         self.block_on(self.session.list())
+    }
+
+    /// See [`crate::Session::list_lost`].
+    pub fn list_lost(&self) -> Result<Vec<LostRegion>, RegionError> {
+        self.block_on(self.session.list_lost())
+    }
+
+    /// See [`crate::Session::forget_name`].
+    pub fn forget_name(&self, name: &str) -> Result<(), RegionError> {
+        self.block_on(self.session.forget_name(name))
+    }
+
+    /// See [`crate::Session::forget_node`].
+    pub fn forget_node(&self, node: NodeId) -> Result<(), RegionError> {
+        self.block_on(self.session.forget_node(node))
     }
 
     /// See [`crate::Session::status`].

@@ -193,6 +193,20 @@ impl ClusterDir {
         self.clean_some(|node| node.0 >= EPHEMERAL_NODE_MIN)
     }
 
+    /// Removes what a dead node left, its lock file too; returns whether it is dead.
+    pub fn forget(&self, node: NodeId) -> Result<bool, ClusterDirError> {
+        match NameLock::take(&self.dir, &lock_name(node), Create::No) {
+            Ok(Some(lock)) if !self.is_alive_without_lock(node)? => {
+                self.remove_files_of(node)?;
+                lock.remove();
+                Ok(true)
+            }
+            Ok(_) => Ok(false),
+            Err(error) if error::is_missing(&error) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn clean_some(&self, forget: impl Fn(NodeId) -> bool) -> Result<(), ClusterDirError> {
         for (node, names) in self.names_of_nodes()? {
             if self.is_alive(node)? {

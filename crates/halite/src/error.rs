@@ -3,6 +3,7 @@
 //! Each error says what was attempted, on which object, why it failed, and (in the text of its cause) what the
 //! reader may do.  "Not done" is meant unless a cause says "maybe done".
 
+mod lost;
 mod sync;
 mod watch;
 
@@ -16,6 +17,7 @@ use halite_tier::message::{NAME_BYTES_MAX, Refusal};
 use halite_tier::permissions::Permissions;
 
 use crate::cluster_dir::ClusterDirError;
+pub use lost::{Lost, LostRegion};
 pub use sync::{BarrierCause, BarrierError, LockCause, LockError};
 pub use watch::{NotifyCause, NotifyError};
 
@@ -82,6 +84,12 @@ pub enum RegionCause {
     /// No region has the name, or it was freed.
     #[error("there is no such region")]
     NotFound,
+    /// The region that had the name was lost with the node that was its home.
+    #[error("it was lost with {0}")]
+    Lost(Lost),
+    /// A node that lives is not forgotten.
+    #[error("node {0} lives, and only dead nodes can be forgotten")]
+    NodeLives(NodeId),
     /// The principal lacks these permissions.
     #[error("permission denied (missing: {missing}); a master of the region can grant it")]
     PermissionDenied {
@@ -204,6 +212,8 @@ impl From<Refusal> for RegionCause {
             Refusal::TooManyPieces { pieces, max } => RegionCause::TooManyPieces { pieces, max },
             Refusal::BadChunkSize(chunk_bytes) => RegionCause::BadChunkSize { chunk_bytes },
             Refusal::NodeClosed => RegionCause::NodeClosed,
+            Refusal::Lost { home, loss } => RegionCause::Lost(Lost::new(home, loss)),
+            Refusal::NodeLives(node) => RegionCause::NodeLives(node),
         }
     }
 }

@@ -93,10 +93,10 @@ pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, NodeId};
 pub use driven::{Driven, Step};
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
-    JoinError, LockCause, LockError, NotifyCause, NotifyError, RegionCause, RegionError,
+    JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError, RegionCause, RegionError,
 };
 pub use explain::{AccessPath, PeerExplained, PieceExplained, RegionExplained, Verbs};
-pub use halite_tier::message::{NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
+pub use halite_tier::message::{Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
 pub use halite_tier::permissions::Permissions;
 pub use lock::Guard;
 pub use node::{Node, Seat};

@@ -166,8 +166,8 @@ impl Machine {
                 engine.handle_disconnected(now, peer);
                 self.ground.rpc.handle_disconnected(peer, &mut self.wakes);
             }
-            FabricEvent::CutOff { peer } => {
-                engine.handle_cut_off(now, peer);
+            FabricEvent::CutOff { peer, exited } => {
+                engine.handle_cut_off(now, peer, exited);
                 self.ground.rpc.handle_cut_off(peer);
                 self.peers.remove(&peer);
             }
@@ -270,6 +270,9 @@ impl Machine {
                 self.outbox.push(peer, OutMessage { imm: 0, bytes, solicited });
             }
             Effect::CutOff(peer) => self.cut_off(now, peer),
+            Effect::Warn { peer, text } => self.ground.fabric.warn(peer, &text),
+            Effect::News(news) if news.is_trouble() => tracing::warn!("{news}"),
+            Effect::News(news) => tracing::info!("{news}"),
             Effect::Disconnect(peer) => self.ground.fabric.disconnect(peer),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
             Effect::Quiesce(token) => {
@@ -297,12 +300,16 @@ impl Machine {
     }
 
     fn cut_off(&mut self, now: u64, peer: PeerId) {
-        // Where it is not permitted, the engine keeps what the peer could reach in quarantine.
-        if self.ground.fabric.cut_off(peer) == CutOff::Done
-            && let Some(engine) = &mut self.engine
-        {
-            engine.handle_cut_off(now, peer);
-            self.ground.rpc.handle_cut_off(peer);
+        let begun = self.ground.fabric.cut_off(peer);
+        let Some(engine) = &mut self.engine else { return };
+        match begun {
+            CutOff::Done => {
+                engine.handle_cut_off(now, peer, false);
+                self.ground.rpc.handle_cut_off(peer);
+            }
+            CutOff::Started => engine.handle_kill(now, peer),
+            // The engine keeps what the peer could reach in quarantine.
+            CutOff::NotPermitted => {}
         }
     }
 

@@ -23,7 +23,7 @@ use crate::access::{Reading, Transfer, Writing};
 use crate::barrier::Barriers;
 use crate::blocking;
 use crate::driver::Core;
-use crate::error::{AccessError, BatchError, RegionCause, RegionError};
+use crate::error::{AccessError, BatchError, LostRegion, RegionCause, RegionError};
 use crate::lock::Locks;
 use crate::ticket::{Ending, Undo};
 
@@ -274,6 +274,28 @@ impl Session {
         }
     }
 
+    /// Names all regions of the cluster that were lost with their homes, ordered by name: until somebody makes a region of
+    /// that name, or forgets the name or the node.  Node 0 remembers 10,000 of them, those lost last, and none from before
+    /// it was restarted.
+    pub async fn list_lost(&self) -> Result<Vec<LostRegion>, RegionError> {
+        match self.command("list", Object::All("lost regions"), Command::ListLost).await? {
+            Outcome::Lost(names) => Ok(names.into_iter().map(LostRegion::from).collect()),
+            _ => unreachable!("a list was asked for"),
+        }
+    }
+
+    /// Has a name forgotten whose region was lost: it is then as if it had never been.  Anybody may.
+    pub async fn forget_name(&self, name: &str) -> Result<(), RegionError> {
+        let object = Object::Name(name);
+        check_name(name).map_err(|cause| object.failed("forget", cause))?;
+        self.command("forget", object, Command::ForgetName(name.to_owned())).await.map(|_| ())
+    }
+
+    /// Has a dead node forgotten, with all names that were lost with it.  Fails with [`RegionCause::NodeLives`] if it lives.
+    pub async fn forget_node(&self, node: NodeId) -> Result<(), RegionError> {
+        self.command("forget", Object::Node(node), Command::ForgetNode(node)).await.map(|_| ())
+    }
+
     /// Describes all nodes of the cluster, in order.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
         match self.command("status", Object::All("nodes"), Command::Status).await? {
@@ -407,6 +429,9 @@ impl Session {
                 | Command::Stat(_)
                 | Command::List
                 | Command::Order(_, Order::SetName { .. })
+                | Command::ListLost
+                | Command::ForgetName(_)
+                | Command::ForgetNode(_)
         );
         let ending = Commanded::new(&self.inner, command).await;
         ending.map_err(|error| match RegionCause::from(error) {
@@ -472,6 +497,7 @@ enum Object<'a> {
     Unnamed(u64),
     Handle(&'a Session, Lh),
     All(&'static str),
+    Node(NodeId),
 }
 
 impl<'a> Object<'a> {
@@ -486,6 +512,7 @@ impl<'a> Object<'a> {
             Object::Unnamed(len) => format!("a region of {len} bytes without a name"),
             Object::Handle(session, lh) => session.inner.describe(*lh),
             Object::All(what) => (*what).to_owned(),
+            Object::Node(node) => format!("node {node}"),
         };
         RegionError { operation, object, cause }
     }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 
 use common::Dir;
-use halite::{AccessCause, NodeId, NodeState, Permissions, Placement, RegionCause, cluster_dir};
+use halite::{AccessCause, LossCause, NodeId, NodeState, Permissions, Placement, RegionCause, cluster_dir};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
@@ -75,7 +75,14 @@ fn the_memory_of_a_killed_process_is_an_error_and_its_successor_begins_anew() {
     // Until the news arrives, its memory is still there.
     let lost = std::iter::repeat_with(|| here.read(lh, 0, &mut bytes)).find_map(Result::err).unwrap();
     assert_eq!(lost.cause, AccessCause::PeerDown(NodeId(1)));
-    assert_eq!(here.map("mortal", ANYBODY).unwrap_err().cause, RegionCause::NotFound);
+    // That its connection has ended is heard before it is proven dead.
+    let mut loss = std::iter::repeat_with(|| match here.map("mortal", ANYBODY).unwrap_err().cause {
+        RegionCause::Lost(lost) => lost,
+        other => panic!("{other}"),
+    });
+    let lost = loss.find(|lost| lost.cause != LossCause::Unreachable).unwrap();
+    assert_eq!((lost.node, lost.cause), (NodeId(1), LossCause::Exited));
+    assert_eq!(here.list_lost().unwrap()[0].name, "mortal");
     let states: Vec<NodeState> = here.status().unwrap().iter().map(|node| node.state).collect();
     assert_eq!(states, [NodeState::Alive, NodeState::Dead]);
     let present = cluster_dir::nodes(dir.path()).unwrap();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
 use common::Dir;
-use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause, Session, Who};
+use halite::{AccessCause, LossCause, Lost, NodeId, Permissions, Placement, RegionCause, Session, Who};
 use halite_fabric::Status;
 use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
 use halite_fabric::kind::OperationKind;
@@ -282,7 +282,9 @@ fn who_holds_regions_of_a_node_that_left_gets_an_error_and_not_a_hang() {
     // The same number, another life: the handle is stale now.
     let _second = dir.join(1);
     assert_eq!(here.read(lh, 0, &mut bytes).unwrap_err().cause, AccessCause::Stale);
-    assert_eq!(here.map("lost", ANYBODY).unwrap_err().cause, RegionCause::NotFound);
+    let refused = here.map("lost", ANYBODY).unwrap_err();
+    let is_told = |lost: &Lost| (lost.node, lost.cause) == (NodeId(1), LossCause::Left);
+    assert!(matches!(&refused.cause, RegionCause::Lost(lost) if is_told(lost)), "{refused}");
 }
 
 #[test]

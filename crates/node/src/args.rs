@@ -54,8 +54,10 @@ pub enum Command {
     Node(Node),
     /// Stops the nodes of the cluster and removes what they left; applications that joined it stay
     Down(Down),
-    /// Shows the nodes
+    /// Shows the nodes; exits with status 3 if one is dead or silent
     Status(Listing),
+    /// Forgets a dead node, and the names of what was lost with it
+    Forget(Forget),
     /// Copies a file into a new region
     Put(Put),
     /// Copies a region into a file, or to standard output
@@ -66,7 +68,7 @@ pub enum Command {
     Stat(Stat),
     /// Tells which way bytes take to a region or a node, and why
     Explain(Explain),
-    /// Frees a region
+    /// Frees a region, or forgets one that was lost
     Rm(Region),
     /// Moves a region to another node
     Mv(Move),
@@ -126,6 +128,13 @@ pub struct Down {
     /// Ends the applications that have joined, too
     #[arg(long)]
     pub all: bool,
+}
+
+/// `halite forget`
+#[derive(Args, Debug)]
+pub struct Forget {
+    /// Number of the node
+    pub node: u32,
 }
 
 /// How a list is printed.

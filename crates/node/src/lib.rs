@@ -10,6 +10,7 @@ mod commands;
 mod control;
 mod diagnostics;
 mod letters;
+mod loss;
 mod output;
 pub mod perf;
 mod progress;
@@ -25,11 +26,11 @@ use std::process::ExitCode;
 pub use bytes::{ByteCount, ByteCountError};
 
 /// Runs the program: reads the command line and the environment, does what they say, and returns the exit
-/// status: 0 for success, 1 for failure, 2 for arguments that make no sense.
+/// status: 0 for success, 1 for failure, 2 for arguments that make no sense, 3 for a cluster that is not well.
 pub fn run() -> ExitCode {
     let arguments = args::parse();
     match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => output::failure(&error),
+        Ok(status) => status,
+        Err(error) => output::failure(&loss::explain(error)),
     }
 }

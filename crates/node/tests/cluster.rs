@@ -11,7 +11,7 @@ fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_its_logs() {
     let printed = scratch.ok("up --nodes 3 --arena 64M --detach");
     assert!(printed.contains("halite down"), "{printed}");
     assert_eq!(scratch.states(), ["alive"; 3]);
-    let nodes = scratch.json("status --json");
+    let nodes = scratch.nodes();
     for (node, row) in nodes.iter().enumerate() {
         assert_eq!((row["node"].as_u64(), row["provider"].as_str()), (Some(node as u64), Some("shm")));
         assert!(row["bytes_total"].as_u64().unwrap() >= 64 << 20, "{row}");
@@ -64,7 +64,7 @@ fn killing_up_leaves_no_process_and_the_next_up_cleans_the_rest() {
 fn a_killed_node_is_shown_as_dead_until_it_is_restarted() {
     let scratch = Scratch::new("restart");
     let _up = scratch.up(2);
-    let before = scratch.json("status --json")[1]["incarnation"].clone();
+    let before = scratch.nodes()[1]["incarnation"].clone();
     Process::open(scratch.pid(1)).kill();
     assert_eq!(scratch.states(), ["alive", "dead"]);
 
@@ -72,7 +72,7 @@ fn a_killed_node_is_shown_as_dead_until_it_is_restarted() {
     let mut node = Running::start(&scratch, &restart);
     assert!(node.line().starts_with("node 1 ready"));
     assert_eq!(scratch.states(), ["alive", "alive"]);
-    assert_ne!(scratch.json("status --json")[1]["incarnation"], before);
+    assert_ne!(scratch.nodes()[1]["incarnation"], before);
 
     // It is asked to leave, and leaves no trace.
     node.signal(Signal::TERM);

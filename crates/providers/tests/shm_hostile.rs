@@ -285,7 +285,7 @@ fn last_words_are_heard_from_a_peer_that_left_words_unread() {
     client.send(&packet(DETACHED, b""), &[]);
     drop(client);
     assert_eq!(victim.event(), Event::Disconnected { peer });
-    assert_eq!(victim.event(), Event::CutOff { peer });
+    assert_eq!(victim.event(), Event::CutOff { peer, exited: false });
 }
 
 #[test]

@@ -349,13 +349,13 @@ fn closing_delivers_the_last_words_then_cuts_both_ends_off() {
 
     assert_eq!(two.event(), Event::Disconnected { peer: to_one });
     assert_eq!(two.received(), (b"farewell".to_vec(), 1));
-    assert_eq!(two.event(), Event::CutOff { peer: to_one });
+    assert_eq!(two.event(), Event::CutOff { peer: to_one, exited: false });
     assert_eq!(two.fabric.cut_off(to_one), CutOff::Done);
     let error = two.send(to_one, b"too late", 1).unwrap_err();
     assert_eq!(error.cause, PostCause::NotConnected);
 
     assert_eq!(one.event(), Event::Disconnected { peer: to_two });
-    assert_eq!(one.event(), Event::CutOff { peer: to_two });
+    assert_eq!(one.event(), Event::CutOff { peer: to_two, exited: false });
     assert!(one.fabric.direct(to_two, key).is_none());
     assert!(one.fabric.connect("two.sock", b"").is_err());
     assert_eq!(two.fabric.discover().unwrap(), [""; 0]);
@@ -372,7 +372,7 @@ fn a_peer_that_still_holds_a_window_is_not_cut_off_yet() {
     two.fabric.disconnect(to_one);
     assert_eq!(two.event(), Event::Disconnected { peer: to_one });
     assert_eq!(one.event(), Event::Disconnected { peer: to_two });
-    assert_eq!(one.event(), Event::CutOff { peer: to_two });
+    assert_eq!(one.event(), Event::CutOff { peer: to_two, exited: false });
     // One holds a window of two's memory, so two has no proof and must not reuse it.
     held.store_u64(0, 1).unwrap();
     assert_eq!(ours.load_u64(0), Ok(1));
@@ -380,7 +380,7 @@ fn a_peer_that_still_holds_a_window_is_not_cut_off_yet() {
     assert_eq!(two.fabric.cut_off(to_one), CutOff::NotPermitted);
 
     drop(held);
-    assert_eq!(two.event(), Event::CutOff { peer: to_one });
+    assert_eq!(two.event(), Event::CutOff { peer: to_one, exited: false });
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn dropped_peers_can_connect_again_as_somebody_new() {
     one.fabric.disconnect(to_two);
     for (node, peer) in [(&mut one, to_two), (&mut two, to_one)] {
         assert_eq!(node.event(), Event::Disconnected { peer });
-        assert_eq!(node.event(), Event::CutOff { peer });
+        assert_eq!(node.event(), Event::CutOff { peer, exited: false });
     }
     let (again, _) = connect(&mut one, &mut two, "two.sock");
     assert_ne!(again, to_two);

@@ -42,7 +42,7 @@ fn start_echo(cluster: &Cluster, tester: &mut Node) -> (Role, PeerId) {
 
 fn expect_gone(tester: &mut Node, peer: PeerId) {
     assert_eq!(tester.event(), Event::Disconnected { peer });
-    assert_eq!(tester.event(), Event::CutOff { peer });
+    assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
     let error = tester.send(peer, b"anybody?", 1).unwrap_err();
     assert_eq!(error.cause, PostCause::NotConnected);
     assert_eq!(tester.fabric.cut_off(peer), CutOff::Done);
@@ -119,7 +119,7 @@ fn a_disconnected_stopped_peer_is_cut_off_when_it_dies() {
     // It may touch our memory as soon as it goes on.
     assert_eq!(tester.fabric.poll_event(), None);
     role.0.kill().unwrap();
-    assert_eq!(tester.event(), Event::CutOff { peer });
+    assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
 }
 
 #[test]
@@ -154,5 +154,5 @@ fn a_peer_that_stops_reading_cannot_hang_a_registration() {
     }
     assert_eq!(tester.event(), Event::Disconnected { peer });
     role.0.kill().unwrap();
-    assert_eq!(tester.event(), Event::CutOff { peer });
+    assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
 }

@@ -31,7 +31,7 @@ fn fabrics_leave_no_descriptor_mapping_thread_or_file_behind() {
         one.fabric.disconnect(to_two);
         for (node, peer) in [(&mut one, to_two), (&mut two, to_one)] {
             assert_eq!(node.event(), Event::Disconnected { peer });
-            assert_eq!(node.event(), Event::CutOff { peer });
+            assert_eq!(node.event(), Event::CutOff { peer, exited: false });
         }
         // The second connection is open when both are dropped.
         connect(&mut two, &mut one, "one.sock");

@@ -25,7 +25,7 @@ fn an_adapter_that_cuts_a_peer_off_drops_what_comes_later() {
         let two = &pair.two;
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::Done);
         let peer = two.peer;
-        assert_eq!(two.events(), [Event::Disconnected { peer }, Event::CutOff { peer }]);
+        assert_eq!(two.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }]);
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::Done);
     });
     assert_eq!(then, later);
@@ -52,7 +52,7 @@ fn packets_of_a_host_that_crashes_still_land() {
     // 20 us of 12.5 bytes a nanosecond.
     assert!((200_000..300_000).contains(&(later - then)), "{then} {later}");
     let peer = pair.two.peer;
-    assert_eq!(pair.two.events(), [Event::Disconnected { peer }, Event::CutOff { peer }]);
+    assert_eq!(pair.two.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }]);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn requests_to_a_host_that_has_crashed_fail() {
         pair.one.post(1, Operation::Send { bytes: b"anybody?", imm: 0 });
         pass(&pair.world, LONG_NS);
         let peer = pair.one.peer;
-        assert_eq!(pair.one.events(), [Event::Disconnected { peer }, Event::CutOff { peer }]);
+        assert_eq!(pair.one.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }]);
         pair.one.ended()
     };
     assert_eq!(story(true), [(1, Status::PeerGone)]);
@@ -90,7 +90,7 @@ fn processes_that_lost_each_other_are_cut_off_as_soon_as_their_kernels_can_talk(
     pair.back(|link| Link { up: true, ..link });
     pass(&pair.world, LONG_NS);
     for side in [&pair.one, &pair.two] {
-        assert_eq!(side.events(), [Event::CutOff { peer: side.peer }]);
+        assert_eq!(side.events(), [Event::CutOff { peer: side.peer, exited: false }]);
     }
 }
 
@@ -139,7 +139,7 @@ fn disconnecting_fails_what_is_outstanding_and_tells_both() {
         assert_eq!(pair.one.ended(), [(1, Status::PeerGone), (2, Status::Flushed)]);
         for side in [&pair.one, &pair.two] {
             let peer = side.peer;
-            assert_eq!(side.events(), [Event::Disconnected { peer }, Event::CutOff { peer }]);
+            assert_eq!(side.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }]);
         }
     }
 }
@@ -209,7 +209,7 @@ fn who_is_paused_in_the_middle_of_a_copy_goes_on_with_it_after_having_been_decla
     assert_eq!(two.landed(7, 4096), 1 << 20, "it does not know that it is dead");
     // Then it hears so, gives two's memory up, and says that.
     assert_eq!(one.events()[0], Event::Disconnected { peer: one.peer });
-    assert_eq!(two.events(), [Event::CutOff { peer: two.peer }]);
+    assert_eq!(two.events(), [Event::CutOff { peer: two.peer, exited: false }]);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn who_is_killed_in_the_middle_of_a_copy_never_goes_on() {
         assert_eq!(two.events(), [Event::Disconnected { peer: two.peer }]);
     });
     assert_eq!(then, later);
-    assert_eq!(two.events(), [Event::CutOff { peer: two.peer }]);
+    assert_eq!(two.events(), [Event::CutOff { peer: two.peer, exited: true }]);
     assert_eq!(two.fabric.cut_off(two.peer), CutOff::Done);
     world.resume(one.host);
     assert!(!world.is_running(one.host), "it is down, not paused");
@@ -239,7 +239,10 @@ fn a_kill_meets_only_what_it_was_meant_for() {
     world.restart(one.host);
     pass(world, LONG_NS);
     assert!(world.is_running(one.host));
-    assert_eq!(two.events(), [Event::Disconnected { peer: two.peer }, Event::CutOff { peer: two.peer }]);
+    assert_eq!(
+        two.events(),
+        [Event::Disconnected { peer: two.peer }, Event::CutOff { peer: two.peer, exited: true }]
+    );
 }
 
 #[test]
@@ -267,7 +270,10 @@ fn a_paused_read_goes_on_too() {
     world.resume(one.host);
     pass(world, LONG_NS);
     assert_eq!(one.landed(7, 4096), 1 << 20);
-    assert_eq!(two.events(), [Event::Disconnected { peer: two.peer }, Event::CutOff { peer: two.peer }]);
+    assert_eq!(
+        two.events(),
+        [Event::Disconnected { peer: two.peer }, Event::CutOff { peer: two.peer, exited: false }]
+    );
 }
 
 #[test]

@@ -277,7 +277,10 @@ fn what_was_posted_before_a_close_still_arrives_before_the_end() {
         }
         one.fabric.close();
         pass(&world, LONG_NS);
-        assert_eq!(two.events(), [Event::Disconnected { peer: two.peer }, Event::CutOff { peer: two.peer }]);
+        assert_eq!(
+            two.events(),
+            [Event::Disconnected { peer: two.peer }, Event::CutOff { peer: two.peer, exited: false }]
+        );
         assert_eq!(two.poll().len(), 20);
         assert!(
             one.poll().iter().all(|completion| completion.kind == CompletionKind::Done { id: WorkId(7) })

@@ -120,7 +120,10 @@ fn requests_to_a_peer_that_cannot_be_reached_fail_and_those_behind_are_flushed()
     pass(world, 100_000);
     // None of either has ever left.
     assert_eq!(one.ended(), [(1, Status::Flushed), (2, Status::Flushed)]);
-    assert_eq!(one.events(), [Event::Disconnected { peer: one.peer }, Event::CutOff { peer: one.peer }]);
+    assert_eq!(
+        one.events(),
+        [Event::Disconnected { peer: one.peer }, Event::CutOff { peer: one.peer, exited: false }]
+    );
     let refused = one.fabric.post(one.peer, &[]).unwrap_err();
     assert_eq!(refused.cause, PostCause::NotConnected);
     assert_eq!(two.events(), [], "no word gets through");
@@ -236,7 +239,7 @@ fn a_connection_that_ends_before_both_know_of_it_ends_for_both() {
         let [one, two] = half_connected(profile, |_, two| two.fabric.disconnect(two.peer));
         assert_eq!(one, failed);
         let peer = halite_fabric::PeerId(1);
-        assert_eq!(two, [Event::Disconnected { peer }, Event::CutOff { peer }]);
+        assert_eq!(two, [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }]);
     }
 }
 

@@ -1,13 +1,20 @@
 //! The directory of names: which region has which name, and where its home is.
 //!
 //! Soft state at the first node.  When that node restarts, the homes tell it their names again; until those that
-//! announced some have done so, questions are parked, since a name that seems free may not be.
+//! announced some have done so, questions are parked, since a name that seems free may not be.  What was lost before
+//! ([`lost`]) is forgotten with the directory's life.
+
+mod lost;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
+use crate::members::Parting;
+use crate::message::LostName;
 use crate::names;
+
+pub use lost::LOST_NAMES_MAX;
 
 /// Most names in one answer, so that it stays a small message.
 pub const NAMES_PER_ANSWER_MAX: usize = 1024;
@@ -26,6 +33,7 @@ struct Entry {
 pub struct Directory {
     names: BTreeMap<Box<str>, Entry>,
     awaited: BTreeSet<NodeLife>,
+    lost: lost::LostNames,
 }
 
 impl Directory {
@@ -51,6 +59,7 @@ impl Directory {
             Some(entry) if entry.region != region => return false,
             Some(entry) if entry.epoch > epoch => {}
             _ => {
+                self.lost.remove(name);
                 self.names.insert(name.into(), Entry { region, home, epoch });
             }
         }
@@ -82,10 +91,44 @@ impl Directory {
         (names, rest.next().is_some())
     }
 
-    /// Forgets the regions of a home that is gone.
-    pub fn forget_home(&mut self, home: NodeLife) {
-        self.names.retain(|_, entry| entry.home != home);
+    /// A home is gone, and with it its regions; that their names were lost is remembered.
+    /// Returns how many.
+    pub fn lose_home(&mut self, home: NodeLife, parting: Parting) -> usize {
         self.awaited.remove(&home);
+        let mut count = 0;
+        for (name, _) in self.names.extract_if(.., |_, entry| entry.home == home) {
+            // Locks and barriers are made anew by whoever needs them next.
+            if !names::is_reserved(&name) {
+                self.lost.insert(name, home, parting);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// More is known by now of how a home ended.
+    pub fn correct_loss(&mut self, home: NodeLife, parting: Parting) {
+        self.lost.correct(home, parting);
+    }
+
+    /// With which home a name was lost, and how that ended.
+    pub fn find_lost(&self, name: &str) -> Option<(NodeLife, Parting)> {
+        self.lost.find(name)
+    }
+
+    /// Lost names behind `after`, and whether there are more.
+    pub fn list_lost(&self, after: Option<&str>, now_ns: u64) -> (Vec<LostName>, bool) {
+        self.lost.list(after, now_ns)
+    }
+
+    /// Forgets that a name was lost; whether it was.
+    pub fn forget_lost(&mut self, name: &str) -> bool {
+        self.lost.remove(name)
+    }
+
+    /// Forgets what was lost with a node; whether that was anything.
+    pub fn forget_lost_with(&mut self, node: NodeId) -> bool {
+        self.lost.remove_node(node)
     }
 }
 
@@ -93,6 +136,9 @@ impl Directory {
 mod tests {
     use super::*;
     use crate::ids::Incarnation;
+    use crate::message::LossCause;
+
+    const PARTING: Parting = Parting { cause: LossCause::Exited, at_ns: 5 };
 
     fn region(serial: u64) -> RegionId {
         RegionId { origin: Incarnation(1), serial }
@@ -121,7 +167,7 @@ mod tests {
         assert!(directory.claim("a", region(1), life(2), Epoch(5)));
         // What the former home says later is old news.
         assert!(directory.claim("a", region(1), life(1), Epoch(4)));
-        directory.forget_home(life(1));
+        directory.lose_home(life(1), PARTING);
         assert_eq!(directory.find("a"), Some((region(1), life(2))));
     }
 
@@ -138,5 +184,19 @@ mod tests {
         assert!(!more);
         assert_eq!(first.len() + second.len(), count);
         assert!(first.last().unwrap().0 < second[0].0);
+    }
+
+    #[test]
+    fn a_name_is_known_to_be_lost_until_it_is_taken_anew() {
+        let mut directory = Directory::default();
+        for name in ["a", "b", "\0lock"] {
+            directory.claim(name, region(1), life(1), Epoch(0));
+        }
+        directory.lose_home(life(1), PARTING);
+        assert_eq!((directory.find("a"), directory.find_lost("a")), (None, Some((life(1), PARTING))));
+        assert_eq!(directory.find_lost("\0lock"), None);
+        assert!(directory.claim("a", region(2), life(2), Epoch(0)));
+        assert_eq!(directory.find_lost("a"), None);
+        assert!(directory.forget_lost("b") && !directory.forget_lost("b"));
     }
 }

@@ -5,8 +5,9 @@ use halite_mem::{SlotError, Window};
 
 use crate::access::{Blocked, Side, SlotRef, Spot, Step};
 use crate::ids::{NodeId, NodeLife, RegionId};
-use crate::message::{NodeStatus, Order, Refusal, RegionInfo};
+use crate::message::{LostName, NodeStatus, Order, Refusal, RegionInfo};
 use crate::names::Service;
+use crate::news::News;
 use crate::permissions::Permissions;
 
 /// Numbers a command of a session until its [`Effect::Finish`].
@@ -122,6 +123,12 @@ pub enum Command {
     },
     /// List who is to be told of what was written.
     ListWatchers(SlotRef),
+    /// List all names whose regions were lost with their homes.
+    ListLost,
+    /// Forget that a name was lost.
+    ForgetName(String),
+    /// Forget a node that does not live, and what was lost with it.
+    ForgetNode(NodeId),
 }
 
 /// What has become of a lock that is given up.
@@ -166,6 +173,8 @@ pub enum Outcome {
     List(Vec<RegionInfo>),
     /// Nodes, in order.
     Status(Vec<NodeStatus>),
+    /// Lost names, in order.
+    Lost(Vec<LostName>),
     /// A part of a memory operation is done.
     Stepped(Step),
     /// The lock is the session's.
@@ -251,7 +260,14 @@ pub enum Effect {
         /// Whether it rings the peer's doorbell; see [`halite_fabric::WorkRequest::solicited`].
         solicited: bool,
     },
-    /// Cut the peer off; `handle_cut_off` when it is so.
+    /// Tell the person at the peer's process what is about to become of it, as far as that goes without waiting.
+    Warn {
+        /// Whose process.
+        peer: PeerId,
+        /// What.
+        text: String,
+    },
+    /// Cut the peer off; `handle_cut_off` when it is so, `handle_kill` if its process is killed for it.
     CutOff(PeerId),
     /// Drop the connection.
     Disconnect(PeerId),
@@ -326,4 +342,6 @@ pub enum Effect {
     },
     /// Some mapping or member changed: whoever waits for [`crate::access::Blocked::Changing`] tries again.
     Changed,
+    /// Something has happened that people may want to know.
+    News(News),
 }

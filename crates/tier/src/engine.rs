@@ -33,8 +33,11 @@ use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::layout::{Extent, Extents};
 use crate::link;
 use crate::mapper::{BadChange, Locate, Mapper, Reach, place_at};
-use crate::members::Members;
-use crate::message::{self, Hello, Message, Notice, PROTOCOL_VERSION, Refusal, Reply, Request};
+use crate::members::{Members, Parting};
+use crate::message::{
+    self, Hello, LossCause, Message, NodeState, Notice, PROTOCOL_VERSION, Refusal, Reply, Request,
+};
+use crate::news::News;
 use crate::permissions::AccessList;
 use crate::region::Region;
 use crate::store::{Shortage, Store};
@@ -145,6 +148,8 @@ pub struct Engine {
     counter: u64,
     heartbeat_ns: u64,
     leaving: bool,
+    /// Whether people have been told that memory is kept back.
+    told_of_quarantine: bool,
 }
 
 impl Engine {
@@ -180,6 +185,7 @@ impl Engine {
             counter: 0,
             heartbeat_ns: now_ns,
             leaving: false,
+            told_of_quarantine: false,
             now_ns,
             reach,
             config,
@@ -225,9 +231,11 @@ impl Engine {
 
     /// A node that talks nonsense is treated as dead.
     fn reject(&mut self, peer: PeerId) {
+        self.tell_of(peer, News::Nonsense);
         self.effects.push_back(Effect::Disconnect(peer));
         self.effects.push_back(Effect::CutOff(peer));
-        self.handle_disconnected(self.now_ns, peer);
+        self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, self.now_ns));
+        self.settle();
     }
 
     /// Handles what we said to ourselves, until nothing is left.
@@ -235,6 +243,7 @@ impl Engine {
         while let Some(message) = self.loopback.pop_front() {
             self.dispatch(self.config.life, message);
         }
+        self.tell_of_quarantine();
     }
 
     fn dispatch(&mut self, from: NodeLife, message: Message) {
@@ -250,9 +259,12 @@ impl Engine {
             Request::ClaimName { .. }
             | Request::ReleaseName { .. }
             | Request::FindName { .. }
-            | Request::ListNames { .. } => self.ask_directory(asker, request),
+            | Request::ListNames { .. }
+            | Request::ListLost { .. }
+            | Request::ForgetName { .. }
+            | Request::ForgetNode { .. } => self.ask_directory(asker, request),
             Request::ListMembers => {
-                let members = self.members.all().cloned().collect();
+                let members = self.members.described(self.now_ns).collect();
                 self.answer(asker, Ok(Reply::Members { members }))
             }
             Request::Alloc { .. } => self.serve_alloc(asker, request),

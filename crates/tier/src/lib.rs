@@ -16,6 +16,7 @@ pub mod mapper;
 pub mod members;
 pub mod message;
 pub mod names;
+pub mod news;
 pub mod permissions;
 pub mod region;
 pub mod rpc;

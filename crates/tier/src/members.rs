@@ -6,27 +6,93 @@ use halite_fabric::PeerId;
 
 use crate::ids::{NodeId, NodeLife};
 use crate::link::Assembler;
-use crate::message::{Hello, Member, NodeState};
+use crate::message::{Hello, Loss, LossCause, Member, NodeState};
 
 /// A connected peer.
 #[derive(Debug)]
 pub struct Peer {
     /// Who it is.
     pub life: NodeLife,
+    /// Its process.
+    pub pid: u32,
     /// Puts its messages together.
     pub assembler: Assembler,
     /// When it was last heard, in ns.
     pub heard_ns: u64,
 }
 
+/// How and when a node was lost, on this node's clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parting {
+    /// How.
+    pub cause: LossCause,
+    /// When; before 0 if that was before this node's clock began.
+    pub at_ns: i64,
+}
+
+impl Parting {
+    /// As of now.
+    pub fn now(cause: LossCause, now_ns: u64) -> Parting {
+        Parting { cause, at_ns: signed(now_ns) }
+    }
+
+    /// As others told it.
+    pub fn of(loss: Loss, now_ns: u64) -> Parting {
+        Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
+    }
+
+    /// As others are told.
+    pub fn loss(self, now_ns: u64) -> Loss {
+        Loss { cause: self.cause, age_ns: u64::try_from(signed(now_ns) - self.at_ns).unwrap_or(0) }
+    }
+}
+
+/// Half of the range is 292 years: what a hostile peer says cannot overflow the difference of two.
+fn signed(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX).min(i64::MAX / 2)
+}
+
+/// A dead node that is not cut off.
+#[derive(Debug)]
+struct Zombie {
+    life: NodeLife,
+    /// Its process, for people to see.
+    pid: u32,
+    /// Since when it is one, in ns.
+    since_ns: u64,
+    /// Whether it is one because it was silent.
+    silent: bool,
+    /// Whether its process is being killed, by us.
+    killed: bool,
+}
+
+/// A zombie that is one no longer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Buried {
+    /// Who it was.
+    pub life: NodeLife,
+    /// Its process.
+    pub pid: u32,
+    /// Whether we have killed it for its silence.
+    pub killed: bool,
+}
+
+/// A node that was seen.
+#[derive(Clone, Debug)]
+struct Known {
+    member: Member,
+    /// Unless it lives.
+    parting: Option<Parting>,
+}
+
 /// All nodes that this one has seen.
 #[derive(Debug, Default)]
 pub struct Members {
-    known: BTreeMap<NodeId, Member>,
+    known: BTreeMap<NodeId, Known>,
     peers: BTreeMap<PeerId, Peer>,
     by_node: BTreeMap<NodeId, PeerId>,
-    /// Dead, but perhaps still able to touch memory here; since when, in ns.
-    zombies: BTreeMap<PeerId, (NodeLife, u64)>,
+    /// Dead, but perhaps still able to touch memory here.
+    zombies: BTreeMap<PeerId, Zombie>,
 }
 
 impl Members {
@@ -34,9 +100,9 @@ impl Members {
     pub fn insert(&mut self, peer: PeerId, hello: &Hello, now_ns: u64) -> Option<PeerId> {
         let life = hello.life;
         let before = self.by_node.insert(life.node, peer);
-        self.peers.insert(peer, Peer { life, assembler: Assembler::default(), heard_ns: now_ns });
-        let member = Member { life, pid: hello.pid, bytes_total: hello.bytes_total, state: NodeState::Alive };
-        self.known.insert(life.node, member);
+        let assembler = Assembler::default();
+        self.peers.insert(peer, Peer { life, pid: hello.pid, assembler, heard_ns: now_ns });
+        self.insert_self(hello);
         before
     }
 
@@ -47,40 +113,93 @@ impl Members {
             pid: hello.pid,
             bytes_total: hello.bytes_total,
             state: NodeState::Alive,
+            loss: None,
         };
-        self.known.insert(hello.life.node, member);
+        self.known.insert(hello.life.node, Known { member, parting: None });
     }
 
-    /// Notes what another node remembers of one that we have not met.
-    pub fn remember(&mut self, member: Member) {
-        self.known.entry(member.life.node).or_insert(member);
+    /// Notes what the directory remembers of nodes that are not connected here: of those that it has forgotten, nothing.
+    pub fn learn(&mut self, members: Vec<Member>, me: NodeId, now_ns: u64) {
+        let told: BTreeSet<NodeId> = members.iter().map(|member| member.life.node).collect();
+        let by_node = &self.by_node;
+        let is_here = |node: &NodeId| *node == me || by_node.contains_key(node);
+        self.known.retain(|node, _| is_here(node) || told.contains(node));
+        for member in members.into_iter().filter(|member| !is_here(&member.life.node)) {
+            // Who is dead here may not be so for others, yet is of no use here.
+            let is_news =
+                |known: &Known| known.member.life != member.life || member.state != NodeState::Alive;
+            if self.known.get(&member.life.node).is_none_or(is_news) {
+                let parting = member.loss.map(|loss| Parting::of(loss, now_ns));
+                self.known.insert(member.life.node, Known { member, parting });
+            }
+        }
     }
 
     /// A peer is gone: returns who it was, once.  It is a zombie until it is cut off.
-    pub fn remove(&mut self, peer: PeerId, state: NodeState, now_ns: u64) -> Option<NodeLife> {
+    pub fn remove(
+        &mut self,
+        peer: PeerId,
+        state: NodeState,
+        parting: Parting,
+        now_ns: u64,
+    ) -> Option<NodeLife> {
         let gone = self.peers.remove(&peer)?;
         if self.by_node.get(&gone.life.node) == Some(&peer) {
             self.by_node.remove(&gone.life.node);
         }
-        if let Some(member) = self.known.get_mut(&gone.life.node).filter(|member| member.life == gone.life) {
-            member.state = state;
+        if let Some(known) = self.known_mut(gone.life) {
+            known.member.state = state;
+            known.parting = Some(parting);
             // Nodes without memory come and go with every command; nobody misses them.
-            if member.bytes_total == 0 {
+            if known.member.bytes_total == 0 {
                 self.known.remove(&gone.life.node);
             }
         }
-        self.zombies.insert(peer, (gone.life, now_ns));
+        let zombie =
+            Zombie { life: gone.life, pid: gone.pid, since_ns: now_ns, silent: false, killed: false };
+        self.zombies.insert(peer, zombie);
         Some(gone.life)
     }
 
+    fn known_mut(&mut self, life: NodeLife) -> Option<&mut Known> {
+        self.known.get_mut(&life.node).filter(|known| known.member.life == life)
+    }
+
+    /// More is known by now of how a node ended.
+    pub fn correct_loss(&mut self, life: NodeLife, parting: Parting) {
+        if let Some(known) = self.known_mut(life) {
+            known.parting = Some(parting);
+        }
+    }
+
+    /// A peer became a zombie because it was silent.
+    pub fn note_silent(&mut self, peer: PeerId) {
+        if let Some(zombie) = self.zombies.get_mut(&peer) {
+            zombie.silent = true;
+        }
+    }
+
+    /// The process of a zombie is being killed.  Returns which that is.
+    pub fn note_killed(&mut self, peer: PeerId) -> Option<(NodeLife, u32)> {
+        let zombie = self.zombies.get_mut(&peer)?;
+        zombie.killed = true;
+        Some((zombie.life, zombie.pid))
+    }
+
+    /// Forgets a node that does not live; whether it was known.
+    pub fn forget(&mut self, node: NodeId) -> bool {
+        self.known.remove(&node).is_some()
+    }
+
     /// A zombie can touch nothing here any more: returns who it was.
-    pub fn bury(&mut self, peer: PeerId) -> Option<NodeLife> {
-        self.zombies.remove(&peer).map(|(life, _)| life)
+    pub fn bury(&mut self, peer: PeerId) -> Option<Buried> {
+        let Zombie { life, pid, silent, killed, .. } = self.zombies.remove(&peer)?;
+        Some(Buried { life, pid, killed: silent && killed })
     }
 
     /// All who may still touch memory here although they are dead.
     pub fn zombies(&self) -> impl Iterator<Item = NodeLife> {
-        self.zombies.values().map(|(life, _)| *life)
+        self.zombies.values().map(|zombie| zombie.life)
     }
 
     /// Whether `life` may still touch memory here although it is dead.
@@ -90,7 +209,7 @@ impl Members {
 
     /// Those that have been dead since then or longer, and are not cut off.
     pub fn zombies_since(&self, then_ns: u64) -> impl Iterator<Item = NodeLife> {
-        self.zombies.values().filter(move |(_, since_ns)| *since_ns <= then_ns).map(|(life, _)| *life)
+        self.zombies.values().filter(move |zombie| zombie.since_ns <= then_ns).map(|zombie| zombie.life)
     }
 
     /// Those of `lives` that are not cut off: zombies, and the living.
@@ -126,8 +245,16 @@ impl Members {
         }
     }
 
-    /// All nodes known, dead ones too, in order.
+    /// All nodes known, dead ones too, in order.  How they were lost tells [`Members::described`].
     pub fn all(&self) -> impl Iterator<Item = &Member> {
-        self.known.values()
+        self.known.values().map(|known| &known.member)
+    }
+
+    /// The same, for others.
+    pub fn described(&self, now_ns: u64) -> impl Iterator<Item = Member> {
+        self.known.values().map(move |known| Member {
+            loss: known.parting.map(|parting| parting.loss(now_ns)),
+            ..known.member.clone()
+        })
     }
 }

@@ -122,6 +122,12 @@ pub enum Request {
     Unwatch { region: RegionId, port: u32 },
     /// To a region's home: who is to be told of what `principal` has written?
     ListWatchers { region: RegionId, principal: Principal },
+    /// To the directory: all lost names behind `after`, in order, as many as fit.
+    ListLost { after: Option<String> },
+    /// To the directory: nobody misses the region any more that was lost under this name.
+    ForgetName { name: String },
+    /// To the directory: nobody misses that node any more, nor what was lost with it.
+    ForgetNode { node: NodeId },
 }
 
 /// A part of a copy: both sides are of one length, and each in one place.
@@ -210,6 +216,8 @@ pub enum Reply {
     MovedTo { home: NodeId },
     /// To `ListWatchers`: nodes and their ports.
     Watchers { watchers: Vec<(NodeLife, u32)> },
+    /// To `ListLost`; `more` if the list was cut.
+    Lost { names: Vec<LostName>, more: bool },
 }
 
 /// What a node needs to know to reach a region.
@@ -326,6 +334,41 @@ pub struct NodeStatus {
     pub regions: u64,
     /// Handles of its sessions.
     pub mappings: u64,
+    /// How and when it was lost, if it was, and whoever was asked knows that.
+    pub loss: Option<Loss>,
+}
+
+/// How a node was lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum LossCause {
+    /// It said goodbye.
+    Left,
+    /// Its process has exited.
+    Exited,
+    /// Its process was killed by another node, after it had been silent for longer than its lease.
+    Killed,
+    /// It does not answer; whether it is dead is not known.
+    Unreachable,
+}
+
+/// How a node was lost, and when: as an age, since nodes have no clock in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Loss {
+    /// How.
+    pub cause: LossCause,
+    /// How long ago, in ns: when it was heard for the last time if that is all that is known, else when it ended.
+    pub age_ns: u64,
+}
+
+/// A name whose region was lost with its home.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LostName {
+    /// The name.
+    pub name: String,
+    /// The home.
+    pub home: NodeLife,
+    /// What has become of that.
+    pub loss: Loss,
 }
 
 /// Whether a node lives.
@@ -349,6 +392,7 @@ pub struct Member {
     pub pid: u32,
     pub bytes_total: u64,
     pub state: NodeState,
+    pub loss: Option<Loss>,
 }
 
 /// Things said without an answer.
@@ -466,6 +510,17 @@ pub enum Refusal {
         /// Bytes that it gave before it refused.
         given: u64,
     },
+    /// The region of that name was lost with its home.
+    #[error("the region was lost with node {}", home.node)]
+    Lost {
+        /// Its home.
+        home: NodeLife,
+        /// What has become of that.
+        loss: Loss,
+    },
+    /// A node that lives is not forgotten.
+    #[error("node {0} lives")]
+    NodeLives(NodeId),
 }
 
 /// Why bytes are not a message.

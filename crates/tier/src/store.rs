@@ -88,6 +88,11 @@ impl Store {
         extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
     }
 
+    /// Whether any bytes are kept back.
+    pub fn has_quarantine(&self) -> bool {
+        !self.quarantine.is_empty()
+    }
+
     /// Bytes that are kept back because `life` could reach them.
     pub fn bytes_kept_from(&self, life: NodeLife) -> u64 {
         let kept = self.quarantine.iter().filter(|(_, tainted)| tainted.contains(&life));

@@ -185,7 +185,8 @@ fn handles_to_a_dead_owner_say_so_and_to_its_next_life_are_stale() {
     let blocked = cluster.hosts[0].path.read(cluster.hosts[0].session, lh, 0, &mut [0]);
     assert!(matches!(blocked, Err(Blocked::Down(life)) if life == dead), "{blocked:?}");
     let gone = cluster.command(0, Command::Map { name: "salt".into(), wanted: Permissions::READ });
-    assert_eq!(gone, Err(Refusal::NotFound.into()));
+    let Err(CommandError::Refused(Refusal::Lost { home, .. })) = gone else { panic!("{gone:?}") };
+    assert_eq!(home, dead);
     let order = cluster.command(0, Command::Order(lh, Order::Free));
     assert_eq!(order, Err(Refusal::PeerDown(NodeId(1)).into()));
     let again = cluster.add(1, common::ARENA_BYTES);

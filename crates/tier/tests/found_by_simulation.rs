@@ -62,7 +62,7 @@ fn lose_sight(c: &mut Cluster, a: usize, b: usize) {
     c.kills = false;
     for (one, other) in [(a, b), (b, a)] {
         c.hosts[one].engine.handle_disconnected(c.now_ns, PeerId(other as u32 + 1));
-        c.hosts[one].engine.handle_cut_off(c.now_ns, PeerId(other as u32 + 1));
+        c.hosts[one].engine.handle_cut_off(c.now_ns, PeerId(other as u32 + 1), false);
     }
     c.run();
 }
@@ -157,7 +157,7 @@ fn a_region_that_may_have_been_handed_over_stays_with_nobody_else() {
     assert!(!c.has_ended(1, moving), "the next home has not answered");
     c.kills = false;
     c.hosts[1].engine.handle_disconnected(c.now_ns, PeerId(3));
-    c.hosts[1].engine.handle_cut_off(c.now_ns, PeerId(3));
+    c.hosts[1].engine.handle_cut_off(c.now_ns, PeerId(3), false);
     c.run();
     assert_eq!(c.outcome(1, moving), Some(Err(Refusal::PeerDown(NodeId(2)).into())));
     c.held = vec![];

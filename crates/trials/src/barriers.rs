@@ -188,6 +188,7 @@ fn is_trouble(cause: &BarrierCause, is_calm: bool) -> bool {
             | RegionCause::UnknownNode(_)
             | RegionCause::NoMemoryNode
             | RegionCause::NotFound
+            | RegionCause::Lost(_)
             | RegionCause::Stale,
         ) => !is_calm,
         _ => false,

@@ -40,6 +40,7 @@ pub(crate) fn is_of_trouble(cause: &RegionCause) -> bool {
             | RegionCause::UnknownNode(_)
             | RegionCause::NoMemoryNode
             | RegionCause::NotFound
+            | RegionCause::Lost(_)
             | RegionCause::Stale
     )
 }

@@ -80,7 +80,7 @@ async fn open(actor: &mut Actor, name: usize) {
     let rights = if actor.random.chance(1, 10) { Permissions::READ } else { EVERYONE };
     match map(actor, name, rights).await {
         Some(Ok(holding)) => actor.watches.held[name] = Some(holding),
-        Some(Err(RegionCause::NotFound)) => make(actor, name).await,
+        Some(Err(RegionCause::NotFound | RegionCause::Lost(_))) => make(actor, name).await,
         _ => {}
     }
 }

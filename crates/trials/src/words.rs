@@ -120,7 +120,9 @@ async fn open(actor: &mut Actor, name: usize) {
             }
             actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });
         }
-        Some(Err(error)) if error.cause == RegionCause::NotFound => make(actor, name, &text).await,
+        Some(Err(error)) if matches!(error.cause, RegionCause::NotFound | RegionCause::Lost(_)) => {
+            make(actor, name, &text).await
+        }
         Some(Err(error)) => actor.expect_reason(is_region_trouble(actor, &error), begin_ns, &error),
         None => {}
     }

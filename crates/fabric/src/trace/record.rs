@@ -99,6 +99,7 @@ fn fmt_event(event: &Event, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "event connect_failed address={address} reason={reason:?}")
         }
         Event::Disconnected { peer } => write!(f, "event disconnected peer={}", peer.0),
-        Event::CutOff { peer } => write!(f, "event cut_off peer={}", peer.0),
+        Event::CutOff { peer, exited: false } => write!(f, "event cut_off peer={}", peer.0),
+        Event::CutOff { peer, exited: true } => write!(f, "event cut_off peer={} exited", peer.0),
     }
 }

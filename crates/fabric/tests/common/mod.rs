@@ -93,7 +93,7 @@ impl End {
         let mut state = self.state.lock().unwrap();
         if std::mem::take(&mut state.connected) {
             state.events.push_back(Event::Disconnected { peer: PEER });
-            state.events.push_back(Event::CutOff { peer: PEER });
+            state.events.push_back(Event::CutOff { peer: PEER, exited: false });
         }
     }
 

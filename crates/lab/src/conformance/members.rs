@@ -1,6 +1,6 @@
 //! Nodes that come and go.
 
-use halite::{AccessCause, JoinError, NodeId, NodeState, Permissions, Placement, RegionCause};
+use halite::{AccessCause, JoinError, LossCause, NodeId, NodeState, Permissions, Placement, RegionCause};
 
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, shared};
 
@@ -70,7 +70,7 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
         other => Err(format!("{other:?}")),
     });
     eventually("the name is refused", || match session.map("doomed", Permissions::READ) {
-        Err(error) if matches!(error.cause(), RegionCause::PeerDown(NodeId(2)) | RegionCause::NotFound) => {
+        Err(error) if matches!(error.cause(), RegionCause::PeerDown(NodeId(2)) | RegionCause::Lost(_)) => {
             Ok(())
         }
         other => Err(format!("{other:?}")),
@@ -79,6 +79,39 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
         Err(error) => assert!(matches!(error.cause(), AccessCause::NodeClosed), "{error}"),
         Ok(()) => panic!("a node that left still writes"),
     }
+}
+
+/// What was lost is told as lost, with whom, and until somebody has taken note of it.
+pub fn names_of_a_node_that_left_are_told_as_lost(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let owner = cluster.session(2);
+    let incarnation = cluster.status(2).incarnation;
+    for name in ["anew", "noted", "forgotten"] {
+        shared(&owner, name, CHUNK);
+    }
+    let session = cluster.session(1);
+    super::refused!(session.forget_name("noted"), RegionCause::NotFound);
+    super::refused!(session.forget_node(NodeId(2)), RegionCause::NodeLives(NodeId(2)));
+    super::refused!(session.forget_node(NodeId(77)), RegionCause::UnknownNode(NodeId(77)));
+    cluster.leave(2);
+    eventually("the loss is known", || match session.stat("noted") {
+        Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    let lost = session.list_lost().unwrap();
+    assert_eq!(
+        lost.iter().map(|lost| lost.name.as_str()).collect::<Vec<_>>(),
+        ["anew", "forgotten", "noted"]
+    );
+    for told in lost.iter().map(|lost| lost.lost) {
+        assert_eq!((told.node, told.incarnation, told.cause), (NodeId(2), incarnation, LossCause::Left));
+    }
+    shared(&session, "anew", CHUNK);
+    session.forget_name("noted").unwrap();
+    super::refused!(session.map("noted", Permissions::READ), RegionCause::NotFound);
+    session.forget_node(NodeId(2)).unwrap();
+    assert_eq!(session.list_lost().unwrap(), []);
+    assert_eq!(cluster.session(0).status().unwrap().len(), 2);
 }
 
 /// A node that comes back is another one: it holds nothing, and what pointed at its former life stays refused.

@@ -263,6 +263,7 @@ macro_rules! conformance_cases {
                 a_number_is_taken_while_its_node_lives
                 the_others_go_on_when_a_node_leaves
                 regions_end_with_their_node
+                names_of_a_node_that_left_are_told_as_lost
                 a_returned_node_is_a_new_one
                 who_joins_later_sees_everything
             }

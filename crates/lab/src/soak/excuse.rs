@@ -85,6 +85,10 @@ fn is_lost(cause: &AccessCause) -> bool {
 fn is_region_lost(cause: &RegionCause) -> bool {
     matches!(
         cause,
-        RegionCause::PeerDown(_) | RegionCause::Stale | RegionCause::NotFound | RegionCause::UnknownNode(_)
+        RegionCause::PeerDown(_)
+            | RegionCause::Stale
+            | RegionCause::NotFound
+            | RegionCause::Lost(_)
+            | RegionCause::UnknownNode(_)
     )
 }

@@ -2,26 +2,68 @@
 
 use std::path::Path;
 
-use halite::RegionInfo;
+use halite::{Lost, LostRegion, RegionInfo};
+use serde::Serialize;
 
 use super::regions::{RegionJson, holders};
+use super::status::hexadecimal;
 use crate::args::Listing;
 use crate::bytes::ByteCount;
 use crate::client::Client;
 use crate::letters;
+use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
-/// Ordered by name.
+/// Ordered by name; behind those that are there, those that were lost.
 pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
-    let regions = Client::join(dir)?.session.list()?;
+    let client = Client::join(dir)?;
+    let (regions, lost) = (client.session.list()?, client.session.list_lost()?);
+    let mut text = String::new();
     if args.json {
-        let lines = regions.iter().map(|region| output::json_line(&RegionJson::from(region)) + "\n");
-        output::print(&lines.collect::<String>())?;
+        text.extend(regions.iter().map(|region| output::json_line(&RegionJson::from(region)) + "\n"));
+        text.extend(lost.iter().map(|region| output::json_line(&LostJson::from(region)) + "\n"));
     } else {
-        output::print(&table(&regions).to_string())?;
+        text.push_str(&table(&regions).to_string());
+        if !lost.is_empty() {
+            text.push_str(&format!("\n{}", lost_table(&lost)));
+        }
     }
-    Ok(())
+    Ok(output::print(&text)?)
+}
+
+/// A region that was lost as one JSON object.
+#[derive(Serialize, Debug)]
+struct LostJson<'a> {
+    name: &'a str,
+    lost: WithNode,
+}
+
+#[derive(Serialize, Debug)]
+struct WithNode {
+    node: u32,
+    incarnation: String,
+    #[serde(flatten)]
+    how: LossJson,
+}
+
+impl<'a> From<&'a LostRegion> for LostJson<'a> {
+    fn from(region: &'a LostRegion) -> LostJson<'a> {
+        let Lost { node, incarnation, cause, age } = region.lost;
+        let how = LossJson::new(cause, age);
+        LostJson {
+            name: &region.name,
+            lost: WithNode { node: node.0, incarnation: hexadecimal(incarnation), how },
+        }
+    }
+}
+
+fn lost_table(lost: &[LostRegion]) -> Table {
+    let mut table = Table::new(&[("lost", Align::Left), ("why", Align::Left)]);
+    for region in lost {
+        table.row(vec![region.name.clone(), loss::in_words(&region.lost)]);
+    }
+    table
 }
 
 fn table(regions: &[RegionInfo]) -> Table {

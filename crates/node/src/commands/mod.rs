@@ -3,6 +3,7 @@
 mod access;
 mod down;
 mod explain;
+mod forget;
 mod get;
 mod ls;
 mod mv;
@@ -15,6 +16,7 @@ mod status;
 mod up;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use halite::Config;
 
@@ -22,15 +24,17 @@ use crate::args::{Arguments, Command};
 use crate::{diagnostics, perf, sim};
 
 /// Does what the command line says.
-pub fn run(arguments: Arguments) -> anyhow::Result<()> {
+/// Returns the exit status if that is not a failure's.
+pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let log = diagnostics::asked_for(&arguments);
     let is_told = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
-    match arguments.command {
+    let done = match arguments.command {
         Command::Up(args) => up::run(&dir, &args, log),
         Command::Node(args) => node::run(&dir, &args),
         Command::Down(args) => down::run(&dir, &args),
-        Command::Status(args) => status::run(&dir, &args),
+        Command::Status(args) => return status::run(&dir, &args),
+        Command::Forget(args) => forget::run(&dir, &args),
         Command::Put(args) => put::run(&dir, &args),
         Command::Get(args) => get::run(&dir, &args),
         Command::Ls(args) => ls::run(&dir, &args),
@@ -43,5 +47,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Perf(args) => perf::run(is_told.then_some(dir.as_path()), &args),
         Command::Sim(args) => sim::run(&args),
         Command::PerfServer(args) => perf::serve(&dir, &args),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }

@@ -4,15 +4,18 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use halite::cluster_dir::{self, Presence};
-use halite::{EPHEMERAL_NODE_MIN, NodeState, NodeStatus};
+use halite::{EPHEMERAL_NODE_MIN, Loss, NodeState, NodeStatus};
 use serde::Serialize;
 
 use crate::args::Listing;
 use crate::bytes::ByteCount;
 use crate::client::{Client, restart_advice};
+use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
@@ -22,7 +25,6 @@ struct Row {
     node: u32,
     pid: u32,
     state: &'static str,
-    // In hexadecimal: numbers of 64 bits do not survive every reader of JSON.
     incarnation: String,
     provider: Option<String>,
     bytes_used: Option<u64>,
@@ -30,10 +32,16 @@ struct Row {
     bytes_quarantined: Option<u64>,
     regions: Option<u64>,
     mappings: Option<u64>,
+    lost: Option<LossJson>,
+    #[serde(skip)]
+    loss: Option<Loss>,
 }
 
+/// What scripts are told of a cluster in which a node is dead or silent.
+const NOT_WELL: u8 = 3;
+
 /// Fails if there is no sign of any node.
-pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
+pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
     let presences = cluster_dir::nodes(dir);
     let presences = presences.with_context(|| format!("cannot see what runs in {}", dir.display()))?;
     if presences.is_empty() {
@@ -46,7 +54,8 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
     } else {
         output::print(&table(&rows).to_string())?;
     }
-    Ok(())
+    let is_well = |row: &Row| matches!(row.state, "alive" | "left");
+    Ok(if rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
 }
 
 /// What the members say (but for ourselves, who are here to ask only); nothing if there is nobody to ask.
@@ -78,8 +87,11 @@ fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
     }
     for status in statuses {
         let row = rows.entry(status.node.0).or_insert_with(|| Row::of_status(status));
-        if row.incarnation == hexadecimal(status.incarnation) && row.state == "alive" {
-            *row = Row::of_status(status);
+        if row.incarnation == hexadecimal(status.incarnation) {
+            match row.state {
+                "alive" => *row = Row::of_status(status),
+                _ => row.tell_loss(status.loss),
+            }
         }
     }
     // Those who were passing by are of no interest once they are gone: every command is one.
@@ -99,7 +111,14 @@ impl Row {
             bytes_quarantined: None,
             regions: None,
             mappings: None,
+            lost: None,
+            loss: None,
         }
+    }
+
+    fn tell_loss(&mut self, loss: Option<Loss>) {
+        self.lost = loss.map(|loss| LossJson::new(loss.cause, age(loss)));
+        self.loss = loss;
     }
 
     fn of_status(status: &NodeStatus) -> Row {
@@ -109,7 +128,7 @@ impl Row {
             NodeState::Dead => "dead",
             NodeState::Left => "left",
         };
-        Row {
+        let mut row = Row {
             node: status.node.0,
             pid: status.pid,
             state,
@@ -120,11 +139,20 @@ impl Row {
             bytes_quarantined: Some(status.bytes_quarantined),
             regions: Some(status.regions),
             mappings: Some(status.mappings),
-        }
+            lost: None,
+            loss: None,
+        };
+        row.tell_loss(status.loss);
+        row
     }
 }
 
-fn hexadecimal(incarnation: u64) -> String {
+fn age(loss: Loss) -> Duration {
+    Duration::from_nanos(loss.age_ns)
+}
+
+/// Numbers of 64 bits do not survive every reader of JSON.
+pub fn hexadecimal(incarnation: u64) -> String {
     format!("{incarnation:016x}")
 }
 
@@ -140,6 +168,7 @@ fn table(rows: &[Row]) -> Table {
         ("regions", Align::Right),
         ("mappings", Align::Right),
         ("incarnation", Align::Left),
+        ("lost", Align::Left),
     ];
     let unknown = || "-".to_owned();
     let bytes = |count: Option<u64>| count.map_or_else(unknown, |count| ByteCount(count).to_string());
@@ -157,6 +186,7 @@ fn table(rows: &[Row]) -> Table {
             number(row.regions),
             number(row.mappings),
             row.incarnation.clone(),
+            row.loss.map(|loss| loss::in_short(loss.cause, age(loss))).unwrap_or_default(),
         ]);
     }
     table
@@ -164,7 +194,7 @@ fn table(rows: &[Row]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use halite::NodeId;
+    use halite::{LossCause, NodeId};
 
     use super::*;
 
@@ -184,6 +214,7 @@ mod tests {
             bytes_quarantined: 0,
             regions: 3,
             mappings: 4,
+            loss: None,
         }
     }
 
@@ -195,6 +226,17 @@ mod tests {
         );
         assert_eq!((rows[0].state, rows[0].bytes_total), ("alive", Some(2)));
         assert_eq!((rows[1].state, rows[1].bytes_total), ("dead", None));
+    }
+
+    #[test]
+    fn of_a_dead_node_the_members_tell_how_and_when_it_was_lost() {
+        let loss = Loss { cause: LossCause::Killed, age_ns: 5 };
+        let told = NodeStatus { loss: Some(loss), ..status(1, 8, NodeState::Dead) };
+        let rows = merge(&[presence(0, 7, true), presence(1, 8, false)], std::slice::from_ref(&told));
+        assert_eq!((rows[0].loss, rows[1].loss), (None, Some(loss)));
+        assert!(table(&rows).to_string().trim_end().ends_with(", killed"));
+        // Not of another life.
+        assert_eq!(merge(&[presence(1, 9, false)], &[told])[0].loss, None);
     }
 
     #[test]

@@ -93,10 +93,21 @@ impl Scratch {
         up
     }
 
+    /// What `status` tells of the nodes, which exits with 3 if one of them is not well.
+    #[track_caller]
+    pub fn nodes(&self) -> Vec<Value> {
+        let output = self.run("status --json");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let nodes: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let is_well = nodes.iter().all(|row| row["state"] == "alive" || row["state"] == "left");
+        assert_eq!(output.status.code(), Some(if is_well { 0 } else { 3 }), "{text}");
+        nodes
+    }
+
     /// The pid of a node, as `status` tells.
     #[track_caller]
     pub fn pid(&self, node: u64) -> u32 {
-        let nodes = self.json("status --json");
+        let nodes = self.nodes();
         let row = nodes.iter().find(|row| row["node"] == node).expect("the node is listed");
         row["pid"].as_u64().unwrap().try_into().unwrap()
     }
@@ -104,7 +115,7 @@ impl Scratch {
     /// The states of all nodes, in order.
     #[track_caller]
     pub fn states(&self) -> Vec<String> {
-        self.json("status --json").iter().map(|row| row["state"].as_str().unwrap().to_owned()).collect()
+        self.nodes().iter().map(|row| row["state"].as_str().unwrap().to_owned()).collect()
     }
 
     /// What is in the cluster directory.

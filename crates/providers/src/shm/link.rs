@@ -297,7 +297,7 @@ impl Link {
         if proven && !*cut_off {
             *cut_off = true;
             core.remove_peer(peer.id);
-            core.event(Event::CutOff { peer: peer.id });
+            core.event(Event::CutOff { peer: peer.id, exited: state.heard.exited });
         }
         if *cut_off && !untold {
             core.unwatch(&peer.process.pidfd);

@@ -36,6 +36,7 @@ mod peer;
 mod post;
 mod record;
 mod socket;
+mod warning;
 mod wire;
 
 use std::io;
@@ -54,6 +55,7 @@ use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use self::core::Core;
 use self::inbox::Scribbled;
 use self::link::Link;
+use self::peer::Peer;
 pub use self::socket::{Listening, listening};
 
 /// No ring is larger, whoever made it, so that no message makes its receiver allocate more.
@@ -326,13 +328,19 @@ impl Fabric for ShmFabric {
         let Some(peer) = self.core.peer(peer) else {
             return CutOff::Done;
         };
-        if self.core.config.fence == Fence::Never || peer.process.pid == self.core.own.pid {
+        if !self.may_kill(&peer) {
             return CutOff::NotPermitted;
         }
         match rustix::process::pidfd_send_signal(&peer.process.pidfd, Signal::KILL) {
             // Dead already: the gate is about to notice.
             Ok(()) | Err(rustix::io::Errno::SRCH) => CutOff::Started,
             Err(_) => CutOff::NotPermitted,
+        }
+    }
+
+    fn warn(&self, peer: PeerId, text: &str) {
+        if let Some(peer) = self.core.peer(peer).filter(|peer| self.may_kill(peer)) {
+            warning::write_line(&peer.process, text);
         }
     }
 
@@ -370,6 +378,10 @@ impl Fabric for ShmFabric {
 }
 
 impl ShmFabric {
+    fn may_kill(&self, peer: &Peer) -> bool {
+        self.core.config.fence != Fence::Never && peer.process.pid != self.core.own.pid
+    }
+
     fn leave(&self, peer: PeerId, reason: &str) {
         let link = self.core.peer(peer);
         let link = link.and_then(|peer| self.core.link(peer.link_token));

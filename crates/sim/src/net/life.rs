@@ -41,15 +41,15 @@ impl Net {
         self.tell(endpoint, FabricEvent::Disconnected { peer });
         if !self.copies_by_processor() {
             // An adapter drops what comes for a connection that is closed.
-            self.fence(qp);
+            self.fence(qp, false);
         }
         self.release_memory(endpoint as usize);
         let other = self.qps[(qp ^ 1) as usize].endpoint;
         self.release_memory(other as usize);
     }
 
-    /// From now on the peer does not reach this end's memory.
-    fn fence(&mut self, qp: u32) {
+    /// From now on the peer does not reach this end's memory; whether that is so because it has crashed.
+    fn fence(&mut self, qp: u32, exited: bool) {
         let end = &mut self.qps[qp as usize];
         if end.fenced {
             return;
@@ -58,7 +58,7 @@ impl Net {
         let (endpoint, peer) = (end.endpoint, end.peer);
         // An end that never opened has nobody to tell.
         if peer != PeerId(0) {
-            self.tell(endpoint, FabricEvent::CutOff { peer });
+            self.tell(endpoint, FabricEvent::CutOff { peer, exited });
         }
     }
 
@@ -103,7 +103,7 @@ impl Net {
         self.close_end(qp, Status::PeerGone);
         if self.copies_by_processor() {
             // The peer left, hence gave our memory up; and hears that we gave up its.
-            self.fence(qp);
+            self.fence(qp, false);
             if answers {
                 self.say_detached(qp);
             }
@@ -115,7 +115,7 @@ impl Net {
     }
 
     pub(super) fn handle_peer_detached(&mut self, qp: u32) {
-        self.fence(qp);
+        self.fence(qp, false);
     }
 
     /// Whether a processor is in the middle of a copy.
@@ -127,7 +127,7 @@ impl Net {
 
     pub(super) fn handle_peer_crashed(&mut self, qp: u32) {
         self.close_end(qp, Status::PeerGone);
-        self.fence(qp);
+        self.fence(qp, true);
     }
 
     pub(crate) fn disconnect(&mut self, endpoint: u32, peer: PeerId) {

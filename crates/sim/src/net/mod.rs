@@ -382,7 +382,7 @@ fn describe(event: &FabricEvent) -> String {
         }
         FabricEvent::ConnectFailed { address, reason } => format!("not connected to {address}: {reason}"),
         FabricEvent::Disconnected { peer } => format!("disconnected from peer {}", peer.0),
-        FabricEvent::CutOff { peer } => format!("peer {} is cut off", peer.0),
+        FabricEvent::CutOff { peer, .. } => format!("peer {} is cut off", peer.0),
     }
 }
 

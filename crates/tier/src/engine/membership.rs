@@ -8,8 +8,10 @@ use super::{Asker, Engine, Purpose};
 use crate::directory::NAMES_PER_ANSWER_MAX;
 use crate::effect::Effect;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
-use crate::message::{self, Member, NodeState, Notice, Refusal, Reply, Request};
+use crate::members::Parting;
+use crate::message::{self, LossCause, Member, NodeState, Notice, Refusal, Reply, Request};
 use crate::names;
+use crate::news::{self, News, Somebody};
 use crate::rpc::Target;
 
 /// Chunks of ours whose home died: all nodes drop their mappings, then the chunks are free.
@@ -26,12 +28,17 @@ impl Engine {
     pub fn handle_connected(&mut self, now_ns: u64, peer: PeerId, hello: &[u8], dialled: bool) {
         self.now_ns = now_ns;
         let decoded = message::decode_hello(hello).filter(|hello| hello.life.node != self.config.life.node);
-        let Some(hello) = decoded else { return self.effects.push_back(Effect::Disconnect(peer)) };
+        let Some(hello) = decoded else {
+            let reason = "it shows another version of the protocol, or our own number";
+            self.tell(News::Refused { reason });
+            return self.effects.push_back(Effect::Disconnect(peer));
+        };
         if let Some((before, _)) = self.members.peer_of(hello.life.node) {
             self.effects.push_back(Effect::CutOff(before));
             self.handle_disconnected(now_ns, before);
         }
         self.members.insert(peer, &hello, now_ns);
+        self.tell_of(peer, News::Joined);
         self.tell_what_was_swept(hello.life);
         if self.is_directory() && dialled {
             self.directory.await_names_of(hello.life);
@@ -120,15 +127,43 @@ impl Engine {
             }
             Request::FindName { name } => match self.directory.find(&name) {
                 Some((region, home)) => Ok(Reply::Found { region, home: home.node }),
-                None => Err(Refusal::NotFound),
+                None => Err(self.why_absent(&name)),
             },
             Request::ListNames { after } => {
                 let (names, more) = self.directory.list(after.as_deref());
                 Ok(Reply::Names { names, more })
             }
+            Request::ListLost { after } => {
+                let (names, more) = self.directory.list_lost(after.as_deref(), self.now_ns);
+                Ok(Reply::Lost { names, more })
+            }
+            Request::ForgetName { name } => match self.directory.forget_lost(&name) {
+                true => Ok(Reply::Done),
+                false => Err(Refusal::NotFound),
+            },
+            Request::ForgetNode { node } => self.forget_node(node),
             _ => Err(Refusal::Malformed),
         };
         self.answer(asker, reply);
+    }
+
+    /// A name that is not found is free, or was lost with its region.
+    fn why_absent(&self, name: &str) -> Refusal {
+        match self.directory.find_lost(name) {
+            Some((home, parting)) => Refusal::Lost { home, loss: parting.loss(self.now_ns) },
+            None => Refusal::NotFound,
+        }
+    }
+
+    fn forget_node(&mut self, node: NodeId) -> Result<Reply, Refusal> {
+        if node == self.config.life.node || self.is_connected_to(node) {
+            return Err(Refusal::NodeLives(node));
+        }
+        let had_names = self.directory.forget_lost_with(node);
+        match self.members.forget(node) || had_names {
+            true => Ok(Reply::Done),
+            false => Err(Refusal::UnknownNode(node)),
+        }
     }
 
     fn unpark(&mut self) {
@@ -142,40 +177,60 @@ impl Engine {
         }
     }
 
-    /// The connection to a peer is gone.
+    /// A connection has ended.
     pub fn handle_disconnected(&mut self, now_ns: u64, peer: PeerId) {
         self.now_ns = now_ns;
-        self.lose(peer, NodeState::Dead);
+        self.tell_of(peer, News::Disconnected);
+        self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, now_ns));
         self.settle();
     }
 
-    /// A peer can touch nothing of ours any more.
-    pub fn handle_cut_off(&mut self, now_ns: u64, peer: PeerId) {
+    /// A peer can touch nothing of ours any more; whether that is so because its process has exited.
+    pub fn handle_cut_off(&mut self, now_ns: u64, peer: PeerId, exited: bool) {
         self.now_ns = now_ns;
-        self.lose(peer, NodeState::Dead);
-        self.bury(peer);
+        self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, now_ns));
+        self.bury(peer, exited);
         self.settle();
+    }
+
+    /// The process of a peer that was to be cut off is being killed for that.
+    pub fn handle_kill(&mut self, now_ns: u64, peer: PeerId) {
+        self.now_ns = now_ns;
+        if let Some((life, pid)) = self.members.note_killed(peer) {
+            self.tell(News::Killing(Somebody { life, pid }));
+        }
     }
 
     pub(super) fn handle_leave(&mut self, from: NodeLife) {
         let Some((peer, _)) = self.members.peer_of(from.node).filter(|(_, known)| known.life == from) else {
             return;
         };
-        self.lose(peer, NodeState::Left);
-        self.bury(peer);
+        self.tell_of(peer, News::Left);
+        self.lose(peer, NodeState::Left, Parting::now(LossCause::Left, self.now_ns));
+        self.bury(peer, false);
     }
 
-    fn bury(&mut self, peer: PeerId) {
-        if let Some(life) = self.members.bury(peer) {
-            self.untaint_regions_of(life);
-            self.store.handle_cut_off(life, &mut self.effects);
-            self.recover_locks();
+    fn bury(&mut self, peer: PeerId, exited: bool) {
+        let Some(buried) = self.members.bury(peer) else { return };
+        let life = buried.life;
+        if exited {
+            let cause = if buried.killed { LossCause::Killed } else { LossCause::Exited };
+            let parting = Parting::now(cause, self.now_ns);
+            self.members.correct_loss(life, parting);
+            self.directory.correct_loss(life, parting);
+            self.tell(News::Exited { who: Somebody { life, pid: buried.pid }, killed: buried.killed });
         }
+        self.untaint_regions_of(life);
+        self.store.handle_cut_off(life, &mut self.effects);
+        self.recover_locks();
     }
 
-    fn lose(&mut self, peer: PeerId, state: NodeState) {
-        let Some(life) = self.members.remove(peer, state, self.now_ns) else { return };
-        self.directory.forget_home(life);
+    pub(super) fn lose(&mut self, peer: PeerId, state: NodeState, parting: Parting) {
+        let Some(life) = self.members.remove(peer, state, parting, self.now_ns) else { return };
+        let lost = self.directory.lose_home(life, parting);
+        if lost > 0 {
+            self.tell(News::NamesLost { count: lost, life });
+        }
         self.unpark();
         for token in self.mapper.handle_down(life) {
             self.effects.push_back(Effect::Quiesce(token));
@@ -189,6 +244,32 @@ impl Engine {
         self.fail_requests_to(life);
         self.start_sweep(life);
         self.effects.push_back(Effect::Changed);
+    }
+
+    // News.
+
+    pub(super) fn tell(&mut self, news: News) {
+        self.effects.push_back(Effect::News(news));
+    }
+
+    /// Tells something of a connected peer, if it is one.
+    pub(super) fn tell_of(&mut self, peer: PeerId, news: impl FnOnce(Somebody) -> News) {
+        if let Some(known) = self.members.peer_mut(peer) {
+            let who = Somebody { life: known.life, pid: known.pid };
+            self.tell(news(who));
+        }
+    }
+
+    /// Tells when memory begins to be kept back, and when none is any more.
+    pub(super) fn tell_of_quarantine(&mut self) {
+        let is_on = self.store.has_quarantine();
+        if is_on != self.told_of_quarantine {
+            self.told_of_quarantine = is_on;
+            self.tell(match is_on {
+                true => News::Quarantined { bytes: self.store.bytes_quarantined() },
+                false => News::QuarantineOver,
+            });
+        }
     }
 
     fn fail_requests_to(&mut self, life: NodeLife) {
@@ -244,8 +325,9 @@ impl Engine {
     /// A node that holds chunks for `home` found it dead; then it is dead for us as well.
     pub(super) fn serve_drop_home(&mut self, asker: Asker, home: NodeLife) {
         if let Some((peer, _)) = self.members.peer_of(home.node).filter(|(_, known)| known.life == home) {
+            self.tell_of(peer, News::Denounced);
             self.effects.push_back(Effect::CutOff(peer));
-            self.lose(peer, NodeState::Dead);
+            self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, self.now_ns));
         }
         let token = self.mapper.barrier();
         self.owe(token, asker);
@@ -273,9 +355,14 @@ impl Engine {
         let peers: Vec<(PeerId, NodeId, u64)> =
             self.members.peers().map(|(id, peer)| (id, peer.life.node, peer.heard_ns)).collect();
         for (peer, node, heard_ns) in peers {
-            if now_ns.saturating_sub(heard_ns) > lease_ns {
+            let silent_ns = now_ns.saturating_sub(heard_ns);
+            if silent_ns > lease_ns {
+                self.tell_of(peer, |who| News::Silent { who, silent_ns });
+                let text = news::last_words(self.config.life, silent_ns);
+                self.effects.push_back(Effect::Warn { peer, text });
                 self.effects.push_back(Effect::CutOff(peer));
-                self.lose(peer, NodeState::Dead);
+                self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, heard_ns));
+                self.members.note_silent(peer);
             } else {
                 self.notify(node, Notice::Heartbeat);
             }

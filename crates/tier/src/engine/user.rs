@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use super::{Engine, Purpose};
 use crate::access::SlotRef;
+use crate::directory::LOST_NAMES_MAX;
 use crate::effect::{Command, CommandError, Effect, OpId, Outcome, Placement};
 use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::layout::CHUNK_BYTES_MIN;
 use crate::lockword::LOCK_BYTES;
 use crate::message::{
-    MappedReply, NodeState, NodeStatus, Notice, Order, Refusal, RegionInfo, Reply, Request,
+    LostName, MappedReply, NodeState, NodeStatus, Notice, Order, Refusal, RegionInfo, Reply, Request,
 };
 use crate::names::Service;
 use crate::permissions::Permissions;
@@ -53,11 +54,28 @@ struct Wanted {
 /// How far a command is.
 #[derive(Clone, Debug)]
 pub(super) enum UserStep {
-    Alloc { session: SessionId, request: Request, others: Vec<NodeId> },
-    Find { then: Then },
-    Act { act: Act, region: RegionId, hops: u8 },
-    ListNames { names: Vec<(String, RegionId, NodeId)> },
+    Alloc {
+        session: SessionId,
+        request: Request,
+        others: Vec<NodeId>,
+    },
+    Find {
+        then: Then,
+    },
+    Act {
+        act: Act,
+        region: RegionId,
+        hops: u8,
+    },
+    ListNames {
+        names: Vec<(String, RegionId, NodeId)>,
+    },
     ListOne,
+    ListLost {
+        names: Vec<LostName>,
+    },
+    /// What ends with a word.
+    Forget,
     Members,
     StatusOf(NodeId),
     Unlock,
@@ -124,6 +142,9 @@ impl Engine {
             Command::Fill { at, len, byte } => self.start_fill(op, session, at, len, byte),
             Command::Copy { to, from, len } => self.start_copy(op, session, to, from, len),
             Command::List => self.list_names(op, Vec::new()),
+            Command::ListLost => self.list_lost(op, Vec::new()),
+            Command::ForgetName(name) => self.forget(op, Request::ForgetName { name }),
+            Command::ForgetNode(node) => self.forget(op, Request::ForgetNode { node }),
             Command::Anchor { service, name, everyone } => self.anchor(op, session, service, &name, everyone),
             Command::Lock { slot, wait, base_ns } => self.ask_for_lock(op, session, slot, wait, base_ns),
             Command::Unlock { slot, release } => self.give_lock_up(op, session, slot, release),
@@ -281,13 +302,17 @@ impl Engine {
             (UserStep::Act { act, region, hops }, body) => self.continue_act(op, act, region, hops, body),
             (UserStep::ListNames { names }, body) => self.continue_list(op, names, body),
             (UserStep::ListOne, body) => self.gather_info(op, body),
+            (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
+            (UserStep::Forget, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
             (UserStep::Members, body) => self.continue_status(op, body),
             (UserStep::StatusOf(node), body) => self.gather_status(op, node, body),
             (UserStep::Unlock, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
-            (UserStep::Unlock, Err(refusal)) => self.finish(op, Err(refusal.into())),
-            (UserStep::Unlock, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
-            (UserStep::Find { .. }, Err(refusal)) => self.finish(op, Err(refusal.into())),
-            (UserStep::Find { .. }, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
+            (UserStep::Unlock | UserStep::Find { .. } | UserStep::Forget, Err(refusal)) => {
+                self.finish(op, Err(refusal.into()))
+            }
+            (UserStep::Unlock | UserStep::Find { .. } | UserStep::Forget, Ok(_)) => {
+                self.finish(op, Err(Refusal::Malformed.into()))
+            }
         }
     }
 
@@ -451,12 +476,34 @@ impl Engine {
         }
     }
 
+    fn list_lost(&mut self, op: OpId, names: Vec<LostName>) {
+        let after = names.last().map(|lost| lost.name.clone());
+        self.ask(NodeId::FIRST, Request::ListLost { after }, Purpose::User(op, UserStep::ListLost { names }));
+    }
+
+    fn continue_list_lost(&mut self, op: OpId, mut names: Vec<LostName>, body: Result<Reply, Refusal>) {
+        match body {
+            Ok(Reply::Lost { names: found, more }) => {
+                let progress = !found.is_empty();
+                names.extend(found);
+                match more && progress && names.len() < LOST_NAMES_MAX {
+                    true => self.list_lost(op, names),
+                    false => self.finish(op, Ok(Outcome::Lost(names))),
+                }
+            }
+            Ok(_) => self.finish(op, Err(Refusal::Malformed.into())),
+            Err(refusal) => self.finish(op, Err(refusal.into())),
+        }
+    }
+
+    fn forget(&mut self, op: OpId, request: Request) {
+        self.ask(NodeId::FIRST, request, Purpose::User(op, UserStep::Forget));
+    }
+
     /// Asks each living node how it is.  Without the directory, those that we know ourselves.
     fn continue_status(&mut self, op: OpId, body: Result<Reply, Refusal>) {
         if let Ok(Reply::Members { members }) = body {
-            for member in members {
-                self.members.remember(member);
-            }
+            self.members.learn(members, self.config.life.node, self.now_ns);
         }
         let nodes: Vec<NodeId> = self.members.all().map(|member| member.life.node).collect();
         self.commands.statuses.insert(op, Gathering { missing: nodes.len(), found: Vec::new() });
@@ -466,7 +513,7 @@ impl Engine {
     }
 
     fn gather_status(&mut self, op: OpId, node: NodeId, body: Result<Reply, Refusal>) {
-        let silent = self.members.all().find(|member| member.life.node == node).cloned();
+        let silent = self.members.described(self.now_ns).find(|member| member.life.node == node);
         let Some(statuses) = self.commands.statuses.get_mut(&op) else { return };
         statuses.missing -= 1;
         match (body, silent) {
@@ -482,6 +529,7 @@ impl Engine {
                 bytes_quarantined: 0,
                 regions: 0,
                 mappings: 0,
+                loss: member.loss,
             }),
             (_, None) => {}
         }
@@ -504,6 +552,7 @@ impl Engine {
             bytes_quarantined: self.store.bytes_quarantined(),
             regions: self.homes.len() as u64,
             mappings: self.mapper.handle_count() as u64,
+            loss: None,
         }
     }
 }

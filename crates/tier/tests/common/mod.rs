@@ -13,6 +13,7 @@ use halite_tier::engine::{Engine, EngineConfig};
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::Extent;
 use halite_tier::mapper::Reach;
+use halite_tier::news::News;
 use halite_tier::permissions::Permissions;
 
 pub const ARENA_BYTES: u64 = 4 << 20;
@@ -74,6 +75,8 @@ pub struct Host {
     finished: BTreeMap<OpId, Result<Outcome, CommandError>>,
     cut_offs: Vec<PeerId>,
     segments: u32,
+    /// What people would have been told.
+    pub news: Vec<News>,
 }
 
 /// Several nodes and the wires between them.
@@ -175,6 +178,7 @@ impl Cluster {
             finished,
             cut_offs,
             segments: 0,
+            news: Vec::new(),
         });
         for other in 0..index {
             if self.hosts[other].running {
@@ -233,7 +237,8 @@ impl Cluster {
                     self.wires.entry((index, peer.0 as usize - 1)).or_default().push_back(bytes)
                 }
                 Effect::CutOff(peer) => host.cut_offs.push(peer),
-                Effect::Disconnect(_) | Effect::Changed => {}
+                Effect::Disconnect(_) | Effect::Changed | Effect::Warn { .. } => {}
+                Effect::News(news) => host.news.push(news),
                 Effect::Grow { len } => {
                     let key = Key(host.segments);
                     host.segments += 1;
@@ -282,7 +287,10 @@ impl Cluster {
         }
         let cut_offs = std::mem::take(&mut self.hosts[index].cut_offs);
         if self.kills {
-            cut_offs.into_iter().for_each(|peer| self.kill(peer.0 as usize - 1));
+            for peer in cut_offs {
+                self.hosts[index].engine.handle_kill(self.now_ns, peer);
+                self.kill(peer.0 as usize - 1);
+            }
         }
         progress
     }
@@ -377,7 +385,7 @@ impl Cluster {
         for other in 0..self.hosts.len() {
             if other != index && self.hosts[other].running {
                 self.hosts[other].engine.handle_disconnected(self.now_ns, PeerId(index as u32 + 1));
-                self.hosts[other].engine.handle_cut_off(self.now_ns, PeerId(index as u32 + 1));
+                self.hosts[other].engine.handle_cut_off(self.now_ns, PeerId(index as u32 + 1), true);
             }
         }
     }

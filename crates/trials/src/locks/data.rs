@@ -95,7 +95,9 @@ async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
             };
             Some(Opened { lh, life })
         }
-        Err(error) if error.cause == RegionCause::NotFound => make(actor, name).await,
+        Err(error) if matches!(error.cause, RegionCause::NotFound | RegionCause::Lost(_)) => {
+            make(actor, name).await
+        }
         Err(error) => {
             refused(actor, name, &error.cause, &error.to_string());
             None

@@ -1,0 +1,58 @@
+//! What is known of regions that were lost with their homes.
+
+use std::fmt;
+use std::time::Duration;
+
+use halite_tier::ids::{NodeId, NodeLife};
+use halite_tier::message::{Loss, LossCause, LostName};
+
+/// With whom a region was lost, and what has become of that node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lost {
+    /// The node that was its home.
+    pub node: NodeId,
+    /// In which life.
+    pub incarnation: u64,
+    /// How the node was lost.
+    pub cause: LossCause,
+    /// How long ago it was lost; if it is merely unreachable, how long ago it was heard for the last time.
+    pub age: Duration,
+}
+
+/// A name whose region was lost.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LostRegion {
+    /// The name, which is free.
+    pub name: String,
+    /// What has become of its home.
+    pub lost: Lost,
+}
+
+impl Lost {
+    pub(crate) fn new(home: NodeLife, loss: Loss) -> Lost {
+        let (node, incarnation) = (home.node, home.incarnation.0);
+        Lost { node, incarnation, cause: loss.cause, age: Duration::from_nanos(loss.age_ns) }
+    }
+}
+
+impl From<LostName> for LostRegion {
+    fn from(lost: LostName) -> LostRegion {
+        LostRegion { name: lost.name, lost: Lost::new(lost.home, lost.loss) }
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (node, age_s) = (self.node, self.age.as_secs());
+        match self.cause {
+            LossCause::Left => write!(f, "node {node}, which left {age_s} s ago"),
+            LossCause::Exited => write!(f, "node {node}, which exited {age_s} s ago"),
+            LossCause::Killed => {
+                write!(f, "node {node}, which was killed {age_s} s ago, silent for longer than its lease")
+            }
+            LossCause::Unreachable => {
+                write!(f, "node {node}, which has been unreachable for {age_s} s")
+            }
+        }
+    }
+}

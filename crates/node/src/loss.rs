@@ -1,0 +1,101 @@
+//! What was lost, in the words and by the clock of whoever reads it.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Local, SecondsFormat};
+use halite::{LossCause, Lost, RegionCause, RegionError};
+use serde::Serialize;
+
+/// How and when a node was lost, as one JSON object.
+#[derive(Serialize, Clone, PartialEq, Eq, Debug)]
+pub struct LossJson {
+    cause: &'static str,
+    at: String,
+}
+
+impl LossJson {
+    /// As of now.
+    pub fn new(cause: LossCause, age: Duration) -> LossJson {
+        let at = moment(age).to_rfc3339_opts(SecondsFormat::Secs, false);
+        LossJson { cause: name(cause), at }
+    }
+}
+
+fn name(cause: LossCause) -> &'static str {
+    match cause {
+        LossCause::Left => "left",
+        LossCause::Exited => "exited",
+        LossCause::Killed => "killed",
+        LossCause::Unreachable => "unreachable",
+    }
+}
+
+/// How and when a node was lost, in few words.
+pub fn in_short(cause: LossCause, age: Duration) -> String {
+    let when = when(moment(age), Local::now());
+    match cause {
+        LossCause::Left => format!("left {when}"),
+        LossCause::Exited => format!("exited {when}"),
+        LossCause::Killed => format!("exited {when}, killed"),
+        LossCause::Unreachable => format!("unreachable since {when}"),
+    }
+}
+
+/// With whom a region was lost, and what has become of that node.
+pub fn in_words(lost: &Lost) -> String {
+    let short = in_short(lost.cause, lost.age);
+    match lost.cause {
+        LossCause::Unreachable => format!("node {} is {short}", lost.node),
+        _ => format!("lost with node {} ({short})", lost.node),
+    }
+}
+
+/// An error as people read it: of what was lost, by the clock on their wall.
+pub fn explain(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<RegionError>() {
+        Some(RegionError { operation, object, cause: RegionCause::Lost(lost) }) => {
+            anyhow::anyhow!("cannot {operation} {object}: {}", in_words(lost))
+        }
+        _ => error,
+    }
+}
+
+/// Other nodes tell an age, since clocks differ; an age before the beginning of time is as long ago as can be.
+fn moment(age: Duration) -> DateTime<Local> {
+    let age = chrono::TimeDelta::from_std(age).unwrap_or(chrono::TimeDelta::MAX);
+    Local::now().checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH.into())
+}
+
+/// The time of day; with the day, unless that is today.
+fn when(moment: DateTime<Local>, now: DateTime<Local>) -> String {
+    let is_today = moment.date_naive() == now.date_naive();
+    moment.format(if is_today { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::TimeZone;
+    use halite::NodeId;
+
+    use super::*;
+
+    #[test]
+    fn a_moment_of_another_day_is_told_with_its_day() {
+        let at = |day, hour| Local.with_ymd_and_hms(2026, 1, day, hour, 3, 11).unwrap();
+        assert_eq!(when(at(30, 14), at(30, 18)), "14:03:11");
+        assert_eq!(when(at(29, 14), at(30, 18)), "2026-01-29 14:03:11");
+    }
+
+    #[test]
+    fn an_age_that_nobody_can_have_is_no_panic() {
+        assert!(in_short(LossCause::Exited, Duration::MAX).starts_with("exited 19"));
+    }
+
+    #[test]
+    fn what_is_proven_is_told_otherwise_than_what_is_not() {
+        let lost = |cause| in_words(&Lost { node: NodeId(2), incarnation: 7, cause, age: Duration::ZERO });
+        assert!(lost(LossCause::Killed).starts_with("lost with node 2 (exited "));
+        assert!(lost(LossCause::Killed).ends_with(", killed)"));
+        assert!(lost(LossCause::Unreachable).starts_with("node 2 is unreachable since "));
+    }
+}

@@ -1,0 +1,117 @@
+//! What is lost, and how whoever types the commands is told.
+
+mod support;
+
+use std::fs::File;
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::{Process, Running, Scratch};
+
+/// Whether a text has a time of day in it, behind `before` and followed by `after`.
+fn tells_time(text: &str, before: &str, after: &str) -> bool {
+    let is_time = |rest: &str| {
+        let time = rest.as_bytes().get(..8).unwrap_or_default();
+        let fits = |(at, byte): (usize, &u8)| if at % 3 == 2 { *byte == b':' } else { byte.is_ascii_digit() };
+        time.len() == 8 && time.iter().enumerate().all(fits) && rest[8..].starts_with(after)
+    };
+    text.match_indices(before).any(|(at, _)| is_time(&text[at + before.len()..]))
+}
+
+#[test]
+fn a_region_whose_node_died_is_told_as_lost_until_it_is_freed_or_put_anew() {
+    let scratch = Scratch::new("lost");
+    let _up = scratch.up(3);
+    let text = scratch.write("text", b"salt");
+    for name in ["salt", "pepper", "sugar"] {
+        scratch.ok(&format!("put {name} {} --node 2", text.display()));
+    }
+    Process::open(scratch.pid(2)).kill();
+    assert_eq!(scratch.states(), ["alive", "alive", "dead"]);
+    for command in ["get salt", "stat salt", "mv salt --to 1", "explain salt"] {
+        let complaint = scratch.fails(command, 1);
+        assert!(tells_time(&complaint, ": lost with node 2 (exited ", ")"), "{command}: {complaint}");
+    }
+    let list = scratch.ok("ls");
+    assert!(tells_time(&list, "salt    lost with node 2 (exited ", ")"), "{list}");
+    let lost = scratch.json("ls --json");
+    assert_eq!(lost.len(), 3, "{lost:?}");
+    assert_eq!((&lost[1]["name"], &lost[1]["lost"]["node"]), (&"salt".into(), &2.into()), "{lost:?}");
+    assert_eq!(lost[1]["lost"]["cause"], "exited");
+    assert_eq!(lost[1]["lost"]["incarnation"], scratch.nodes()[2]["incarnation"]);
+
+    scratch.ok("rm salt");
+    assert!(scratch.fails("get salt", 1).contains("there is no such region"));
+    scratch.ok(&format!("put pepper {} --node 1", text.display()));
+    assert_eq!(scratch.ok("get pepper"), "salt");
+    let names: Vec<_> = scratch.json("ls --json").iter().map(|row| row["name"].clone()).collect();
+    assert_eq!(names, ["pepper", "sugar"]);
+}
+
+#[test]
+fn status_tells_since_when_a_node_is_dead_until_it_is_forgotten() {
+    let scratch = Scratch::new("forget");
+    let _up = scratch.up(3);
+    let text = scratch.write("text", b"salt");
+    scratch.ok(&format!("put salt {} --node 2", text.display()));
+    scratch.ok("status");
+    assert!(scratch.fails("forget 2", 1).contains("only dead nodes"), "it lives");
+    assert!(scratch.fails("forget 77", 1).contains("node 77 is not in the cluster"));
+
+    Process::open(scratch.pid(2)).kill();
+    let output = scratch.run("status");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{table}");
+    assert!(tells_time(&table, "  exited ", "\n"), "{table}");
+    assert_eq!(scratch.nodes()[2]["lost"]["cause"], "exited");
+
+    scratch.ok("forget 2");
+    assert_eq!(scratch.states(), ["alive", "alive"]);
+    assert_eq!(scratch.ok("ls").lines().count(), 1);
+    assert!(scratch.fails("stat salt", 1).contains("there is no such region"));
+    assert!(!scratch.entries().iter().any(|name| name.starts_with("node-2.")));
+    assert!(scratch.fails("forget 2", 1).contains("node 2 is not in the cluster"));
+
+    // The number is as good as new.
+    let again = format!("node --id 2 --arena 64M --parent {}", std::process::id());
+    let mut node = Running::start(&scratch, &again);
+    assert!(node.line().starts_with("node 2 ready"));
+    assert_eq!(scratch.states(), ["alive"; 3]);
+}
+
+#[test]
+fn a_stopped_application_is_told_why_it_is_killed_and_so_is_the_log_of_who_does_it() {
+    let scratch = Scratch::new("stopped");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
+    scratch.ok(&format!("put region {}", text.display()));
+    let complaints = scratch.file("complaints");
+    let mut command = scratch.command("get region");
+    command.stdout(Stdio::piped()).stderr(File::create(&complaints).unwrap());
+    // Nobody reads, so that it waits with most of its bytes unwritten.
+    let mut application = command.spawn().unwrap();
+    let mut first = [0];
+    std::io::Read::read_exact(application.stdout.as_mut().unwrap(), &mut first).unwrap();
+    let pid = application.id();
+    kill_process(Pid::from_child(&application), Signal::STOP).unwrap();
+
+    let status = application.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(Signal::KILL.as_raw()));
+    let told = std::fs::read_to_string(&complaints).unwrap();
+    assert!(told.starts_with("halite: this process was stopped or silent for "), "{told:?}");
+    assert!(told.contains("; node 0 kills it since it could wake in the middle of a write"), "{told:?}");
+    // Who asks is answered when the log has been written.
+    scratch.ok("status");
+    let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
+    for (level, what) in [
+        ("INFO", "has joined"),
+        ("WARN", "silent for"),
+        ("WARN", "is killed"),
+        ("INFO", "has exited, killed"),
+    ] {
+        let is_told = |line: &str| {
+            line.contains(level) && line.contains(&format!("(process {pid})")) && line.contains(what)
+        };
+        assert!(log.lines().any(is_told), "{what}: {log}");
+    }
+}

@@ -1,0 +1,76 @@
+//! The last words to a process that is about to be killed: a line on its own standard error.
+//!
+//! Whoever stopped it, by ctrl-Z or in a debugger, looks there.  The line is written where it can do no harm: to a
+//! terminal, a pipe, or the end of a file, and only to processes of our own user.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags, fstat, major, open, stat};
+use rustix::termios::{LocalModes, tcgetattr};
+
+use super::peer::Process;
+
+/// How long whoever is about to kill waits for the line.  Only a file on a file system that hangs takes longer.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Writes a line to the standard error of `process`, if that can be done; in any case returns soon.
+pub(super) fn write_line(process: &Arc<Process>, text: &str) {
+    let (process, line) = (process.clone(), format!("{text}\n"));
+    let (done, is_done) = mpsc::channel();
+    // On a thread of its own, for no flag keeps a write to a file from waiting for its file system.
+    let spawned = std::thread::Builder::new().name("halite-shm-warn".to_owned()).spawn(move || {
+        if let Some(stderr) = standard_error_of(&process) {
+            let _ = rustix::io::write(&stderr, line.as_bytes());
+        }
+        let _ = done.send(());
+    });
+    if spawned.is_ok() {
+        let _ = is_done.recv_timeout(PATIENCE);
+    }
+}
+
+/// `None` unless it is of a kind, and of a user, that we may write to.
+fn standard_error_of(process: &Process) -> Option<OwnedFd> {
+    let dir = PathBuf::from(format!("/proc/{}", process.pid));
+    let is_ours = std::fs::metadata(&dir).ok()?.uid() == rustix::process::geteuid().as_raw();
+    let opened = if is_ours { open_harmless(&dir.join("fd/2"))? } else { return None };
+    // Whose number it was when we looked: the process that we know lives, hence nobody else had it.
+    lives(process).then_some(opened)
+}
+
+fn lives(process: &Process) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut [PollFd::new(&process.pidfd, PollFlags::IN)], Some(&at_once)), Ok(0))
+}
+
+fn open_harmless(path: &Path) -> Option<OwnedFd> {
+    // Looked at before it is opened, for opening some devices does something.
+    is_harmless(&stat(path).ok()?).then_some(())?;
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = open(path, flags, Mode::empty()).ok()?;
+    let status = fstat(&opened).ok()?;
+    is_harmless(&status).then_some(())?;
+    if FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice {
+        // A terminal may stop processes in the background that write to it.
+        let modes = tcgetattr(&opened).ok()?.local_modes;
+        (!modes.contains(LocalModes::TOSTOP)).then_some(())?;
+    }
+    Some(opened)
+}
+
+fn is_harmless(status: &rustix::fs::Stat) -> bool {
+    match FileType::from_raw_mode(status.st_mode) {
+        FileType::Fifo | FileType::RegularFile => true,
+        FileType::CharacterDevice => TERMINALS.contains(&major(status.st_rdev)),
+        _ => false,
+    }
+}
+
+/// Major numbers of terminals: of virtual consoles and serial lines, of the controlling one, and of pseudo-terminals.
+const TERMINALS: [u32; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];

@@ -1,0 +1,128 @@
+//! Names whose regions were lost with their homes: kept so that whoever asks is told what has become of them.
+//!
+//! A name stays here until somebody is done with it (`forget`), it is taken anew, or so many were lost after it that
+//! there is no room.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use super::NAMES_PER_ANSWER_MAX;
+use crate::ids::{NodeId, NodeLife};
+use crate::members::Parting;
+use crate::message::LostName;
+
+/// Most lost names that are remembered: at 255 bytes each, some 3 MB.
+pub const LOST_NAMES_MAX: usize = 10_000;
+
+#[derive(Debug)]
+struct Entry {
+    home: NodeLife,
+    parting: Parting,
+    /// In which order names were lost.
+    serial: u64,
+}
+
+/// See the header of this file.
+#[derive(Debug, Default)]
+pub(super) struct LostNames {
+    names: BTreeMap<Box<str>, Entry>,
+    by_serial: BTreeMap<u64, Box<str>>,
+    serials: u64,
+}
+
+impl LostNames {
+    /// The oldest goes where there is no room.
+    pub(super) fn insert(&mut self, name: Box<str>, home: NodeLife, parting: Parting) {
+        self.remove(&name);
+        if self.names.len() == LOST_NAMES_MAX
+            && let Some((_, oldest)) = self.by_serial.pop_first()
+        {
+            self.names.remove(&oldest);
+        }
+        self.serials += 1;
+        self.by_serial.insert(self.serials, name.clone());
+        self.names.insert(name, Entry { home, parting, serial: self.serials });
+    }
+
+    /// Whether it was among them.
+    pub(super) fn remove(&mut self, name: &str) -> bool {
+        let Some(entry) = self.names.remove(name) else { return false };
+        self.by_serial.remove(&entry.serial);
+        true
+    }
+
+    /// Forgets what was lost with any life of a node; whether that was anything.
+    pub(super) fn remove_node(&mut self, node: NodeId) -> bool {
+        let before = self.names.len();
+        self.names.retain(|_, entry| entry.home.node != node);
+        let names = &self.names;
+        self.by_serial.retain(|_, name| names.contains_key(name));
+        self.names.len() < before
+    }
+
+    /// More is known by now of how a home ended.
+    pub(super) fn correct(&mut self, home: NodeLife, parting: Parting) {
+        for entry in self.names.values_mut().filter(|entry| entry.home == home) {
+            entry.parting = parting;
+        }
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<(NodeLife, Parting)> {
+        self.names.get(name).map(|entry| (entry.home, entry.parting))
+    }
+
+    /// Names behind `after`, and whether there are more.
+    pub(super) fn list(&self, after: Option<&str>, now_ns: u64) -> (Vec<LostName>, bool) {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut rest = self.names.range::<str, _>((from, Bound::Unbounded));
+        let names = rest
+            .by_ref()
+            .take(NAMES_PER_ANSWER_MAX)
+            .map(|(name, entry)| LostName {
+                name: name.to_string(),
+                home: entry.home,
+                loss: entry.parting.loss(now_ns),
+            })
+            .collect();
+        (names, rest.next().is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Incarnation;
+    use crate::message::LossCause;
+
+    fn life(node: u32) -> NodeLife {
+        NodeLife { node: NodeId(node), incarnation: Incarnation(9) }
+    }
+
+    const PARTING: Parting = Parting { cause: LossCause::Exited, at_ns: 5 };
+
+    #[test]
+    fn the_oldest_goes_when_there_is_no_room_and_one_that_is_lost_again_is_not_old() {
+        let mut lost = LostNames::default();
+        for index in 0..LOST_NAMES_MAX {
+            lost.insert(format!("{index}").into(), life(1), PARTING);
+        }
+        lost.insert("0".into(), life(2), PARTING);
+        lost.insert("new".into(), life(1), PARTING);
+        assert_eq!(lost.find("0"), Some((life(2), PARTING)));
+        assert_eq!(lost.find("1"), None);
+        assert!(lost.find("2").is_some() && lost.find("new").is_some());
+        assert_eq!((lost.names.len(), lost.by_serial.len()), (LOST_NAMES_MAX, LOST_NAMES_MAX));
+    }
+
+    #[test]
+    fn a_forgotten_node_takes_its_names_along_and_no_others() {
+        let mut lost = LostNames::default();
+        lost.insert("a".into(), life(1), PARTING);
+        lost.insert("b".into(), life(2), PARTING);
+        assert!(lost.remove_node(NodeId(1)));
+        assert!(!lost.remove_node(NodeId(1)));
+        assert_eq!((lost.find("a"), lost.by_serial.len()), (None, 1));
+        assert!(lost.remove("b") && !lost.remove("b"));
+        assert!(lost.by_serial.is_empty());
+    }
+}

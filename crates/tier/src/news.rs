@@ -1,0 +1,129 @@
+//! News: what becomes of members and memory, in words for people.  Drivers log it.
+
+use std::fmt;
+
+use crate::ids::NodeLife;
+
+/// A node and its process, as people know them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Somebody {
+    /// Which node, in which life.
+    pub life: NodeLife,
+    /// Its process.
+    pub pid: u32,
+}
+
+impl fmt::Display for Somebody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} (process {})", self.life.node, self.pid)
+    }
+}
+
+/// Something that has happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum News {
+    /// A node is connected.
+    Joined(Somebody),
+    /// It said goodbye.
+    Left(Somebody),
+    /// Its connection has ended.
+    Disconnected(Somebody),
+    /// It was silent for longer than its lease.
+    Silent {
+        /// Who.
+        who: Somebody,
+        /// For how long, in ns.
+        silent_ns: u64,
+    },
+    /// Another node found it dead.
+    Denounced(Somebody),
+    /// What it said was no message.
+    Nonsense(Somebody),
+    /// Its process is being killed by this node, since it could still touch memory here.
+    Killing(Somebody),
+    /// Its process has exited.
+    Exited {
+        /// Who.
+        who: Somebody,
+        /// Whether this node has killed it.
+        killed: bool,
+    },
+    /// Whoever connected was turned away.
+    Refused {
+        /// Why.
+        reason: &'static str,
+    },
+    /// Memory is kept back, since a dead node could reach it.
+    Quarantined {
+        /// How much in all, in bytes.
+        bytes: u64,
+    },
+    /// No memory is kept back any more.
+    QuarantineOver,
+    /// Names are known to be lost with a node.
+    NamesLost {
+        /// How many.
+        count: usize,
+        /// With whom.
+        life: NodeLife,
+    },
+}
+
+impl News {
+    /// Whether something has gone wrong.
+    pub fn is_trouble(&self) -> bool {
+        !matches!(self, News::Joined(_) | News::Left(_) | News::Exited { .. } | News::QuarantineOver)
+    }
+}
+
+impl fmt::Display for News {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            News::Joined(who) => write!(f, "{who} has joined"),
+            News::Left(who) => write!(f, "{who} has left"),
+            News::Disconnected(who) => write!(f, "{who} is gone: its connection has ended"),
+            News::Silent { who, silent_ns } => {
+                write!(
+                    f,
+                    "{who} is dead to this node: silent for {}, longer than its lease",
+                    Seconds(*silent_ns)
+                )
+            }
+            News::Denounced(who) => write!(f, "{who} is dead to this node: another has found it dead"),
+            News::Nonsense(who) => write!(f, "{who} is dead to this node: what it said was no message"),
+            News::Killing(who) => {
+                write!(f, "{who} is killed, since it could wake in the middle of a write (Config::fence)")
+            }
+            News::Exited { who, killed: false } => write!(f, "{who} has exited"),
+            News::Exited { who, killed: true } => write!(f, "{who} has exited, killed"),
+            News::Refused { reason } => write!(f, "whoever connected was refused: {reason}"),
+            News::Quarantined { bytes } => {
+                write!(f, "quarantine: {bytes} bytes are kept back, since a dead node could reach them")
+            }
+            News::QuarantineOver => f.write_str("quarantine is over: no bytes are kept back any more"),
+            News::NamesLost { count, life } => {
+                write!(f, "{count} named regions are lost with node {}", life.node)
+            }
+        }
+    }
+}
+
+/// What a process that is about to be killed is told, as the person at its terminal will read it.
+pub fn last_words(by: NodeLife, silent_ns: u64) -> String {
+    format!(
+        "halite: this process was stopped or silent for {}, longer than its lease; node {} kills it since it could \
+         wake in the middle of a write (Config::fence)",
+        Seconds(silent_ns),
+        by.node
+    )
+}
+
+/// Nanoseconds, shown as seconds.
+struct Seconds(u64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = self.0 / 100_000_000;
+        write!(f, "{}.{} s", tenths / 10, tenths % 10)
+    }
+}

@@ -1,0 +1,207 @@
+//! Stories of what is lost, and of how it is told.
+
+mod common;
+
+use common::{CHUNK_BYTES, Cluster, LEASE_NS};
+use halite_tier::effect::{Command, CommandError, Outcome, Placement};
+use halite_tier::ids::{NodeId, NodeLife};
+use halite_tier::message::{Loss, LossCause, LostName, NodeState, NodeStatus, Order, Refusal};
+use halite_tier::permissions::Permissions;
+
+const LEN: u64 = 3 * CHUNK_BYTES;
+
+/// What a host is told of a name that nobody can map.
+fn refusal(cluster: &mut Cluster, host: usize, name: &str) -> Refusal {
+    let by_map = cluster.command(host, Command::Map { name: name.into(), wanted: Permissions::READ });
+    let by_stat = cluster.command(host, Command::Stat(name.into()));
+    assert_eq!(by_map, by_stat, "all commands agree");
+    match by_map {
+        Err(CommandError::Refused(refusal)) => refusal,
+        other => panic!("{name:?} is found: {other:?}"),
+    }
+}
+
+fn loss(cluster: &mut Cluster, host: usize, name: &str) -> (NodeLife, Loss) {
+    match refusal(cluster, host, name) {
+        Refusal::Lost { home, loss } => (home, loss),
+        other => panic!("{name:?}: {other}"),
+    }
+}
+
+fn lost_names(cluster: &mut Cluster, host: usize) -> Vec<LostName> {
+    match cluster.command(host, Command::ListLost) {
+        Ok(Outcome::Lost(names)) => names,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn status(cluster: &mut Cluster, host: usize) -> Vec<NodeStatus> {
+    match cluster.command(host, Command::Status) {
+        Ok(Outcome::Status(nodes)) => nodes,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn news(cluster: &mut Cluster, host: usize) -> Vec<String> {
+    cluster.hosts[host].news.drain(..).map(|news| news.to_string()).collect()
+}
+
+#[test]
+fn who_asks_for_a_name_whose_home_died_is_told_with_whom_it_was_lost_and_when() {
+    let mut cluster = Cluster::of(3);
+    cluster.alloc(0, "salt", LEN, Placement::On(NodeId(2)));
+    cluster.alloc(0, "pepper", LEN, Placement::On(NodeId(2)));
+    cluster.alloc(0, "sugar", LEN, Placement::On(NodeId(1)));
+    let dead = cluster.hosts[2].life;
+    cluster.kill(2);
+    cluster.sleep(LEASE_NS);
+    for host in [0, 1] {
+        let told = loss(&mut cluster, host, "salt");
+        assert_eq!(told, (dead, Loss { cause: LossCause::Exited, age_ns: LEASE_NS }));
+    }
+    let names: Vec<_> = lost_names(&mut cluster, 1).into_iter().map(|lost| (lost.name, lost.home)).collect();
+    assert_eq!(names, [("pepper".to_owned(), dead), ("salt".to_owned(), dead)]);
+    assert_eq!(refusal(&mut cluster, 1, "vinegar"), Refusal::NotFound);
+
+    // Until somebody makes it anew, or has it forgotten.
+    let again = cluster.alloc(1, "salt", LEN, Placement::Local);
+    cluster.map(0, "salt");
+    cluster.command(1, Command::Order(again, Order::Free)).unwrap();
+    assert_eq!(refusal(&mut cluster, 0, "salt"), Refusal::NotFound);
+    assert_eq!(cluster.command(1, Command::ForgetName("pepper".into())), Ok(Outcome::Done));
+    assert_eq!(refusal(&mut cluster, 0, "pepper"), Refusal::NotFound);
+    let twice = cluster.command(1, Command::ForgetName("pepper".into()));
+    assert_eq!(twice, Err(Refusal::NotFound.into()));
+    let living = cluster.command(1, Command::ForgetName("sugar".into()));
+    assert_eq!(living, Err(Refusal::NotFound.into()), "what is there is freed, not forgotten");
+    cluster.map(1, "sugar");
+}
+
+#[test]
+fn a_long_list_of_lost_names_comes_whole() {
+    let mut cluster = Cluster::of(2);
+    for index in 0..1500 {
+        cluster.alloc(1, &format!("{index:04}"), 64, Placement::Local);
+    }
+    cluster.kill(1);
+    cluster.run();
+    let names = lost_names(&mut cluster, 0);
+    assert!(names.iter().enumerate().all(|(index, lost)| lost.name == format!("{index:04}")));
+    assert_eq!(names.len(), 1500);
+}
+
+#[test]
+fn what_was_lost_with_a_node_that_left_is_told_as_such() {
+    let mut cluster = Cluster::of(2);
+    cluster.alloc(1, "salt", LEN, Placement::Local);
+    let now_ns = cluster.now_ns;
+    cluster.hosts[1].engine.leave(now_ns);
+    cluster.run();
+    assert_eq!(loss(&mut cluster, 0, "salt").1.cause, LossCause::Left);
+    assert_eq!(status(&mut cluster, 0)[1].loss.map(|loss| loss.cause), Some(LossCause::Left));
+}
+
+#[test]
+fn a_silent_node_is_unreachable_since_it_was_heard_and_proven_dead_by_its_exit_only() {
+    let mut cluster = Cluster::of(3);
+    cluster.kills = false;
+    cluster.alloc(2, "salt", LEN, Placement::Local);
+    let heard_ns = cluster.now_ns;
+    cluster.stop(2);
+    cluster.sleep(2 * LEASE_NS);
+    let age_ns = cluster.now_ns - heard_ns;
+    let unreachable = Loss { cause: LossCause::Unreachable, age_ns };
+    assert_eq!(loss(&mut cluster, 1, "salt").1, unreachable);
+    let row = status(&mut cluster, 1)[2].clone();
+    assert_eq!((row.state, row.loss), (NodeState::Dead, Some(unreachable)));
+
+    cluster.kill(2);
+    cluster.sleep(LEASE_NS);
+    let exited = Loss { cause: LossCause::Exited, age_ns: LEASE_NS };
+    assert_eq!(loss(&mut cluster, 1, "salt").1, exited, "whoever ended it, it was not us");
+    assert_eq!(status(&mut cluster, 0)[2].loss, Some(exited));
+}
+
+#[test]
+fn a_node_that_was_killed_for_its_silence_is_told_as_such() {
+    let mut cluster = Cluster::of(2);
+    cluster.alloc(1, "salt", LEN, Placement::Local);
+    assert_eq!(news(&mut cluster, 0), ["node 1 (process 1) has joined"]);
+    cluster.stop(1);
+    cluster.sleep(2 * LEASE_NS);
+    assert_eq!(loss(&mut cluster, 0, "salt").1.cause, LossCause::Killed);
+    let silence = format!("{}.{} s", 5 * LEASE_NS / 4 / 1_000_000_000, 5 * LEASE_NS / 4 / 100_000_000 % 10);
+    assert_eq!(
+        news(&mut cluster, 0),
+        [
+            format!("node 1 (process 1) is dead to this node: silent for {silence}, longer than its lease"),
+            "1 named regions are lost with node 1".into(),
+            "node 1 (process 1) is killed, since it could wake in the middle of a write (Config::fence)"
+                .into(),
+            "node 1 (process 1) has exited, killed".into(),
+        ]
+    );
+}
+
+#[test]
+fn quarantine_is_told_when_it_begins_and_when_it_is_over() {
+    let mut cluster = Cluster::of(3);
+    cluster.kills = false;
+    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(1)));
+    cluster.map(2, "salt");
+    cluster.stop(2);
+    let freeing = cluster.submit(0, Command::Order(lh, Order::Free));
+    cluster.sleep(2 * LEASE_NS);
+    assert_eq!(cluster.outcome(0, freeing), Some(Ok(Outcome::Done)));
+    let bytes = LEN.next_multiple_of(64);
+    let begun = format!("quarantine: {bytes} bytes are kept back, since a dead node could reach them");
+    assert!(news(&mut cluster, 1).contains(&begun));
+    cluster.kill(2);
+    cluster.run();
+    assert!(news(&mut cluster, 1).contains(&"quarantine is over: no bytes are kept back any more".into()));
+}
+
+#[test]
+fn a_dead_node_is_shown_until_it_is_forgotten_and_then_by_nobody() {
+    let mut cluster = Cluster::of(4);
+    cluster.alloc(2, "salt", LEN, Placement::Local);
+    cluster.alloc(3, "pepper", LEN, Placement::Local);
+    let forget = |cluster: &mut Cluster, node: u32| cluster.command(1, Command::ForgetNode(NodeId(node)));
+    for living in [0, 1, 2] {
+        assert_eq!(forget(&mut cluster, living), Err(Refusal::NodeLives(NodeId(living)).into()));
+    }
+    assert_eq!(forget(&mut cluster, 77), Err(Refusal::UnknownNode(NodeId(77)).into()));
+    cluster.kill(2);
+    cluster.kill(3);
+    cluster.run();
+    assert_eq!(forget(&mut cluster, 2), Ok(Outcome::Done));
+    for host in [0, 1] {
+        let nodes: Vec<u32> = status(&mut cluster, host).iter().map(|status| status.node.0).collect();
+        assert_eq!(nodes, [0, 1, 3], "as host {host} sees it");
+        assert_eq!(refusal(&mut cluster, host, "salt"), Refusal::NotFound);
+        assert_eq!(loss(&mut cluster, host, "pepper").1.cause, LossCause::Exited);
+    }
+    assert_eq!(forget(&mut cluster, 2), Err(Refusal::UnknownNode(NodeId(2)).into()));
+    // Who comes later hears the same.
+    let late = cluster.add(5, 0);
+    let nodes: Vec<_> =
+        status(&mut cluster, late).iter().map(|status| (status.node.0, status.loss)).collect();
+    let lost = Some(Loss { cause: LossCause::Exited, age_ns: 0 });
+    assert_eq!(nodes, [(0, None), (1, None), (3, lost), (5, None)]);
+}
+
+#[test]
+fn locks_are_not_lost_but_made_anew() {
+    let mut cluster = Cluster::of(2);
+    let service = halite_tier::names::Service::Lock;
+    let everyone = Permissions::all();
+    let anchor = |index: u32| Command::Anchor { service, name: format!("till {index}"), everyone };
+    for index in 0..16 {
+        cluster.command(1, anchor(index)).unwrap();
+    }
+    cluster.kill(1);
+    cluster.run();
+    assert_eq!(lost_names(&mut cluster, 0), []);
+    let anew = (0..16).filter(|index| cluster.command(0, anchor(*index)).is_ok()).count();
+    assert!((1..16).contains(&anew), "{anew} of them were on either node");
+}
