@@ -55,6 +55,7 @@ a node fills or copies for another costs nothing there.
 
 Latency is the mean of 2 to 32 operations of one session, one after the other; the rate is that of 16 sessions at once. This command writes this file:
 
+<!-- run: by hand -->
 ```sh
 cargo run --release -p halite-node -- sim golden > docs/simulated.md
 ```

@@ -1,0 +1,163 @@
+//! Every block of shell in the documents can be pasted whole: it succeeds, and touches no file of whoever pastes it.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use support::Scratch;
+
+/// Blocks behind `<!-- run: NAME -->` that are run elsewhere: the README's two commands by CI as a newcomer would, and
+/// those that build, or take minutes, by people.
+const ELSEWHERE: [&str; 3] = ["main", "test", "by hand"];
+
+/// A fenced block.
+struct Block {
+    /// Document and line.
+    place: String,
+    /// How to run it, if it says so.
+    marker: Option<String>,
+    text: String,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn documents() -> Vec<PathBuf> {
+    let mut found = markdown_in(&root());
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        found.extend(markdown_in(&folder));
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        folders.extend(entries.filter(|path| path.is_dir()));
+    }
+    found
+}
+
+fn markdown_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+/// The fenced blocks of a document that are in `language`.
+fn blocks(path: &Path, text: &str, language: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let (mut marker, mut block) = (None, None::<Block>);
+    for (number, line) in text.lines().enumerate() {
+        match (&mut block, line.strip_prefix("```")) {
+            (None, Some(found)) => {
+                let place = format!("{}:{}", path.strip_prefix(root()).unwrap().display(), number + 1);
+                let marker = marker.take().filter(|_| found == language);
+                block = Some(Block { place, marker, text: String::new() });
+                if found != language {
+                    block.as_mut().expect("it was just begun").place.clear();
+                }
+            }
+            (None, None) => {
+                let found = line.trim().strip_prefix("<!-- run: ").and_then(|rest| rest.strip_suffix(" -->"));
+                marker = found.map(str::to_owned).or(marker.filter(|_| line.trim().is_empty()));
+            }
+            (Some(_), Some(_)) => blocks.extend(block.take().filter(|block| !block.place.is_empty())),
+            (Some(block), None) => block.text.extend([line, "\n"]),
+        }
+    }
+    blocks
+}
+
+fn all_blocks(language: &str) -> Vec<Block> {
+    let of = |path: &PathBuf| blocks(path, &std::fs::read_to_string(path).unwrap(), language);
+    documents().iter().flat_map(of).collect()
+}
+
+/// Every file below `root` with what it holds.
+fn inventory(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(root).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(inventory(&path)),
+            false => drop(found.insert(path.clone(), std::fs::read(&path).unwrap())),
+        }
+    }
+    found
+}
+
+/// A folder with files of the user's whose names a careless document would use.
+fn folder_with_baits(scratch: &Scratch) -> PathBuf {
+    let folder = scratch.file("folder");
+    std::fs::create_dir_all(folder.join("logs")).unwrap();
+    for bait in ["NAME", "FILE", "NODE", "N", "DIR", "users", "copy", "node-3.lock", "node-3.py", "logs/a"] {
+        std::fs::write(folder.join(bait), format!("the user's {bait}")).unwrap();
+    }
+    // What blocks may name, as whoever has cloned the tree has it.
+    for plan in std::fs::read_dir(root().join("plans")).unwrap() {
+        let plan = plan.unwrap().path();
+        if plan.is_file() {
+            std::fs::create_dir_all(folder.join("plans")).unwrap();
+            std::fs::copy(&plan, folder.join("plans").join(plan.file_name().unwrap())).unwrap();
+        }
+    }
+    folder
+}
+
+#[test]
+fn every_block_of_shell_can_be_pasted_whole_and_touches_no_file() {
+    let scratch = Scratch::new("documents");
+    let folder = folder_with_baits(&scratch);
+    std::fs::create_dir(scratch.file("tmp")).unwrap();
+    let before = inventory(&folder);
+    let program = Path::new(env!("CARGO_BIN_EXE_halite")).parent().unwrap();
+    let path = std::env::join_paths(
+        [program.to_owned()].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    let path = path.unwrap();
+    let mut count = 0;
+    for block in all_blocks("sh") {
+        if let Some(marker) = &block.marker {
+            assert!(ELSEWHERE.contains(&marker.as_str()), "{}: nobody runs {marker:?}", block.place);
+            continue;
+        }
+        // Whatever it started ends with it, also if it fails half-way.
+        let cleanup =
+            "trap 'if [ -d \"${HALITE_DIR:-}\" ]; then halite down --all >/dev/null 2>&1; fi' EXIT\n";
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-eu", "-c", &(cleanup.to_owned() + &block.text)])
+            .current_dir(&folder)
+            .stdin(Stdio::null());
+        shell.env("PATH", &path).env("HALITE_DIR", scratch.cluster()).env("TMPDIR", scratch.file("tmp"));
+        let output = shell.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {}: {said}", block.place, output.status);
+        assert!(!said.contains("not found"), "{}: {said}", block.place);
+        assert_eq!(inventory(&folder), before, "{}", block.place);
+        count += 1;
+    }
+    assert!(count >= 3, "only {count} blocks were found");
+}
+
+#[test]
+fn commands_to_be_typed_stand_in_blocks_that_say_so() {
+    for block in all_blocks("").into_iter().chain(all_blocks("text")) {
+        let is_command = |line: &&str| line.starts_with("cargo ") || line.starts_with("halite ");
+        // The document of benchmarks lists what was run, for people to compare.
+        if !block.place.starts_with("docs/benchmarks.md") {
+            assert_eq!(block.text.lines().find(is_command), None, "{}", block.place);
+        }
+    }
+    assert!(all_blocks("bash").is_empty() && all_blocks("console").is_empty());
+}
+
+#[test]
+fn placeholders_stand_in_no_block_of_shell() {
+    for block in all_blocks("sh").iter().filter(|block| block.marker.is_none()) {
+        let is_placeholder = |word: &&str| {
+            word.len() > 1 && word.chars().all(|letter| letter.is_ascii_uppercase() || letter == '|')
+        };
+        let commands = block.text.lines().map(|line| line.split_once(" #").map_or(line, |(code, _)| code));
+        let found = commands.flat_map(str::split_whitespace).find(is_placeholder);
+        assert_eq!(found, None, "{}", block.place);
+    }
+}
