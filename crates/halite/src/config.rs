@@ -5,6 +5,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::error::JoinError;
+use crate::headroom;
+
 pub use halite_providers::Fence;
 pub use halite_tier::ids::NodeId;
 
@@ -66,6 +69,17 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Whether this process could be set up so, as far as that can be told beforehand: the arena must not be larger than
+    /// the memory of the machine, nor than what a control group around the process may have.
+    pub fn check(&self) -> Result<(), JoinError> {
+        match headroom::most() {
+            Some(most) if self.arena_bytes > most.bytes => {
+                Err(JoinError::ArenaTooLarge { wanted: self.arena_bytes, most: most.bytes, limit: most.by })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The principal as whom sessions act.
     pub fn principal(&self) -> String {
         self.principal.clone().unwrap_or_else(unix_user)

@@ -425,6 +425,19 @@ pub enum JoinError {
         /// How long was waited, in milliseconds.
         waited_ms: u64,
     },
+    /// The arena would be larger than the memory that this node can have.
+    #[error(
+        "cannot join: an arena of {wanted} bytes is more than {limit}; {} MiB are the most that can be had",
+        most >> 20
+    )]
+    ArenaTooLarge {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes that it could have.
+        most: u64,
+        /// What sets the limit.
+        limit: String,
+    },
     /// The system has no memory for what calls need.
     #[error("cannot join: no memory could be registered; see the limits on memory and open files")]
     NoMemory,

@@ -42,6 +42,8 @@ pub(crate) enum Done {
     Partly(Job),
 }
 
+/// How much is populated without asking first what the system has: that takes 0.1 ms.
+const HEADROOM_BYTES_MIN: u64 = 1 << 20;
 /// How much is discarded before the clock is looked at: about 10 ms if it was all touched.
 const DISCARD_BYTES_MIN: u64 = 64 << 20;
 /// How long a job may take before others have their turn.
@@ -57,7 +59,7 @@ impl Arena {
     /// Does a job on the calling thread.
     pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric, around: &Around) -> Done {
         match job {
-            Job::Grow(len) => Done::Grown(self.grow(len, fabric)),
+            Job::Grow(len) => Done::Grown(self.grow(len, fabric, around)),
             Job::Copy { token, from, to } => {
                 let len = to.len().min(from.len());
                 to.copy_from(0, &from, 0, len).expect("the length is in both windows");
@@ -68,8 +70,7 @@ impl Arena {
                 Done::Copied(token)
             }
             Job::Populate { token, key, offset, len } => {
-                let is_done = self.segment(key).populate(offset, len).is_ok();
-                Done::Populated { token, len, is_done }
+                Done::Populated { token, len, is_done: self.populate(key, offset, len, around) }
             }
             Job::Discard { token, key, offset, len } => {
                 let done = self.discard_for_a_while(key, offset, len, around);
@@ -81,13 +82,42 @@ impl Arena {
         }
     }
 
-    /// The engine answers "no space" where the system refuses: to the caller it is the same.
-    fn grow(&self, len: u64, fabric: &dyn Fabric) -> Option<(Key, Window)> {
-        let segment = Segment::create("halite-arena", len, PagePolicy::Huge).ok()?;
+    /// The engine tries less where the system refuses.
+    fn grow(&self, len: u64, fabric: &dyn Fabric, around: &Around) -> Option<(Key, Window)> {
+        match self.try_growing(len, fabric, around) {
+            Ok(grown) => {
+                tracing::info!("the arena has grown by {len} bytes");
+                Some(grown)
+            }
+            Err(reason) => {
+                tracing::info!("the arena cannot grow by {len} bytes: {reason}");
+                None
+            }
+        }
+    }
+
+    fn try_growing(&self, len: u64, fabric: &dyn Fabric, around: &Around) -> Result<(Key, Window), String> {
+        if !around.has_addresses(len) {
+            return Err("the limit on address space (ulimit -v) leaves too little for it".to_owned());
+        }
+        let segment = Segment::create("halite-arena", len, PagePolicy::Huge);
+        let segment = segment.map_err(|error| error.to_string())?;
         let window = segment.window(0, len).expect("the whole segment");
-        let key = fabric.register(segment.clone()).ok()?;
+        let key = fabric.register(segment.clone()).map_err(|error| error.to_string())?;
         lock(&self.segments).insert(key, segment);
-        Some((key, window))
+        Ok((key, window))
+    }
+
+    /// Whether the system gave the memory.
+    fn populate(&self, key: Key, offset: u64, len: u64, around: &Around) -> bool {
+        // It would rather end some process, this one perhaps, than say that there is no more.
+        let asks = len >= HEADROOM_BYTES_MIN;
+        if asks && !around.has_free(len) {
+            tracing::warn!("the system has no {len} bytes of memory left for a region");
+            return false;
+        }
+        let populated = self.segment(key).populate(offset, len);
+        populated.inspect_err(|error| tracing::warn!("{len} bytes of memory cannot be had: {error}")).is_ok()
     }
 
     /// Giving memory back takes about 0.15 s for each GiB that was touched, and next to nothing for what was not:

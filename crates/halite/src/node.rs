@@ -77,6 +77,7 @@ impl Node {
         config: Config,
         open: impl FnOnce(&Seat) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
+        config.check()?;
         let checked = Checked::new(config)?;
         let config = &checked.config;
         let dir = match config.node {

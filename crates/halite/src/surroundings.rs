@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Instant, SystemTime};
 
+use crate::headroom;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 /// The surroundings of a [`crate::Driven`] node, which may be made up: the same surroundings and the same fabric
@@ -66,6 +67,22 @@ impl Around {
         match self {
             Around::Process(_) => thread::available_parallelism().map_or(1, NonZeroUsize::get),
             Around::Given(_) => 1,
+        }
+    }
+
+    /// Whether the system could give `len` bytes of memory now.
+    pub(crate) fn has_free(&self, len: u64) -> bool {
+        match self {
+            Around::Process(_) => headroom::has_free(len),
+            Around::Given(_) => true,
+        }
+    }
+
+    /// Whether a segment of `len` bytes leaves enough addresses for others.
+    pub(crate) fn has_addresses(&self, len: u64) -> bool {
+        match self {
+            Around::Process(_) => headroom::has_addresses(len),
+            Around::Given(_) => true,
         }
     }
 

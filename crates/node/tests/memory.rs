@@ -9,7 +9,7 @@ use std::path::Path;
 
 use cgroup::Cgroup;
 use halite::{AllocOptions, Config, Node, NodeId, Placement};
-use support::{Scratch, bytes, check_ok};
+use support::{Running, Scratch, after, bytes, check_ok};
 
 const MIB: u64 = 1 << 20;
 
@@ -57,4 +57,69 @@ fn a_put_from_a_group_with_little_memory_counts_where_the_bytes_are() {
         assert!(scratch.run("get region").stdout == content);
         scratch.ok("rm region");
     }
+}
+
+/// A cluster that is started after this line of a shell.
+fn up_after(scratch: &Scratch, line: &str, flags: &str) -> Running {
+    let up = scratch.command(&format!("up {flags} --parent {}", std::process::id()));
+    let mut up = Running::of(after(line, &up));
+    while !up.line().contains("ctrl-C") {}
+    up
+}
+
+#[test]
+fn a_node_with_few_addresses_has_a_smaller_arena_and_says_so() {
+    let scratch = Scratch::new("addresses");
+    let _up = up_after(&scratch, "ulimit -v 1500000", "--nodes 2 --arena 4G");
+    let content = bytes(100 << 20);
+    let from = scratch.write("from", &content);
+    scratch.ok(&format!("put region {} --node 1", from.display()));
+    assert!(scratch.run("get region").stdout == content);
+    // More than it can get: what it has stays, and is shown.
+    let large = std::fs::File::create(scratch.file("large")).unwrap();
+    large.set_len(2 << 30).unwrap();
+    let large = format!("put large {} --node 1", scratch.file("large").display());
+    let complaint = scratch.fails(&large, 1);
+    assert!(complaint.contains("no space"), "{complaint}");
+    let refused = scratch.json("status --json")[1]["bytes_refused"].as_u64().unwrap();
+    assert!(refused > 2 << 30, "{refused}");
+    assert!(scratch.ok("status").contains("of 4.0 GiB"));
+    assert!(scratch.run("get region").stdout == content);
+    scratch.ok("rm region");
+    scratch.ok(&format!("put region {} --node 1", from.display()));
+}
+
+#[test]
+fn a_node_whose_group_has_no_memory_left_says_so_and_lives_on() {
+    let scratch = Scratch::new("full-group");
+    let Some(group) = Cgroup::limited("node", 128 * MIB) else {
+        return println!("skipped: this user cannot limit the memory of processes");
+    };
+    let arena = "node --id 0 --arena 128M";
+    let node = scratch.command(&format!("{arena} --parent {}", std::process::id()));
+    let mut node = Running::of(group.wrap(&node));
+    node.line();
+    let from = scratch.write("from", &bytes(120 << 20));
+    let complaint = scratch.fails(&format!("put region {}", from.display()), 1);
+    assert!(complaint.contains("out of memory: the system of node 0 gave"), "{complaint}");
+    let small = scratch.write("small", &bytes(20 << 20));
+    scratch.ok(&format!("put region {}", small.display()));
+    assert!(scratch.run("get region").stdout == bytes(20 << 20));
+    // An arena that could never be filled is refused at once.
+    let node = scratch.command("node --id 1 --arena 129M");
+    let refused = group.wrap(&node).output().unwrap();
+    let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(complaint.contains("128 MiB are the most"), "{complaint}");
+}
+
+#[test]
+fn an_arena_larger_than_the_machine_is_refused_at_once_with_what_works() {
+    let scratch = Scratch::new("petabyte");
+    for line in ["up --nodes 2 --arena 1P", "node --id 0 --arena 1P"] {
+        let complaint = scratch.fails(line, 1);
+        assert!(complaint.contains("1125899906842624 bytes is more than"), "{complaint}");
+        assert!(complaint.contains("MiB are the most"), "{complaint}");
+        assert!(!scratch.cluster().exists(), "{line} has made nothing");
+    }
+    assert!(scratch.fails("up --nodes 2 --arena 99999P", 2).contains("more bytes than 64 bits"));
 }

@@ -349,7 +349,7 @@ impl Engine {
     /// The arena has grown, or could not.
     pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
         self.now_ns = now_ns;
-        self.store.handle_grown(segment);
+        self.store.handle_grown(now_ns, segment);
         self.retry_short();
     }
 
@@ -521,7 +521,7 @@ impl Engine {
         len: u64,
         chunk_bytes: u64,
     ) -> Option<Result<Extents, Refusal>> {
-        match self.store.reserve(len, chunk_bytes) {
+        match self.store.reserve(self.now_ns, len, chunk_bytes) {
             Ok(extents) => Some(Ok(extents)),
             Err(Shortage::NoSpace { available }) => Some(Err(Refusal::NoSpace { wanted: len, available })),
             Err(Shortage::Wait) => {
@@ -529,9 +529,7 @@ impl Engine {
                 None
             }
             Err(Shortage::Grow(bytes)) => {
-                if self.store.start_growing() {
-                    self.effects.push_back(Effect::Grow { len: bytes });
-                }
+                self.effects.push_back(Effect::Grow { len: bytes });
                 self.short.push((asker, again));
                 None
             }

@@ -328,6 +328,8 @@ pub struct NodeStatus {
     pub bytes_used: u64,
     /// Bytes that it contributes at most.
     pub bytes_total: u64,
+    /// Bytes of those that its system refused when it was last asked.
+    pub bytes_refused: u64,
     /// Bytes that are kept back because a node that could reach them is not cut off yet.
     pub bytes_quarantined: u64,
     /// Regions of which it is the home.

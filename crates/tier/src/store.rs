@@ -7,12 +7,15 @@
 //!
 //! A lease that runs out never leads to `free`: only an acknowledgement or a cut-off does.
 
+mod growth;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use halite_fabric::Key;
 use halite_mem::Window;
 use halite_mem::allocator::{self, Allocator};
 
+use self::growth::Growth;
 use crate::effect::{Effect, Token};
 use crate::ids::{NodeLife, RegionId};
 use crate::layout::{Extent, Extents, append};
@@ -23,9 +26,9 @@ const ALIGNMENT: u64 = 64;
 /// Why chunks could not be reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
-    /// The arena may grow by a segment of this length; try again then.
+    /// The arena may grow by a segment of this length, which the system is to be asked for; try again then.
     Grow(u64),
-    /// Memory that was just freed is about to be clean again; try again then.
+    /// A segment is on its way, or memory that was just freed is about to be clean again; try again then.
     Wait,
     /// There is no room, and there will be none until something is freed.
     NoSpace {
@@ -47,10 +50,9 @@ struct Foreign {
 pub struct Store {
     me: NodeLife,
     bytes_total: u64,
-    segment_bytes: u64,
+    growth: Growth,
     allocator: Allocator,
     segments: Vec<(Key, Window)>,
-    growing: bool,
     foreign: BTreeMap<(Key, u64), Foreign>,
     quarantine: Vec<(Extents, BTreeSet<NodeLife>)>,
     discarding: BTreeMap<Token, Extent>,
@@ -63,10 +65,9 @@ impl Store {
         Store {
             me,
             bytes_total,
-            segment_bytes: segment_bytes.max(ALIGNMENT),
+            growth: Growth::new(segment_bytes.max(ALIGNMENT)),
             allocator: Allocator::new(ALIGNMENT),
             segments: Vec::new(),
-            growing: false,
             foreign: BTreeMap::new(),
             quarantine: Vec::new(),
             discarding: BTreeMap::new(),
@@ -105,15 +106,20 @@ impl Store {
         self.bytes_total
     }
 
+    /// Bytes of those that the system refused when it was last asked.
+    pub fn bytes_refused(&self) -> u64 {
+        if self.growth.is_refused() { self.growth_max() } else { 0 }
+    }
+
     /// Reserves chunks for `len` bytes of a region: few extents, each but the last of whole chunks.
-    pub fn reserve(&mut self, len: u64, chunk_bytes: u64) -> Result<Extents, Shortage> {
+    pub fn reserve(&mut self, now_ns: u64, len: u64, chunk_bytes: u64) -> Result<Extents, Shortage> {
         let mut extents = Extents::new();
         let mut missing = len;
         while missing > 0 {
             let least = missing.min(chunk_bytes);
             let Some(run) = self.allocator.allocate_run(least, missing, chunk_bytes) else {
                 self.unreserve(&extents);
-                return Err(self.shortage(missing, chunk_bytes));
+                return Err(self.shortage(now_ns, missing, chunk_bytes));
             };
             missing -= run.len;
             let key = self.segments[run.segment as usize].0;
@@ -134,35 +140,30 @@ impl Store {
         self.bytes_total.saturating_sub(self.allocator.bytes_total())
     }
 
-    fn shortage(&self, missing: u64, chunk_bytes: u64) -> Shortage {
-        let growth = self.growth_max();
+    fn shortage(&mut self, now_ns: u64, missing: u64, chunk_bytes: u64) -> Shortage {
+        let growth = if self.growth.is_open(now_ns) { self.growth_max() } else { 0 };
         let available = self.allocator.bytes_free() + growth;
         // Waiting comes first: it takes microseconds for memory that was not touched, and whoever frees and
         // allocates in turn would otherwise grow the arena to its limit.
         if !self.discarding.is_empty() {
             return Shortage::Wait;
         }
-        if growth >= missing.min(chunk_bytes) && available >= missing {
-            Shortage::Grow(growth.min(self.segment_bytes.max(chunk_bytes)))
-        } else {
-            Shortage::NoSpace { available }
+        let least = missing.min(chunk_bytes);
+        if growth < least || available < missing {
+            return Shortage::NoSpace { available };
         }
+        self.growth.ask(chunk_bytes, least, growth).map_or(Shortage::Wait, Shortage::Grow)
     }
 
-    /// Whether a segment is on its way; notes that one is from now on.
-    pub fn start_growing(&mut self) -> bool {
-        !std::mem::replace(&mut self.growing, true)
-    }
-
-    /// A segment has been registered, or could not be: then the arena stays as large as it is.
-    pub fn handle_grown(&mut self, segment: Option<(Key, Window)>) {
-        self.growing = false;
+    /// A segment has been registered, or the system refused it.
+    pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
         match segment {
             Some((key, window)) => {
+                self.growth.handle_given();
                 self.allocator.add_segment(window.len());
                 self.segments.push((key, window));
             }
-            None => self.bytes_total = self.allocator.bytes_total(),
+            None => self.growth.handle_refused(now_ns),
         }
     }
 

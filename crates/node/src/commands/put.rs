@@ -209,6 +209,8 @@ fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
     // Who cannot be asked gets no advice.
     let nodes = client.session.status().unwrap_or_default();
     let alive = nodes.iter().filter(|node| node.state == NodeState::Alive);
-    let free = |node: &NodeStatus| node.bytes_total.saturating_sub(node.bytes_used + node.bytes_quarantined);
+    let free = |node: &NodeStatus| {
+        node.bytes_total.saturating_sub(node.bytes_used + node.bytes_quarantined + node.bytes_refused)
+    };
     alive.map(free).sum::<u64>() >= wanted
 }

@@ -29,6 +29,7 @@ struct Row {
     provider: Option<String>,
     bytes_used: Option<u64>,
     bytes_total: Option<u64>,
+    bytes_refused: Option<u64>,
     bytes_quarantined: Option<u64>,
     regions: Option<u64>,
     mappings: Option<u64>,
@@ -108,6 +109,7 @@ impl Row {
             provider: None,
             bytes_used: None,
             bytes_total: None,
+            bytes_refused: None,
             bytes_quarantined: None,
             regions: None,
             mappings: None,
@@ -136,6 +138,7 @@ impl Row {
             provider: Some(status.provider.clone()),
             bytes_used: Some(status.bytes_used),
             bytes_total: Some(status.bytes_total),
+            bytes_refused: Some(status.bytes_refused),
             bytes_quarantined: Some(status.bytes_quarantined),
             regions: Some(status.regions),
             mappings: Some(status.mappings),
@@ -144,6 +147,17 @@ impl Row {
         };
         row.tell_loss(status.loss);
         row
+    }
+}
+
+/// What a node contributes; where its system refused some of it, what it has of how much.
+fn total(row: &Row) -> String {
+    match (row.bytes_total, row.bytes_refused) {
+        (None, _) => "-".to_owned(),
+        (Some(total), None | Some(0)) => ByteCount(total).to_string(),
+        (Some(total), Some(refused)) => {
+            format!("{} of {}", ByteCount(total.saturating_sub(refused)), ByteCount(total))
+        }
     }
 }
 
@@ -181,7 +195,7 @@ fn table(rows: &[Row]) -> Table {
             row.state.to_owned(),
             row.provider.clone().unwrap_or_else(unknown),
             bytes(row.bytes_used),
-            bytes(row.bytes_total),
+            total(row),
             bytes(row.bytes_quarantined),
             number(row.regions),
             number(row.mappings),
@@ -211,6 +225,7 @@ mod tests {
             provider: "shm".into(),
             bytes_used: 1,
             bytes_total: 2,
+            bytes_refused: 0,
             bytes_quarantined: 0,
             regions: 3,
             mappings: 4,

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use halite::EPHEMERAL_NODE_MIN;
 use halite::cluster_dir::ClusterDir;
+use halite::{Config, EPHEMERAL_NODE_MIN};
 
 use super::down::{applications, remove_residue};
 use crate::args::Up;
@@ -24,6 +24,7 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     // Whoever cannot be told of the nodes is not to have them.
     output::standard_output()?;
+    Config { arena_bytes: args.arena.0, ..Config::default() }.check()?;
     let dir = prepare(dir)?;
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
     let plan = Plan { dir: dir.clone(), arena_bytes: args.arena.0, lifetime, log };

@@ -26,16 +26,7 @@ impl Cgroup {
 
     /// The same command, inside of the group from its first instruction on.
     pub fn wrap(&self, command: &Command) -> Command {
-        let mut inside = Command::new("sh");
-        inside.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs"));
-        inside.arg(command.get_program()).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => inside.env(name, value),
-                None => inside.env_remove(name),
-            };
-        }
-        inside
+        super::support::after(&format!("echo $$ >{}", self.0.join("cgroup.procs").display()), command)
     }
 }
 

@@ -152,7 +152,11 @@ pub struct Running {
 
 impl Running {
     pub fn start(scratch: &Scratch, line: &str) -> Running {
-        let mut child = scratch.command(line).stdout(Stdio::piped()).spawn().unwrap();
+        Running::of(scratch.command(line))
+    }
+
+    pub fn of(mut command: Command) -> Running {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         Running { child, stdout }
     }
@@ -220,6 +224,24 @@ pub fn eventually(is_so: impl Fn() -> bool) {
         assert!(begin.elapsed().as_secs() < 30, "it has not come");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
+}
+
+/// The same command in a process to which this line of a shell has been done first.
+pub fn after(line: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .arg("-c")
+        .arg(format!("{line} && exec \"$0\" \"$@\""))
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.stdin(Stdio::null());
+    shell
 }
 
 /// Bytes without a period that a copy in pieces could hide.

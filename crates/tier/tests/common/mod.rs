@@ -100,6 +100,10 @@ pub struct Cluster {
     /// Whether drivers are slow to clean freed memory; what they have not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
+    /// How long the segments of arenas are, how long those are that systems give, and how many more they give.
+    pub segment_bytes: u64,
+    pub segment_bytes_given: u64,
+    pub segments_given: u64,
     /// How much more memory the systems of all hosts give; and what drivers have not asked them for yet.
     pub memory_left: u64,
     pub slow_to_populate: bool,
@@ -131,6 +135,9 @@ impl Cluster {
             copies: Vec::new(),
             slow_to_clean: false,
             uncleaned: Vec::new(),
+            segment_bytes: ARENA_BYTES / 4,
+            segment_bytes_given: u64::MAX,
+            segments_given: u64::MAX,
             memory_left: u64::MAX,
             slow_to_populate: false,
             unpopulated: Vec::new(),
@@ -159,7 +166,7 @@ impl Cluster {
             pid: index as u32,
             lease_ns: LEASE_NS,
             bytes_total,
-            segment_bytes: ARENA_BYTES / 4,
+            segment_bytes: self.segment_bytes,
             provider: "test",
             send_bytes_max: 256,
         };
@@ -239,7 +246,11 @@ impl Cluster {
                 Effect::CutOff(peer) => host.cut_offs.push(peer),
                 Effect::Disconnect(_) | Effect::Changed | Effect::Warn { .. } => {}
                 Effect::News(news) => host.news.push(news),
+                Effect::Grow { len } if len > self.segment_bytes_given || self.segments_given == 0 => {
+                    host.engine.handle_grown(now_ns, None)
+                }
                 Effect::Grow { len } => {
+                    self.segments_given -= 1;
                     let key = Key(host.segments);
                     host.segments += 1;
                     let segment = Segment::create("test", len, PagePolicy::Normal).unwrap();

@@ -1,0 +1,209 @@
+//! How much memory the system has for this process: in all, and now.
+//!
+//! Several limits hold at a time: the machine, each control group around the process, and its address space.  What the
+//! system does not tell is no limit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, getrlimit};
+
+/// What is left for the system and for others, where memory is taken from what is free now.
+const SPARE_BYTES: u64 = 16 << 20;
+
+/// A limit on memory, and what sets it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Limit {
+    pub(crate) bytes: u64,
+    pub(crate) by: String,
+}
+
+/// The most memory that this process could ever have.
+pub(crate) fn most() -> Option<Limit> {
+    let machine = Meminfo::read().map(|info| Limit { bytes: info.total, by: "this machine has".to_owned() });
+    let groups = groups().into_iter().map(|group| Limit {
+        bytes: group.limit,
+        by: format!("the control group {} may have", group.dir.display()),
+    });
+    machine.into_iter().chain(groups).min_by_key(|limit| limit.bytes)
+}
+
+/// Whether the system could give `len` bytes of memory now, without ending some process for them.
+pub(crate) fn has_free(len: u64) -> bool {
+    let machine = Meminfo::read().map(|info| info.available);
+    let groups = groups().into_iter().map(|group| group.limit.saturating_sub(group.held));
+    let least = machine.into_iter().chain(groups).min();
+    least.is_none_or(|free| free >= len.saturating_add(SPARE_BYTES))
+}
+
+/// Whether a segment of `len` bytes leaves enough of the address space: peers' segments need some of it, too, so half is
+/// for them and for all else.
+pub(crate) fn has_addresses(len: u64) -> bool {
+    let Some(limit) = getrlimit(Resource::As).current else { return true };
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    let used = pages * rustix::param::page_size() as u64;
+    used.saturating_add(len) <= limit / 2
+}
+
+/// Memory of the machine, in bytes.
+struct Meminfo {
+    total: u64,
+    available: u64,
+}
+
+impl Meminfo {
+    fn read() -> Option<Meminfo> {
+        Meminfo::parse(&fs::read_to_string("/proc/meminfo").ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Meminfo> {
+        let kib = |key: &str| -> Option<u64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+            line.trim().strip_suffix("kB")?.trim().parse().ok()
+        };
+        let swap = |key| kib(key).unwrap_or(0);
+        Some(Meminfo {
+            total: (kib("MemTotal")? + swap("SwapTotal")) << 10,
+            available: (kib("MemAvailable")? + swap("SwapFree")) << 10,
+        })
+    }
+}
+
+/// A control group with a limit on memory.
+#[derive(Debug)]
+struct Group {
+    dir: PathBuf,
+    limit: u64,
+    /// Bytes that it holds and cannot give up at once.
+    held: u64,
+}
+
+fn groups() -> Vec<Group> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    groups_of(&own, Path::new("/sys/fs/cgroup"))
+}
+
+/// `own` says where the process is in each hierarchy, as `NUMBER:CONTROLLERS:PATH` per line; version 2 has no controllers.
+fn groups_of(own: &str, root: &Path) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for line in own.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (hierarchy, files) = match controllers {
+            "" => (root.to_owned(), &V2),
+            _ if controllers.split(',').any(|one| one == "memory") => (root.join("memory"), &V1),
+            _ => continue,
+        };
+        // Inside of a container the path may be that of the host, of which only the root is to be seen.
+        for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
+            groups.extend(Group::read(hierarchy.join(ancestor), files));
+        }
+    }
+    groups
+}
+
+/// What the files of a version are called.
+struct Files {
+    limit: &'static str,
+    usage: &'static str,
+    reclaimable: &'static str,
+}
+
+const V1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    reclaimable: "total_inactive_file",
+};
+const V2: Files = Files { limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file" };
+
+impl Group {
+    fn read(dir: PathBuf, files: &Files) -> Option<Group> {
+        let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse::<u64>().ok();
+        // Where there is none, version 2 says `max`, and version 1 a number that no machine has.
+        let limit = number(files.limit).filter(|limit| *limit < 1 << 62)?;
+        let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        let of_stat = |line: &str| line.strip_prefix(files.reclaimable)?.trim().parse::<u64>().ok();
+        let reclaimable = stat.lines().find_map(of_stat).unwrap_or(0);
+        let held = number(files.usage).unwrap_or(0).saturating_sub(reclaimable);
+        Some(Group { dir, limit, held })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machines_memory_is_read_with_what_can_be_swapped_out() {
+        let text =
+            "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   600 kB\nSwapTotal: 24 kB\nSwapFree: 4 kB\n";
+        let info = Meminfo::parse(text).unwrap();
+        assert_eq!((info.total, info.available), (1024 << 10, 604 << 10));
+        assert!(Meminfo::parse("MemTotal: much\n").is_none());
+    }
+
+    /// Control groups made of ordinary files.
+    struct Groups(PathBuf);
+
+    impl Groups {
+        fn new(name: &str, files: &[(&str, &str)]) -> Groups {
+            let root = std::env::temp_dir().join(format!("halite-groups-{}-{name}", std::process::id()));
+            for (path, text) in files {
+                fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+                fs::write(root.join(path), text).unwrap();
+            }
+            Groups(root)
+        }
+
+        fn limits(&self, own: &str) -> Vec<(u64, u64)> {
+            groups_of(own, &self.0).into_iter().map(|group| (group.limit, group.held)).collect()
+        }
+    }
+
+    impl Drop for Groups {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn each_group_around_the_process_has_its_limit_and_what_it_can_give_up_is_free() {
+        let groups = Groups::new(
+            "v2",
+            &[
+                ("app/web/memory.max", "1000\n"),
+                ("app/web/memory.current", "700\n"),
+                ("app/web/memory.stat", "anon 500\ninactive_file 150\n"),
+                ("app/memory.max", "max\n"),
+                ("memory.max", "5000\n"),
+                ("memory.current", "10\n"),
+            ],
+        );
+        assert_eq!(groups.limits("0::/app/web\n"), [(1000, 550), (5000, 10)]);
+        assert_eq!(groups.limits("0::/not/to/be/seen\n"), [(5000, 10)]);
+    }
+
+    #[test]
+    fn the_first_version_has_a_hierarchy_for_memory_alone() {
+        let groups = Groups::new(
+            "v1",
+            &[
+                ("memory/job/memory.limit_in_bytes", "1000\n"),
+                ("memory/job/memory.usage_in_bytes", "700\n"),
+                ("memory/job/memory.stat", "inactive_file 1\ntotal_inactive_file 200\n"),
+                ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ],
+        );
+        assert_eq!(groups.limits("5:cpu:/job\n4:memory:/job\n0::/\n"), [(1000, 500)]);
+        assert_eq!(groups.limits("garbage\n::\n4:memory\n"), []);
+    }
+
+    #[test]
+    fn this_machine_has_some_memory_and_not_all_of_it() {
+        let most = most().expect("Linux tells");
+        assert!(most.bytes > 1 << 20 && most.bytes < 1 << 50, "{most:?}");
+        assert!(has_free(1));
+        assert!(!has_free(1 << 50));
+    }
+}
