@@ -86,6 +86,17 @@ impl Driven {
         self.member.life.node
     }
 
+    /// Whether that node is connected, as far as this one knows.
+    pub fn is_connected_to(&self, node: NodeId) -> bool {
+        self.member.core.look(|machine| machine.is_connected_to(node))
+    }
+
+    /// How many calls to a node are under way, and how many answers are kept for it: what
+    /// [`Session::explain_peer`] tells, without asking anybody.
+    pub fn under_way(&self, node: NodeId) -> (usize, usize) {
+        self.member.core.ground.rpc.under_way(node)
+    }
+
     /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
     pub fn session(&self) -> Session {
         self.member.session(None)

@@ -22,6 +22,8 @@ use ledger::{CallId, Kind, Ledger, Task, Told, Wish};
 const TIMEOUT_US_MAX: u64 = 150;
 /// A call ends so soon after its time is over: its node's keeper wakes then, and its session when that has looked.
 const SLACK_NS: u64 = 20_000;
+/// No more nodes are called at once: in a large cluster that would be most of what happens.
+const CALLED_TOGETHER_MAX: u32 = 8;
 /// Room for whatever an answer may have.
 const ENDLESS_ROOM: u64 = 1 << 30;
 
@@ -285,15 +287,17 @@ async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall<'_>)
     }
 }
 
-/// The same call at all nodes; each handler knows its own by its number.
+/// The same call at all nodes, or at some from the caller's own on; each handler knows its own by its number.
 async fn call_many(actor: &mut Actor) {
     let (wish, timeout) = (some_wish(actor), some_timeout(actor));
-    let nodes: Vec<NodeId> = (0..actor.stage.nodes()).map(NodeId).collect();
+    let all = actor.stage.nodes();
+    let first = actor.node.min(all.saturating_sub(CALLED_TOGETHER_MAX));
+    let nodes: Vec<NodeId> = (first..all).take(CALLED_TOGETHER_MAX as usize).map(NodeId).collect();
     let mut callings = Vec::new();
     for node in &nodes {
         callings.push(Calling::begin(actor, Wish { to: node.0, ..wish }, timeout));
     }
-    let input = payload::input_to_all(callings[0].id, wish.input_bytes as usize);
+    let input = payload::input_to_many(callings[0].id, first, wish.input_bytes as usize);
     let session = actor.session.clone();
     let called = async { Ok(session.call_many(&nodes, function_of(wish.kind), &input, timeout).await) };
     match callings[0].in_time(actor, "call many", called).await {

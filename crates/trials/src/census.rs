@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{NodeId, NodeStatus, PeerExplained, Permissions, Placement, RegionCause, Session};
+use halite::{NodeId, NodeStatus, Permissions, Placement, RegionCause, Session};
 
 use crate::regions;
 use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
@@ -12,60 +12,67 @@ use crate::{barriers, giving_up::before, locks, watches, words};
 
 /// How many leases it may take until all is as it should be: deaths must be noticed first.
 const PATIENCE_LEASES: u32 = 40;
+/// So long after their deaths nobody takes the dead for alive any more, in leases: silence is judged after one.
+const NOTICE_LEASES: u32 = 4;
+/// How often it is looked.
+const LOOK: Duration = Duration::from_micros(50);
 
-/// Restarts whoever was taken for dead by some, frees what is left of regions and locks, and looks for more.
+/// Ends what goes wrong, restarts whoever was taken for dead by some, frees what is left of regions and locks, and looks for
+/// more.
 pub(crate) async fn take(stage: &Rc<Stage>) {
-    while !all_up(stage) && stage.judge.is_content() {
-        stage.revive_the_killed();
-        stage.world.sleep(None, Duration::from_micros(50)).await;
-    }
+    stage.heal();
+    all_up(stage).await;
     let lost: Vec<u32> = (0..stage.nodes()).filter(|node| stage.was_isolated(*node)).collect();
     lost.iter().for_each(|node| stage.crash(*node));
-    stage.world.sleep(None, stage.plan.lease() * 4).await;
+    let noticed = async {
+        while anyone_sees(stage, &lost) {
+            stage.world.sleep(None, LOOK).await;
+        }
+    };
+    before(stage.world.sleep(None, stage.plan.lease() * NOTICE_LEASES), noticed).await;
     lost.iter().for_each(|node| stage.restart(*node));
     // Of two homes that lost sight of each other both may have made a region of one name; the one that the directory does
     // not believe keeps its region for as long as its node lives.
     let exact = lost.is_empty();
     let patience = stage.plan.lease() * PATIENCE_LEASES;
-    let calls = RefCell::default();
+    // What is waited for.
+    let open = RefCell::new("a node that is not up".to_owned());
     let counted = async {
-        while !all_up(stage) {
-            stage.revive_the_killed();
-            stage.world.sleep(None, Duration::from_micros(50)).await;
-        }
+        all_up(stage).await;
+        open.replace("what node 0 cannot be told to free".to_owned());
         let driven = stage.driven(0).expect("it is up");
         for principal in PRINCIPALS {
             free_all(&driven.session_of(principal).expect("the name is a good one")).await;
         }
-        count(stage, &driven.session(), exact).await;
+        count(stage, &driven.session(), exact, &open).await;
         for node in 0..stage.nodes() {
-            count_calls(stage, node, &calls).await;
+            count_calls(stage, node, &open).await;
         }
         // A node that the directory does not see cannot tell it that a name is free.
         if stage.is_undisturbed() {
-            take_names(stage, &driven.session()).await;
+            take_names(stage, &driven.session(), &open).await;
         }
     };
     if before(stage.world.sleep(None, patience), counted).await.is_none() {
-        let left = match stage.driven(0) {
-            Some(driven) => {
-                let session = driven.session();
-                let seen = before(stage.world.sleep(None, patience), left(&session, exact)).await;
-                let or_else = |left: String| {
-                    [left, calls.take(), "a name".to_owned()].into_iter().find(|it| !it.is_empty())
-                };
-                seen.flatten().and_then(or_else).unwrap_or_else(|| "node 0 does not find out".to_owned())
-            }
-            None => "node 0 is not there".to_owned(),
-        };
+        let left = open.take();
         stage
             .judge
             .violated(format!("{patience:?} after all sessions have ended, something is left: {left}"));
     }
 }
 
-fn all_up(stage: &Stage) -> bool {
-    (0..stage.nodes()).all(|node| stage.is_up(node))
+/// Waits until all nodes are up, and starts those that nobody else will.
+async fn all_up(stage: &Rc<Stage>) {
+    while !(0..stage.nodes()).all(|node| stage.is_up(node)) && stage.judge.is_content() {
+        stage.revive_the_killed();
+        stage.world.sleep(None, LOOK).await;
+    }
+}
+
+/// Whether one of those that are up takes one of `lost` for alive.
+fn anyone_sees(stage: &Stage, lost: &[u32]) -> bool {
+    let up = (0..stage.nodes()).filter(|node| stage.is_up(*node)).filter_map(|node| stage.driven(node));
+    up.into_iter().any(|driven| lost.iter().any(|node| driven.is_connected_to(NodeId(*node))))
 }
 
 fn region_names() -> impl Iterator<Item = String> {
@@ -88,44 +95,44 @@ async fn free_all(session: &Session) {
 }
 
 /// Waits until nothing is left.
-async fn count(stage: &Stage, session: &Session, exact: bool) {
-    while left(session, exact).await.is_none_or(|left| !left.is_empty()) {
-        stage.world.sleep(None, Duration::from_micros(100)).await;
+async fn count(stage: &Stage, session: &Session, exact: bool, open: &RefCell<String>) {
+    loop {
+        match left(session, exact).await {
+            Some(left) if left.is_empty() => return,
+            Some(left) => open.replace(left),
+            None => open.replace("what node 0 does not find out".to_owned()),
+        };
+        stage.world.sleep(None, 2 * LOOK).await;
     }
 }
 
-/// Waits until a node awaits no answers any more, and keeps none.  Meanwhile `left` says what there is.
-async fn count_calls(stage: &Stage, node: u32, left: &RefCell<String>) {
-    let session = stage.driven(node).expect("it is up").session();
-    for other in (0..stage.nodes()).map(NodeId) {
-        while let Some(calls) = calls_left(&session, other).await {
-            left.replace(format!("at node {node}: {calls}"));
-            stage.world.sleep(None, Duration::from_micros(100)).await;
+/// Waits until a node awaits no answers any more, and keeps none.
+async fn count_calls(stage: &Stage, node: u32, open: &RefCell<String>) {
+    for other in 0..stage.nodes() {
+        loop {
+            let driven = stage.driven(node).expect("it is up");
+            let (calls, answers) = driven.under_way(NodeId(other));
+            if (calls, answers) == (0, 0) {
+                break;
+            }
+            open.replace(format!(
+                "at node {node}: {calls} calls to node {other}, and {answers} answers kept for it"
+            ));
+            drop(driven);
+            stage.world.sleep(None, 2 * LOOK).await;
         }
-    }
-    left.take();
-}
-
-/// What is under way between a session's node and another, in words.
-async fn calls_left(session: &Session, other: NodeId) -> Option<String> {
-    match session.explain_peer(other).await {
-        Ok(PeerExplained { calls_under_way: 0, answers_kept: 0, .. }) => None,
-        Ok(PeerExplained { calls_under_way, answers_kept, .. }) => {
-            Some(format!("{calls_under_way} calls to node {other}, and {answers_kept} answers kept for it"))
-        }
-        Err(error) => Some(error.to_string()),
     }
 }
 
 /// Waits until every name can be given to somebody else: one that leads nowhere stands in no list.
-async fn take_names(stage: &Stage, session: &Session) {
+async fn take_names(stage: &Stage, session: &Session, open: &RefCell<String>) {
     for name in region_names() {
         let lh = loop {
             match session.alloc(Some(&name), 8, Placement::Local, Permissions::empty()).await {
                 Ok(lh) => break lh,
-                Err(error) => stage.world.note(None, format_args!("the census: {error}")),
-            }
-            stage.world.sleep(None, Duration::from_micros(100)).await;
+                Err(error) => open.replace(format!("the name {name}: {error}")),
+            };
+            stage.world.sleep(None, 2 * LOOK).await;
         };
         // Nobody else does anything any more.
         let _ = session.free(lh).await;

@@ -90,11 +90,11 @@ fn change(
             return;
         }
         for ((from, to), link) in ways.iter().zip(&before) {
-            world.set_link(*from, *to, what(*link));
+            shared.disturb(*from, *to, what(*link));
         }
         world.sleep(None, long).await;
-        for ((from, to), link) in ways.iter().zip(before) {
-            world.set_link(*from, *to, link);
+        for (from, to) in ways {
+            shared.mend(from, to);
         }
     });
 }
@@ -119,5 +119,6 @@ async fn restart_after(stage: &Rc<Stage>, node: u32, long: Duration) {
 }
 
 fn story(stage: &Rc<Stage>, name: &str, future: impl Future<Output = ()> + 'static) {
-    stage.world.spawn(None, name, future);
+    let task = stage.world.spawn(None, name, future);
+    stage.note_fault(task);
 }

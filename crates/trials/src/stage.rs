@@ -1,6 +1,7 @@
 //! The stage: what all sessions of a trial share, and the nodes that come and go on it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use halite::{Config, Driven, JoinError, NodeId, Step, Surroundings};
 use halite_fabric::Fabric;
-use halite_sim::{CutOffBy, Fence, HostClock, HostId, Random, SimFabric, World};
+use halite_sim::{CutOffBy, Fence, HostClock, HostId, Link, Random, SimFabric, TaskId, World};
 
 use crate::actor;
 use crate::barriers::Barriers;
@@ -50,6 +51,9 @@ pub(crate) struct Stage {
     pub(crate) cut_off_is_death: bool,
     seats: Vec<Seat>,
     anyone_isolated: Cell<bool>,
+    faults: RefCell<Vec<TaskId>>,
+    /// Links that something goes wrong on, as they were before.
+    disturbed: RefCell<BTreeMap<(HostId, HostId), Link>>,
     /// Nodes join one at a time, as they do through the lock in a cluster's directory.
     joining: Cell<bool>,
     /// All nodes have joined once, and work begins.
@@ -102,6 +106,8 @@ impl Stage {
                 && !plan.faults.break_links(),
             seats,
             anyone_isolated: Cell::new(false),
+            faults: RefCell::default(),
+            disturbed: RefCell::default(),
             joining: Cell::new(false),
             open: Cell::new(false),
             closing: Cell::new(false),
@@ -296,6 +302,36 @@ impl Stage {
         if self.life(node) == life {
             self.world.resume(seat.host);
         }
+    }
+
+    /// Changes a link, until it is mended.
+    pub(crate) fn disturb(&self, from: HostId, to: HostId, link: Link) {
+        self.disturbed.borrow_mut().entry((from, to)).or_insert_with(|| self.world.link(from, to));
+        self.world.set_link(from, to, link);
+    }
+
+    /// Makes a link as it was, unless somebody else has.
+    pub(crate) fn mend(&self, from: HostId, to: HostId) {
+        if let Some(before) = self.disturbed.borrow_mut().remove(&(from, to)) {
+            self.world.set_link(from, to, before);
+        }
+    }
+
+    /// Something goes wrong for as long as this task lives.
+    pub(crate) fn note_fault(&self, task: TaskId) {
+        self.faults.borrow_mut().push(task);
+    }
+
+    /// Nobody waits for what has begun to go wrong.
+    pub(crate) fn abort_faults(&self) {
+        self.faults.take().into_iter().for_each(|task| self.world.abort(task));
+    }
+
+    /// Ends what goes wrong: links are as they were, and whoever is down comes back.
+    pub(crate) fn heal(self: &Rc<Stage>) {
+        let disturbed: Vec<_> = self.disturbed.borrow().keys().copied().collect();
+        disturbed.into_iter().for_each(|(from, to)| self.mend(from, to));
+        (0..self.nodes()).for_each(|node| self.restart(node));
     }
 
     /// Starts those again that others have killed because they did not answer.

@@ -104,6 +104,7 @@ async fn story(stage: Rc<Stage>) {
     stage.close();
     wind_down(&stage).await;
     world.sleep(None, SETTLING).await;
+    stage.abort_faults();
     words::judge(&stage);
     locks::judge(&stage);
     messages::judge(&stage);

@@ -25,8 +25,51 @@ impl Net {
             Transit::Lost => self.await_ack(qp, number),
             Transit::Sent { arrives_ns, .. } => {
                 let at_ns = arrives_ns + self.profile.completion_ns;
-                self.schedule(at_ns, Event::Acknowledge { qp, number });
+                if !self.know_later(qp, number, at_ns) {
+                    self.schedule(at_ns, Event::Acknowledge { qp, number });
+                }
             }
+        }
+    }
+
+    /// Notes when an acknowledgement comes that nobody is told of: whoever posts next finds it.  In a large cluster most
+    /// are so, and each would be an event.  `false` if somebody is told, or would be of one in front of it.
+    fn know_later(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
+        let end = &mut self.qps[qp as usize];
+        let is_behind_others = number > end.first;
+        if end.state != QpState::Open
+            || is_behind_others && end.work(number - 1).is_none_or(|before| before.known_ns.is_none())
+        {
+            return false;
+        }
+        match end.work(number) {
+            Some(work) if !work.signalled && work.status == Status::Success && !work.verb.has_answer() => {
+                work.known_ns = Some(at_ns);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes the acknowledgements that have come without an event.
+    pub(super) fn take_known(&mut self, qp: u32) {
+        let now_ns = self.now_ns;
+        let is_known = |work: &Work| work.known_ns.is_some_and(|known_ns| known_ns <= now_ns);
+        while let Some(front) = self.qps[qp as usize].outstanding.front_mut().filter(|work| is_known(work)) {
+            front.acknowledged = true;
+            let work = self.pop_acknowledged(qp).expect("it is acknowledged");
+            self.complete_work(qp, work);
+        }
+    }
+
+    /// Whoever leaves waits for all acknowledgements: the last that would come without an event has one.
+    pub(super) fn await_known(&mut self, qp: u32) {
+        self.take_known(qp);
+        let end = &self.qps[qp as usize];
+        let known = end.outstanding.iter().map_while(|work| work.known_ns);
+        if let Some((step, at_ns)) = known.enumerate().last() {
+            let number = end.first + step as u64;
+            self.schedule(at_ns, Event::Acknowledge { qp, number });
         }
     }
 
@@ -123,6 +166,7 @@ impl Net {
 
     /// Ends all requests of an end that closes: those of which a part may have been done with `status`.
     pub(super) fn flush(&mut self, qp: u32, status: Status) {
+        self.take_known(qp);
         let end = &mut self.qps[qp as usize];
         let outstanding = std::mem::take(&mut end.outstanding);
         end.first += outstanding.len() as u64;

@@ -185,6 +185,7 @@ impl Net {
         for qp in self.endpoints[endpoint as usize].peers.clone() {
             if self.qps[qp as usize].state == QpState::Open {
                 self.qps[qp as usize].state = QpState::Leaving;
+                self.await_known(qp);
                 self.leave_when_sent(qp);
             }
         }

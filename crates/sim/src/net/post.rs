@@ -50,6 +50,7 @@ impl Net {
     }
 
     fn post_one(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
+        self.take_known(qp);
         if self.qps[qp as usize].outstanding.len() >= self.profile.queue_depth {
             return Err(PostCause::QueueFull);
         }
@@ -69,6 +70,7 @@ impl Net {
             departed: false,
             delivered: false,
             acknowledged: false,
+            known_ns: None,
             status: Status::Success,
             old: 0,
             answered: 0,

@@ -69,6 +69,8 @@ pub(super) struct Work {
     pub(super) delivered: bool,
     /// Whether we know that.
     pub(super) acknowledged: bool,
+    /// When we know it without an event of its own, for nobody is told; of those in front of it the same holds.
+    pub(super) known_ns: Option<u64>,
     pub(super) status: Status,
     /// What an atomic found.
     pub(super) old: u64,

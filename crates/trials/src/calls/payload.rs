@@ -8,17 +8,19 @@ pub(super) const INPUT_BYTES_MIN: usize = 8;
 const INPUT: u64 = 0x9e37_79b9_7f4a_7c15;
 const OUTPUT: u64 = 0xc2b2_ae3d_27d4_eb4f;
 
-/// The call goes to all nodes: the number is that of the call to the first, and the others follow it.
-const TO_ALL: u64 = 1 << 63;
+/// The call goes to several nodes in a row: the number is that of the call to the first, and the others follow it.
+const TO_MANY: u64 = 1 << 63;
+/// Where the number of the first of those nodes stands.
+const FIRST_SHIFT: u32 = 48;
 
 /// The input of one call.
 pub(super) fn input(id: CallId, len: usize) -> Vec<u8> {
     stamped(id.0, len)
 }
 
-/// The input of calls to all nodes, of which `first` is that to the first.
-pub(super) fn input_to_all(first: CallId, len: usize) -> Vec<u8> {
-    stamped(first.0 | TO_ALL, len)
+/// The input of calls to nodes from `node` on, of which `first` is that to the first.
+pub(super) fn input_to_many(first: CallId, node: u32, len: usize) -> Vec<u8> {
+    stamped(TO_MANY | u64::from(node) << FIRST_SHIFT | first.0, len)
 }
 
 fn stamped(stamp: u64, len: usize) -> Vec<u8> {
@@ -34,7 +36,12 @@ fn stamp_of(input: &[u8]) -> Option<u64> {
 /// Which call it is that came with this input to a node.
 pub(super) fn id_of(input: &[u8], node: u32) -> Option<CallId> {
     let stamp = stamp_of(input)?;
-    Some(CallId(if stamp & TO_ALL == 0 { stamp } else { (stamp & !TO_ALL) + u64::from(node) }))
+    if stamp & TO_MANY == 0 {
+        return Some(CallId(stamp));
+    }
+    let first_node = (stamp & !TO_MANY) >> FIRST_SHIFT;
+    let first = stamp & ((1 << FIRST_SHIFT) - 1);
+    u64::from(node).checked_sub(first_node).map(|step| CallId(first + step))
 }
 
 /// Whether it is an input of that length, as it was sent.
@@ -64,7 +71,8 @@ mod tests {
     fn each_call_has_an_input_and_an_output_of_its_own() {
         let (seven, eight) = (CallId(7), CallId(8));
         assert_eq!(id_of(&input(seven, 20), 3), Some(seven));
-        assert_eq!(id_of(&input_to_all(seven, 20), 1), Some(eight));
+        assert_eq!(id_of(&input_to_many(seven, 40, 20), 41), Some(eight));
+        assert_eq!(id_of(&input_to_many(seven, 40, 20), 39), None, "it did not go there");
         assert_eq!(id_of(&[1, 2], 0), None);
         assert!(is_input(&input(seven, 21), 21) && !is_input(&input(seven, 21), 20));
         let mut damaged = input(seven, 21);
