@@ -2,7 +2,7 @@
 //!
 //! Soft state at the first node.  When that node restarts, the homes tell it their names again; until those that
 //! announced some have done so, questions are parked, since a name that seems free may not be.  What was lost before
-//! ([`lost`]) is forgotten with the directory's life.
+//! is forgotten with the directory's life.
 
 mod lost;
 
