@@ -6,6 +6,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use crate::bytes::ByteCount;
 use crate::letters;
+use crate::limits::NODES_MAX;
 use crate::perf;
 use crate::sim;
 use halite::Permissions;
@@ -89,7 +90,7 @@ pub enum Command {
 #[derive(Args, Debug)]
 pub struct Up {
     /// How many nodes
-    #[arg(long, env = "HALITE_NODES", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, env = "HALITE_NODES", value_parser = clap::value_parser!(u32).range(1..=NODES_MAX))]
     pub nodes: u32,
     /// Memory that each node contributes, taken from the system as it is used, as 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
@@ -266,6 +267,8 @@ mod tests {
         let Ok(Command::Up(up)) = command("up --nodes 3 --arena 8G --detach") else { panic!() };
         assert_eq!((up.nodes, up.arena, up.detach, up.fabric), (3, ByteCount(8 << 30), true, Fabric::Shm));
         assert!(command("up --nodes 0").is_err());
+        assert!(command("up --nodes 256").is_ok());
+        assert!(command("up --nodes 257").is_err());
         assert!(command("up --nodes 3 --arena much").is_err());
         assert!(command("up --nodes 3 --fabric pigeon").is_err());
     }

@@ -10,6 +10,7 @@ mod commands;
 mod control;
 mod diagnostics;
 mod letters;
+mod limits;
 mod loss;
 mod output;
 pub mod perf;

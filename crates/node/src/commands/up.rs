@@ -10,6 +10,7 @@ use super::down::{applications, remove_residue};
 use crate::args::Up;
 use crate::bytes::ByteCount;
 use crate::control::{self, GRACE, Lifetime, NodeProcess, Plan, Target};
+use crate::limits;
 use crate::output;
 use crate::signals::{self, Ending, Woken};
 use crate::table::{Align, Table};
@@ -25,6 +26,7 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     // Whoever cannot be told of the nodes is not to have them.
     output::standard_output()?;
     Config { arena_bytes: args.arena.0, ..Config::default() }.check()?;
+    limits::check_descriptors(args.nodes)?;
     let dir = prepare(dir)?;
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
     let plan = Plan { dir: dir.clone(), arena_bytes: args.arena.0, lifetime, log };

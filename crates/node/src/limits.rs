@@ -1,0 +1,56 @@
+//! How many nodes this host lets one cluster have.
+
+use anyhow::bail;
+use rustix::process::{Resource, getrlimit};
+
+/// Most nodes of one cluster: what is tested.
+pub const NODES_MAX: i64 = 256;
+
+/// Descriptors that a node takes for itself, and for each peer: its socket, its process, the ring to it.
+const DESCRIPTORS_OWN: u64 = 16;
+const DESCRIPTORS_PER_PEER: u64 = 3;
+/// Applications that are to find room beside the nodes.
+const APPLICATIONS_MIN: u64 = 16;
+
+/// Refuses a cluster of `nodes` whose nodes would run out of descriptors.
+pub fn check_descriptors(nodes: u32) -> anyhow::Result<()> {
+    // Nodes raise the soft limit themselves.
+    let Some(limit) = getrlimit(Resource::Nofile).maximum else { return Ok(()) };
+    let works = nodes_within(limit);
+    if u64::from(nodes) > works {
+        bail!(
+            "cannot start {nodes} nodes: each would need {} descriptors, and the hard limit here is {limit} \
+             (`ulimit -Hn`); {works} nodes work",
+            descriptors_for(nodes.into())
+        );
+    }
+    Ok(())
+}
+
+fn descriptors_for(nodes: u64) -> u64 {
+    DESCRIPTORS_OWN + DESCRIPTORS_PER_PEER * (nodes - 1 + APPLICATIONS_MIN)
+}
+
+fn nodes_within(limit: u64) -> u64 {
+    let peers = limit.saturating_sub(DESCRIPTORS_OWN) / DESCRIPTORS_PER_PEER;
+    (peers + 1).saturating_sub(APPLICATIONS_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_hard_limits_are_enough_for_the_largest_cluster() {
+        assert!(nodes_within(1024) >= NODES_MAX as u64);
+    }
+
+    #[test]
+    fn the_number_that_is_said_to_work_is_the_largest_that_does() {
+        for limit in 0..2000 {
+            let works = nodes_within(limit);
+            assert!(works == 0 || descriptors_for(works) <= limit, "{limit}");
+            assert!(descriptors_for(works + 1) > limit, "{limit}");
+        }
+    }
+}

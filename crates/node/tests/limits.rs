@@ -1,0 +1,38 @@
+//! What the program does where the host's limits are low.
+
+mod support;
+
+use std::process::{Command, Stdio};
+
+use support::Scratch;
+
+/// Runs a command in a shell that has set its own limits by `ulimit` before.
+#[track_caller]
+fn limited(scratch: &Scratch, ulimit: &str, line: &str) -> (Option<i32>, String, String) {
+    let script = format!("{ulimit} || exit 99; exec \"$@\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_halite"), "--dir"]);
+    command.arg(scratch.cluster()).args(line.split_whitespace()).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn more_nodes_than_descriptors_allow_are_refused_at_once_with_the_number_that_works() {
+    let scratch = Scratch::new("descriptors");
+    let (status, _, complaint) = limited(&scratch, "ulimit -n 100", "up --nodes 64 --detach");
+    assert_eq!(status, Some(1), "{complaint}");
+    assert!(complaint.contains("hard limit here is 100"), "{complaint}");
+    assert!(complaint.contains("13 nodes work"), "{complaint}");
+    assert!(!scratch.cluster().exists());
+}
+
+#[test]
+fn a_low_soft_limit_of_descriptors_is_raised_by_the_nodes_themselves() {
+    let scratch = Scratch::new("soft");
+    let (status, _, complaint) = limited(&scratch, "ulimit -Sn 20", "up --nodes 4 --arena 16M --detach");
+    assert_eq!(status, Some(0), "{complaint}");
+    assert_eq!(scratch.states(), ["alive"; 4]);
+    scratch.ok("down");
+}
