@@ -5,7 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-cargo build --release --quiet -p halite-node
+# The release build takes minutes; cargo shows how far it is.
+cargo build --release -p halite-node
 halite=${CARGO_TARGET_DIR:-$PWD/target}/release/halite
 file=${1:-$halite}
 work=$(mktemp -d)
