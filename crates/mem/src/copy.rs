@@ -56,6 +56,8 @@ pub(crate) unsafe fn fill(target: *mut u8, byte: u8, len: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -164,21 +166,25 @@ mod tests {
     fn aligned_words_never_tear() {
         // A writer alternates between two patterns; whoever copies must see one or the other.
         for size in [2, 4, 8] {
-            let word = Box::leak(Box::new([0u64; 1])).as_mut_ptr() as usize;
-            let writer = std::thread::spawn(move || {
-                for round in 0..200_000u32 {
-                    let source = [u64::MAX * u64::from(round & 1)];
-                    // SAFETY: the word is leaked, so it stays writable.
-                    unsafe { copy(word as *mut u8, source.as_ptr().cast(), size) };
+            let mut word = 0u64;
+            let word = (&raw mut word) as usize;
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for round in 0..200_000u32 {
+                        let source = [u64::MAX * u64::from(round & 1)];
+                        // SAFETY: the word outlives the scope.
+                        unsafe { copy(word as *mut u8, source.as_ptr().cast(), size) };
+                    }
+                    is_over.store(true, Relaxed);
+                });
+                while !is_over.load(Relaxed) {
+                    let mut seen = [0u8; 8];
+                    // SAFETY: as above; the other side writes to it by copy() too.
+                    unsafe { copy(seen.as_mut_ptr(), word as *const u8, size) };
+                    assert!(seen[..size].iter().all(|byte| *byte == seen[0]), "torn: {seen:?}");
                 }
             });
-            while !writer.is_finished() {
-                let mut seen = [0u8; 8];
-                // SAFETY: as above; the other side writes to it by copy() too.
-                unsafe { copy(seen.as_mut_ptr(), word as *const u8, size) };
-                assert!(seen[..size].iter().all(|byte| *byte == seen[0]), "torn: {seen:?}");
-            }
-            writer.join().unwrap();
         }
     }
 

@@ -96,25 +96,26 @@ fn a_leaked_pin_protects_for_ever_even_after_its_thread() {
 
 #[test]
 fn destructors_of_an_exiting_thread_can_still_pin() {
-    struct PinsInDrop(&'static Pins);
+    struct PinsInDrop(Arc<Pins>);
     impl Drop for PinsInDrop {
         fn drop(&mut self) {
             let pin = self.0.pin();
             let _nested = self.0.pin();
             let grace = self.0.start_grace();
-            assert!(!grace.is_over(self.0));
+            assert!(!grace.is_over(&self.0));
             drop(pin);
         }
     }
     thread_local!(static LATE: RefCell<Option<PinsInDrop>> = const { RefCell::new(None) });
-    let pins: &'static Pins = Box::leak(Box::new(Pins::new()));
+    let pins = Arc::new(Pins::new());
+    let theirs = pins.clone();
     let exiting = thread::spawn(move || {
         // Registered first, hence destroyed after or before the pins' own locals: both must do.
-        LATE.with(|late| *late.borrow_mut() = Some(PinsInDrop(pins)));
-        drop(pins.pin());
+        LATE.with(|late| *late.borrow_mut() = Some(PinsInDrop(theirs.clone())));
+        drop(theirs.pin());
     });
     exiting.join().unwrap();
-    assert!(pins.start_grace().is_over(pins));
+    assert!(pins.start_grace().is_over(&pins));
     let slots = lock(&pins.registry.slots);
     assert_eq!(slots.all.len(), slots.free.len());
 }
