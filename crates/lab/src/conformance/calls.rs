@@ -291,11 +291,11 @@ pub fn callers_are_told_when_a_function_ends(h: &dyn Harness) {
     let server = there.serve(ECHO, ServeOptions::default()).unwrap();
     thread::scope(|scope| {
         let handled = scope.spawn(|| here.call(THERE, ECHO, b"handled", PATIENCE));
-        let call = server.recv().unwrap();
+        let first = server.recv().unwrap();
         let futures = cluster.futures(0);
-        let mut waiting: Vec<_> = [10, 100_000]
-            .map(|len| Box::pin(futures.call(THERE, ECHO, vec![1; len].leak(), PATIENCE)))
-            .into();
+        let inputs = [10, 100_000].map(|len| vec![1; len]);
+        let call = |input| Box::pin(futures.call(THERE, ECHO, input, PATIENCE));
+        let mut waiting: Vec<_> = inputs.iter().map(|input: &Vec<u8>| call(input)).collect();
         for call in &mut waiting {
             assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         }
@@ -307,7 +307,7 @@ pub fn callers_are_told_when_a_function_ends(h: &dyn Harness) {
         }
         refused!(here.call(THERE, ECHO, b"", PATIENCE), CallCause::UnknownFunction);
         refused!(server.recv(), ServeCause::Closed);
-        call.reply(b"done").unwrap();
+        first.reply(b"done").unwrap();
         assert_eq!(handled.join().expect("no panic").unwrap(), b"done");
     });
 }
