@@ -5,8 +5,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use halite_tier::effect::{Command, CommandError, Outcome};
-use halite_tier::message::{Order, Refusal};
+use halite_tier::message::Refusal;
 use halite_tier::names::Service;
+use halite_tier::permissions::Permissions;
 
 use crate::error::{BarrierCause, BarrierError};
 use crate::session::{Commanded, Lh, Session, check_name};
@@ -54,14 +55,17 @@ impl Session {
     }
 
     /// Gives up what a barrier takes in memory: 64 bytes, and its name.  Who comes next makes a new one.  Needs
-    /// [`MASTER`](crate::Permissions::MASTER), which whoever came first has.
+    /// [`Permissions::MASTER`], which whoever came first has.
     pub async fn free_barrier(&self, name: &str) -> Result<(), BarrierError> {
         let failed = |cause| BarrierError { name: name.to_owned(), cause };
         check_name(name).map_err(|cause| failed(cause.into()))?;
-        let lh = self.barrier_handle(name).await.map_err(failed)?;
-        let freed = Commanded::new(&self.inner, Command::Order(lh.slot, Order::Free)).await;
-        self.forget_barrier(name, lh);
-        freed.map(|_| ()).map_err(|error| failed(error.into()))
+        let master = self.open_master(Service::Barrier, name).await.map_err(|cause| failed(cause.into()))?;
+        let freed = self.free(master.lh).await;
+        let known = lock(&self.inner.barriers).remove(name);
+        if let Some(lh) = known {
+            self.forget(lh);
+        }
+        freed.map_err(|error| failed(error.cause.into()))
     }
 
     async fn barrier_handle(&self, name: &str) -> Result<Lh, BarrierCause> {
@@ -69,7 +73,7 @@ impl Session {
         if let Some(lh) = known {
             return Ok(lh);
         }
-        let lh = self.open(Service::Barrier, name).await?;
+        let lh = self.open(Service::Barrier, name, Permissions::ATOMIC).await?;
         let other = lock(&self.inner.barriers).insert(name.into(), lh);
         // Another thread of this session may have been faster; one handle is enough, but both are good.
         if let Some(other) = other {

@@ -90,10 +90,12 @@ pub enum RegionCause {
     /// A node that lives is not forgotten.
     #[error("node {0} lives, and only dead nodes can be forgotten")]
     NodeLives(NodeId),
-    /// The principal lacks these permissions.
-    #[error("permission denied (missing: {missing}); a master of the region can grant it")]
+    /// The principal lacks these permissions, or the handle was not mapped for them.
+    #[error(
+        "permission denied (missing: {missing}); a master can grant it, and a handle has what it was mapped for"
+    )]
     PermissionDenied {
-        /// What it lacks.
+        /// What is lacking.
         missing: Permissions,
     },
     /// No node of that number is in the cluster.
@@ -321,10 +323,13 @@ pub enum AccessCause {
     /// The handle is not one of this session's; nothing was touched.
     #[error("the handle is unknown")]
     UnknownHandle,
-    /// The principal lacks these permissions; nothing was touched, unless they were revoked half way.
-    #[error("permission denied (missing: {missing}); a master of the region can grant it")]
+    /// The principal lacks these permissions, or the handle was not mapped for them; nothing was touched, unless they were
+    /// revoked half way.
+    #[error(
+        "permission denied (missing: {missing}); a master can grant it, and a handle has what it was mapped for"
+    )]
     PermissionDenied {
-        /// What it lacks.
+        /// What is lacking.
         missing: Permissions,
     },
     /// The node that holds the bytes is down: maybe done.

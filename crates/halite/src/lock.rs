@@ -18,7 +18,7 @@ use std::time::Duration;
 use halite_tier::access::{Atomic, Blocked};
 use halite_tier::effect::{Command, CommandError, Outcome, Release};
 use halite_tier::lockword::{Holder, STATE_OFFSET, TOKENS_OFFSET, token_correction};
-use halite_tier::message::{Order, Refusal};
+use halite_tier::message::Refusal;
 use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
 
@@ -179,36 +179,31 @@ impl Session {
     /// Lets `who` take a lock, if `permissions` has [`Permissions::ATOMIC`].  Needs [`Permissions::MASTER`], which
     /// whoever made the lock has.
     pub async fn grant_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
-        let lh = self.lock_handle("grant", name).await?;
-        self.grant(lh, who, permissions).await.map_err(|error| failed("grant", name, error.cause.into()))
+        let master = self.lock_master("grant", name).await?;
+        let granted = self.grant(master.lh, who, permissions).await;
+        granted.map_err(|error| failed("grant", name, error.cause.into()))
     }
 
     /// Takes permissions for a lock away.  Who holds it keeps it.  Needs [`Permissions::MASTER`].
     pub async fn revoke_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
-        let lh = self.lock_handle("revoke", name).await?;
-        self.revoke(lh, who, permissions).await.map_err(|error| failed("revoke", name, error.cause.into()))
+        let master = self.lock_master("revoke", name).await?;
+        let revoked = self.revoke(master.lh, who, permissions).await;
+        revoked.map_err(|error| failed("revoke", name, error.cause.into()))
     }
 
     /// Gives up what a lock takes in memory: 64 bytes, and its name.  Who wants it next makes a new one, even while
     /// somebody holds the old one, which does not keep anybody out any more: the new one's tokens are higher.  Needs
     /// [`Permissions::MASTER`].
     pub async fn free_lock(&self, name: &str) -> Result<(), LockError> {
-        let lh = self.lock_handle("free", name).await?;
-        let freed = Commanded::new(&self.inner, Command::Order(lh.slot, Order::Free)).await;
-        freed.map(|_| ()).map_err(|error| failed("free", name, error.into()))
+        let master = self.lock_master("free", name).await?;
+        let freed = self.free(master.lh).await;
+        freed.map_err(|error| failed("free", name, error.cause.into()))
     }
 
-    async fn lock_handle(&self, operation: &'static str, name: &str) -> Result<Lh, LockError> {
+    async fn lock_master(&self, operation: &'static str, name: &str) -> Result<Master, LockError> {
         let failed = |cause| failed(operation, name, cause);
-        let named = self.inner.named(name).map_err(failed)?;
-        let known = lock(&named.state).lh;
-        match known {
-            Some(lh) => Ok(lh),
-            None => {
-                let lh = self.open(Service::Lock, name).await.map_err(|cause| failed(cause.into()))?;
-                Ok(*lock(&named.state).lh.insert(lh))
-            }
-        }
+        check_name(name).map_err(|cause| failed(cause.into()))?;
+        self.open_master(Service::Lock, name).await.map_err(|cause| failed(cause.into()))
     }
 }
 
@@ -219,9 +214,14 @@ fn failed(operation: &'static str, name: &str, cause: LockCause) -> LockError {
 /// The regions behind locks and barriers.
 impl Session {
     /// Maps the region behind a lock or barrier, and makes it if there is none.
-    pub(crate) async fn open(&self, service: Service, name: &str) -> Result<Lh, RegionCause> {
+    pub(crate) async fn open(
+        &self,
+        service: Service,
+        name: &str,
+        wanted: Permissions,
+    ) -> Result<Lh, RegionCause> {
         loop {
-            let map = Command::Map { name: service.region_name(name), wanted: Permissions::ATOMIC };
+            let map = Command::Map { name: service.region_name(name), wanted };
             match self.mapped(map).await {
                 Err(RegionCause::NotFound) => {}
                 other => return other,
@@ -232,6 +232,12 @@ impl Session {
                 other => return other,
             }
         }
+    }
+
+    /// The same, to give orders to it: a handle that was opened to use it gives none.
+    pub(crate) async fn open_master(&self, service: Service, name: &str) -> Result<Master, RegionCause> {
+        let lh = self.open(service, name, Permissions::MASTER).await?;
+        Ok(Master { session: self.clone(), lh })
     }
 
     async fn anchor(&self, service: Service, name: &str, everyone: Permissions) -> Result<Lh, RegionCause> {
@@ -248,6 +254,18 @@ impl Session {
     /// Gives up a handle that leads nowhere any more, without waiting.
     pub(crate) fn forget(&self, lh: Lh) {
         drop(Commanded::submitted(&self.inner, Command::Unmap(lh.slot)));
+    }
+}
+
+/// A handle of the region behind a lock or barrier for a single order.
+pub(crate) struct Master {
+    session: Session,
+    pub(crate) lh: Lh,
+}
+
+impl Drop for Master {
+    fn drop(&mut self) {
+        self.session.forget(self.lh);
     }
 }
 
@@ -313,7 +331,7 @@ impl Attempt {
             let lh = match known {
                 Some(lh) => lh,
                 None => {
-                    let lh = self.session.open(Service::Lock, &self.named.name).await?;
+                    let lh = self.session.open(Service::Lock, &self.named.name, Permissions::ATOMIC).await?;
                     *lock(&self.named.state).lh.insert(lh)
                 }
             };

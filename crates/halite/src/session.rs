@@ -192,7 +192,9 @@ impl Session {
         self.handle("alloc", object, command).await
     }
 
-    /// Maps a region by name.  Fails unless its principal has all of `wanted`, and may then be used for just that.
+    /// Maps a region by name.  Fails unless its principal has all of `wanted`, and may then be used for just that: even a
+    /// master's handle that was mapped for reading neither writes nor frees.  What is granted later is for handles that
+    /// are mapped later.
     pub async fn map(&self, name: &str, wanted: Permissions) -> Result<Lh, RegionError> {
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("map", cause))?;
@@ -205,7 +207,8 @@ impl Session {
         self.done("unmap", lh, Command::Unmap(lh.slot)).await
     }
 
-    /// Gives the region and its memory up, for all who map it.  Needs [`Permissions::MASTER`].
+    /// Gives the region and its memory up, for all who map it.  Needs a handle with [`Permissions::MASTER`], as all orders
+    /// do.
     pub async fn free(&self, lh: Lh) -> Result<(), RegionError> {
         self.order("free", lh, Order::Free).await
     }

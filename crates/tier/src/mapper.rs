@@ -204,17 +204,27 @@ impl Mapper {
 
     /// The region and home behind a handle of `session`.
     pub fn region_of(&self, session: SessionId, slot: SlotRef) -> Option<(RegionId, NodeLife)> {
+        let region = self.of_handle(session, slot, |mapping| mapping.region)?;
+        Some((region, self.home_of(region)?))
+    }
+
+    /// What a handle of `session` may be used for.
+    pub fn permissions_of(&self, session: SessionId, slot: SlotRef) -> Option<Permissions> {
+        self.of_handle(session, slot, |mapping| mapping.permissions)
+    }
+
+    /// Something of a handle of `session`, even while it is frozen.
+    fn of_handle<T>(&self, session: SessionId, slot: SlotRef, get: impl Fn(&Mapping) -> T) -> Option<T> {
+        let get = |mapping: &Mapping| (mapping.session == session).then(|| get(mapping));
         let pin = self.path.pins().pin();
-        let found = match self.path.slots().get(&pin, slot.index, slot.generation) {
-            halite_mem::Lookup::Found(mapping) => Some((mapping.session, mapping.region)),
+        match self.path.slots().get(&pin, slot.index, slot.generation) {
+            halite_mem::Lookup::Found(mapping) => get(mapping),
             halite_mem::Lookup::Stale => None,
             halite_mem::Lookup::Busy => {
                 drop(pin);
-                self.path.slots().inspect(slot.index, |mapping| (mapping.session, mapping.region))
+                self.path.slots().inspect(slot.index, get)?
             }
-        };
-        let (_, region) = found.filter(|(owner, _)| *owner == session)?;
-        Some((region, self.home_of(region)?))
+        }
     }
 
     /// The region behind a handle, whatever its session.

@@ -16,7 +16,7 @@ bitflags::bitflags! {
         const WRITE = 2;
         /// Fetch-add and compare-swap on words.
         const ATOMIC = 4;
-        /// Grant, revoke, move, seal and free.
+        /// Grant, revoke, move, seal, name and free.
         const MASTER = 8;
     }
 }

@@ -56,7 +56,7 @@ fn a_spread_region_lies_on_its_nodes_in_turn_and_is_freed_on_all() {
     let lh = cluster.alloc(0, "wide", 7 * CHUNK_BYTES + 1, Placement::Spread(nodes));
     let bytes = pattern(1, 7 * CHUNK_BYTES + 1);
     cluster.write(0, lh, 0, &bytes);
-    let other = cluster.map(1, "wide");
+    let other = cluster.map_for(1, "wide", Permissions::READ | Permissions::MASTER);
     assert_eq!(cluster.read(1, other, 0, bytes.len()), bytes);
     let info = info(&mut cluster, 0, "wide");
     assert_eq!(

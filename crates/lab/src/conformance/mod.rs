@@ -216,6 +216,8 @@ macro_rules! conformance_cases {
                 everyone_can_be_granted_and_revoked
                 a_revoked_permission_is_gone_from_open_handles
                 who_is_no_master_commands_nothing
+                a_handle_commands_only_if_it_was_mapped_for_that
+                a_handle_does_not_grow_with_its_principal
                 a_second_master_commands_too
                 grants_are_idempotent
                 a_nameless_region_has_permissions_too

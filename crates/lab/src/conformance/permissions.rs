@@ -124,6 +124,60 @@ pub fn who_is_no_master_commands_nothing(h: &dyn Harness) {
     assert_eq!(&contents(&ada, near)[..4], b"kept");
 }
 
+/// A handle orders nothing that it was not mapped for, even where its principal is a master.
+pub fn a_handle_commands_only_if_it_was_mapped_for_that(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "ada"]);
+    let maker = cluster.session(0);
+    let near = maker.alloc(Some("lent"), 100, Placement::Local, Permissions::READ).unwrap();
+    maker.write(near, 0, b"kept").unwrap();
+    let session = cluster.session(1);
+    let nameless = session.alloc(None, 100, Placement::On(NodeId(0)), Permissions::empty()).unwrap();
+    let before = session.stat("lent").unwrap();
+    macro_rules! denied {
+        ($result:expr) => {
+            refused!($result, RegionCause::PermissionDenied { missing: Permissions::MASTER })
+        };
+    }
+    for wanted in [Permissions::READ, Permissions::all() - Permissions::MASTER] {
+        let lh = session.map("lent", wanted).unwrap();
+        denied!(session.free(lh));
+        denied!(session.grant(lh, bob(), Permissions::READ));
+        denied!(session.revoke(lh, Who::Everyone, Permissions::READ));
+        denied!(session.add_master(lh, "bob"));
+        denied!(session.seal(lh));
+        denied!(session.move_to(lh, NodeId(1)));
+        denied!(session.set_name(lh, "stolen"));
+        assert_eq!(&contents(&session, lh)[..4], b"kept");
+    }
+    let after = session.stat("lent").unwrap();
+    assert_eq!((before.home, before.sealed, before.everyone), (after.home, after.sealed, after.everyone));
+    assert_eq!(before.grants, after.grants);
+    // Who makes a region has a handle for everything, and a master can have one at any time.
+    session.set_name(nameless, "named").unwrap();
+    let master = session.map("lent", Permissions::MASTER).unwrap();
+    session.free(master).unwrap();
+}
+
+/// A right that is taken from a principal is gone from its handles for good: who is made a master again maps anew.
+pub fn a_handle_does_not_grow_with_its_principal(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let ada = cluster.session(0);
+    let near = ada.alloc(Some("office"), 100, Placement::Local, Permissions::READ).unwrap();
+    ada.add_master(near, "bob").unwrap();
+    let session = cluster.session(1);
+    let master = session.map("office", Permissions::READ | Permissions::MASTER).unwrap();
+    let reader = session.map("office", Permissions::READ).unwrap();
+    ada.revoke(near, bob(), Permissions::MASTER).unwrap();
+    ada.add_master(near, "bob").unwrap();
+    for lh in [master, reader] {
+        let refusal = session.seal(lh);
+        refused!(refusal, RegionCause::PermissionDenied { missing: Permissions::MASTER });
+        contents(&session, lh);
+    }
+    let anew = session.map("office", Permissions::MASTER).unwrap();
+    session.seal(anew).unwrap();
+}
+
 /// A region may have several masters, each with full powers.
 pub fn a_second_master_commands_too(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);

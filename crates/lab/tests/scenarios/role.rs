@@ -20,7 +20,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use halite::blocking::Session;
-use halite::{Config, Fence, Lh, Node, NodeId, Placement};
+use halite::{Config, Fence, Lh, Node, NodeId, Permissions, Placement};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::calls;
@@ -74,7 +74,8 @@ impl Player {
                 done()
             }
             ["map", name] => {
-                let lh = self.session().map(name, ANYBODY).map_err(|error| cause(error.cause))?;
+                let wanted = ANYBODY | Permissions::MASTER;
+                let lh = self.session().map(name, wanted).map_err(|error| cause(error.cause))?;
                 self.handles.insert(name.to_owned(), lh);
                 done()
             }

@@ -132,9 +132,7 @@ impl Engine {
             Command::Map { name, wanted } => self.find(op, name, Then::Map { session, wanted }),
             Command::Stat(name) => self.find(op, name, Then::Stat),
             Command::StatHandle(slot) => self.act_on_handle(op, session, slot, Act::Stat),
-            Command::Order(slot, order) => {
-                self.act_as_principal(op, session, slot, |principal| Act::Order { principal, order })
-            }
+            Command::Order(slot, order) => self.order(op, session, slot, order),
             Command::Unmap(slot) => match self.mapper.region_of(session, slot) {
                 Some(_) => self.unmap(slot.index, Some(op)),
                 None => self.finish(op, Err(CommandError::Stale)),
@@ -243,6 +241,16 @@ impl Engine {
 
     fn find(&mut self, op: OpId, name: String, then: Then) {
         self.ask(NodeId::FIRST, Request::FindName { name }, Purpose::User(op, UserStep::Find { then }));
+    }
+
+    /// A handle orders nothing that it was not mapped for.  Whether its principal may is for the home to judge.
+    fn order(&mut self, op: OpId, session: SessionId, slot: SlotRef, order: Order) {
+        let held = self.mapper.permissions_of(session, slot).unwrap_or(Permissions::all());
+        let missing = Permissions::MASTER - held;
+        match missing.is_empty() {
+            true => self.act_as_principal(op, session, slot, |principal| Act::Order { principal, order }),
+            false => self.finish(op, Err(Refusal::PermissionDenied { missing }.into())),
+        }
     }
 
     fn act_as_principal(

@@ -456,7 +456,11 @@ impl Cluster {
     }
 
     pub fn map(&mut self, host: usize, name: &str) -> SlotRef {
-        let wanted = Permissions::READ | Permissions::WRITE;
+        self.map_for(host, name, Permissions::READ | Permissions::WRITE)
+    }
+
+    /// Maps a region for more, or less.
+    pub fn map_for(&mut self, host: usize, name: &str, wanted: Permissions) -> SlotRef {
         slot(self.command(host, Command::Map { name: name.into(), wanted }))
     }
 

@@ -31,8 +31,6 @@ pub(super) struct LifeId(pub(super) usize);
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) name: usize,
-    /// The principal that made it, which alone is its master.
-    pub(super) owner: usize,
     pub(super) words: Words,
     pub(super) rights: Rights,
     pub(super) begun_ns: u64,
@@ -82,7 +80,6 @@ impl Regions {
         let words = long * LIVES_MAX + id + 1;
         self.lives.push(Life {
             name,
-            owner,
             words: Words::fresh(words as usize),
             rights: Rights::new(owner, everyone),
             begun_ns: now_ns,
