@@ -137,8 +137,11 @@ impl Core {
 
     // Commands.
 
-    /// Submits a command; `Err` if the node has left.
+    /// Submits a command; `None` if the node leaves or has left.
     pub(crate) fn submit(&self, session: SessionId, command: Command, undo: Undo) -> Option<OpId> {
+        if self.is_closed() {
+            return None;
+        }
         self.with(|machine, now| machine.submit(now, session, command, undo))
     }
 

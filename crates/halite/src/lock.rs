@@ -414,6 +414,10 @@ impl Inner {
     /// Gives the lock up if it is held, and by the guard of that token if one is given; what remains to be waited for,
     /// if anything.  Until the word has changed or the home has been asked, no thread of this session may try again.
     fn begin_unlock(&self, named: &Named, token: Option<u64>) -> Result<Option<Commanded<'_>>, LockCause> {
+        // A node that leaves has given up all that it held.
+        if self.core.is_closed() {
+            return Err(LockCause::Region(RegionCause::NodeClosed));
+        }
         let mut state = lock(&named.state);
         let lh = match (state.usage, state.lh) {
             (Usage::Held(held), Some(lh)) if token.is_none_or(|token| token == held) => lh,

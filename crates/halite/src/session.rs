@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 use halite_mem::Lookup;
 use halite_tier::access::{DataPath, SlotRef};
-use halite_tier::effect::{Command, OpId, Outcome};
+use halite_tier::effect::{Command, CommandError, OpId, Outcome};
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::CHUNK_BYTES_MIN;
 use halite_tier::lockword::Holder;
@@ -579,7 +579,11 @@ impl Future for Commanded<'_> {
         if ending.is_ready() {
             self.op = None;
         }
-        ending
+        ending.map(|ending| match ending {
+            // A node that leaves makes all handles stale, also for what was submitted just before.
+            Err(CommandError::Stale) if core.is_closed() => Err(crate::ticket::node_closed()),
+            ending => ending,
+        })
     }
 }
 
