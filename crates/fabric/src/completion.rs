@@ -9,6 +9,8 @@ pub enum Status {
     Success,
     /// The key or range is not one that the peer registered.  Nothing was done.
     RemoteAccess,
+    /// The key is one that the peer registered, and that this process lacked the means to map.  Nothing was done.
+    Unmapped,
     /// The peer went away.  The request may have been done in part or in whole.
     PeerGone,
     /// Retries ran out (networks only).  The request may have been done in part or in whole.

@@ -20,6 +20,8 @@ pub enum Event {
         address: String,
         /// What went wrong, for a person to read.
         reason: String,
+        /// Whether it is this process that lacks what a connection takes, such as addresses or descriptors.
+        is_ours: bool,
     },
     /// The peer is gone or has left.  Work posted to it completes with [`crate::Status::PeerGone`].
     Disconnected {

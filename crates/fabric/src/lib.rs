@@ -136,6 +136,14 @@ pub enum ConnectError {
         /// Its length in bytes.
         len: usize,
     },
+    /// This process lacks what a connection takes, such as addresses or descriptors.
+    #[error("cannot connect to {address}: {reason}")]
+    Shortage {
+        /// Where.
+        address: String,
+        /// What it lacks.
+        reason: String,
+    },
     /// Nobody answers there.
     #[error("cannot connect to {address}: {source}")]
     Unreachable {

@@ -344,6 +344,7 @@ impl Inner {
             Status::Success => return Ok(()),
             // The peer does not know the segment any more: it was given up between the look-up and the copy.
             Status::RemoteAccess => (AccessCause::Stale, false),
+            Status::Unmapped => (self.cause_of_unmapped(peer), false),
             Status::Flushed if self.core.is_closed() => (AccessCause::NodeClosed, false),
             Status::Flushed => (self.cause_of_peer(peer), false),
             // Others may reach the peer that we do not reach, and see what was done there.
@@ -359,6 +360,11 @@ impl Inner {
             // Forgotten when it was cut off: nothing that it held can come back.
             None => AccessCause::Stale,
         }
+    }
+
+    fn cause_of_unmapped(&self, peer: PeerId) -> AccessCause {
+        let life = self.core.look(|machine| machine.life_of_peer(peer));
+        life.map_or(AccessCause::Stale, |life| AccessCause::Unmapped(life.node))
     }
 
     /// A node that was restarted has lost what it held; one that is down may only be out of reach.

@@ -447,9 +447,14 @@ fn are_notices_of_one(one: &Completion, next: &Completion) -> bool {
 fn is_for_calls(completion: &Completion) -> bool {
     match completion.kind {
         CompletionKind::Notified { .. } | CompletionKind::Received { imm: NOTE_IMM, .. } => true,
-        CompletionKind::Done { id } => id == CALL_WORK && completion.status == Status::RemoteAccess,
+        CompletionKind::Done { id } => id == CALL_WORK && is_refusal(completion.status),
         _ => false,
     }
+}
+
+/// Whether what was posted for a call is never to land.
+fn is_refusal(status: Status) -> bool {
+    matches!(status, Status::RemoteAccess | Status::Unmapped)
 }
 
 /// A caller's polling for its own end, in rounds.
@@ -576,7 +581,7 @@ impl Poller {
                     rpc.handle_notified(peer, row.iter().filter_map(imm_of), intake, wakes);
                 }
                 CompletionKind::Received { bytes, imm: NOTE_IMM } => rpc.handle_note(peer, bytes, wakes),
-                CompletionKind::Done { id: CALL_WORK } if status == Status::RemoteAccess => {
+                CompletionKind::Done { id: CALL_WORK } if is_refusal(status) => {
                     rpc.handle_refused(peer);
                 }
                 _ => {}

@@ -87,6 +87,16 @@ pub enum RegionCause {
     /// The region that had the name was lost with the node that was its home.
     #[error("it was lost with {0}")]
     Lost(Lost),
+    /// A node cannot map the memory that it was to read, for lack of addresses or descriptors.
+    #[error(
+        "node {node} has not enough addresses or descriptors to map that memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
+    )]
+    Unmapped {
+        /// Who was to read.
+        node: NodeId,
+        /// Whose memory it is.
+        owner: NodeId,
+    },
     /// A node that lives is not forgotten.
     #[error("node {0} lives, and only dead nodes can be forgotten")]
     NodeLives(NodeId),
@@ -216,6 +226,7 @@ impl From<Refusal> for RegionCause {
             Refusal::NodeClosed => RegionCause::NodeClosed,
             Refusal::Lost { home, loss } => RegionCause::Lost(Lost::new(home, loss)),
             Refusal::NodeLives(node) => RegionCause::NodeLives(node),
+            Refusal::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
         }
     }
 }
@@ -347,6 +358,21 @@ pub enum AccessCause {
     /// The session's own node leaves or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
+    /// This process cannot map the memory that the bytes are in, for lack of addresses or descriptors; nothing was touched.
+    #[error(
+        "this process has not enough addresses or descriptors to map that memory of node {0}; raise its limits (`ulimit -v`, `ulimit -n`)"
+    )]
+    Unmapped(NodeId),
+    /// The node that was to copy the bytes cannot map the memory that they are in.
+    #[error(
+        "node {node}, which was to copy them, has not enough addresses or descriptors to map that memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
+    )]
+    UnmappedBy {
+        /// Who was to copy.
+        node: NodeId,
+        /// Whose memory it is.
+        owner: NodeId,
+    },
     /// This node cannot register the memory that such an access goes through.
     #[error("no staging memory could be registered; see the limits on memory and open files")]
     NoStaging,
@@ -452,6 +478,16 @@ pub enum JoinError {
     /// The fabric could not be opened.
     #[error("cannot join: {0}")]
     Fabric(Box<dyn std::error::Error + Send + Sync>),
+    /// This process lacks what a connection to a node takes: addresses, descriptors, or memory that it may lock.
+    #[error("cannot join in {}: this process has not enough for the memory of {address}: {lack}", dir.display())]
+    Shortage {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// Whose memory did not fit.
+        address: String,
+        /// What is missing, and which limit that is.
+        lack: String,
+    },
     /// Nodes of the cluster could not be reached.
     #[error("cannot join in {}: no connection to {address}: {reason}", dir.display())]
     Unreachable {

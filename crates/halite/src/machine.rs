@@ -12,7 +12,7 @@ use halite_fabric::{
 };
 use halite_mem::Grace;
 use halite_tier::access::DataPath;
-use halite_tier::effect::{Command, Effect, OpId, Token};
+use halite_tier::effect::{Command, CopyFailure, Effect, OpId, Token};
 use halite_tier::engine::Engine;
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::message;
@@ -88,8 +88,16 @@ struct Fetch {
 #[derive(Debug, Default)]
 pub(crate) struct Dialling {
     pub(crate) under_way: usize,
-    /// Address and reason.
-    pub(crate) failed: Vec<(String, String)>,
+    pub(crate) failed: Vec<NotDialled>,
+}
+
+/// A connection that did not come about.
+#[derive(Clone, Debug)]
+pub(crate) struct NotDialled {
+    pub(crate) address: String,
+    pub(crate) reason: String,
+    /// Whether it is this process that lacks what it takes.
+    pub(crate) is_ours: bool,
 }
 
 impl Machine {
@@ -160,7 +168,9 @@ impl Machine {
                 }
                 self.dialled(initiator);
             }
-            FabricEvent::ConnectFailed { address, reason } => self.dialling_failed(address, reason),
+            FabricEvent::ConnectFailed { address, reason, is_ours } => {
+                self.dialling_failed(NotDialled { address, reason, is_ours });
+            }
             FabricEvent::Disconnected { peer } => {
                 self.outbox.forget(peer);
                 engine.handle_disconnected(now, peer);
@@ -175,8 +185,8 @@ impl Machine {
     }
 
     /// A connection that we began does not come about.
-    pub(crate) fn dialling_failed(&mut self, address: String, reason: String) {
-        self.dialling.failed.push((address, reason));
+    pub(crate) fn dialling_failed(&mut self, failed: NotDialled) {
+        self.dialling.failed.push(failed);
         self.dialled(true);
     }
 
@@ -349,13 +359,15 @@ impl Machine {
         match posted {
             Ok(()) => drop(self.fetches.insert(id, fetch)),
             Err(error) if error.cause == PostCause::QueueFull => self.stuck.push(fetch),
-            Err(_) => self.fail_fetch(now, &fetch),
+            Err(_) => self.fail_fetch(now, &fetch, CopyFailure::PeerGone),
         }
     }
 
     fn continue_fetch(&mut self, now: u64, mut fetch: Fetch, status: Status) {
-        if status != Status::Success {
-            return self.fail_fetch(now, &fetch);
+        match status {
+            Status::Success => {}
+            Status::Unmapped => return self.fail_fetch(now, &fetch, CopyFailure::Unmapped),
+            _ => return self.fail_fetch(now, &fetch, CopyFailure::PeerGone),
         }
         let done = fetch.len.min(FETCH_BYTES_MAX);
         fetch.len -= done;
@@ -368,9 +380,9 @@ impl Machine {
         }
     }
 
-    fn fail_fetch(&mut self, now: u64, fetch: &Fetch) {
+    fn fail_fetch(&mut self, now: u64, fetch: &Fetch, why: CopyFailure) {
         if let Some(engine) = &mut self.engine {
-            engine.handle_copy_failed(now, fetch.token);
+            engine.handle_copy_failed(now, fetch.token, why);
         }
     }
 

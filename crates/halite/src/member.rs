@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use halite_fabric::{Fabric, Key, PeerId};
+use halite_fabric::{ConnectError, Fabric, Key, PeerId};
 use halite_mem::Window;
 use halite_tier::access::DataPath;
 use halite_tier::engine::{Engine, EngineConfig};
@@ -15,7 +15,7 @@ use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
 use crate::config::Config;
 use crate::driver::Core;
 use crate::error::JoinError;
-use crate::machine::{Ground, Machine};
+use crate::machine::{Ground, Machine, NotDialled};
 use crate::posted::Posted;
 use crate::rpc::Rpc;
 use crate::session::Session;
@@ -99,7 +99,7 @@ impl Member {
             // Counted before the answer can arrive.
             self.core.with(|machine, _| machine.dialling.under_way += 1);
             if let Err(error) = fabric.connect(&address, &hello) {
-                self.core.with(|machine, _| machine.dialling_failed(address, error.to_string()));
+                self.core.with(|machine, _| machine.dialling_failed(not_dialled(address, error)));
             }
         }
         self.all_dialled().await;
@@ -122,6 +122,13 @@ impl Member {
     /// that dies meanwhile is no reason not to join.
     pub(crate) async fn be_known(&self) {
         let _ = self.session(None).status().await;
+    }
+}
+
+fn not_dialled(address: String, error: ConnectError) -> NotDialled {
+    match error {
+        ConnectError::Shortage { reason, .. } => NotDialled { address, reason, is_ours: true },
+        error => NotDialled { address, reason: error.to_string(), is_ours: false },
     }
 }
 

@@ -282,6 +282,7 @@ fn cause_of_refusal(refusal: Refusal) -> AccessCause {
     match refusal {
         Refusal::PeerDown(node) | Refusal::UnknownNode(node) => AccessCause::PeerDown(node),
         Refusal::NodeClosed => AccessCause::NodeClosed,
+        Refusal::Unmapped { node, owner } => AccessCause::UnmappedBy { node, owner },
         // The owner of the bytes knows nothing of the region any more.
         _ => AccessCause::Stale,
     }

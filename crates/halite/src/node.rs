@@ -13,6 +13,7 @@ use crate::config::{Config, EPHEMERAL_NODE_MIN};
 use crate::error::JoinError;
 use crate::keeper::Keeper;
 use crate::leaving::{self, Leaving};
+use crate::machine::NotDialled;
 use crate::member::{self, Checked, Member};
 use crate::session::Session;
 use crate::surroundings::Around;
@@ -99,12 +100,26 @@ impl Node {
         let node = Node { member, keeper: Some(keeper), lock: Some(lock) };
         // From here on, dropping the node is leaving.
         let is_joined = node.member.core.block_on(node.member.meet_all(config))?;
+        // A part of the cluster may be out of reach, but not because of what this process lacks: the next one to be
+        // asked for memory would be that part.
+        if let Some(lack) = node.shortage() {
+            return Err(JoinError::Shortage {
+                dir: dir.path().to_owned(),
+                address: lack.address,
+                lack: lack.reason,
+            });
+        }
         if !is_joined {
             return Err(node.why_alone(&dir));
         }
         node.member.core.block_on(node.member.be_known());
         tracing::info!("node {} has joined the cluster in {}", life.node, config.dir.display());
         Ok(node)
+    }
+
+    /// What this process lacked to connect to all.
+    fn shortage(&self) -> Option<NotDialled> {
+        self.member.core.look(|machine| machine.dialling.failed.iter().find(|failed| failed.is_ours).cloned())
     }
 
     /// A node that cannot be reached now must not keep others from joining, unless it is the first.
@@ -117,7 +132,7 @@ impl Node {
         let failed = self.member.core.look(|machine| machine.dialling.failed.first().cloned());
         let dir = dir.path().to_owned();
         match failed.filter(|_| runs) {
-            Some((address, reason)) => JoinError::Unreachable { dir, address, reason },
+            Some(NotDialled { address, reason, .. }) => JoinError::Unreachable { dir, address, reason },
             None => JoinError::NoCluster { dir },
         }
     }

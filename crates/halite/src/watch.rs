@@ -292,6 +292,8 @@ fn region_cause(cause: AccessCause) -> RegionCause {
         AccessCause::OutOfRange { .. }
         | AccessCause::Overflow
         | AccessCause::Unaligned { .. }
+        | AccessCause::Unmapped(_)
+        | AccessCause::UnmappedBy { .. }
         | AccessCause::NoStaging => unreachable!("no byte is accessed"),
     }
 }

@@ -90,7 +90,7 @@ impl Segment {
         let fd = rustix::fs::memfd_create(name, flags)?;
         rustix::fs::ftruncate(&fd, len)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let mut segment = Segment::map(&fd, len)?;
+        let mut segment = Segment::map(fd.as_fd(), len)?;
         segment.fd = Some(fd);
         if pages == PagePolicy::Huge {
             // Only a wish: a kernel without transparent huge pages refuses, and normal pages serve too.
@@ -99,26 +99,27 @@ impl Segment {
         Ok(Arc::new(segment))
     }
 
-    /// Maps the first `len` bytes of a peer's segment, after checking that the peer cannot shrink it, and closes the
-    /// descriptor.
+    /// Maps the first `len` bytes of a peer's segment, after checking that the peer cannot shrink it.  The descriptor is
+    /// not needed any more then.
     ///
     /// The descriptor is untrusted: nothing that its owner does later with the memory, short of writing to
     /// it, can be noticed here.
-    pub fn open(fd: OwnedFd, len: u64) -> Result<Arc<Segment>, OpenError> {
+    pub fn open(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
+        let fd = fd.as_fd();
         // Only memfds answer this question with more than F_SEAL_SEAL.
-        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| OpenError::NotMemfd)?;
+        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| OpenError::NotMemfd)?;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(OpenError::CanShrink);
         }
-        if rustix::fs::fstatfs(&fd)?.f_type as u64 == HUGETLBFS_MAGIC {
+        if rustix::fs::fstatfs(fd)?.f_type as u64 == HUGETLBFS_MAGIC {
             return Err(OpenError::HugeTlb);
         }
         // Read after the seals: from then on the size can only grow.
-        let actual = rustix::fs::fstat(&fd)?.st_size as u64;
+        let actual = rustix::fs::fstat(fd)?.st_size as u64;
         if actual < len || len == 0 {
             return Err(OpenError::TooShort { actual, wanted: len });
         }
-        Ok(Arc::new(Segment::map(&fd, len)?))
+        Ok(Arc::new(Segment::map(fd, len)?))
     }
 
     /// The descriptor, to be passed to peers; `None` for a peer's segment, whose descriptor is closed once it is
@@ -235,7 +236,7 @@ impl Segment {
         Ok(rustix::fs::fstat(fd)?.st_blocks as u64 * 512)
     }
 
-    fn map(fd: &OwnedFd, len: u64) -> io::Result<Segment> {
+    fn map(fd: BorrowedFd<'_>, len: u64) -> io::Result<Segment> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;

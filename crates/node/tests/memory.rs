@@ -89,6 +89,73 @@ fn a_node_with_few_addresses_has_a_smaller_arena_and_says_so() {
     scratch.ok(&format!("put region {} --node 1", from.display()));
 }
 
+/// What a command complains of that is run after this line of a shell; `None` if it succeeds.
+fn complaint_after(scratch: &Scratch, limit: &str, line: &str) -> Option<String> {
+    let output = after(limit, &scratch.command(line)).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{limit}: {line}: {}: {complaint}", output.status);
+    (!output.status.success()).then_some(complaint)
+}
+
+#[test]
+fn a_command_that_lacks_addresses_or_descriptors_says_so_of_itself_and_leaves_nothing() {
+    let scratch = Scratch::new("short");
+    let _up = up_after(&scratch, "true", "--nodes 3 --arena 1G");
+    let five = scratch.write("five", &bytes(5 << 20));
+    let put = format!("put five {}", five.display());
+    // Each node has a segment only when it has been asked for memory: the first finds out late, and later ones early.
+    for node in [0, 1, 2] {
+        let put = format!("{put} --node {node}");
+        let complaint = complaint_after(&scratch, "ulimit -v 500000", &put).expect("1 GiB does not fit");
+        assert!(complaint.contains("this process has not enough"), "{complaint}");
+    }
+    // As few as it takes to begin, and as many as are enough.
+    let mut told = 0;
+    for descriptors in 12..48 {
+        if let Some(complaint) = complaint_after(&scratch, &format!("ulimit -n {descriptors}"), &put) {
+            let is_own =
+                ["Too many open files", "this process has not enough", "limits on memory and open files"];
+            assert!(is_own.iter().any(|text| complaint.contains(text)), "{descriptors}: {complaint}");
+            assert_eq!(scratch.ok("ls --json"), "", "{descriptors}: {complaint}");
+            told += 1;
+        } else {
+            scratch.ok("rm five");
+        }
+    }
+    assert!(told > 0 && told < 36, "{told}");
+    for node in scratch.json("status --json") {
+        assert_eq!((&node["state"], &node["bytes_used"]), (&"alive".into(), &0.into()), "{node}");
+    }
+    scratch.ok(&put);
+    assert!(scratch.run("get five").stdout == bytes(5 << 20));
+}
+
+#[test]
+fn a_node_that_cannot_map_another_keeps_it_and_says_what_it_cannot_do() {
+    let scratch = Scratch::new("apart");
+    let mut nodes = Vec::new();
+    // The arena of node 0 comes when it is asked for, and does not fit into the limit of node 1.
+    for (limit, node) in [("true", "--id 0 --arena 1G"), ("ulimit -v 1000000", "--id 1 --arena 64M")] {
+        let line = format!("node {node} --parent {}", std::process::id());
+        let mut node = Running::of(after(limit, &scratch.command(&line)));
+        node.line();
+        nodes.push(node);
+    }
+    let five = scratch.write("five", &bytes(5 << 20));
+    scratch.ok(&format!("put there {} --node 0", five.display()));
+    scratch.ok(&format!("put here {} --node 1", five.display()));
+    let complaint = scratch.fails("mv there --to 1", 1);
+    let expected = "node 1 has not enough addresses or descriptors to map that memory of node 0";
+    assert!(complaint.contains(expected), "{complaint}");
+    assert_eq!(scratch.states(), ["alive", "alive"]);
+    // The other way round it can be done.
+    scratch.ok("mv here --to 0");
+    for region in ["here", "there"] {
+        assert!(scratch.run(&format!("get {region}")).stdout == bytes(5 << 20));
+        assert_eq!(scratch.json(&format!("stat {region} --json"))[0]["nodes"][0]["node"], 0);
+    }
+}
+
 #[test]
 fn a_node_whose_group_has_no_memory_left_says_so_and_lives_on() {
     let scratch = Scratch::new("full-group");

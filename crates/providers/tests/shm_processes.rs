@@ -132,7 +132,7 @@ fn a_stopped_process_fails_a_connect_and_stops_nobody() {
     config.handshake_timeout = std::time::Duration::from_millis(100);
     let mut impatient = Node::open(config);
     impatient.fabric.connect("echo.sock", b"").unwrap();
-    let Event::ConnectFailed { address, reason } = impatient.event() else {
+    let Event::ConnectFailed { address, reason, is_ours: false } = impatient.event() else {
         panic!("a stopped process cannot have answered");
     };
     assert_eq!(address, "echo.sock");

@@ -193,7 +193,7 @@ fn connecting_fails_when_nobody_answers() {
     let link = world.link(one.host, two.host);
     let failed = |reason: &str| {
         let address = "two".to_owned();
-        vec![Event::ConnectFailed { address, reason: reason.to_owned() }]
+        vec![Event::ConnectFailed { address, reason: reason.to_owned(), is_ours: false }]
     };
     // The word back is lost: two has heard of a connection that never comes about.
     world.set_link(two.host, one.host, link.down());
@@ -233,7 +233,7 @@ fn half_connected(profile: Profile, end: impl FnOnce(&halite_sim::World, &common
 fn a_connection_that_ends_before_both_know_of_it_ends_for_both() {
     for profile in [Profile::local(), profile()] {
         let (address, reason) = ("two".to_owned(), "timed out".to_owned());
-        let failed = vec![Event::ConnectFailed { address, reason }];
+        let failed = vec![Event::ConnectFailed { address, reason, is_ours: false }];
         let [one, _] = half_connected(profile.clone(), |world, two| world.crash(two.host));
         assert_eq!(one, failed);
         let [one, two] = half_connected(profile, |_, two| two.fabric.disconnect(two.peer));

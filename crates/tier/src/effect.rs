@@ -18,6 +18,15 @@ pub struct OpId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
 
+/// Why what was to be read from a peer's memory was not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopyFailure {
+    /// The peer is gone, or does not know the memory any more.
+    PeerGone,
+    /// This process lacks what it takes to map that memory.
+    Unmapped,
+}
+
 /// What a session asks for.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
@@ -296,7 +305,7 @@ pub enum Effect {
         /// What it becomes.
         byte: u8,
     },
-    /// Read from a peer's memory into our own; `handle_copied` when done, `handle_copy_failed` if the peer went.
+    /// Read from a peer's memory into our own; `handle_copied` when done, `handle_copy_failed` if that cannot be.
     Fetch {
         /// What to call back with.
         token: Token,

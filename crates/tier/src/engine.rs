@@ -28,7 +28,7 @@ use halite_mem::{Elapsed, Window};
 
 use crate::access::{DataPath, Place};
 use crate::directory::Directory;
-use crate::effect::{Effect, OpId, Token};
+use crate::effect::{CopyFailure, Effect, OpId, Token};
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::layout::{Extent, Extents};
 use crate::link;
@@ -391,21 +391,28 @@ impl Engine {
             self.answer(copy.asker, Ok(Reply::Done));
             self.release_copied();
         } else {
-            self.handle_step(token, false);
+            self.handle_step(token, None);
         }
         self.settle();
     }
 
     /// A copy failed, because the node that held the source is gone.
-    pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token) {
+    pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token, why: CopyFailure) {
         self.now_ns = now_ns;
         if let Some(copy) = self.copies.remove(&token) {
-            self.answer(copy.asker, Err(Refusal::PeerDown(copy.source)));
+            self.answer(copy.asker, Err(self.refusal_of(why, copy.source)));
             self.release_copied();
         } else {
-            self.handle_step(token, true);
+            self.handle_step(token, Some(why));
         }
         self.settle();
+    }
+
+    fn refusal_of(&self, why: CopyFailure, owner: NodeId) -> Refusal {
+        match why {
+            CopyFailure::PeerGone => Refusal::PeerDown(owner),
+            CopyFailure::Unmapped => Refusal::Unmapped { node: self.config.life.node, owner },
+        }
     }
 
     /// Memory of ours reads as zero again.

@@ -523,6 +523,14 @@ pub enum Refusal {
     /// A node that lives is not forgotten.
     #[error("node {0} lives")]
     NodeLives(NodeId),
+    /// The node that was to read bytes cannot map the memory that they are in.
+    #[error("node {node} has not enough addresses or descriptors to map that memory of node {owner}")]
+    Unmapped {
+        /// Who was to read.
+        node: NodeId,
+        /// Whose bytes they are.
+        owner: NodeId,
+    },
 }
 
 /// Why bytes are not a message.

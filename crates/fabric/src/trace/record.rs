@@ -95,7 +95,7 @@ fn fmt_event(event: &Event, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             let how = if *initiator { "dialled" } else { "accepted" };
             write!(f, "event connected peer={} {how}", peer.0)
         }
-        Event::ConnectFailed { address, reason } => {
+        Event::ConnectFailed { address, reason, .. } => {
             write!(f, "event connect_failed address={address} reason={reason:?}")
         }
         Event::Disconnected { peer } => write!(f, "event disconnected peer={}", peer.0),

@@ -149,8 +149,11 @@ impl Fabric for End {
     }
 
     fn connect(&self, address: &str, _: &[u8]) -> Result<(), ConnectError> {
-        let event =
-            Event::ConnectFailed { address: address.to_owned(), reason: "there is nobody else".to_owned() };
+        let event = Event::ConnectFailed {
+            address: address.to_owned(),
+            reason: "there is nobody else".to_owned(),
+            is_ours: false,
+        };
         self.state.lock().unwrap().events.push_back(event);
         Ok(())
     }

@@ -170,9 +170,9 @@ impl Rpc {
         }
     }
 
-    /// A peer does not take what it asked for, or told us to put somewhere.
+    /// A peer does not take what it asked for, or told us to put somewhere, or we cannot reach where that is.
     pub(crate) fn handle_refused(&self, peer: PeerId) {
-        self.enforce(peer, Err(Violation("it named memory that it does not have")));
+        self.enforce(peer, Err(Violation("it named memory that cannot be reached")));
     }
 
     /// Puts requests into the queues that they are for.

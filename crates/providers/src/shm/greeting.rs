@@ -81,7 +81,7 @@ fn pid_of(pidfd: &OwnedFd) -> io::Result<Option<i32>> {
 }
 
 fn open_mailbox(fd: OwnedFd) -> Result<Doorbell, BadGreeting> {
-    let segment = Segment::open(fd, DOORBELL_BYTES).map_err(BadGreeting::Mailbox)?;
+    let segment = Segment::open(&fd, DOORBELL_BYTES).map_err(BadGreeting::Mailbox)?;
     let window = segment.window(0, DOORBELL_BYTES);
     let window = window.expect("the segment was opened with this length");
     Doorbell::new(window).map_err(|_| BadGreeting::MailboxShape)
@@ -93,7 +93,7 @@ fn open_ring(fd: OwnedFd) -> Result<Consumer, BadGreeting> {
     if len > ring::ring_bytes(RING_BYTES_MAX) {
         return Err(BadGreeting::RingTooLong { len });
     }
-    let segment = Segment::open(fd, len).map_err(BadGreeting::Ring)?;
+    let segment = Segment::open(&fd, len).map_err(BadGreeting::Ring)?;
     let window = segment.window(0, len);
     let window = window.expect("the segment was opened with this length");
     Ok(Consumer::new(window)?)

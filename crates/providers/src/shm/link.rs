@@ -31,6 +31,7 @@ use super::core::{Core, Source};
 use super::greeting::Greeting;
 use super::lock;
 use super::peer::{Outgoing, Peer};
+use super::shortage::Trouble;
 use super::wire::Message;
 
 /// See the header of this file.
@@ -137,7 +138,7 @@ impl Link {
             self.try_connect(core, state)
         });
         if let Err(reason) = outcome {
-            self.break_off(core, state, &reason);
+            self.break_off(core, state, reason);
         }
         self.settle(core, state);
     }
@@ -167,7 +168,7 @@ impl Link {
             && deadline <= now
         {
             let reason = format!("no answer within {:?}", core.config.handshake_timeout);
-            self.break_off(core, state, &reason);
+            self.break_off(core, state, reason);
         }
         self.settle(core, state);
         match state.phase {
@@ -204,14 +205,14 @@ impl Link {
         }
     }
 
-    fn try_connect(&self, core: &Core, state: &mut State) -> Result<(), String> {
+    fn try_connect(&self, core: &Core, state: &mut State) -> Result<(), Trouble> {
         let told = state.said.segments == super::read(&core.registered).len();
         let ready = state.said.ready && state.heard.ready && told;
         if !ready || !matches!(state.phase, Phase::Greeting { .. }) {
             return Ok(());
         }
         let Some(greeting) = state.heard.greeting.take() else {
-            return Err("the peer was ready before it greeted".to_owned());
+            return Err("the peer was ready before it greeted".into());
         };
         let window = self.ring.window(0, self.ring.len());
         let ring = Producer::new(window.expect("the whole segment"));
@@ -232,9 +233,9 @@ impl Link {
     }
 
     /// Gives the connection up because something is wrong with it, or with the peer.
-    fn break_off(&self, core: &Core, state: &mut State, reason: &str) {
+    fn break_off(&self, core: &Core, state: &mut State, trouble: impl Into<Trouble>) {
         if let Phase::Greeting { .. } = state.phase {
-            self.refuse(core, state, reason);
+            self.refuse(core, state, &trouble.into());
         } else {
             self.begin_leaving(core, state);
             // Says Detached if that is true already; nothing more is heard.
@@ -243,7 +244,7 @@ impl Link {
         self.hang_up(core, state);
     }
 
-    fn refuse(&self, core: &Core, state: &mut State, reason: &str) {
+    fn refuse(&self, core: &Core, state: &mut State, trouble: &Trouble) {
         if let Some(greeting) = state.heard.greeting.take() {
             core.unwatch(&greeting.process.pidfd);
         }
@@ -251,13 +252,17 @@ impl Link {
         let farewell = match &self.dialled {
             // An acceptor that went ahead has seen our segments, and learns here that we dropped its own.
             Some(_) => Message::Detached,
-            None => Message::Refused { reason: reason.to_owned() },
+            None => Message::Refused { reason: trouble.to_string() },
         };
         self.try_say(state, &farewell, &[]);
         state.phase = Phase::Over;
         core.remove_link(self.token);
         if let Some(address) = &self.dialled {
-            core.event(Event::ConnectFailed { address: address.clone(), reason: reason.to_owned() });
+            core.event(Event::ConnectFailed {
+                address: address.clone(),
+                reason: trouble.to_string(),
+                is_ours: trouble.is_ours(),
+            });
         }
     }
 

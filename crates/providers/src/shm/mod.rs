@@ -35,6 +35,7 @@ mod link;
 mod peer;
 mod post;
 mod record;
+mod shortage;
 mod socket;
 mod warning;
 mod wire;
@@ -56,6 +57,7 @@ use self::core::Core;
 use self::inbox::Scribbled;
 use self::link::Link;
 use self::peer::Peer;
+use self::post::Access;
 pub use self::socket::{Listening, listening};
 
 /// No ring is larger, whoever made it, so that no message makes its receiver allocate more.
@@ -286,7 +288,10 @@ impl Fabric for ShmFabric {
         if hello.len() > HELLO_BYTES_MAX {
             return Err(ConnectError::HelloTooLong { len: hello.len() });
         }
-        let unreachable = |source| ConnectError::Unreachable { address: address.to_owned(), source };
+        let unreachable = |source: io::Error| match shortage::of(&source) {
+            Some(reason) => ConnectError::Shortage { address: address.to_owned(), reason },
+            None => ConnectError::Unreachable { address: address.to_owned(), source },
+        };
         if self.core.is_closed() {
             return Err(unreachable(io::ErrorKind::NotConnected.into()));
         }
@@ -320,7 +325,10 @@ impl Fabric for ShmFabric {
 
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
         let peer = self.core.peer(peer)?;
-        self.core.with_window(&peer, key, Window::clone).ok()?
+        match self.core.with_window(&peer, key, Window::clone) {
+            Ok(Access::Made(window)) => Some(window),
+            _ => None,
+        }
     }
 
     fn cut_off(&self, peer: PeerId) -> CutOff {

@@ -28,7 +28,25 @@ pub(super) struct Peer {
     pub(super) process: Arc<Process>,
     pub(super) door: Arc<Door>,
     /// Its segments by key; `None` once disconnected.
-    windows: RwLock<Option<Vec<Window>>>,
+    segments: RwLock<Option<Vec<Theirs>>>,
+}
+
+/// A segment of the peer's.
+#[derive(Debug)]
+pub(super) enum Theirs {
+    /// Within reach.
+    Mapped(Window),
+    /// Beyond what this process may map.  Its descriptor is kept, where we could be given that, to try again.
+    Unmapped { fd: Option<OwnedFd>, len: u64 },
+}
+
+impl Theirs {
+    fn len(&self) -> u64 {
+        match self {
+            Theirs::Mapped(window) => window.len(),
+            Theirs::Unmapped { len, .. } => *len,
+        }
+    }
 }
 
 /// Where our messages to the peer go.
@@ -54,6 +72,8 @@ pub(super) enum Lookup<T> {
     Found(T),
     /// Perhaps not heard of yet.
     Unknown,
+    /// This process lacked what mapping it takes.
+    Unmapped,
     /// The peer is disconnected.
     Gone,
 }
@@ -71,41 +91,59 @@ impl Peer {
             link_token,
             process,
             door: Arc::new(Mutex::new(Some(outgoing))),
-            windows: RwLock::new(Some(windows)),
+            segments: RwLock::new(Some(windows.into_iter().map(Theirs::Mapped).collect())),
         }
     }
 
     /// Applies `access` to the segment behind `key`.  The peer is not disconnected meanwhile.
     pub(super) fn with_window<T>(&self, key: Key, access: impl FnOnce(&Window) -> T) -> Lookup<T> {
-        match &*read(&self.windows) {
+        match &*read(&self.segments) {
             None => Lookup::Gone,
-            Some(windows) => match windows.get(key.0 as usize) {
-                Some(window) => Lookup::Found(access(window)),
+            Some(segments) => match segments.get(key.0 as usize) {
+                Some(Theirs::Mapped(window)) => Lookup::Found(access(window)),
+                Some(Theirs::Unmapped { .. }) => Lookup::Unmapped,
                 None => Lookup::Unknown,
             },
         }
     }
 
     /// Adds the peer's next segment.
-    pub(super) fn push_window(&self, window: Window) {
+    pub(super) fn push_segment(&self, segment: Theirs) {
         if let Some(outgoing) = &mut *lock(&self.door) {
-            outgoing.segment_bytes.push(window.len());
+            outgoing.segment_bytes.push(segment.len());
         }
-        if let Some(windows) = &mut *write(&self.windows) {
-            windows.push(window);
+        if let Some(segments) = &mut *write(&self.segments) {
+            segments.push(segment);
+        }
+    }
+
+    /// Tries again to map a segment that could not be mapped when it came.
+    pub(super) fn map_again(&self, key: Key) {
+        let mut segments = write(&self.segments);
+        let segment = segments.as_mut().and_then(|segments| segments.get_mut(key.0 as usize));
+        if let Some(segment @ Theirs::Unmapped { .. }) = segment
+            && let Theirs::Unmapped { fd: Some(fd), len } = &*segment
+            && let Ok(opened) = Segment::open(fd, *len)
+        {
+            let window = opened.window(0, *len).expect("the segment was opened with this length");
+            *segment = Theirs::Mapped(window);
         }
     }
 
     pub(super) fn segments(&self) -> usize {
-        read(&self.windows).as_ref().map_or(0, Vec::len)
+        read(&self.segments).as_ref().map_or(0, Vec::len)
     }
 
     /// Drops what we map of the peer.  Returns its segments, which others of this process may still hold.
     pub(super) fn disconnect(&self) -> Vec<Weak<Segment>> {
         *lock(&self.door) = None;
         // Waits for copies under way: each is bounded by the length of one request.
-        let windows = write(&self.windows).take().unwrap_or_default();
-        windows.iter().map(|window| Arc::downgrade(window.segment())).collect()
+        let segments = write(&self.segments).take().unwrap_or_default();
+        let mapped = segments.iter().filter_map(|segment| match segment {
+            Theirs::Mapped(window) => Some(Arc::downgrade(window.segment())),
+            Theirs::Unmapped { .. } => None,
+        });
+        mapped.collect()
     }
 }
 

@@ -28,6 +28,15 @@ enum Outcome {
     Old(u64),
     /// The key or range is not the peer's.
     Refused,
+    /// The key is the peer's, and this process cannot map it.
+    Unmapped,
+}
+
+/// What became of an access to a segment of the peer's.
+pub(super) enum Access<T> {
+    Made(T),
+    UnknownKey,
+    Unmapped,
 }
 
 fn is_message(request: &WorkRequest<'_>) -> bool {
@@ -217,8 +226,9 @@ impl Core {
     ) -> Result<Outcome, PostCause> {
         let old = self.with_window(peer, remote.key, change)?;
         Ok(match old {
-            Some(Ok(old)) => Outcome::Old(old),
-            Some(Err(_)) | None => Outcome::Refused,
+            Access::Made(Ok(old)) => Outcome::Old(old),
+            Access::Made(Err(_)) | Access::UnknownKey => Outcome::Refused,
+            Access::Unmapped => Outcome::Unmapped,
         })
     }
 
@@ -230,20 +240,22 @@ impl Core {
     ) -> Result<Outcome, PostCause> {
         let copied = self.with_window(peer, key, copy)?;
         Ok(match copied {
-            Some(Ok(())) => Outcome::Done,
-            Some(Err(_)) | None => Outcome::Refused,
+            Access::Made(Ok(())) => Outcome::Done,
+            Access::Made(Err(_)) | Access::UnknownKey => Outcome::Refused,
+            Access::Unmapped => Outcome::Unmapped,
         })
     }
 
-    /// Applies `access` to the segment behind `key` of `peer`; `None` if the peer has no such key.
+    /// Applies `access` to the segment behind `key` of `peer`.
     ///
-    /// A key that was mentioned to us has been sent before, but perhaps not been heard yet.
+    /// A key that was mentioned to us has been sent before, but perhaps not been heard yet.  What could not be mapped
+    /// then may fit by now.
     pub(super) fn with_window<T>(
         &self,
         peer: &Peer,
         key: Key,
         access: impl Fn(&Window) -> T,
-    ) -> Result<Option<T>, PostCause> {
+    ) -> Result<Access<T>, PostCause> {
         let mut found = peer.with_window(key, &access);
         if let Lookup::Unknown = found
             && let Some(link) = self.link(peer.link_token)
@@ -251,9 +263,14 @@ impl Core {
             link.serve(self);
             found = peer.with_window(key, &access);
         }
+        if let Lookup::Unmapped = found {
+            peer.map_again(key);
+            found = peer.with_window(key, &access);
+        }
         match found {
-            Lookup::Found(result) => Ok(Some(result)),
-            Lookup::Unknown => Ok(None),
+            Lookup::Found(result) => Ok(Access::Made(result)),
+            Lookup::Unknown => Ok(Access::UnknownKey),
+            Lookup::Unmapped => Ok(Access::Unmapped),
             Lookup::Gone => Err(PostCause::NotConnected),
         }
     }
@@ -273,6 +290,7 @@ impl Core {
             Outcome::Done => (Status::Success, CompletionKind::Done { id }),
             Outcome::Old(old) => (Status::Success, CompletionKind::Atomic { id, old }),
             Outcome::Refused => (Status::RemoteAccess, CompletionKind::Done { id }),
+            Outcome::Unmapped => (Status::Unmapped, CompletionKind::Done { id }),
         };
         let due = request.signalled || status != Status::Success;
         if due {

@@ -225,6 +225,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<
 pub(super) enum Received {
     /// A message with exactly the descriptors that its kind wants.
     Message(Message, Vec<OwnedFd>),
+    /// A message whose descriptors this process could not be given.
+    Bare(Message),
     /// Nothing for now.
     Nothing,
     /// The other end is closed.
@@ -238,7 +240,7 @@ pub(super) enum ReceiveError {
     BadMessage(#[from] BadMessage),
     #[error("the peer sent a packet of more than {MESSAGE_BYTES_MAX} bytes")]
     TooLong,
-    #[error("the peer sent {sent} descriptors where {wanted} belong, or we may open no more")]
+    #[error("the peer sent {sent} descriptors where {wanted} belong")]
     Descriptors { sent: usize, wanted: usize },
 }
 
@@ -276,6 +278,9 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, ReceiveError> 
     }
     let message = Message::decode(&packet[..received.bytes])?;
     let (sent, wanted) = (fds.len(), message.fds());
+    if sent < wanted && received.flags.contains(ReturnFlags::CTRUNC) {
+        return Ok(Received::Bare(message));
+    }
     if sent != wanted || received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(ReceiveError::Descriptors { sent, wanted });
     }

@@ -159,7 +159,10 @@ impl Net {
         self.dials[dial as usize].over = true;
         let address = self.endpoints[to as usize].address.clone();
         if self.endpoints[from as usize].alive {
-            self.tell(from, FabricEvent::ConnectFailed { address, reason: reason.to_owned() });
+            self.tell(
+                from,
+                FabricEvent::ConnectFailed { address, reason: reason.to_owned(), is_ours: false },
+            );
         }
     }
 }

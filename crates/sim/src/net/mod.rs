@@ -380,7 +380,7 @@ fn describe(event: &FabricEvent) -> String {
         FabricEvent::Connected { peer, initiator, .. } => {
             format!("connected to peer {}, {}", peer.0, if *initiator { "by us" } else { "by it" })
         }
-        FabricEvent::ConnectFailed { address, reason } => format!("not connected to {address}: {reason}"),
+        FabricEvent::ConnectFailed { address, reason, .. } => format!("not connected to {address}: {reason}"),
         FabricEvent::Disconnected { peer } => format!("disconnected from peer {}", peer.0),
         FabricEvent::CutOff { peer, .. } => format!("peer {} is cut off", peer.0),
     }

@@ -18,7 +18,7 @@ use halite_fabric::Key;
 use super::user::Unmapping;
 use super::{Asker, Engine, Purpose};
 use crate::access::{Blocked, Side, Spot, Step};
-use crate::effect::{CommandError, Effect, OpId, Outcome, Token};
+use crate::effect::{CommandError, CopyFailure, Effect, OpId, Outcome, Token};
 use crate::ids::{NodeId, RegionId, SessionId};
 use crate::layout::{Extent, Extents};
 use crate::message::{Leg, Refusal, Reply, Request};
@@ -275,13 +275,13 @@ impl Engine {
     }
 
     /// A step has been taken.  Returns whether it was one of a command.
-    pub(super) fn handle_step(&mut self, token: Token, failed: bool) -> bool {
+    pub(super) fn handle_step(&mut self, token: Token, failed: Option<CopyFailure>) -> bool {
         let Some(id) = self.memory.steps.remove(&token) else { return false };
         let Some(running) = self.memory.running.get_mut(&id) else { return true };
         let source = running.legs[running.at].from.owner.node;
         match failed {
-            true => self.end_running(id, Err(Refusal::PeerDown(source))),
-            false => {
+            Some(why) => self.end_running(id, Err(self.refusal_of(why, source))),
+            None => {
                 running.advance();
                 self.next_step(id);
             }

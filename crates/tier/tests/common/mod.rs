@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use halite_fabric::{Key, PeerId};
 use halite_mem::{Grace, PagePolicy, Segment, Window};
 use halite_tier::access::{DataPath, SlotRef};
-use halite_tier::effect::{Command, CommandError, Effect, OpId, Outcome, Placement, Token};
+use halite_tier::effect::{Command, CommandError, CopyFailure, Effect, OpId, Outcome, Placement, Token};
 use halite_tier::engine::{Engine, EngineConfig};
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::Extent;
@@ -273,7 +273,7 @@ impl Cluster {
                         Some(from) => {
                             self.copies.push((index, token, Work::Fetch { host: source, from, to }))
                         }
-                        None => host.engine.handle_copy_failed(now_ns, token),
+                        None => host.engine.handle_copy_failed(now_ns, token, CopyFailure::PeerGone),
                     }
                 }
                 Effect::Populate { token, key, offset, len } => {
@@ -319,7 +319,7 @@ impl Cluster {
             }
             match work {
                 Work::Fetch { host, .. } if !self.hosts[host].running => {
-                    self.hosts[index].engine.handle_copy_failed(self.now_ns, token)
+                    self.hosts[index].engine.handle_copy_failed(self.now_ns, token, CopyFailure::PeerGone)
                 }
                 work => {
                     work.run();

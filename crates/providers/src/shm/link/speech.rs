@@ -3,13 +3,15 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use halite_mem::Segment;
+use halite_mem::{Segment, Window};
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 
 use super::super::core::{Core, Source};
 use super::super::greeting::Greeting;
+use super::super::peer::{Peer, Theirs};
+use super::super::shortage::{self, Trouble};
 use super::super::socket::{self, Received};
 use super::super::wire::Message;
 use super::{Link, Phase, SOCKET_EVENTS, State};
@@ -19,7 +21,7 @@ const TURN_MESSAGES_MAX: usize = 256;
 
 impl Link {
     /// Hears what there is to hear.  Fails if the peer misbehaves, or hangs up while greeting.
-    pub(super) fn hear(&self, core: &Core, state: &mut State) -> Result<(), String> {
+    pub(super) fn hear(&self, core: &Core, state: &mut State) -> Result<(), Trouble> {
         for _ in 0..TURN_MESSAGES_MAX {
             let Some(socket) = state.socket.clone() else {
                 return Ok(());
@@ -30,7 +32,8 @@ impl Link {
                 Ok(Received::Message(message, fds)) => {
                     self.hear_message(core, state, socket.as_fd(), message, fds)?;
                 }
-                Err(error) => return Err(error.to_string()),
+                Ok(Received::Bare(message)) => self.hear_bare(core, state, message)?,
+                Err(error) => return Err(error.into()),
             }
         }
         if let Some(socket) = &state.socket {
@@ -40,10 +43,10 @@ impl Link {
         Ok(())
     }
 
-    fn hear_hang_up(&self, core: &Core, state: &mut State) -> Result<(), String> {
+    fn hear_hang_up(&self, core: &Core, state: &mut State) -> Result<(), Trouble> {
         self.hang_up(core, state);
         match state.phase {
-            Phase::Greeting { .. } => Err("the peer hung up".to_owned()),
+            Phase::Greeting { .. } => Err("the peer hung up".into()),
             _ => {
                 self.begin_leaving(core, state);
                 Ok(())
@@ -58,7 +61,7 @@ impl Link {
         socket: BorrowedFd<'_>,
         message: Message,
         fds: Vec<OwnedFd>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Trouble> {
         let greeted = state.heard.greeting.is_some();
         match (message, &state.phase) {
             (Message::Hello { hello }, Phase::Greeting { .. }) if !greeted => {
@@ -66,12 +69,22 @@ impl Link {
             }
             (Message::Segment { key, len }, Phase::Greeting { .. }) if greeted => {
                 let known = state.heard.windows.len();
-                let window = open_segment(core, known, key, len, fds)?;
-                state.heard.windows.push(window);
+                check_key(core, known, key)?;
+                state.heard.windows.push(open_segment(only(&fds), len)?);
                 Ok(())
             }
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
-                peer.push_window(open_segment(core, peer.segments(), key, len, fds)?);
+                check_key(core, peer.segments(), key)?;
+                let segment = match open_segment(only(&fds), len) {
+                    Ok(window) => Theirs::Mapped(window),
+                    // The peer is well, and so is what else it shows us.
+                    Err(trouble @ Trouble::Ours(_)) => {
+                        report_unmapped(peer, len, &trouble);
+                        Theirs::Unmapped { fd: fds.into_iter().next(), len }
+                    }
+                    Err(trouble) => return Err(trouble),
+                };
+                peer.push_segment(segment);
                 Ok(())
             }
             // We no longer want it; dropping the descriptor is all there is to do.
@@ -84,12 +97,27 @@ impl Link {
                 state.heard.detached = true;
                 Ok(())
             }
-            (Message::Detached, Phase::Greeting { .. }) => Err("the peer gave up".to_owned()),
+            (Message::Detached, Phase::Greeting { .. }) => Err("the peer gave up".into()),
             (Message::Refused { reason }, Phase::Greeting { .. }) => {
-                Err(format!("the peer refused: {reason}"))
+                Err(format!("the peer refused: {reason}").into())
             }
             (_, Phase::Over) => Ok(()),
-            (message, _) => Err(format!("unexpected {message:?}")),
+            (message, _) => Err(format!("unexpected {message:?}").into()),
+        }
+    }
+
+    /// Hears a message that came without its descriptors, since we could be given no more.
+    fn hear_bare(&self, core: &Core, state: &State, message: Message) -> Result<(), Trouble> {
+        let lack = Trouble::Ours(shortage::descriptors());
+        match (message, &state.phase) {
+            (Message::Segment { key, len }, Phase::Connected { peer }) => {
+                check_key(core, peer.segments(), key)?;
+                report_unmapped(peer, len, &lack);
+                peer.push_segment(Theirs::Unmapped { fd: None, len });
+                Ok(())
+            }
+            (_, Phase::Leaving { .. } | Phase::Over) => Ok(()),
+            _ => Err(lack),
         }
     }
 
@@ -100,8 +128,8 @@ impl Link {
         socket: BorrowedFd<'_>,
         hello: Vec<u8>,
         fds: Vec<OwnedFd>,
-    ) -> Result<(), String> {
-        let greeting = Greeting::check(socket, hello, fds).map_err(|error| error.to_string())?;
+    ) -> Result<(), Trouble> {
+        let greeting = Greeting::check(socket, hello, fds)?;
         let source = Source::Exit { token: self.token };
         core.watch(&greeting.process.pidfd, source, EventFlags::IN | EventFlags::ET)
             .map_err(|error| format!("cannot watch the process: {error}"))?;
@@ -159,19 +187,24 @@ fn descriptor(segment: &Segment) -> BorrowedFd<'_> {
 }
 
 /// Keys come in order and each once, so a peer cannot swap memory under a key that is in use.
-fn open_segment(
-    core: &Core,
-    known: usize,
-    key: u32,
-    len: u64,
-    fds: Vec<OwnedFd>,
-) -> Result<halite_mem::Window, String> {
+fn check_key(core: &Core, known: usize, key: u32) -> Result<(), Trouble> {
     if key as usize != known || known >= core.config.segments_max {
-        return Err(format!("unexpected segment with key {key}"));
+        return Err(format!("unexpected segment with key {key}").into());
     }
-    let fd = fds.into_iter().next();
-    let fd = fd.expect("the socket counted the descriptors");
-    let segment = Segment::open(fd, len).map_err(|error| error.to_string())?;
+    Ok(())
+}
+
+fn only(fds: &[OwnedFd]) -> &OwnedFd {
+    fds.first().expect("the socket counted the descriptors")
+}
+
+fn report_unmapped(peer: &Peer, len: u64, lack: &Trouble) {
+    let pid = peer.process.pid;
+    tracing::warn!("this process cannot map {len} bytes of process {pid}: {lack}");
+}
+
+fn open_segment(fd: &OwnedFd, len: u64) -> Result<Window, Trouble> {
+    let segment = Segment::open(fd, len)?;
     Ok(segment.window(0, len).expect("the segment was opened with this length"))
 }
 

@@ -1,0 +1,102 @@
+//! What this process lacks, told from what a peer did wrong.
+//!
+//! Limits are this process's own.  A peer whose memory does not fit into them is as well as before.
+
+use std::fmt;
+use std::io;
+
+use halite_mem::OpenError;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::greeting::BadGreeting;
+use super::socket::ReceiveError;
+
+/// Why a connection does not come about, or ends.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The peer is gone, misbehaves, or says why it will not.
+    Peer(String),
+    /// We lack what it takes.
+    Ours(String),
+}
+
+impl Trouble {
+    pub(super) fn is_ours(&self) -> bool {
+        matches!(self, Trouble::Ours(_))
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Trouble::Peer(reason) | Trouble::Ours(reason)) = self;
+        f.write_str(reason)
+    }
+}
+
+impl From<String> for Trouble {
+    fn from(reason: String) -> Trouble {
+        Trouble::Peer(reason)
+    }
+}
+
+impl From<&str> for Trouble {
+    fn from(reason: &str) -> Trouble {
+        Trouble::Peer(reason.to_owned())
+    }
+}
+
+impl From<BadGreeting> for Trouble {
+    fn from(error: BadGreeting) -> Trouble {
+        let lack = match &error {
+            BadGreeting::Mailbox(OpenError::Io(error)) | BadGreeting::Ring(OpenError::Io(error)) => of(error),
+            BadGreeting::Io(error) => of(error),
+            _ => None,
+        };
+        lack.map_or_else(|| Trouble::Peer(error.to_string()), Trouble::Ours)
+    }
+}
+
+impl From<OpenError> for Trouble {
+    fn from(error: OpenError) -> Trouble {
+        let lack = if let OpenError::Io(error) = &error { of(error) } else { None };
+        lack.map_or_else(|| Trouble::Peer(error.to_string()), Trouble::Ours)
+    }
+}
+
+impl From<ReceiveError> for Trouble {
+    fn from(error: ReceiveError) -> Trouble {
+        Trouble::Peer(error.to_string())
+    }
+}
+
+/// What this process lacks, if that is why the system refused.
+pub(super) fn of(error: &io::Error) -> Option<String> {
+    match Errno::from_io_error(error)? {
+        Errno::NOMEM => Some(match getrlimit(Resource::As).current {
+            Some(bytes) => {
+                format!("it has no addresses left: its limit (`ulimit -v`) is {} KiB", bytes >> 10)
+            }
+            None => "the system has no memory left for it, or no more mappings (`sysctl vm.max_map_count`)"
+                .to_owned(),
+        }),
+        Errno::MFILE => Some(descriptors()),
+        Errno::NFILE => Some("the system has no descriptors left (`sysctl fs.file-max`)".to_owned()),
+        // A process that locks all that it maps.
+        Errno::AGAIN => Some(match getrlimit(Resource::Memlock).current {
+            Some(bytes) => {
+                format!("it may lock no more memory: its limit (`ulimit -l`) is {} KiB", bytes >> 10)
+            }
+            None => "it may lock no more memory".to_owned(),
+        }),
+        _ => None,
+    }
+}
+
+/// What a process lacks that can be given no more descriptors.
+pub(super) fn descriptors() -> String {
+    match getrlimit(Resource::Nofile).current {
+        Some(most) => format!("it has no descriptors left: its limit (`ulimit -n`) is {most}"),
+        None => "the system has no descriptors left for it".to_owned(),
+    }
+}
