@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  DIR (0700)
-//!    halite-cluster       says that the directory is ours; made first, and never removed by us
+//!    halite-cluster       says that the directory is ours; made first, and never removed by us; held while a cluster is
+//!                         started
 //!    join.lock            held while a node joins, so that no two miss each other
 //!    next-number          the number of the next node that has none of its own
 //!    node-3.lock          held while node 3 lives; "PID INCARNATION"
@@ -63,6 +64,10 @@ pub struct ClusterDir {
     dir: Arc<PrivateDir>,
 }
 
+/// Held by whoever starts a cluster, so that no other takes its first files for an earlier cluster's.
+#[derive(Debug)]
+pub struct Starting(#[allow(dead_code, reason = "it is held")] NameLock);
+
 /// The nodes that are in `dir`, and those that died there and were not replaced or cleaned up, in order.
 /// A directory that does not exist, or is empty, has none.
 pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
@@ -106,6 +111,13 @@ impl ClusterDir {
         // It is there, and that is what counts.
         let _ = marker.write_all(MARKER_TEXT.as_bytes());
         Ok(ClusterDir { dir: Arc::new(dir) })
+    }
+
+    /// Keeps others from starting a cluster here until the result is dropped.
+    pub fn start(&self) -> Result<Starting, ClusterDirError> {
+        // The marker is there as long as the directory, and nobody else locks it.
+        let lock = NameLock::take(&self.dir, MARKER, Create::No)?;
+        lock.map(Starting).ok_or_else(|| ClusterDirError::Starting { dir: self.path().to_owned() })
     }
 
     /// Where it is.

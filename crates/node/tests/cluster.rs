@@ -2,6 +2,9 @@
 
 mod support;
 
+use std::os::unix::fs::MetadataExt;
+use std::process::Stdio;
+
 use rustix::process::Signal;
 use support::{MARKER, Process, Running, Scratch};
 
@@ -34,6 +37,31 @@ fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_its_logs() {
     scratch.ok("down");
     let _up = scratch.up(1);
     assert_eq!(logs(), 0);
+}
+
+#[test]
+fn of_many_that_start_a_cluster_at_once_one_does_and_keeps_its_logs() {
+    let scratch = Scratch::new("at-once");
+    for _ in 0..5 {
+        let up = || scratch.command("up --nodes 2 --arena 64M --detach");
+        let started: Vec<_> =
+            (0..6).map(|_| up().stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()).collect();
+        let outputs: Vec<_> = started.into_iter().map(|up| up.wait_with_output().unwrap()).collect();
+        let (done, refused): (Vec<_>, Vec<_>) = outputs.iter().partition(|output| output.status.success());
+        assert_eq!(done.len(), 1);
+        for output in refused {
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            let is_expected =
+                complaint.contains("is starting a cluster") || complaint.contains("is running in");
+            assert!(is_expected, "{complaint}");
+        }
+        for node in [0, 1] {
+            let stderr = std::fs::metadata(format!("/proc/{}/fd/2", scratch.pid(node))).unwrap();
+            let log = std::fs::metadata(scratch.cluster().join(format!("logs/node-{node}.log"))).unwrap();
+            assert_eq!(stderr.ino(), log.ino(), "node {node} writes to its log");
+        }
+        scratch.ok("down");
+    }
 }
 
 #[test]

@@ -25,6 +25,12 @@ pub enum ClusterDirError {
         /// The directory.
         dir: PathBuf,
     },
+    /// Somebody else is starting a cluster there in this moment.
+    #[error("another process is starting a cluster in {}", dir.display())]
+    Starting {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// The directory is not private, or something in it is not what it should be, or cannot be read.
     #[error(transparent)]
     Dir(#[from] DirError),

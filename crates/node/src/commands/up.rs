@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use halite::cluster_dir::ClusterDir;
+use halite::cluster_dir::{ClusterDir, Starting};
 use halite::{Config, EPHEMERAL_NODE_MIN};
 
 use super::down::{applications, remove_residue};
@@ -27,11 +27,12 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     output::standard_output()?;
     Config { arena_bytes: args.arena.0, ..Config::default() }.check()?;
     limits::check_descriptors(args.nodes)?;
-    let dir = prepare(dir)?;
+    let (dir, starting) = prepare(dir)?;
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
     let plan = Plan { dir: dir.clone(), arena_bytes: args.arena.0, lifetime, log };
     let mut cluster = Cluster { nodes: Vec::new() };
     cluster.start(&plan, args.nodes)?;
+    drop(starting);
     let path = std::path::absolute(dir.path())?;
     output::print(&cluster.table(args).to_string())?;
     if args.detach {
@@ -46,10 +47,12 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     verdict
 }
 
-/// Makes sure that `path` is a directory of ours where no cluster runs, and forgets the one that was there.
-fn prepare(path: &Path) -> anyhow::Result<ClusterDir> {
+/// Makes sure that `path` is a directory of ours where no cluster runs or is being started, and forgets the one that was
+/// there.
+fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
     let failed = || format!("cannot use {} as the directory of a cluster", path.display());
     let dir = ClusterDir::found(path).with_context(failed)?;
+    let starting = dir.start().with_context(failed)?;
     let running: Vec<String> = (dir.nodes().with_context(failed)?.into_iter())
         .filter(|node| node.alive && node.node.0 < EPHEMERAL_NODE_MIN)
         .map(|node| format!("node {} is process {}", node.node, node.pid))
@@ -66,7 +69,7 @@ fn prepare(path: &Path) -> anyhow::Result<ClusterDir> {
         bail!("{applications} in {0}: end them, or let `halite down --all --dir {0}` do it", path.display());
     }
     dir.clean().and_then(|()| dir.clean_logs()).with_context(failed)?;
-    Ok(dir)
+    Ok((dir, starting))
 }
 
 /// The nodes that run under this process.  Dropping it stops them.
