@@ -374,7 +374,9 @@ pub enum AccessCause {
         owner: NodeId,
     },
     /// This node cannot register the memory that such an access goes through.
-    #[error("no staging memory could be registered; see the limits on memory and open files")]
+    #[error(
+        "no staging memory could be registered; see the limits on memory, open files and their size (`ulimit -v -n -f`)"
+    )]
     NoStaging,
 }
 
@@ -470,7 +472,9 @@ pub enum JoinError {
         limit: String,
     },
     /// The system has no memory for what calls need.
-    #[error("cannot join: no memory could be registered; see the limits on memory and open files")]
+    #[error(
+        "cannot join: no memory could be registered; see the limits on memory, open files and their size (`ulimit -v -n -f`)"
+    )]
     NoMemory,
     /// The configuration cannot be used.
     #[error("cannot join: {0}")]

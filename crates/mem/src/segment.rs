@@ -11,6 +11,7 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 
 use crate::window::{OutOfBounds, Window};
 
@@ -84,9 +85,14 @@ impl Segment {
     /// Creates a segment of `len` bytes, all zero; `name` shows up in `/proc/PID/maps`.
     ///
     /// Memory is taken from the system only as it is touched.  The size is sealed, so that no peer who is
-    /// given [`Segment::fd`] can truncate it.  Fails if `len` is zero or the system refuses.
+    /// given [`Segment::fd`] can truncate it.  Fails if `len` is zero, the system refuses, or the process may make no files
+    /// of this length (`ulimit -f`).
     pub fn create(name: &str, len: u64, pages: PagePolicy) -> io::Result<Arc<Segment>> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Asked before: the system would not refuse, but end the process by a signal.
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
+            return Err(Errno::FBIG.into());
+        }
         let fd = rustix::fs::memfd_create(name, flags)?;
         rustix::fs::ftruncate(&fd, len)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;

@@ -29,6 +29,7 @@ pub use bytes::{ByteCount, ByteCountError};
 /// Runs the program: reads the command line and the environment, does what they say, and returns the exit
 /// status: 0 for success, 1 for failure, 2 for arguments that make no sense, 3 for a cluster that is not well.
 pub fn run() -> ExitCode {
+    signals::refuse_large_files();
     let arguments = args::parse();
     match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {
         Ok(status) => status,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 /// The signals by which people and supervisors ask for an orderly end.
@@ -52,6 +52,13 @@ impl Interrupted {
     pub fn status(&self) -> u8 {
         128 + self.signal as u8
     }
+}
+
+/// Has a file that becomes larger than this process may make one (`ulimit -f`) be an error, where it would end the process
+/// without a word.
+pub fn refuse_large_files() {
+    // Where this cannot be had, the process ends as others do.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
 /// Somebody who hears at once that the end is asked for, while the command waits for something else.

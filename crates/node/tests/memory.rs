@@ -114,7 +114,7 @@ fn a_command_that_lacks_addresses_or_descriptors_says_so_of_itself_and_leaves_no
     for descriptors in 12..48 {
         if let Some(complaint) = complaint_after(&scratch, &format!("ulimit -n {descriptors}"), &put) {
             let is_own =
-                ["Too many open files", "this process has not enough", "limits on memory and open files"];
+                ["Too many open files", "this process has not enough", "limits on memory, open files"];
             assert!(is_own.iter().any(|text| complaint.contains(text)), "{descriptors}: {complaint}");
             assert_eq!(scratch.ok("ls --json"), "", "{descriptors}: {complaint}");
             told += 1;
@@ -128,6 +128,25 @@ fn a_command_that_lacks_addresses_or_descriptors_says_so_of_itself_and_leaves_no
     }
     scratch.ok(&put);
     assert!(scratch.run("get five").stdout == bytes(5 << 20));
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_a_reason_and_no_sudden_end() {
+    let scratch = Scratch::new("file-size");
+    // In blocks of 512 bytes, as POSIX has it: enough to join, and not for an arena in one piece.
+    let _up = up_after(&scratch, "ulimit -f 140000", "--nodes 2 --arena 256M");
+    let content = bytes(100 << 20);
+    let from = scratch.write("from", &content);
+    scratch.ok(&format!("put region {} --node 1", from.display()));
+    assert!(scratch.run("get region").stdout == content);
+    let complaint = complaint_after(&scratch, "ulimit -f 1", "get region").expect("nothing fits");
+    assert!(complaint.contains("ulimit -v -n -f"), "{complaint}");
+    let to = scratch.file("to");
+    let complaint = complaint_after(&scratch, "ulimit -f 140000", &format!("get region -o {}", to.display()));
+    let complaint = complaint.expect("the file is larger");
+    assert!(complaint.contains("cannot write to") && complaint.contains("File too large"), "{complaint}");
+    assert!(!to.exists());
+    assert_eq!(scratch.states(), ["alive", "alive"]);
 }
 
 #[test]

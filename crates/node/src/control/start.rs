@@ -56,7 +56,7 @@ pub struct NodeProcess {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The process could not be made.
-    #[error("cannot start node {id}: {source}")]
+    #[error("cannot start node {id}")]
     Spawn {
         /// Which node.
         id: u32,
@@ -64,7 +64,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The process has nowhere to write to.
-    #[error("cannot start node {id}: {source}")]
+    #[error("cannot start node {id}")]
     Log {
         /// Which node.
         id: u32,

@@ -80,6 +80,13 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
             None => "the system has no memory left for it, or no more mappings (`sysctl vm.max_map_count`)"
                 .to_owned(),
         }),
+        Errno::FBIG => Some(match getrlimit(Resource::Fsize).current {
+            Some(bytes) => format!(
+                "it may make no larger segments: its limit on files (`ulimit -f`) is {} KiB",
+                bytes >> 10
+            ),
+            None => "it may make no larger segments".to_owned(),
+        }),
         Errno::MFILE => Some(descriptors()),
         Errno::NFILE => Some("the system has no descriptors left (`sysctl fs.file-max`)".to_owned()),
         // A process that locks all that it maps.
