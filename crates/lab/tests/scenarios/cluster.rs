@@ -94,7 +94,8 @@ impl Process {
     pub fn start(name: &str) -> Process {
         let program = std::env::current_exe().expect("this program has a path");
         let mut child = Command::new(program)
-            .args(["--exact", "node_process", "--ignored", "--nocapture"])
+            // With one thread, the harness would write the test's name into the line of the first answer.
+            .args(["--exact", "node_process", "--ignored", "--nocapture", "--test-threads=2"])
             .env(PARENT, std::process::id().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
