@@ -457,7 +457,7 @@ impl Engine {
 
     /// Whether a node of that number is or was in the cluster: there is always a first one.
     pub fn knows(&self, node: NodeId) -> bool {
-        node == NodeId::FIRST || self.members.all().any(|member| member.life.node == node)
+        node == NodeId::FIRST || self.members.knows(node)
     }
 
     fn answer(&mut self, asker: Asker, body: Result<Reply, Refusal>) {

@@ -89,6 +89,8 @@ struct Known {
 #[derive(Debug, Default)]
 pub struct Members {
     known: BTreeMap<NodeId, Known>,
+    /// The highest number of those that come and go.  They rise, so that all below were given out before.
+    passing_max: Option<NodeId>,
     peers: BTreeMap<PeerId, Peer>,
     by_node: BTreeMap<NodeId, PeerId>,
     /// Dead, but perhaps still able to touch memory here.
@@ -115,7 +117,15 @@ impl Members {
             state: NodeState::Alive,
             loss: None,
         };
-        self.known.insert(hello.life.node, Known { member, parting: None });
+        self.note(Known { member, parting: None });
+    }
+
+    fn note(&mut self, known: Known) {
+        let node = known.member.life.node;
+        if node.is_ephemeral() {
+            self.passing_max = self.passing_max.max(Some(node));
+        }
+        self.known.insert(node, known);
     }
 
     /// Notes what the directory remembers of nodes that are not connected here: of those that it has forgotten, nothing.
@@ -124,13 +134,15 @@ impl Members {
         let by_node = &self.by_node;
         let is_here = |node: &NodeId| *node == me || by_node.contains_key(node);
         self.known.retain(|node, _| is_here(node) || told.contains(node));
-        for member in members.into_iter().filter(|member| !is_here(&member.life.node)) {
+        let elsewhere: Vec<Member> =
+            members.into_iter().filter(|member| !is_here(&member.life.node)).collect();
+        for member in elsewhere {
             // Who is dead here may not be so for others, yet is of no use here.
             let is_news =
                 |known: &Known| known.member.life != member.life || member.state != NodeState::Alive;
             if self.known.get(&member.life.node).is_none_or(is_news) {
                 let parting = member.loss.map(|loss| Parting::of(loss, now_ns));
-                self.known.insert(member.life.node, Known { member, parting });
+                self.note(Known { member, parting });
             }
         }
     }
@@ -150,8 +162,9 @@ impl Members {
         if let Some(known) = self.known_mut(gone.life) {
             known.member.state = state;
             known.parting = Some(parting);
-            // Nodes without memory come and go with every command; nobody misses them.
-            if known.member.bytes_total == 0 {
+            // Nodes without memory come and go with every command; nobody misses them.  Nor does anybody wait for one whose
+            // number is never given out again.
+            if known.member.bytes_total == 0 || gone.life.node.is_ephemeral() {
                 self.known.remove(&gone.life.node);
             }
         }
@@ -184,6 +197,11 @@ impl Members {
         let zombie = self.zombies.get_mut(&peer)?;
         zombie.killed = true;
         Some((zombie.life, zombie.pid))
+    }
+
+    /// Whether a node of that number is or was in the cluster, as far as that is remembered.
+    pub fn knows(&self, node: NodeId) -> bool {
+        self.known.contains_key(&node) || node.is_ephemeral() && Some(node) <= self.passing_max
     }
 
     /// Forgets a node that does not live; whether it was known.

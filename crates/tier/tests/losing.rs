@@ -191,6 +191,30 @@ fn a_dead_node_is_shown_until_it_is_forgotten_and_then_by_nobody() {
 }
 
 #[test]
+fn applications_that_came_and_went_are_remembered_for_their_regions_only() {
+    const CAME: u32 = 20;
+    let mut cluster = Cluster::of(2);
+    for number in 0..CAME {
+        let passing = cluster.add(1000 + number, 1 << 20);
+        cluster.alloc(passing, &format!("salt {number:02}"), CHUNK_BYTES, Placement::Local);
+        cluster.kill(passing);
+        cluster.run();
+    }
+    // Who knows 1020 knows that all numbers below were given out.
+    let late = cluster.add(1000 + CAME, 0);
+    for host in [0, 1, late] {
+        let nodes: Vec<u32> = status(&mut cluster, host).iter().map(|status| status.node.0).collect();
+        assert_eq!(nodes, [0, 1, 1000 + CAME], "as host {host} sees it");
+        let knows = |node: u32| cluster.hosts[host].engine.knows(NodeId(node));
+        assert_eq!([1000, 1000 + CAME, 1001 + CAME, 77].map(knows), [true, true, false, false]);
+    }
+    assert_eq!(lost_names(&mut cluster, late).len(), CAME as usize);
+    assert_eq!(cluster.command(late, Command::ForgetNode(NodeId(1003))), Ok(Outcome::Done));
+    assert_eq!(refusal(&mut cluster, late, "salt 03"), Refusal::NotFound);
+    assert_eq!(loss(&mut cluster, late, "salt 04").0.node, NodeId(1004));
+}
+
+#[test]
 fn locks_are_not_lost_but_made_anew() {
     let mut cluster = Cluster::of(2);
     let service = halite_tier::names::Service::Lock;

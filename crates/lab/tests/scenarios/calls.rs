@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use halite::blocking::Session;
-use halite::{CallCause, Function, NodeId, ReplyCause, ServeOptions};
+use halite::{CallCause, CallError, Function, NodeId, ReplyCause, ServeOptions};
 
 use super::cluster::{Cluster, NEWS, PATIENCE, Process};
 use super::coming_and_going::{private, settled};
@@ -99,6 +99,66 @@ fn a_call_ends_with_its_server_before_and_during_the_handler() {
         next.order("serve 7 echo");
         assert_eq!(call(&node.blocking_session(), 2, 7, 100_000), Ok(()));
     }
+}
+
+/// A process that has joined without a number, and serves; and which number it was given.
+fn application(cluster: &Cluster, how: &str) -> (Process, u32) {
+    let mut process = Process::start("application");
+    process.order(&cluster.join_line("any"));
+    process.order(&format!("serve 7 {how}"));
+    let node = process.ask("id").parse().expect("a number");
+    (process, node)
+}
+
+/// A call that is taken and held by `server`, which is then killed.
+fn call_and_kill(session: &Session, server: &mut Process, node: u32) -> CallError {
+    thread::scope(|scope| {
+        let caller = scope.spawn(|| session.call(NodeId(node), FUNCTION, b"", PATIENCE));
+        assert_eq!(server.news(), "taken");
+        server.kill();
+        caller.join().expect("no panic").expect_err("nobody answers")
+    })
+}
+
+#[test]
+fn a_call_that_is_tried_again_after_its_application_was_killed_reaches_no_stranger() {
+    let cluster = Cluster::new();
+    let node = cluster.join(0);
+    let session = node.blocking_session();
+    let mut strangers = Vec::new();
+    for _ in 0..3 {
+        let (mut server, number) = application(&cluster, "hold");
+        let ended = call_and_kill(&session, &mut server, number);
+        assert_eq!((ended.cause, ended.may_have_run), (CallCause::PeerDown, true), "{ended}");
+        // Whoever joins now would answer.
+        strangers.push(application(&cluster, "echo"));
+        for (_, stranger) in &strangers {
+            assert_ne!(*stranger, number);
+            assert_eq!(call(&session, *stranger, 7, 100), Ok(()));
+        }
+        let again = session.call(NodeId(number), FUNCTION, b"", PATIENCE).expect_err("nobody is there");
+        assert_eq!((again.cause, again.may_have_run), (CallCause::PeerDown, false), "{again}");
+    }
+}
+
+#[test]
+fn a_call_ends_with_the_life_that_it_was_sent_to_and_the_next_is_that_of_who_has_the_number_now() {
+    let cluster = Cluster::new();
+    let node = cluster.join(0);
+    let session = node.blocking_session();
+    let mut server = cluster.start(1);
+    server.order("serve 7 hold");
+    let ended = call_and_kill(&session, &mut server, 1);
+    assert_eq!((ended.cause, ended.may_have_run), (CallCause::PeerDown, true), "{ended}");
+    let call_again = || session.call(SERVER, FUNCTION, b"", PATIENCE);
+    let gone = call_again().expect_err("nobody is there");
+    assert_eq!((gone.cause, gone.may_have_run), (CallCause::PeerDown, false), "{gone}");
+    // The same number, another life, which has not begun to serve.
+    let mut next = cluster.start(1);
+    let anew = call_again().expect_err("nobody serves");
+    assert_eq!((anew.cause, anew.may_have_run), (CallCause::UnknownFunction, false), "{anew}");
+    next.order("serve 7 echo");
+    assert_eq!(call_again(), Ok(Vec::new()));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //!   flood NAME LEN, gulp NAME LEN    write or read again and again; the news is `NAME begun`, `NAME ended CAUSE`
 //!   lock NAME    unlock NAME    await NAME (as lock, with the answer as news)
 //!   serve FUNCTION echo|hold|leave    call NODE FUNCTION LEN    burst NODE FUNCTION    see `calls.rs`
+//!   id       the number of its node
 //!   held     file descriptors, shared mappings of memory, threads
 //!   private  bytes of private memory
 //! ```
@@ -109,6 +110,7 @@ impl Player {
             ["burst", node, function] => {
                 Ok(calls::burst(self.session(), number(node) as u32, number(function) as u32))
             }
+            ["id"] => Ok(self.node.as_ref().expect("the story lets it join first").id().to_string()),
             ["held"] => held(),
             ["private"] => private(),
             _ => panic!("no such order: {line:?}"),
