@@ -3,155 +3,111 @@
 //! What loads and stores reach is copied on the caller's own thread, without waiting.  The rest waits here: for a
 //! region that is changing, or for the completion of what had to be posted.
 
-use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, Status, WorkRequest};
-use halite_tier::access::{Blocked, DataPath, SlotRef, WORD_BYTES};
-use halite_tier::ids::{NodeLife, SessionId};
+use halite_fabric::{PeerId, Status};
+use halite_tier::access::{Blocked, WORD_BYTES};
+use halite_tier::ids::NodeLife;
 use halite_tier::permissions::Permissions;
 
-use crate::error::{AccessCause, AccessError};
-use crate::posted::{Operation as PostedOperation, SLICE_BYTES_MAX, Staged};
-use crate::session::{Inner, Lh};
+use crate::error::{AccessCause, AccessError, BatchError};
+use crate::posted::{Cursor, Failed, Stop, Transfer};
+use crate::session::{Inner, Lh, ReadOp, WriteOp};
 
-/// One direction of copying.
-pub(crate) trait Transfer {
-    /// What it is called in errors.
+/// Reads, in order.
+pub(crate) struct Reads<'r, 'b> {
+    inner: &'r Inner,
+    ops: &'r mut [ReadOp<'b>],
+}
+
+/// Writes, in order.
+pub(crate) struct Writes<'w, 'b> {
+    inner: &'w Inner,
+    ops: &'w [WriteOp<'b>],
+}
+
+/// Accesses of a session to its regions.
+trait Accesses: Transfer {
+    /// What they are called in errors.
     const OPERATION: &'static str;
-    /// What the caller must be permitted.
-    const WANTED: Permissions;
 
-    /// How many bytes are to be copied.
-    fn len(&self) -> usize;
-
-    /// Copies some bytes from `done` on; `offset` is where those are in the region.
-    fn step(
-        &mut self,
-        path: &DataPath,
-        session: SessionId,
-        slot: SlotRef,
-        offset: u64,
-        done: usize,
-    ) -> Result<usize, Blocked>;
-
-    /// What is posted to copy `len` bytes from `done` on, through `staged` unless that is `None`.
-    fn request(
-        &self,
-        remote: RemoteAddress,
-        staged: Option<&Staged<'_>>,
-        done: usize,
-        len: usize,
-    ) -> Operation<'_>;
-
-    /// Whether `len` bytes need staging memory on a fabric that takes `inline_bytes_max` without.
-    fn needs_staging(&self, len: usize, inline_bytes_max: usize) -> bool;
-
-    /// What was posted has landed.
-    fn land(&mut self, staged: Option<&Staged<'_>>, done: usize, len: usize);
+    /// The handle and the offset of one of them.
+    fn place(&self, index: usize) -> (Lh, u64);
 }
 
-/// From a region.
-pub(crate) struct Reading<'a>(pub(crate) &'a mut [u8]);
+impl Transfer for Reads<'_, '_> {
+    fn count(&self) -> usize {
+        self.ops.len()
+    }
 
-/// To a region.
-pub(crate) struct Writing<'a>(pub(crate) &'a [u8]);
+    fn len(&self, index: usize) -> usize {
+        self.ops[index].into.len()
+    }
 
-impl Transfer for Reading<'_> {
+    fn step(&mut self, at: Cursor) -> Result<usize, Blocked> {
+        let ReadOp { lh, offset, into } = &mut self.ops[at.index];
+        // The sum cannot overflow: bytes were copied there already, or nothing is added.
+        let offset = *offset + at.done as u64;
+        self.inner.path.read(self.inner.id, lh.slot, offset, &mut into[at.done..])
+    }
+
+    fn locate(&self, at: Cursor) -> Result<usize, Blocked> {
+        let ReadOp { lh, offset, into } = &self.ops[at.index];
+        let len = (into.len() - at.done) as u64;
+        self.inner.path.locate(self.inner.id, lh.slot, Permissions::READ, offset + at.done as u64, len)
+    }
+
+    fn source(&self, _: Cursor, _: usize) -> Option<&[u8]> {
+        None
+    }
+
+    fn target(&mut self, at: Cursor, len: usize) -> Option<&mut [u8]> {
+        Some(&mut self.ops[at.index].into[at.done..at.done + len])
+    }
+}
+
+impl Transfer for Writes<'_, '_> {
+    fn count(&self) -> usize {
+        self.ops.len()
+    }
+
+    fn len(&self, index: usize) -> usize {
+        self.ops[index].from.len()
+    }
+
+    fn step(&mut self, at: Cursor) -> Result<usize, Blocked> {
+        let WriteOp { lh, offset, from } = &self.ops[at.index];
+        // As in reading.
+        self.inner.path.write(self.inner.id, lh.slot, offset + at.done as u64, &from[at.done..])
+    }
+
+    fn locate(&self, at: Cursor) -> Result<usize, Blocked> {
+        let WriteOp { lh, offset, from } = &self.ops[at.index];
+        let len = (from.len() - at.done) as u64;
+        self.inner.path.locate(self.inner.id, lh.slot, Permissions::WRITE, offset + at.done as u64, len)
+    }
+
+    fn source(&self, at: Cursor, len: usize) -> Option<&[u8]> {
+        Some(&self.ops[at.index].from[at.done..at.done + len])
+    }
+
+    fn target(&mut self, _: Cursor, _: usize) -> Option<&mut [u8]> {
+        None
+    }
+}
+
+impl Accesses for Reads<'_, '_> {
     const OPERATION: &'static str = "read";
-    const WANTED: Permissions = Permissions::READ;
 
-    #[inline]
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    #[inline]
-    fn step(
-        &mut self,
-        path: &DataPath,
-        session: SessionId,
-        slot: SlotRef,
-        offset: u64,
-        done: usize,
-    ) -> Result<usize, Blocked> {
-        path.read(session, slot, offset, &mut self.0[done..])
-    }
-
-    fn request(
-        &self,
-        remote: RemoteAddress,
-        staged: Option<&Staged<'_>>,
-        _: usize,
-        len: usize,
-    ) -> Operation<'_> {
-        let staged = staged.expect("reads land in staging memory");
-        Operation::Read { local: staged.local(len as u64), remote }
-    }
-
-    fn needs_staging(&self, _: usize, _: usize) -> bool {
-        true
-    }
-
-    fn land(&mut self, staged: Option<&Staged<'_>>, done: usize, len: usize) {
-        let staged = staged.expect("reads land in staging memory");
-        staged.window().read(0, &mut self.0[done..done + len]).expect("as long as the slot");
+    fn place(&self, index: usize) -> (Lh, u64) {
+        (self.ops[index].lh, self.ops[index].offset)
     }
 }
 
-impl Transfer for Writing<'_> {
+impl Accesses for Writes<'_, '_> {
     const OPERATION: &'static str = "write";
-    const WANTED: Permissions = Permissions::WRITE;
 
-    #[inline]
-    fn len(&self) -> usize {
-        self.0.len()
+    fn place(&self, index: usize) -> (Lh, u64) {
+        (self.ops[index].lh, self.ops[index].offset)
     }
-
-    #[inline]
-    fn step(
-        &mut self,
-        path: &DataPath,
-        session: SessionId,
-        slot: SlotRef,
-        offset: u64,
-        done: usize,
-    ) -> Result<usize, Blocked> {
-        path.write(session, slot, offset, &self.0[done..])
-    }
-
-    fn request(
-        &self,
-        remote: RemoteAddress,
-        staged: Option<&Staged<'_>>,
-        done: usize,
-        len: usize,
-    ) -> Operation<'_> {
-        let source = &self.0[done..done + len];
-        let local = match staged {
-            None => Local::Inline(source),
-            Some(staged) => {
-                staged.window().write(0, source).expect("as long as the slot");
-                staged.local(len as u64)
-            }
-        };
-        Operation::Write { local, remote }
-    }
-
-    fn needs_staging(&self, len: usize, inline_bytes_max: usize) -> bool {
-        len > inline_bytes_max
-    }
-
-    fn land(&mut self, _: Option<&Staged<'_>>, _: usize, _: usize) {}
-}
-
-/// What became of the attempt to post a part.
-pub(crate) enum Attempt<'p> {
-    /// It is under way.
-    Posted { peer: PeerId, len: usize, operation: PostedOperation<'p> },
-    /// The place has changed; look again.
-    Again,
-    /// The queue is full.
-    Full,
-    /// The peer's connection is down.
-    Unreachable(PeerId),
 }
 
 /// Why an access ended, and whether the part of it that was under way may have been done.
@@ -168,64 +124,80 @@ impl From<AccessCause> for Stopped {
 }
 
 impl Inner {
-    /// Copies all that can be copied without waiting.  The caller has checked whose the handle is.
-    #[inline]
-    pub(crate) fn copy<T: Transfer>(
+    /// Makes the read whose first `done` bytes are there already.
+    pub(crate) async fn read(
         &self,
-        transfer: &mut T,
         lh: Lh,
         offset: u64,
-        done: &mut usize,
-    ) -> Result<(), Blocked> {
-        loop {
-            // The sum cannot overflow: bytes were copied there already, or nothing is added.
-            *done += transfer.step(&self.path, self.id, lh.slot, offset + *done as u64, *done)?;
-            if *done == transfer.len() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Copies what is missing, waiting where it must.
-    pub(crate) async fn finish<T: Transfer>(
-        &self,
-        mut transfer: T,
-        lh: Lh,
-        offset: u64,
-        mut done: usize,
+        into: &mut [u8],
+        done: usize,
     ) -> Result<(), AccessError> {
-        let len = transfer.len() as u64;
-        self.finish_from(&mut transfer, lh, offset, &mut done).await.map_err(|stopped| {
-            let error = self.access_error(T::OPERATION, lh, offset, len, stopped.cause);
-            AccessError { partly: done > 0 || stopped.maybe_done, ..error }
-        })
+        let ops = &mut [ReadOp { lh, offset, into }];
+        self.read_from(ops, done).await.map_err(|error| error.source)
     }
 
-    async fn finish_from<T: Transfer>(
+    /// Makes the write whose first `done` bytes are there already.
+    pub(crate) async fn write(
         &self,
-        transfer: &mut T,
         lh: Lh,
         offset: u64,
-        done: &mut usize,
-    ) -> Result<(), Stopped> {
-        if !self.owns(lh) {
-            return Err(AccessCause::ForeignHandle.into());
-        }
-        loop {
-            // Read before the attempt, so that a change during it is not missed.
-            let seen = self.core.ground.changes.count();
-            match self.copy(transfer, lh, offset, done) {
-                Ok(()) => return Ok(()),
-                Err(Blocked::Changing) => self.wait_for_change(seen).await?,
-                Err(Blocked::Post { len, .. }) => {
-                    let len = len.min(SLICE_BYTES_MAX as u64) as usize;
-                    *done += self.transfer_posted(transfer, lh, offset, *done, len).await?;
-                    if *done == transfer.len() {
-                        return Ok(());
-                    }
-                }
-                Err(blocked) => return Err(self.cause_of(blocked, offset, transfer.len() as u64).into()),
+        from: &[u8],
+        done: usize,
+    ) -> Result<(), AccessError> {
+        self.write_from(&[WriteOp { lh, offset, from }], done).await.map_err(|error| error.source)
+    }
+
+    /// Makes reads, of whose first one `done` bytes are there already.
+    pub(crate) async fn read_from(&self, ops: &mut [ReadOp<'_>], done: usize) -> Result<(), BatchError> {
+        let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
+        self.make(Reads { inner: self, ops: &mut ops[..own] }, done).await?;
+        match ops.get(own) {
+            None => Ok(()),
+            Some(ReadOp { lh, offset, into }) => {
+                Err(self.foreign(Reads::OPERATION, own, *lh, *offset, into.len()))
             }
+        }
+    }
+
+    /// Makes writes, of whose first one `done` bytes are there already.
+    pub(crate) async fn write_from(&self, ops: &[WriteOp<'_>], done: usize) -> Result<(), BatchError> {
+        let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
+        self.make(Writes { inner: self, ops: &ops[..own] }, done).await?;
+        match ops.get(own) {
+            None => Ok(()),
+            Some(WriteOp { lh, offset, from }) => {
+                Err(self.foreign(Writes::OPERATION, own, *lh, *offset, from.len()))
+            }
+        }
+    }
+
+    async fn make<A: Accesses>(&self, mut accesses: A, done: usize) -> Result<(), BatchError> {
+        let carried = self.core.carry(&mut accesses, Cursor { index: 0, done }).await;
+        carried.map_err(|failed| self.batch_error(&accesses, failed))
+    }
+
+    #[cold]
+    fn foreign(&self, operation: &'static str, index: usize, lh: Lh, offset: u64, len: usize) -> BatchError {
+        let source = self.access_error(operation, lh, offset, len as u64, AccessCause::ForeignHandle);
+        BatchError { index, source }
+    }
+
+    #[cold]
+    fn batch_error<A: Accesses>(&self, accesses: &A, Failed { index, stop, partly }: Failed) -> BatchError {
+        let ((lh, offset), len) = (accesses.place(index), accesses.len(index) as u64);
+        let Stopped { cause, maybe_done } = self.stopped(stop, offset, len);
+        let source = self.access_error(A::OPERATION, lh, offset, len, cause);
+        BatchError { index, source: AccessError { partly: partly || maybe_done, ..source } }
+    }
+
+    /// What it means for an access to `len` bytes from `offset` on.
+    pub(crate) fn stopped(&self, stop: Stop, offset: u64, len: u64) -> Stopped {
+        match stop {
+            Stop::Blocked(blocked) => self.cause_of(blocked, offset, len).into(),
+            Stop::Status(peer, status) => self.stopped_by(peer, status),
+            Stop::Unreachable(peer) => self.cause_of_peer(peer).into(),
+            Stop::NoStaging => AccessCause::NoStaging.into(),
+            Stop::Closed => AccessCause::NodeClosed.into(),
         }
     }
 
@@ -260,88 +232,10 @@ impl Inner {
         Ok(())
     }
 
-    /// Copies up to `len` bytes from `done` on by posting; returns how many it were.
-    async fn transfer_posted<T: Transfer>(
-        &self,
-        transfer: &mut T,
-        lh: Lh,
-        offset: u64,
-        done: usize,
-        len: usize,
-    ) -> Result<usize, Stopped> {
-        let ground = &self.core.ground;
-        // The slot comes first, since nothing may wait between the look-up and the post.
-        let staged = match transfer.needs_staging(len, ground.fabric.capabilities().inline_bytes_max) {
-            true => {
-                let staged = ground.posted.stage(&*ground.fabric, len).await;
-                Some(staged.map_err(|_| AccessCause::NoStaging)?)
-            }
-            false => None,
-        };
-        let seen = ground.posted.progress_count();
-        match self.try_post(transfer, staged.as_ref(), lh, offset, done, len) {
-            Attempt::Posted { peer, len, operation } => {
-                let (ended, staged) = operation.posted(staged).await;
-                self.check_status(peer, ended.status)?;
-                transfer.land(staged.as_ref(), done, len);
-                Ok(len)
-            }
-            Attempt::Again => Ok(0),
-            Attempt::Full => Ok(self.wait_for_room(seen).await.map(|()| 0)?),
-            Attempt::Unreachable(peer) => Err(self.cause_of_peer(peer).into()),
-        }
-    }
-
-    /// The fabric's queue is full; `seen` is [`crate::posted::Posted::progress_count`] before it was tried.
-    pub(crate) async fn wait_for_room(&self, seen: u64) -> Result<(), AccessCause> {
-        if self.core.is_closed() {
-            return Err(AccessCause::NodeClosed);
-        }
-        self.core.with(|machine, now| machine.note_full(now));
-        self.core.ground.posted.progress_after(seen).await;
-        Ok(())
-    }
-
-    /// Looks the place up once more, under an operation that whoever changes it will wait for, and posts.
-    fn try_post<T: Transfer>(
-        &self,
-        transfer: &mut T,
-        staged: Option<&Staged<'_>>,
-        lh: Lh,
-        offset: u64,
-        done: usize,
-        len_max: usize,
-    ) -> Attempt<'_> {
-        let ground = &self.core.ground;
-        let operation = ground.posted.begin();
-        let found = transfer.step(&self.path, self.id, lh.slot, offset + done as u64, done);
-        let Err(Blocked::Post { peer, address, len }) = found else { return Attempt::Again };
-        let len = len.min(len_max as u64) as usize;
-        self.post(peer, operation, transfer.request(address, staged, done, len), len)
-    }
-
-    /// Posts what was looked up under `operation`.
-    pub(crate) fn post<'p>(
-        &self,
-        peer: PeerId,
-        operation: PostedOperation<'p>,
-        what: Operation<'_>,
-        len: usize,
-    ) -> Attempt<'p> {
-        let request = WorkRequest { id: operation.id(), operation: what, signalled: true, solicited: true };
-        match self.core.ground.fabric.post(peer, &[request]) {
-            Ok(()) => Attempt::Posted { peer, len, operation },
-            Err(error) => match error.cause {
-                PostCause::QueueFull => Attempt::Full,
-                PostCause::NotConnected => Attempt::Unreachable(peer),
-                PostCause::Malformed => unreachable!("requests keep to the fabric's limits"),
-            },
-        }
-    }
-
-    pub(crate) fn check_status(&self, peer: PeerId, status: Status) -> Result<(), Stopped> {
+    /// What the status of a request that failed means.
+    pub(crate) fn stopped_by(&self, peer: PeerId, status: Status) -> Stopped {
         let (cause, maybe_done) = match status {
-            Status::Success => return Ok(()),
+            Status::Success => unreachable!("it did not fail"),
             // The peer does not know the segment any more: it was given up between the look-up and the copy.
             Status::RemoteAccess => (AccessCause::Stale, false),
             Status::Unmapped => (self.cause_of_unmapped(peer), false),
@@ -350,7 +244,7 @@ impl Inner {
             // Others may reach the peer that we do not reach, and see what was done there.
             Status::PeerGone | Status::RetryExceeded => (self.cause_of_peer(peer), true),
         };
-        Err(Stopped { cause, maybe_done })
+        Stopped { cause, maybe_done }
     }
 
     #[cold]

@@ -3,10 +3,11 @@
 //! What loads and stores reach is changed on the caller's own thread.  The rest is posted.  An atomic is never
 //! repeated: one whose completion was lost fails, and has happened or not.
 
-use halite_fabric::{Operation, RemoteAddress};
+use halite_fabric::{Operation, PeerId, PostCause, RemoteAddress, Status, WorkRequest};
 use halite_tier::access::{Atomic, Blocked, WORD_BYTES};
+use halite_tier::permissions::Permissions;
 
-use crate::access::{Attempt, Stopped};
+use crate::access::Stopped;
 use crate::blocking;
 use crate::error::{AccessCause, AccessError};
 use crate::session::{Inner, Lh, Session};
@@ -92,8 +93,8 @@ impl Inner {
             match self.path.atomic(self.id, lh.slot, offset, atomic) {
                 Ok(old) => return Ok(old),
                 Err(Blocked::Changing) => self.wait_for_change(seen).await.map_err(failed)?,
-                Err(Blocked::Post { .. }) => {
-                    if let Some(old) = self.atomic_posted(lh, offset, atomic).await.map_err(stopped)? {
+                Err(Blocked::Post { peer, .. }) => {
+                    if let Some(old) = self.atomic_posted(peer, lh, offset, atomic).await.map_err(stopped)? {
                         return Ok(old);
                     }
                 }
@@ -102,26 +103,42 @@ impl Inner {
         }
     }
 
-    /// Changes a word by posting; `None` if nothing was posted and the place must be looked up again.
-    async fn atomic_posted(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<Option<u64>, Stopped> {
+    /// Changes a word of `peer` by posting; `None` if nothing was posted and the place must be looked up again.
+    async fn atomic_posted(
+        &self,
+        peer: PeerId,
+        lh: Lh,
+        offset: u64,
+        atomic: Atomic,
+    ) -> Result<Option<u64>, Stopped> {
         let ground = &self.core.ground;
         let seen = ground.posted.progress_count();
         // Begun before the place is looked up once more, so that whoever changes that will wait for it.
-        let operation = ground.posted.begin();
-        let (peer, address) = match self.path.atomic(self.id, lh.slot, offset, atomic) {
-            Ok(old) => return Ok(Some(old)),
-            Err(Blocked::Post { peer, address, .. }) => (peer, address),
-            Err(_) => return Ok(None),
+        let mut posted = ground.posted.begin(peer);
+        let place = self.path.locate(self.id, lh.slot, Permissions::ATOMIC, offset, WORD_BYTES);
+        let address = match place {
+            Err(Blocked::Post { peer: found, address, .. }) if found == peer => address,
+            _ => return Ok(None),
         };
-        match self.post(peer, operation, request(atomic, address), WORD_BYTES as usize) {
-            Attempt::Posted { peer, operation, .. } => {
-                let (ended, _) = operation.posted(None).await;
-                self.check_status(peer, ended.status)?;
-                Ok(Some(ended.old))
+        let operation = request(atomic, address);
+        let request = WorkRequest { id: posted.id(), operation, signalled: true, solicited: true };
+        match ground.fabric.post(peer, &[request]).map_err(|error| error.cause) {
+            Ok(()) => {
+                posted.set_posted();
+                let ended = posted.ended().await;
+                match ended.status {
+                    Status::Success => Ok(Some(ended.old)),
+                    status => Err(self.stopped_by(peer, status)),
+                }
             }
-            Attempt::Again => Ok(None),
-            Attempt::Full => Ok(self.wait_for_room(seen).await.map(|()| None)?),
-            Attempt::Unreachable(peer) => Err(self.cause_of_peer(peer).into()),
+            Err(PostCause::QueueFull) if self.core.is_closed() => Err(AccessCause::NodeClosed.into()),
+            Err(PostCause::QueueFull) => {
+                drop(posted);
+                self.core.wait_for_room(seen).await;
+                Ok(None)
+            }
+            Err(PostCause::NotConnected) => Err(self.cause_of_peer(peer).into()),
+            Err(PostCause::Malformed) => unreachable!("the word is aligned"),
         }
     }
 }

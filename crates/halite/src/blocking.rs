@@ -13,7 +13,6 @@ use halite_tier::ids::NodeId;
 use halite_tier::message::{NodeStatus, RegionInfo};
 use halite_tier::permissions::Permissions;
 
-use crate::access::{Reading, Transfer, Writing};
 use crate::error::{AccessError, BatchError, LostRegion, RegionError};
 use crate::rpc::{
     self, Answer, Call, CallError, Calling, Function, Into, Message, Port, ReplyError, SendError, ServeError,
@@ -343,13 +342,23 @@ impl Session {
     /// See [`crate::Session::read`].
     #[inline]
     pub fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        self.transfer(Reading(into), lh, offset)
+        let inner = &*self.session.inner;
+        let read = inner.owns(lh).then(|| inner.path.read(inner.id, lh.slot, offset, into));
+        match read {
+            Some(Ok(done)) if done == into.len() => Ok(()),
+            read => self.finish_read(lh, offset, into, read.and_then(Result::ok).unwrap_or(0)),
+        }
     }
 
     /// See [`crate::Session::write`].
     #[inline]
     pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.transfer(Writing(from), lh, offset)
+        let inner = &*self.session.inner;
+        let written = inner.owns(lh).then(|| inner.path.write(inner.id, lh.slot, offset, from));
+        match written {
+            Some(Ok(done)) if done == from.len() => Ok(()),
+            written => self.finish_write(lh, offset, from, written.and_then(Result::ok).unwrap_or(0)),
+        }
     }
 
     /// See [`crate::Session::read_vectored`].
@@ -364,18 +373,12 @@ impl Session {
 
     /// See [`crate::Session::read_batch`].
     pub fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
-        for (index, op) in batch.iter_mut().enumerate() {
-            self.read(op.lh, op.offset, op.into).map_err(|source| BatchError { index, source })?;
-        }
-        Ok(())
+        self.block_on(self.session.read_batch(batch))
     }
 
     /// See [`crate::Session::write_batch`].
     pub fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
-        for (index, op) in batch.iter().enumerate() {
-            self.write(op.lh, op.offset, op.from).map_err(|source| BatchError { index, source })?;
-        }
-        Ok(())
+        self.block_on(self.session.write_batch(batch))
     }
 
     /// See [`crate::Session::read_owned`].
@@ -390,18 +393,13 @@ impl Session {
         (from, done)
     }
 
-    #[inline]
-    fn transfer<T: Transfer>(&self, mut transfer: T, lh: Lh, offset: u64) -> Result<(), AccessError> {
-        let inner = &*self.session.inner;
-        let mut done = 0;
-        if inner.owns(lh) && inner.copy(&mut transfer, lh, offset, &mut done).is_ok() {
-            return Ok(());
-        }
-        self.finish(transfer, lh, offset, done)
+    #[cold]
+    fn finish_read(&self, lh: Lh, offset: u64, into: &mut [u8], done: usize) -> Result<(), AccessError> {
+        self.block_on(self.session.inner.read(lh, offset, into, done))
     }
 
     #[cold]
-    fn finish<T: Transfer>(&self, transfer: T, lh: Lh, offset: u64, done: usize) -> Result<(), AccessError> {
-        self.block_on(self.session.inner.finish(transfer, lh, offset, done))
+    fn finish_write(&self, lh: Lh, offset: u64, from: &[u8], done: usize) -> Result<(), AccessError> {
+        self.block_on(self.session.inner.write(lh, offset, from, done))
     }
 }

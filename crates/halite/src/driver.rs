@@ -9,11 +9,14 @@
 //! Who holds the token when, and who sees to arrivals when nobody does, is [`crate::turns`]'s to say; how long a
 //! caller spins before it sleeps, [`crate::wait`]'s.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -25,6 +28,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
+use crate::posted::{Ended, Posted, is_operation};
 use crate::rpc::{CALL_WORK, Intake, Rpc};
 use crate::surroundings::Around;
 use crate::ticket::{Ending, Undo};
@@ -109,7 +113,7 @@ impl Core {
 
     /// Changes the machine and lets it settle; the wakers are to be called when no lock is held.
     fn change<R>(&self, change: impl FnOnce(&mut Machine, u64) -> R) -> (R, Wakes) {
-        let mut machine = lock(&self.machine);
+        let mut machine = self.machine();
         let now = self.now_ns();
         let result = change(&mut machine, now);
         machine.settle(now);
@@ -125,9 +129,15 @@ impl Core {
         (result, wakes)
     }
 
+    fn machine(&self) -> MutexGuard<'_, Machine> {
+        #[cfg(test)]
+        tests::note_lock();
+        lock(&self.machine)
+    }
+
     /// Looks at the machine without changing it.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&Machine) -> R) -> R {
-        look(&lock(&self.machine))
+        look(&self.machine())
     }
 
     /// Lets the machine settle.
@@ -146,7 +156,7 @@ impl Core {
     }
 
     pub(crate) fn poll_ticket(&self, op: OpId, context: &mut Context<'_>) -> Poll<Ending> {
-        lock(&self.machine).tickets.poll(op, context)
+        self.machine().tickets.poll(op, context)
     }
 
     pub(crate) fn abandon(&self, op: OpId) {
@@ -192,7 +202,7 @@ impl Core {
     }
 
     fn poll_job(&self) -> Option<Job> {
-        if self.has_jobs() { lock(&self.machine).poll_job() } else { None }
+        if self.has_jobs() { self.machine().poll_job() } else { None }
     }
 
     /// Runs a future on the calling thread, which helps to move the node forward while it waits.
@@ -290,7 +300,7 @@ impl Core {
     }
 
     fn begin_sleep_until(&self, look: Look) -> u64 {
-        let machine = lock(&self.machine);
+        let machine = self.machine();
         let now = self.now_ns();
         let until = match look {
             Look::WhenRung => machine.attention_ns(now),
@@ -301,7 +311,7 @@ impl Core {
     }
 
     pub(crate) fn end_sleep(&self) {
-        let _machine = lock(&self.machine);
+        let _machine = self.machine();
         self.keeper_sleeps_until_ns.store(0, Relaxed);
     }
 
@@ -422,7 +432,7 @@ fn drive(core: &Core, poller: &mut Poller, wakes: &mut Wakes) -> bool {
     let arrived = !poller.is_empty();
     if arrived {
         poller.introduce(core, wakes);
-        poller.handle_calls(&core.ground.rpc, wakes);
+        poller.handle_unlocked(&core.ground.rpc, &core.ground.posted, wakes);
     }
     if arrived && core.ground.rpc.take_hungry() {
         // What has arrived may have made room.
@@ -444,11 +454,12 @@ fn are_notices_of_one(one: &Completion, next: &Completion) -> bool {
 }
 
 /// Whether it is handled without the machine.
-fn is_for_calls(completion: &Completion) -> bool {
+fn is_handled_unlocked(completion: &Completion) -> bool {
     match completion.kind {
         CompletionKind::Notified { .. } | CompletionKind::Received { imm: NOTE_IMM, .. } => true,
-        CompletionKind::Done { id } => id == CALL_WORK && is_refusal(completion.status),
-        _ => false,
+        CompletionKind::Done { id } => is_operation(id) || id == CALL_WORK && is_refusal(completion.status),
+        CompletionKind::Atomic { .. } => true,
+        CompletionKind::Received { .. } => false,
     }
 }
 
@@ -571,8 +582,8 @@ impl Poller {
         wakes.append(introduced.1);
     }
 
-    /// What calls need is handled in order, and without the machine's lock.
-    fn handle_calls(&mut self, rpc: &Rpc, wakes: &mut Wakes) {
+    /// What calls and posted operations need is handled in order, and without the machine's lock.
+    fn handle_unlocked(&mut self, rpc: &Rpc, posted: &Posted, wakes: &mut Wakes) {
         let Poller { completions, intake, .. } = self;
         for row in completions.chunk_by(are_notices_of_one) {
             let Completion { peer, ref kind, status } = row[0];
@@ -584,10 +595,16 @@ impl Poller {
                 CompletionKind::Done { id: CALL_WORK } if is_refusal(status) => {
                     rpc.handle_refused(peer);
                 }
-                _ => {}
+                CompletionKind::Done { id } if is_operation(*id) => {
+                    posted.complete(*id, Ended { status, old: 0 }, wakes);
+                }
+                CompletionKind::Atomic { id, old } => {
+                    posted.complete(*id, Ended { status, old: *old }, wakes)
+                }
+                CompletionKind::Done { .. } | CompletionKind::Received { .. } => {}
             }
         }
-        completions.retain(|completion| !is_for_calls(completion));
+        completions.retain(|completion| !is_handled_unlocked(completion));
     }
 
     fn hand_over(&mut self, machine: &mut Machine, now: u64) {

@@ -11,6 +11,7 @@ use halite_mem::Elapsed;
 
 use crate::driver::Core;
 use crate::machine::Machine;
+use crate::posted::Mark;
 
 /// How long each part of leaving may take, when peers do not read what they are told.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
@@ -29,7 +30,7 @@ pub(crate) struct Leaving {
 enum Part {
     /// What was posted before the mark is under way.
     Ending {
-        mark: u64,
+        mark: Mark,
     },
     /// The others are told.
     Telling,
@@ -41,14 +42,14 @@ impl Leaving {
     pub(crate) fn begin(core: &Core) -> Leaving {
         core.set_closed();
         let (stale, _) = retire_handles(core);
-        let mark = core.ground.posted.mark();
+        let mark = core.ground.posted.mark_all();
         Leaving { part: Part::Ending { mark }, deadline_ns: deadline_ns(core), stale }
     }
 
     /// Goes on with it, after the node has been moved forward.  Returns whether the machine is closed.
     pub(crate) fn advance(&mut self, core: &Core) -> bool {
         let is_late = core.now_ns() >= self.deadline_ns;
-        match self.part {
+        match &mut self.part {
             Part::Ending { mark } => {
                 // Peers take "I leave" to mean that nothing of theirs is touched any more.  Where that is not so, the
                 // fabric tells them when it is.
@@ -78,7 +79,7 @@ impl Leaving {
     }
 }
 
-fn is_over(core: &Core, machine: &Machine, mark: u64) -> bool {
+fn is_over(core: &Core, machine: &Machine, mark: &mut Mark) -> bool {
     let has_commands = machine.engine().is_some_and(|engine| engine.has_commands_under_way());
     core.ground.posted.is_over(mark) && !has_commands
 }

@@ -69,6 +69,7 @@ mod driven;
 mod driver;
 mod error;
 mod explain;
+mod fetches;
 mod headroom;
 mod jobs;
 mod join_queue;

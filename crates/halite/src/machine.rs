@@ -6,13 +6,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use halite_fabric::{
-    Completion, CompletionKind, CutOff, Event as FabricEvent, Fabric, Key, Local, Operation, PeerId,
-    PostCause, RemoteAddress, Status, WorkId, WorkRequest,
-};
+use halite_fabric::{Completion, CompletionKind, CutOff, Event as FabricEvent, Fabric, PeerId};
 use halite_mem::Grace;
 use halite_tier::access::DataPath;
-use halite_tier::effect::{Command, CopyFailure, Effect, OpId, Token};
+use halite_tier::effect::{Command, Effect, OpId, Quiesce, Token};
 use halite_tier::engine::Engine;
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::message;
@@ -20,9 +17,10 @@ use halite_tier::rpc::Target;
 use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::alarm::Alarms;
+use crate::fetches::{Fetch, Fetches};
 use crate::jobs::{Done, Job};
 use crate::outbox::{OutMessage, Outbox};
-use crate::posted::{Ended, Posted};
+use crate::posted::{Mark, Posted};
 use crate::rpc::Rpc;
 use crate::ticket::{Chore, Tickets, Undo};
 use crate::wait::{Event, Wakes};
@@ -32,8 +30,6 @@ const BACKLOG_RETRY_NS: u64 = 1_000_000;
 /// How often it is looked whether local accesses are over: each takes 26 us at most, unless its thread is
 /// descheduled in the middle.
 const GRACE_LOOK_NS: u64 = 50_000;
-/// Most bytes of a fetch that are asked for at a time.
-const FETCH_BYTES_MAX: u64 = 1 << 20;
 
 /// What the machine and everybody else use without its lock.
 pub(crate) struct Ground {
@@ -55,9 +51,7 @@ pub(crate) struct Machine {
     outbox: Outbox,
     jobs: VecDeque<Job>,
     graces: Vec<Waiting>,
-    fetches: BTreeMap<WorkId, Fetch>,
-    /// Fetches whose next part the fabric did not take yet.
-    stuck: Vec<Fetch>,
+    fetches: Fetches,
     peers: BTreeMap<PeerId, NodeLife>,
     pub(crate) alarms: Alarms,
     /// When callers try again for whom the fabric's queue was full.
@@ -70,18 +64,7 @@ pub(crate) struct Machine {
 struct Waiting {
     token: Token,
     grace: Grace,
-    mark: u64,
-}
-
-/// A chunk that is read from a peer's memory into ours.
-#[derive(Debug)]
-struct Fetch {
-    token: Token,
-    peer: PeerId,
-    address: RemoteAddress,
-    key: Key,
-    offset: u64,
-    len: u64,
+    mark: Mark,
 }
 
 /// Connections that we began and that have neither come about nor failed.
@@ -110,8 +93,7 @@ impl Machine {
             outbox: Outbox::default(),
             jobs: VecDeque::new(),
             graces: Vec::new(),
-            fetches: BTreeMap::new(),
-            stuck: Vec::new(),
+            fetches: Fetches::default(),
             peers: BTreeMap::new(),
             alarms: Alarms::default(),
             retry_ns: None,
@@ -206,19 +188,11 @@ impl Machine {
                     engine.handle_message(now, completion.peer, &bytes);
                 }
             }
-            CompletionKind::Done { id } => match self.fetches.remove(&id) {
-                Some(fetch) => self.continue_fetch(now, fetch, completion.status),
-                None => {
-                    let ended = Ended { status: completion.status, old: 0 };
-                    self.ground.posted.complete(id, ended, &mut self.wakes)
-                }
-            },
-            CompletionKind::Atomic { id, old } => {
-                let ended = Ended { status: completion.status, old };
-                self.ground.posted.complete(id, ended, &mut self.wakes)
+            CompletionKind::Done { id } => {
+                self.fetches.complete(id, completion.status);
             }
-            // What calls need has been handled before.
-            CompletionKind::Notified { .. } => {}
+            // What sessions and calls wait for has been handled before.
+            CompletionKind::Atomic { .. } | CompletionKind::Notified { .. } => {}
         }
     }
 
@@ -248,15 +222,13 @@ impl Machine {
         if self.ground.rpc.next_deadline_ns() <= now {
             self.ground.rpc.handle_time(now, &mut self.wakes);
         }
-        for fetch in std::mem::take(&mut self.stuck) {
-            self.post_fetch(now, fetch);
-        }
         loop {
             while let Some(effect) = self.engine.as_mut().and_then(Engine::poll_effect) {
                 self.apply(now, effect);
             }
             self.close_sessions(now);
-            if !self.end_graces(now) {
+            let fetched = self.settle_fetches(now);
+            if !self.end_graces(now) && !fetched {
                 break;
             }
         }
@@ -285,14 +257,15 @@ impl Machine {
             Effect::News(news) => tracing::info!("{news}"),
             Effect::Disconnect(peer) => self.ground.fabric.disconnect(peer),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
-            Effect::Quiesce(token) => {
-                let (grace, mark) = (self.ground.path.pins().start_grace(), self.ground.posted.mark());
+            Effect::Quiesce(Quiesce { token, posted }) => {
+                let grace = self.ground.path.pins().start_grace();
+                let mark = self.ground.posted.mark(&posted);
                 self.graces.push(Waiting { token, grace, mark });
             }
             Effect::Copy { token, from, to } => self.jobs.push_back(Job::Copy { token, from, to }),
             Effect::Fill { token, window, byte } => self.jobs.push_back(Job::Fill { token, window, byte }),
             Effect::Fetch { token, peer, address, key, offset, len } => {
-                self.post_fetch(now, Fetch { token, peer, address, key, offset, len })
+                self.fetches.begin(token, Fetch { peer, from: address, key, offset, len });
             }
             Effect::Populate { token, key, offset, len } => {
                 self.jobs.push_back(Job::Populate { token, key, offset, len })
@@ -336,54 +309,29 @@ impl Machine {
         let Some(engine) = &mut self.engine else { return false };
         let before = self.graces.len();
         let ground = &self.ground;
-        self.graces.retain(|waiting| {
+        self.graces.retain_mut(|waiting| {
             let elapsed = waiting.grace.elapsed(ground.path.pins());
-            let Some(elapsed) = elapsed.filter(|_| ground.posted.is_over(waiting.mark)) else { return true };
+            let Some(elapsed) = elapsed.filter(|_| ground.posted.is_over(&mut waiting.mark)) else {
+                return true;
+            };
             engine.handle_quiescent(now, waiting.token, elapsed);
             false
         });
         self.graces.len() < before
     }
 
-    // Fetches.
-
-    fn post_fetch(&mut self, now: u64, fetch: Fetch) {
-        let id = self.ground.posted.number();
-        let len = fetch.len.min(FETCH_BYTES_MAX);
-        let local = Local::Registered { key: fetch.key, offset: fetch.offset, len };
-        let operation = Operation::Read { local, remote: fetch.address };
-        let posted = self
-            .ground
-            .fabric
-            .post(fetch.peer, &[WorkRequest { id, operation, signalled: true, solicited: true }]);
-        match posted {
-            Ok(()) => drop(self.fetches.insert(id, fetch)),
-            Err(error) if error.cause == PostCause::QueueFull => self.stuck.push(fetch),
-            Err(_) => self.fail_fetch(now, &fetch, CopyFailure::PeerGone),
+    /// Goes on with what is read from peers; whether anything of that has ended.
+    fn settle_fetches(&mut self, now: u64) -> bool {
+        let ended = self.fetches.go_on(&*self.ground.fabric);
+        let any = !ended.is_empty();
+        for (token, result) in ended {
+            match (&mut self.engine, result) {
+                (Some(engine), Ok(())) => engine.handle_copied(now, token),
+                (Some(engine), Err(why)) => engine.handle_copy_failed(now, token, why),
+                (None, _) => {}
+            }
         }
-    }
-
-    fn continue_fetch(&mut self, now: u64, mut fetch: Fetch, status: Status) {
-        match status {
-            Status::Success => {}
-            Status::Unmapped => return self.fail_fetch(now, &fetch, CopyFailure::Unmapped),
-            _ => return self.fail_fetch(now, &fetch, CopyFailure::PeerGone),
-        }
-        let done = fetch.len.min(FETCH_BYTES_MAX);
-        fetch.len -= done;
-        fetch.offset += done;
-        fetch.address.offset += done;
-        if fetch.len > 0 {
-            self.post_fetch(now, fetch);
-        } else if let Some(engine) = &mut self.engine {
-            engine.handle_copied(now, fetch.token);
-        }
-    }
-
-    fn fail_fetch(&mut self, now: u64, fetch: &Fetch, why: CopyFailure) {
-        if let Some(engine) = &mut self.engine {
-            engine.handle_copy_failed(now, fetch.token, why);
-        }
+        any
     }
 
     // What others want to know.
@@ -408,7 +356,7 @@ impl Machine {
     }
 
     fn is_stuck(&self) -> bool {
-        !self.outbox.is_empty() || !self.stuck.is_empty() || self.ground.rpc.is_stuck()
+        !self.outbox.is_empty() || self.fetches.is_stuck() || self.ground.rpc.is_stuck()
     }
 
     /// A caller found the fabric's queue full, and waits for [`Posted::progress_after`].

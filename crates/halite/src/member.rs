@@ -69,7 +69,7 @@ impl Member {
         let reach = Arc::new(FabricReach(fabric.clone()));
         let now_ns = around.now_ns();
         let engine = Engine::new(engine_config(config, life, &around, &*fabric), path.clone(), reach, now_ns);
-        let posted = Arc::new(Posted::default());
+        let posted = Arc::new(Posted::new(around.parallelism()));
         let rpc = Rpc::new(fabric.clone(), posted.clone(), life.node, config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
         let ground = Ground { fabric, path, posted, rpc, changes: Event::default() };

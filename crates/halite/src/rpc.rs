@@ -395,7 +395,7 @@ mod tests {
     fn a_link_that_was_called_through_does_not_outlive_its_node() {
         let dir = std::env::temp_dir().join(format!("halite-rpc-links-{}", std::process::id()));
         let fabric = ShmFabric::open(ShmConfig::new(&dir, "one")).unwrap();
-        let posted = Arc::new(Posted::default());
+        let posted = Arc::new(Posted::new(1));
         let rpc = Rpc::new(fabric.clone(), posted, NodeId(0), 1 << 16).unwrap();
         // Of a peer that is still there when the node ends, and of the node itself.
         rpc.handle_connected(PeerId(7), NodeId(1));

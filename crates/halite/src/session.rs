@@ -19,7 +19,6 @@ use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Order, RegionInfo};
 use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
-use crate::access::{Reading, Transfer, Writing};
 use crate::barrier::Barriers;
 use crate::blocking;
 use crate::driver::Core;
@@ -318,12 +317,12 @@ impl Session {
 impl Session {
     /// Reads from `offset`, as many bytes as `into` takes.
     pub async fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        self.inner.finish(Reading(into), lh, offset, 0).await
+        self.inner.read(lh, offset, into, 0).await
     }
 
     /// Writes `from` at `offset`.
     pub async fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.inner.finish(Writing(from), lh, offset, 0).await
+        self.inner.write(lh, offset, from, 0).await
     }
 
     /// Reads consecutive bytes from `offset` into several slices.  Nothing is read unless all of it may be.
@@ -334,43 +333,40 @@ impl Session {
         into: &mut [IoSliceMut<'_>],
     ) -> Result<(), AccessError> {
         let len = into.iter().map(|slice| slice.len() as u64).sum();
-        self.inner.check(Reading::OPERATION, lh, Reading::WANTED, offset, len).await?;
+        self.inner.check("read", lh, Permissions::READ, offset, len).await?;
         let mut at = offset;
-        for slice in into {
-            self.read(lh, at, slice).await?;
-            at += slice.len() as u64;
-        }
-        Ok(())
+        let ops = into.iter_mut().map(|slice| {
+            let op = ReadOp { lh, offset: at, into: slice };
+            at += op.into.len() as u64;
+            op
+        });
+        let mut ops: Vec<_> = ops.collect();
+        self.inner.read_from(&mut ops, 0).await.map_err(|error| of_vector(error, offset, len))
     }
 
     /// Writes several slices one behind the other at `offset`.  Nothing is written unless all of it may be.
     pub async fn write_vectored(&self, lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError> {
         let len = from.iter().map(|slice| slice.len() as u64).sum();
-        self.inner.check(Writing::OPERATION, lh, Writing::WANTED, offset, len).await?;
+        self.inner.check("write", lh, Permissions::WRITE, offset, len).await?;
         let mut at = offset;
-        for slice in from {
-            self.write(lh, at, slice).await?;
-            at += slice.len() as u64;
-        }
-        Ok(())
+        let ops = from.iter().map(|slice| {
+            let op = WriteOp { lh, offset: at, from: slice };
+            at += op.from.len() as u64;
+            op
+        });
+        let ops: Vec<_> = ops.collect();
+        self.inner.write_from(&ops, 0).await.map_err(|error| of_vector(error, offset, len))
     }
 
-    /// Makes several reads in order, and stops at the first that fails.
+    /// Makes several reads, and stops at the first that fails.  Those that must be posted are under way together.
     pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
-        for (index, op) in batch.iter_mut().enumerate() {
-            let done = self.read(op.lh, op.offset, op.into).await;
-            done.map_err(|source| BatchError { index, source })?;
-        }
-        Ok(())
+        self.inner.read_from(batch, 0).await
     }
 
-    /// Makes several writes in order, and stops at the first that fails.
+    /// Makes several writes, and stops at the first that fails.  Those that must be posted are under way together: of
+    /// two that overlap, and lie on one node, the later one stays.
     pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
-        for (index, op) in batch.iter().enumerate() {
-            let done = self.write(op.lh, op.offset, op.from).await;
-            done.map_err(|source| BatchError { index, source })?;
-        }
-        Ok(())
+        self.inner.write_from(batch, 0).await
     }
 
     /// Reads into a buffer that goes along, as many bytes as it has; for tasks that cannot lend one.
@@ -468,6 +464,12 @@ impl Session {
             }
         }
     }
+}
+
+/// The error of a vector of accesses that follow each other, `len` bytes from `offset` on.
+fn of_vector(error: BatchError, offset: u64, len: u64) -> AccessError {
+    let BatchError { index, source } = error;
+    AccessError { offset, len, partly: source.partly || index > 0, ..source }
 }
 
 impl Inner {

@@ -13,9 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-/// Wakers that are to be called when no lock is held, since they may run anything.
+use smallvec::SmallVec;
+
+/// Wakers that are to be called when no lock is held, since they may run anything.  A single one, which is most often
+/// the case, allocates nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Wakes(Vec<Waker>);
+pub(crate) struct Wakes(SmallVec<[Waker; 1]>);
 
 impl Wakes {
     pub(crate) fn add(&mut self, waker: Option<Waker>) {

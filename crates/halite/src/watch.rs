@@ -255,8 +255,8 @@ impl Watch {
     /// Whether the handle still leads to a region that may be read.
     fn check(&self) -> Result<(), RegionError> {
         let inner = self.inner();
-        match inner.path.probe(inner.id, self.lh.slot, Permissions::READ) {
-            Ok(()) | Err(Blocked::Changing | Blocked::Post { .. }) => Ok(()),
+        match inner.path.locate(inner.id, self.lh.slot, Permissions::READ, 0, 1) {
+            Ok(_) | Err(Blocked::Changing | Blocked::Post { .. }) => Ok(()),
             Err(blocked) => Err(self.failed(region_cause(inner.cause_of(blocked, 0, 0)))),
         }
     }

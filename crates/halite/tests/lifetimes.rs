@@ -108,7 +108,7 @@ fn accesses_that_are_dropped_while_posted_neither_write_to_their_callers_nor_use
     let theirs = there.blocking().map("late", ANYBODY).unwrap();
     // Many more than there are slots.
     for round in 0..500 {
-        let mut bytes = vec![0; 64 << 10];
+        let mut bytes = vec![0; 16 << 10];
         let ended = poll_then_drop(&there, 1, there.read(theirs, 0, &mut bytes));
         assert!(ended.is_some() || bytes.iter().all(|byte| *byte == 0), "round {round}");
     }

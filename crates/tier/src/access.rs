@@ -271,11 +271,19 @@ impl DataPath {
         mapping.view.check(offset, len)
     }
 
-    /// As [`DataPath::check`] for the first byte, and whether an access to that could be begun now.
-    pub fn probe(&self, session: SessionId, slot: SlotRef, wanted: Permissions) -> Result<(), Blocked> {
+    /// What an access from `offset` on would do now, without touching a byte: how many bytes it would copy, or where it
+    /// would stop.
+    pub fn locate(
+        &self,
+        session: SessionId,
+        slot: SlotRef,
+        wanted: Permissions,
+        offset: u64,
+        len: u64,
+    ) -> Result<usize, Blocked> {
         let pin = self.pins.pin();
         let mapping = self.allowed(&pin, session, slot, wanted)?;
-        mapping.view.step(0, 1, |_, _, _| ()).map(drop)
+        mapping.view.step(offset, len, |_, _, _| ())
     }
 
     #[inline]

@@ -27,6 +27,24 @@ pub enum CopyFailure {
     Unmapped,
 }
 
+/// A grace: the end of all accesses by loads and stores that have begun, and of what was posted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Quiesce {
+    /// What to call back with.
+    pub token: Token,
+    /// Which posted operations are waited for, too.
+    pub posted: PostedTo,
+}
+
+/// Some of the posted operations that are under way.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PostedTo {
+    /// All.
+    Anybody,
+    /// Those that reach the memory of these peers.
+    Peers(Vec<PeerId>),
+}
+
 /// What a session asks for.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
@@ -286,7 +304,7 @@ pub enum Effect {
         len: u64,
     },
     /// Start a grace and tell `handle_quiescent` when it is over.
-    Quiesce(Token),
+    Quiesce(Quiesce),
     /// Copy all of `from` to `to` (of the same length); `handle_copied` when done.
     Copy {
         /// What to call back with.

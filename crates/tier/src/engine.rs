@@ -28,7 +28,7 @@ use halite_mem::{Elapsed, Window};
 
 use crate::access::{DataPath, Place};
 use crate::directory::Directory;
-use crate::effect::{CopyFailure, Effect, OpId, Token};
+use crate::effect::{CopyFailure, Effect, OpId, Quiesce, Token};
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::layout::{Extent, Extents};
 use crate::link;
@@ -280,7 +280,7 @@ impl Engine {
                 self.serve_copy_bytes(asker, (to, from), legs, at_end)
             }
             Request::Change { region, change, .. } => match self.mapper.change(region, change) {
-                Ok(token) => self.owe(token, asker),
+                Ok(quiesce) => self.owe(quiesce, asker),
                 Err(BadChange) => self.answer(asker, Err(Refusal::Malformed)),
             },
             Request::Lock { region, principal, session, wait, base_ns } => {
@@ -488,9 +488,9 @@ impl Engine {
     }
 
     /// Asks for a grace, at whose end `asker` gets its answer.
-    fn owe(&mut self, token: Token, asker: Asker) {
-        self.owed.entry(token).or_default().push(asker);
-        self.effects.push_back(Effect::Quiesce(token));
+    fn owe(&mut self, quiesce: Quiesce, asker: Asker) {
+        self.owed.entry(quiesce.token).or_default().push(asker);
+        self.effects.push_back(Effect::Quiesce(quiesce));
     }
 
     // Owning chunks for others.

@@ -18,7 +18,7 @@ use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{Elapsed, Window};
 
 use crate::access::{DataPath, Mapping, Piece, Pieces, Place, SlotRef, View};
-use crate::effect::Token;
+use crate::effect::{PostedTo, Quiesce, Token};
 use crate::ids::{NodeLife, Principal, RegionId, SessionId};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, MappedReply};
@@ -64,6 +64,8 @@ struct Changing {
     tokens: usize,
     slots: BTreeSet<u32>,
     access: Option<(AccessList, bool)>,
+    /// Whether a handle was added meanwhile, whose view may be newer than that of the others.
+    has_newer: bool,
 }
 
 /// What waits for a token.
@@ -154,7 +156,13 @@ impl Mapper {
         let home = self.life_index(reply.home);
         // While the region changes, its other handles have yet to be given the view that follows from these extents:
         // they are forgotten when that is done.
-        let is_changing = self.changing.contains_key(&reply.region);
+        let is_changing = match self.changing.get_mut(&reply.region) {
+            Some(changing) => {
+                changing.has_newer = true;
+                true
+            }
+            None => false,
+        };
         let whole = Mapper::whole(reply, locate).filter(|_| !is_changing);
         if whole.is_some() {
             self.large.remove(&reply.region);
@@ -237,16 +245,17 @@ impl Mapper {
         self.regions.get(&region).map(|mapped| self.lives[mapped.home as usize])
     }
 
-    /// Removes a handle.  Returns its region, whether it was the last handle of it, and the token after whose
+    /// Removes a handle.  Returns its region, whether it was the last handle of it, and the grace after whose
     /// end no access through it is under way.
-    pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Token)> {
+    pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Quiesce)> {
         let region = self.path.slots().inspect(index, |mapping| mapping.region)?;
+        let posted = self.owners_of(region, &[index]);
         self.path.slots().retire(index).ok()?;
         if let Some(changing) = self.changing.get_mut(&region) {
             changing.slots.remove(&index);
         }
         let last = self.forget_handle(region, index);
-        Some((region, last, self.await_quiet(Waiting::Retired(vec![index]))))
+        Some((region, last, self.quiesce(posted, Waiting::Retired(vec![index]))))
     }
 
     /// The handles of a session.
@@ -292,21 +301,36 @@ impl Mapper {
         }
     }
 
-    fn await_quiet(&mut self, waiting: Waiting) -> Token {
+    fn quiesce(&mut self, posted: PostedTo, waiting: Waiting) -> Quiesce {
         self.tokens += 1;
         let token = Token(self.tokens);
         self.waiting.insert(token, waiting);
-        token
+        Quiesce { token, posted }
     }
 
-    /// A token whose end shows that no access is under way which began before now.
-    pub fn barrier(&mut self) -> Token {
-        self.await_quiet(Waiting::Barrier)
+    /// Whom accesses through these handles, which are not retired yet, are posted to.
+    fn owners_behind(&self, handles: &[u32]) -> PostedTo {
+        let mut peers = BTreeSet::new();
+        for handle in handles {
+            let view = self.path.slots().inspect(*handle, |mapping| mapping.view.clone());
+            if let Some(View::Pieces(pieces)) = view {
+                peers.extend(pieces.pieces.iter().filter_map(|piece| match piece.place {
+                    Place::Posted { peer, .. } => Some(peer),
+                    Place::Direct(_) | Place::Frozen | Place::Down(_) => None,
+                }));
+            }
+        }
+        PostedTo::Peers(peers.into_iter().collect())
     }
 
-    /// Applies a change that the region's home announced.  It is to be acknowledged when the token is over, also where
+    /// A grace whose end shows that no access is under way which began before now.
+    pub fn barrier(&mut self) -> Quiesce {
+        self.quiesce(PostedTo::Anybody, Waiting::Barrier)
+    }
+
+    /// Applies a change that the region's home announced.  It is to be acknowledged when the grace is over, also where
     /// the region is not mapped any more: an access through a handle that is being given up may still be under way.
-    pub fn change(&mut self, region: RegionId, change: Change) -> Result<Token, BadChange> {
+    pub fn change(&mut self, region: RegionId, change: Change) -> Result<Quiesce, BadChange> {
         let Some(len) = self.len_of(region) else { return Ok(self.barrier()) };
         if !is_possible(&change, len) {
             return Err(BadChange);
@@ -328,15 +352,24 @@ impl Mapper {
         self.path.slots().inspect(first, |mapping| mapping.view.len())
     }
 
-    fn drop_region(&mut self, region: RegionId) -> Token {
+    fn drop_region(&mut self, region: RegionId) -> Quiesce {
         let handles = self.handles(region);
+        let posted = self.owners_of(region, &handles);
         for handle in &handles {
             // A handle that is retired already is being reclaimed by whoever retired it.
             let _ = self.path.slots().retire(*handle);
         }
         self.forget_region(region);
         self.changing.remove(&region);
-        self.await_quiet(Waiting::Retired(handles))
+        self.quiesce(posted, Waiting::Retired(handles))
+    }
+
+    /// Whom accesses through the handles of a region may be under way to, also through one that is being given up.
+    fn owners_of(&self, region: RegionId, handles: &[u32]) -> PostedTo {
+        match self.changing.get(&region) {
+            Some(changing) if changing.has_newer => PostedTo::Anybody,
+            _ => self.owners_behind(handles),
+        }
     }
 
     fn freeze_range(&mut self, region: RegionId, from: u64, len: u64, layout: Option<Extents>) {
@@ -369,8 +402,9 @@ impl Mapper {
         }
     }
 
-    fn freeze_handles(&mut self, region: RegionId) -> Token {
+    fn freeze_handles(&mut self, region: RegionId) -> Quiesce {
         let handles = self.handles(region);
+        let posted = self.owners_of(region, &handles);
         let changing = self.changing.entry(region).or_default();
         changing.tokens += 1;
         for handle in handles {
@@ -378,7 +412,7 @@ impl Mapper {
                 changing.slots.insert(handle);
             }
         }
-        self.await_quiet(Waiting::Region(region))
+        self.quiesce(posted, Waiting::Region(region))
     }
 
     /// `owner` does not hold anything any more for these homes, whatever they say.
@@ -387,8 +421,8 @@ impl Mapper {
         self.severed.extend(homes.into_iter().map(|home| (owner, home)));
     }
 
-    /// A node is gone: what it owned or was home of can no longer be reached.  Returns the tokens to wait for.
-    pub fn handle_down(&mut self, life: NodeLife) -> Vec<Token> {
+    /// A node is gone: what it owned or was home of can no longer be reached.  Returns the graces to wait for.
+    pub fn handle_down(&mut self, life: NodeLife) -> Vec<Quiesce> {
         self.dead.insert(life);
         let Some(index) = self.lives.iter().position(|known| *known == life) else {
             return self.freeze_large_of(life, None);
@@ -396,7 +430,7 @@ impl Mapper {
         self.freeze_large_of(life, Some(index as u32))
     }
 
-    fn freeze_large_of(&mut self, life: NodeLife, index: Option<u32>) -> Vec<Token> {
+    fn freeze_large_of(&mut self, life: NodeLife, index: Option<u32>) -> Vec<Quiesce> {
         let owned = |large: &Large| large.extents.iter().any(|extent| extent.owner == life);
         let affected: Vec<RegionId> = self
             .regions

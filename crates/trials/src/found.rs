@@ -236,7 +236,7 @@ fn a_server_that_leaves_while_it_fetches_a_long_input_is_said_to_have_ended() {
         });
         let leaving = stage.clone();
         stage.world.spawn(None, "the server leaves", async move {
-            // The first of several parts is under way.
+            // Some of several parts are under way, and others have not been asked for.
             leaving.world.sleep(None, Duration::from_micros(15)).await;
             // What the server says is heard when it has said all.
             leaving.world.pause(leaving.host(0));
@@ -246,7 +246,7 @@ fn a_server_that_leaves_while_it_fetches_a_long_input_is_said_to_have_ended() {
             }
             leaving.world.resume(leaving.host(0));
         });
-        let called = session_of(&stage, 0).call(NodeId(1), FUNCTION, &[7; 4 * LONG], 4 * TIMEOUT).await;
+        let called = session_of(&stage, 0).call(NodeId(1), FUNCTION, &[7; 16 * LONG], 4 * TIMEOUT).await;
         assert_eq!(called.expect_err("the server leaves").cause, CallCause::ServerClosed);
     });
 }
@@ -339,5 +339,60 @@ fn a_message_that_was_promised_room_is_not_sent_to_the_next_life() {
         let error = sending.await.expect_err("its life is over");
         assert_eq!((error.cause, error.may_have_arrived), (SendCause::PeerDown, false));
         assert_eq!(mailbox.try_recv(), Ok(None));
+    });
+}
+
+/// Changes waited for all that was posted, to whomever.
+#[test]
+fn a_write_to_a_silent_node_holds_up_changes_of_its_own_region_and_of_no_other() {
+    on_nodes(3, |stage| async move {
+        let session = session_of(&stage, 0);
+        let on = |node| session.alloc(None, 64, Placement::On(NodeId(node)), ALL);
+        let silent = on(2).await.expect("there is room");
+        let (here, elsewhere) = (on(0).await.expect("there is room"), on(1).await.expect("there is room"));
+        let (one, other) = (stage.host(0), stage.host(2));
+        let link = stage.world.link(one, other);
+        stage.world.set_link(one, other, link.down());
+        let mut writing = pin!(session.write(silent, 0, b"salt"));
+        assert!(look(writing.as_mut()).is_pending());
+
+        session.free(here).await.expect("it is ours");
+        session.free(elsewhere).await.expect("it is ours");
+        let mut unmapping = pin!(session.unmap(silent));
+        assert!(look(unmapping.as_mut()).is_pending());
+        stage.world.sleep(None, TIMEOUT).await;
+        assert!(look(writing.as_mut()).is_pending(), "nobody has heard of it");
+        assert!(look(unmapping.as_mut()).is_pending(), "the write may still arrive");
+
+        stage.world.set_link(one, other, link);
+        writing.await.expect("it is heard in the end");
+        unmapping.await.expect("nothing is under way any more");
+    });
+}
+
+/// What is posted inline has a limit, which the header of a call with such a name exceeded: the node panicked.
+#[test]
+fn a_principal_with_a_name_of_250_bytes_calls_and_sends() {
+    on_hardware("rnic-100g", 2, |stage| async move {
+        let name = "a".repeat(250);
+        let server = session_of(&stage, 1).serve(FUNCTION, ServeOptions::default()).expect("nobody does");
+        let mailbox = session_of(&stage, 1).open_port(Port(7), ServeOptions::default()).expect("it is free");
+        let (told, inputs) =
+            (name.clone(), [8, 300, 5000, LONG].map(|len| (0..len).map(|at| at as u8).collect::<Vec<_>>()));
+        let expected = inputs.clone();
+        stage.world.spawn(Some(stage.host(1)), "a handler", async move {
+            for input in expected {
+                let call = server.recv().await.expect("it is called");
+                assert_eq!((call.caller(), call.input()), (told.as_str(), &*input));
+                call.reply(&input).expect("it waits");
+            }
+        });
+        let caller = stage.driven(0).expect("it is up").session_of(&name).expect("it is short enough");
+        for input in inputs {
+            let answer = caller.call(NodeId(1), FUNCTION, &input, 100 * TIMEOUT).await;
+            assert_eq!(answer.expect("it is answered"), input);
+        }
+        caller.send(NodeId(1), Port(7), b"salt").await.expect("there is room");
+        assert_eq!(mailbox.recv().await.expect("it was sent").bytes, b"salt");
     });
 }

@@ -3,12 +3,11 @@
 use std::iter::once;
 use std::sync::{Arc, MutexGuard};
 
-use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
+use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkId, WorkRequest};
 use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
 use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, ServedId, SlotId, Status, Target};
 
 use super::link::{Caller, Inbound, Link};
-use super::memory::Block;
 use super::{CALL_WORK, PART_BYTES_MAX, Rpc};
 use crate::wait::{Wakes, lock};
 
@@ -67,6 +66,12 @@ pub(crate) enum Answered {
 pub(super) const LINE_BYTES: usize = 64;
 /// Outputs up to this length are posted under the link's lock: it is shorter than taking the lock again.
 const UNDER_LOCK_BYTES_MAX: usize = 4096;
+
+/// Bytes to be posted, and the number of that.
+struct Source<'b> {
+    id: WorkId,
+    local: Local<'b>,
+}
 
 impl Rpc {
     /// Answers with a status and nothing else.
@@ -229,27 +234,21 @@ impl Rpc {
         rest: &[u8],
         imm: u32,
     ) -> Result<(), PostCause> {
-        let block = self.source_block(rest)?;
-        let (id, local) = match block {
-            None => (CALL_WORK, Local::Inline(rest)),
-            Some(block) => {
-                let local = block.local();
-                (self.posted.keep(Box::new(block)), local)
-            }
+        let payload = self.source(peer, rest)?;
+        let notice = self.source(peer, head).inspect_err(|_| self.give_back(&payload))?;
+        let request = |source: &Source<'_>, operation| WorkRequest {
+            id: source.id,
+            operation,
+            signalled: source.id != CALL_WORK,
+            solicited: true,
         };
-        let payload = Operation::Write { local, remote: remote(at, head.len() as u64) };
-        let notice = Operation::WriteImm { local: Local::Inline(head), remote: remote(at, 0), imm };
-        let posted = self.fabric.post(
-            peer,
-            &[
-                WorkRequest { id, operation: payload, signalled: id != CALL_WORK, solicited: true },
-                WorkRequest { id: CALL_WORK, operation: notice, signalled: false, solicited: true },
-            ],
-        );
-        posted.map_err(|error| {
-            if error.posted == 0 && id != CALL_WORK {
-                self.posted.release(id);
-            }
+        let to_rest = Operation::Write { local: payload.local, remote: remote(at, head.len() as u64) };
+        let to_head = Operation::WriteImm { local: notice.local, remote: remote(at, 0), imm };
+        let requests = [request(&payload, to_rest), request(&notice, to_head)];
+        // A write of nothing is none.
+        let first = usize::from(rest.is_empty());
+        self.fabric.post(peer, &requests[first..]).map_err(|error| {
+            [payload, notice][first + error.posted..].iter().for_each(|source| self.give_back(source));
             error.cause
         })
     }
@@ -274,14 +273,22 @@ impl Rpc {
         self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
     }
 
-    /// Registered memory with a copy of `bytes`, where they are too long to be posted inline.
-    fn source_block(&self, bytes: &[u8]) -> Result<Option<Block>, PostCause> {
+    /// `bytes` to be posted: inline, or where they are too long for that, in registered memory that is kept meanwhile.
+    fn source<'b>(&self, peer: PeerId, bytes: &'b [u8]) -> Result<Source<'b>, PostCause> {
         if bytes.len() <= self.inline_bytes_max {
-            return Ok(None);
+            return Ok(Source { id: CALL_WORK, local: Local::Inline(bytes) });
         }
         let block = self.pool.allocate(&*self.fabric, bytes.len() as u64).ok_or(PostCause::QueueFull)?;
         block.window().write(0, bytes).expect("the block is as long");
-        Ok(Some(block))
+        let local = block.local();
+        Ok(Source { id: self.posted.keep(peer, Box::new(block)), local })
+    }
+
+    /// It was not posted.
+    fn give_back(&self, source: &Source<'_>) {
+        if source.id != CALL_WORK {
+            self.posted.release(source.id);
+        }
     }
 
     pub(crate) fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostCause> {

@@ -1,10 +1,11 @@
 //! Long payloads: read from a peer's memory by whoever wants them, on its own thread.
 
-use halite_fabric::{Operation, PeerId, PostCause, RemoteAddress, Status, WorkRequest};
+use halite_fabric::{PeerId, RemoteAddress};
+use halite_tier::access::Blocked;
 use halite_tier::rpc::{Address, Target};
 
 use crate::driver::Core;
-use crate::posted::SLICE_BYTES_MAX;
+use crate::posted::{Cursor, Transfer};
 
 /// The peer is gone, or never had such memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,41 +25,44 @@ pub(crate) async fn fetch(
         let window = fabric.direct(peer, address.key).ok_or(NotFetched)?;
         return window.read(address.offset, into).map_err(|_| NotFetched);
     }
-    let mut offset = address.offset;
-    for slice in into.chunks_mut(SLICE_BYTES_MAX) {
-        fetch_slice(core, peer, RemoteAddress { key: address.key, offset }, slice).await?;
-        offset += slice.len() as u64;
-    }
-    Ok(())
+    let mut fetch = Fetch { peer, address: RemoteAddress { key: address.key, offset: address.offset }, into };
+    core.carry(&mut fetch, Cursor::default()).await.map_err(|_| NotFetched)
 }
 
-async fn fetch_slice(
-    core: &Core,
+/// One read, whose place does not change.
+struct Fetch<'f> {
     peer: PeerId,
-    remote: RemoteAddress,
-    into: &mut [u8],
-) -> Result<(), NotFetched> {
-    let ground = &core.ground;
-    loop {
-        let staged = ground.posted.stage(&*ground.fabric, into.len()).await.map_err(|_| NotFetched)?;
-        let seen = ground.posted.progress_count();
-        let operation = ground.posted.begin();
-        let read = Operation::Read { local: staged.local(into.len() as u64), remote };
-        match ground.fabric.post(
-            peer,
-            &[WorkRequest { id: operation.id(), operation: read, signalled: true, solicited: true }],
-        ) {
-            Ok(()) => {
-                let (ended, staged) = operation.posted(Some(staged)).await;
-                let staged = staged.filter(|_| ended.status == Status::Success).ok_or(NotFetched)?;
-                return staged.window().read(0, into).map_err(|_| NotFetched);
-            }
-            Err(error) if error.cause == PostCause::QueueFull && !core.is_closed() => {
-                drop((operation, staged));
-                core.with(|machine, now| machine.note_full(now));
-                ground.posted.progress_after(seen).await;
-            }
-            Err(_) => return Err(NotFetched),
+    address: RemoteAddress,
+    into: &'f mut [u8],
+}
+
+impl Transfer for Fetch<'_> {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn len(&self, _: usize) -> usize {
+        self.into.len()
+    }
+
+    fn step(&mut self, at: Cursor) -> Result<usize, Blocked> {
+        self.locate(at)
+    }
+
+    fn locate(&self, at: Cursor) -> Result<usize, Blocked> {
+        let done = at.done as u64;
+        let address = RemoteAddress { offset: self.address.offset + done, ..self.address };
+        match self.into.len() as u64 - done {
+            0 => Ok(0),
+            len => Err(Blocked::Post { peer: self.peer, address, len }),
         }
+    }
+
+    fn source(&self, _: Cursor, _: usize) -> Option<&[u8]> {
+        None
+    }
+
+    fn target(&mut self, at: Cursor, len: usize) -> Option<&mut [u8]> {
+        Some(&mut self.into[at.done..at.done + len])
     }
 }

@@ -15,12 +15,20 @@ pub struct Bereft {
     inner: Arc<dyn Fabric>,
     is_bereft: AtomicBool,
     registered_bytes: AtomicU64,
+    posts: AtomicU64,
+    posted: AtomicU64,
 }
 
 impl Bereft {
     /// Wraps `inner`, whose peers can be reached for now.
     pub fn new(inner: Arc<dyn Fabric>) -> Bereft {
-        Bereft { inner, is_bereft: AtomicBool::new(false), registered_bytes: AtomicU64::new(0) }
+        Bereft {
+            inner,
+            is_bereft: AtomicBool::new(false),
+            registered_bytes: AtomicU64::new(0),
+            posts: AtomicU64::new(0),
+            posted: AtomicU64::new(0),
+        }
     }
 
     /// From now on no peer's memory is reached.
@@ -32,6 +40,11 @@ impl Bereft {
     /// Length of all segments registered so far.
     pub fn registered_bytes(&self) -> u64 {
         self.registered_bytes.load(Relaxed)
+    }
+
+    /// How often something was posted, and how many requests that were.
+    pub fn posted(&self) -> (u64, u64) {
+        (self.posts.load(Relaxed), self.posted.load(Relaxed))
     }
 }
 
@@ -54,6 +67,8 @@ impl Fabric for Bereft {
     }
 
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        self.posts.fetch_add(1, Relaxed);
+        self.posted.fetch_add(requests.len() as u64, Relaxed);
         self.inner.post(peer, requests)
     }
 

@@ -232,9 +232,7 @@ impl Engine {
             self.tell(News::NamesLost { count: lost, life });
         }
         self.unpark();
-        for token in self.mapper.handle_down(life) {
-            self.effects.push_back(Effect::Quiesce(token));
-        }
+        self.effects.extend(self.mapper.handle_down(life).into_iter().map(Effect::Quiesce));
         // First note that it may still write, then take its silence for an answer: the other way round, memory
         // that it can reach would be reused.
         self.taint_regions_of(life);
@@ -329,8 +327,8 @@ impl Engine {
             self.effects.push_back(Effect::CutOff(peer));
             self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, self.now_ns));
         }
-        let token = self.mapper.barrier();
-        self.owe(token, asker);
+        let quiesce = self.mapper.barrier();
+        self.owe(quiesce, asker);
     }
 
     /// When `handle_timeout` wants to be called, in ns.

@@ -403,10 +403,10 @@ impl Engine {
     fn unmap(&mut self, index: u32, op: Option<OpId>) {
         let home = self.mapper.path_region(index).and_then(|region| self.mapper.home_of(region));
         match (self.mapper.remove(index), home) {
-            (Some((region, last, token)), Some(home)) => {
+            (Some((region, last, quiesce)), Some(home)) => {
                 let last_of = last.then_some((region, home));
-                self.unmapping.insert(token, Unmapping { last_of, op });
-                self.effects.push_back(Effect::Quiesce(token));
+                self.unmapping.insert(quiesce.token, Unmapping { last_of, op });
+                self.effects.push_back(Effect::Quiesce(quiesce));
             }
             _ => {
                 if let Some(op) = op {

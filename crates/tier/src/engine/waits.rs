@@ -98,9 +98,9 @@ impl Engine {
         if release != Release::Forsaken {
             return self.ask(home, request, Purpose::User(op, UserStep::Unlock));
         }
-        let token = self.mapper.barrier();
-        self.waits.forsaking.insert(token, (op, home, request));
-        self.effects.push_back(Effect::Quiesce(token));
+        let quiesce = self.mapper.barrier();
+        self.waits.forsaking.insert(quiesce.token, (op, home, request));
+        self.effects.push_back(Effect::Quiesce(quiesce));
     }
 
     pub(super) fn finish_forsaking(&mut self, token: Token) {

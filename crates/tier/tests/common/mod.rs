@@ -258,7 +258,9 @@ impl Cluster {
                     self.arenas.lock().unwrap().insert((index, key), window.clone());
                     host.engine.handle_grown(now_ns, Some((key, window)));
                 }
-                Effect::Quiesce(token) => host.graces.push((token, host.path.pins().start_grace())),
+                Effect::Quiesce(quiesce) => {
+                    host.graces.push((quiesce.token, host.path.pins().start_grace()));
+                }
                 Effect::Copy { token, from, to } => {
                     self.copies.push((index, token, Work::Copy { from, to }));
                 }

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use halite::{Lh, NodeId, Permissions, Placement, Session};
+use halite::{Lh, NodeId, Permissions, Placement, ReadOp, Session, WriteOp};
 
 use super::quiet::{FUNCTION, PORT, Quiet};
 
@@ -13,11 +13,16 @@ const THERE: NodeId = NodeId(1);
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How many accesses a batch has.
+const PIECES: u64 = 64;
+
 /// One operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Job {
     Read,
     Write,
+    ReadBatch,
+    WriteBatch,
     FetchAdd,
     CompareSwap,
     Fill,
@@ -33,9 +38,11 @@ pub(super) enum Job {
 
 /// All rows; 0 bytes for what has no size.
 pub(super) fn all() -> impl Iterator<Item = (Job, u64)> {
-    let sizes: [(Job, &[u64]); 13] = [
+    let sizes: [(Job, &[u64]); 15] = [
         (Job::Read, &[8, 4 << 10, 64 << 10, 1 << 20]),
         (Job::Write, &[8, 4 << 10, 64 << 10, 1 << 20]),
+        (Job::ReadBatch, &[PIECES * 64]),
+        (Job::WriteBatch, &[PIECES * 64]),
         (Job::FetchAdd, &[8]),
         (Job::CompareSwap, &[8]),
         (Job::Fill, &[4 << 10, 1 << 20]),
@@ -56,6 +63,8 @@ impl Job {
         match self {
             Job::Read => "read",
             Job::Write => "write",
+            Job::ReadBatch => "read_batch of 64 pieces",
+            Job::WriteBatch => "write_batch of 64 pieces",
             Job::FetchAdd => "fetch_add",
             Job::CompareSwap => "compare_swap",
             Job::Fill => "fill",
@@ -72,7 +81,10 @@ impl Job {
 
     /// Whether its bytes cross the network.
     pub(super) fn carries_bytes(self) -> bool {
-        matches!(self, Job::Read | Job::Write | Job::Call | Job::Send | Job::Move)
+        matches!(
+            self,
+            Job::Read | Job::Write | Job::ReadBatch | Job::WriteBatch | Job::Call | Job::Send | Job::Move
+        )
     }
 }
 
@@ -124,6 +136,16 @@ impl Worker {
         match self.job {
             Job::Read => session.read(lh, 0, &mut self.buffer).await?,
             Job::Write => session.write(lh, 0, &self.buffer).await?,
+            Job::ReadBatch => {
+                let pieces = self.buffer.chunks_mut((bytes / PIECES) as usize);
+                let piece = |(offset, into)| ReadOp { lh, offset, into };
+                session.read_batch(&mut scattered(bytes).zip(pieces).map(piece).collect::<Vec<_>>()).await?
+            }
+            Job::WriteBatch => {
+                let pieces = self.buffer.chunks((bytes / PIECES) as usize);
+                let piece = |(offset, from)| WriteOp { lh, offset, from };
+                session.write_batch(&scattered(bytes).zip(pieces).map(piece).collect::<Vec<_>>()).await?
+            }
             Job::FetchAdd => drop(session.fetch_add(lh, 0, 1).await?),
             Job::CompareSwap => drop(session.compare_swap(lh, 0, self.done, self.done + 1).await?),
             Job::Fill => session.fill(lh, 0, bytes, 7).await?,
@@ -144,6 +166,11 @@ impl Worker {
 }
 
 const ALL: Permissions = Permissions::all();
+
+/// Where the pieces of a batch are: every other one of those that the region has room for.
+fn scattered(bytes: u64) -> impl Iterator<Item = u64> {
+    (0..PIECES).map(move |piece| 2 * piece * (bytes / PIECES))
+}
 
 /// Waits for both, at the same time.
 async fn both<T, E>(

@@ -1,0 +1,283 @@
+//! Posted operations: accesses that go through the fabric's queues, and the memory that they land in.
+//!
+//! A peer's answer must never land in memory that its owner has given up, so reads land in slots of a segment
+//! that the node owns.  A caller who loses interest leaves its slot behind until the completion has arrived:
+//!
+//! ```text
+//!  begin ──> Begun ── posted ──> Awaited ── complete ──> Done ── taken: slot is free
+//!              └ dropped: gone      └ dropped ──> Abandoned ── complete: slot is free
+//! ```
+//!
+//! An operation is begun *before* its address is looked up, so that whoever changes the address afterwards knows
+//! by [`Posted::is_over`] that nobody uses the old one any more.
+//!
+//! What takes several operations keeps a window of them under way ([`carry`]).  An operation of up to 256 bytes
+//! allocates nothing and takes no lock that all threads share, and neither does its completion.
+
+mod carry;
+mod pipeline;
+mod staging;
+mod table;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
+
+use halite_fabric::{Fabric, Local, PeerId, Status, WorkId};
+use halite_tier::effect::PostedTo;
+
+pub(crate) use carry::{Cursor, Failed, Stop, Transfer};
+pub(crate) use staging::NoStaging;
+pub(crate) use table::is_operation;
+
+use self::staging::{Slot, Staging};
+use self::table::{Left, OperationId, Table};
+use crate::wait::{Event, Wakes};
+
+/// Most bytes of one posted operation: bulk traffic must let small requests through in between.
+pub(crate) const SLICE_BYTES_MAX: usize = 32 << 10;
+
+/// All posted operations of a node.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    table: Table,
+    staging: Staging,
+    /// Staging memory has become free.
+    room: Event,
+    /// The fabric may take more.
+    progress: Event,
+    /// Whether anybody waits for that.
+    is_full: AtomicBool,
+}
+
+/// How a posted operation ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: Status,
+    /// What the word held before an atomic; of other operations 0.
+    pub(crate) old: u64,
+}
+
+/// Something that must outlive an operation: the memory of its source, say.
+pub(crate) struct Keepsake(#[expect(dead_code, reason = "it is kept to be dropped")] Box<dyn Send>);
+
+impl std::fmt::Debug for Keepsake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keepsake")
+    }
+}
+
+/// Operations that were under way at some time.
+#[derive(Debug)]
+pub(crate) struct Mark(Vec<OperationId>);
+
+impl Posted {
+    /// For so many threads that post at once.
+    pub(crate) fn new(threads: usize) -> Posted {
+        let shards = threads.clamp(1, Table::SHARDS_MAX);
+        Posted {
+            table: Table::new(shards),
+            staging: Staging::new(shards),
+            room: Event::default(),
+            progress: Event::default(),
+            is_full: AtomicBool::new(false),
+        }
+    }
+
+    /// Begins an operation on memory of `peer`.  Its address must be looked up after this.
+    #[inline]
+    pub(crate) fn begin(&self, peer: PeerId) -> Operation<'_> {
+        let id = self.table.begin(peer);
+        Operation { posted: self, id, phase: Phase::Begun, slot: None }
+    }
+
+    /// What is under way to the memory of some peers.
+    pub(crate) fn mark(&self, to: &PostedTo) -> Mark {
+        let mut found = Vec::new();
+        match to {
+            PostedTo::Peers(peers) if peers.is_empty() => {}
+            PostedTo::Peers(peers) => self.table.under_way(|peer| peers.contains(&peer), false, &mut found),
+            PostedTo::Anybody => self.table.under_way(|_| true, false, &mut found),
+        }
+        Mark(found)
+    }
+
+    /// All that is under way, and all that is kept for it.
+    pub(crate) fn mark_all(&self) -> Mark {
+        let mut found = Vec::new();
+        self.table.under_way(|_| true, true, &mut found);
+        Mark(found)
+    }
+
+    /// Whether all that was under way has completed.
+    pub(crate) fn is_over(&self, mark: &mut Mark) -> bool {
+        mark.0.retain(|id| self.table.is_under_way(*id));
+        mark.0.is_empty()
+    }
+
+    /// A completion has arrived.
+    #[inline]
+    pub(crate) fn complete(&self, id: WorkId, ended: Ended, wakes: &mut Wakes) {
+        let completed = self.table.complete(id, ended);
+        wakes.add(completed.waker);
+        if let Some(slot) = completed.slot {
+            self.give_back(slot, wakes);
+        }
+        // Who misses it tries again in a while.
+        if self.is_full.load(Relaxed) {
+            self.retry(wakes);
+        }
+    }
+
+    fn give_back(&self, slot: Slot, wakes: &mut Wakes) {
+        if self.staging.give_back(slot) {
+            self.room.happen(wakes);
+        }
+    }
+
+    /// A number for an operation that nobody waits for, and that `keepsake` must outlive.
+    pub(crate) fn keep(&self, peer: PeerId, keepsake: Box<dyn Send>) -> WorkId {
+        self.table.keep(peer, Keepsake(keepsake)).work_id()
+    }
+
+    /// An operation that was to be kept for was not posted after all.
+    pub(crate) fn release(&self, id: WorkId) {
+        self.table.withdraw(OperationId::of(id));
+    }
+
+    /// Waits until the fabric may take more; `seen` is [`Posted::progress_count`] before it was tried.
+    pub(crate) async fn progress_after(&self, seen: u64) {
+        self.progress.after(seen).await;
+    }
+
+    /// See [`Posted::progress_after`].
+    pub(crate) fn progress_count(&self) -> u64 {
+        self.progress.count()
+    }
+
+    /// Somebody is about to wait for [`Posted::progress_after`].
+    pub(crate) fn note_full(&self) {
+        // A hint: see Posted::complete().
+        self.is_full.store(true, Relaxed);
+    }
+
+    /// Lets those try again for whom the fabric's queue was full.
+    pub(crate) fn retry(&self, wakes: &mut Wakes) {
+        self.is_full.store(false, Relaxed);
+        self.progress.happen(wakes);
+    }
+
+    /// Nothing completes any more: ends the waiting of all.  Slots stay reserved, since bytes may land in them
+    /// until the fabric is closed.
+    pub(crate) fn close(&self, wakes: &mut Wakes) {
+        wakes.extend(self.table.close());
+        self.room.happen(wakes);
+        self.progress.happen(wakes);
+    }
+}
+
+impl Ended {
+    /// Never began, or was given up.
+    const FLUSHED: Ended = Ended { status: Status::Flushed, old: 0 };
+}
+
+/// An operation that has begun.
+#[derive(Debug)]
+pub(crate) struct Operation<'p> {
+    posted: &'p Posted,
+    id: OperationId,
+    phase: Phase,
+    /// What the operation uses while it is under way.
+    slot: Option<Slot>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Begun,
+    Posted,
+    /// It has ended, but what landed in its staging memory may still be wanted.
+    Landed,
+    /// Its place in the table is another's.
+    Over,
+}
+
+impl Operation<'_> {
+    /// What to call it when it is posted.
+    pub(crate) fn id(&self) -> WorkId {
+        self.id.work_id()
+    }
+
+    /// Takes staging memory of `len` bytes, at most [`SLICE_BYTES_MAX`], if there is any now.
+    fn stage(&mut self, fabric: &dyn Fabric, len: usize) -> Result<bool, NoStaging> {
+        self.slot = self.posted.staging.slot(fabric, self.id, len)?;
+        Ok(self.slot.is_some())
+    }
+
+    /// The staging memory, holding `from` now.
+    fn staged_source(&self, from: &[u8]) -> Option<Local<'static>> {
+        let slot = self.slot.as_ref()?;
+        self.posted.staging.write(slot, from);
+        Some(self.posted.staging.local(slot, from.len()))
+    }
+
+    /// The staging memory, for `len` bytes to land in.
+    fn staged_target(&self, len: usize) -> Option<Local<'static>> {
+        self.slot.as_ref().map(|slot| self.posted.staging.local(slot, len))
+    }
+
+    /// Copies what has landed in the staging memory.
+    fn unstage(&self, into: &mut [u8]) {
+        if let Some(slot) = &self.slot {
+            self.posted.staging.read(slot, into);
+        }
+    }
+
+    /// It has been posted: from here on, it must complete before its staging memory is used again.
+    pub(crate) fn set_posted(&mut self) {
+        self.phase = Phase::Posted;
+    }
+
+    /// Waits for the end of an operation that has been posted.
+    pub(crate) async fn ended(&mut self) -> Ended {
+        std::future::poll_fn(|context| self.poll_ended(context)).await
+    }
+
+    fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+        let stays = self.slot.is_some();
+        match self.posted.table.poll(self.id, stays, context) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Some(ended)) => {
+                self.phase = if stays { Phase::Landed } else { Phase::Over };
+                Poll::Ready(ended)
+            }
+            Poll::Ready(None) => {
+                self.phase = Phase::Over;
+                // Nothing completes any more, but bytes may still land there.
+                self.slot = None;
+                Poll::Ready(Ended::FLUSHED)
+            }
+        }
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        let slot = self.slot.take();
+        let free = match self.phase {
+            Phase::Over => slot,
+            Phase::Begun | Phase::Landed => {
+                self.posted.table.withdraw(self.id);
+                slot
+            }
+            Phase::Posted => match self.posted.table.abandon(self.id, slot) {
+                Left::Nothing(slot) => slot,
+                Left::UnderWay => None,
+            },
+        };
+        if let Some(slot) = free {
+            let mut wakes = Wakes::default();
+            self.posted.give_back(slot, &mut wakes);
+            wakes.wake_all();
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The operations under way, in shards, so that threads do not meet in one lock.
+//!
+//! A thread's operations stand in its own shard, whose lock only whoever handles their completions takes besides.
+
+use std::cell::Cell;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker};
+
+use halite_fabric::{PeerId, WorkId};
+
+use super::staging::Slot;
+use super::{Ended, Keepsake};
+use crate::wait::lock;
+
+/// The operations of a node.
+#[derive(Debug)]
+pub(super) struct Table {
+    shards: Box<[Shard]>,
+}
+
+/// Two cache lines, since processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard {
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    all: Vec<Entry>,
+    free: Vec<u32>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    generation: u32,
+    /// Whose memory the operation reaches.
+    peer: PeerId,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Free,
+    /// Not polled yet since it began.
+    Begun,
+    Awaited(Waker),
+    /// Nobody waits; what it uses is given back at its end.
+    Abandoned(Option<Slot>),
+    /// Nobody waits, but this must outlive it.
+    Kept(Keepsake),
+    Done(Ended),
+}
+
+/// An operation's place in the table, and which use of that place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct OperationId {
+    shard: u32,
+    index: u32,
+    generation: u32,
+}
+
+/// What a completion leaves to be done without the table's locks.
+#[derive(Debug, Default)]
+pub(super) struct Completed {
+    pub(super) waker: Option<Waker>,
+    pub(super) slot: Option<Slot>,
+    _kept: Option<Keepsake>,
+}
+
+/// What is left of an operation that was given up.
+pub(super) enum Left {
+    /// Nothing: the slot can be used again.
+    Nothing(Option<Slot>),
+    /// It keeps its slot until it completes.
+    UnderWay,
+}
+
+/// The numbers of operations have it, and no other work requests of a node.
+const OPERATION_BIT: u64 = 1 << 63;
+/// Bits of an index and of a shard in a work request's number; the generation has the 31 between.
+const INDEX_BITS: u32 = 24;
+const SHARD_BITS: u32 = 8;
+const GENERATION_BITS: u32 = 31;
+
+impl OperationId {
+    pub(super) fn work_id(self) -> WorkId {
+        let low = u64::from(self.shard) << INDEX_BITS | u64::from(self.index);
+        WorkId(OPERATION_BIT | u64::from(self.generation) << (INDEX_BITS + SHARD_BITS) | low)
+    }
+
+    pub(super) fn of(id: WorkId) -> OperationId {
+        let bits = |from: u32, count: u32| (id.0 >> from) as u32 & ((1 << count) - 1);
+        OperationId {
+            shard: bits(INDEX_BITS, SHARD_BITS),
+            index: bits(0, INDEX_BITS),
+            generation: bits(INDEX_BITS + SHARD_BITS, GENERATION_BITS),
+        }
+    }
+
+    /// The place among those of all shards, for the first `per_shard` of each.
+    pub(super) fn place(self, per_shard: u32) -> Option<u32> {
+        (self.index < per_shard).then(|| self.shard * per_shard + self.index)
+    }
+}
+
+/// Whether a work request of that number is an operation.
+pub(crate) fn is_operation(id: WorkId) -> bool {
+    id.0 & OPERATION_BIT != 0
+}
+
+impl Table {
+    /// Most shards.
+    pub(super) const SHARDS_MAX: usize = 1 << SHARD_BITS;
+
+    pub(super) fn new(shards: usize) -> Table {
+        let count = shards.clamp(1, Table::SHARDS_MAX);
+        Table { shards: (0..count).map(|_| Shard::default()).collect() }
+    }
+
+    pub(super) fn begin(&self, peer: PeerId) -> OperationId {
+        self.add(peer, State::Begun)
+    }
+
+    pub(super) fn keep(&self, peer: PeerId, keepsake: Keepsake) -> OperationId {
+        self.add(peer, State::Kept(keepsake))
+    }
+
+    fn add(&self, peer: PeerId, state: State) -> OperationId {
+        let shard = own_shard() % self.shards.len();
+        let mut entries = lock(&self.shards[shard].entries);
+        let (index, generation) = entries.add(peer, state);
+        OperationId { shard: shard as u32, index, generation }
+    }
+
+    /// `None` once it has ended, or where it never was.
+    fn with<T>(&self, id: OperationId, change: impl FnOnce(&mut Entries, usize) -> T) -> Option<T> {
+        let mut entries = lock(&self.shards.get(id.shard as usize)?.entries);
+        let index = id.index as usize;
+        let entry = entries.all.get(index)?;
+        let is_current = entry.generation == id.generation && !matches!(entry.state, State::Free);
+        is_current.then(|| change(&mut entries, index))
+    }
+
+    /// A completion has arrived.  One that nobody expects changes nothing.
+    pub(super) fn complete(&self, id: WorkId, ended: Ended) -> Completed {
+        let completed = self.with(OperationId::of(id), |entries, index| {
+            match std::mem::replace(&mut entries.all[index].state, State::Done(ended)) {
+                State::Begun => Completed::default(),
+                State::Awaited(waker) => Completed { waker: Some(waker), ..Completed::default() },
+                State::Abandoned(slot) => {
+                    entries.remove(index);
+                    Completed { slot, ..Completed::default() }
+                }
+                State::Kept(keepsake) => {
+                    entries.remove(index);
+                    Completed { _kept: Some(keepsake), ..Completed::default() }
+                }
+                // A confused provider: the first word counts.
+                State::Done(first) => {
+                    entries.all[index].state = State::Done(first);
+                    Completed::default()
+                }
+                State::Free => unreachable!("a free place has no current operation"),
+            }
+        });
+        completed.unwrap_or_default()
+    }
+
+    /// How it ended, once it has; its place is free from then on, unless it `stays` until it is withdrawn.  `None` where
+    /// nothing completes any more.
+    pub(super) fn poll(
+        &self,
+        id: OperationId,
+        stays: bool,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Ended>> {
+        let polled = self.with(id, |entries, index| {
+            let closed = entries.closed;
+            match &mut entries.all[index].state {
+                State::Done(ended) => {
+                    let ended = *ended;
+                    if !stays {
+                        entries.remove(index);
+                    }
+                    Poll::Ready(Some(ended))
+                }
+                state if closed => {
+                    // Bytes may still land, so that the place is never used again.
+                    *state = State::Abandoned(None);
+                    Poll::Ready(None)
+                }
+                State::Awaited(waker) if waker.will_wake(context.waker()) => Poll::Pending,
+                state => {
+                    *state = State::Awaited(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        });
+        polled.expect("an operation is polled by its owner until it has ended")
+    }
+
+    /// An operation that was not posted, or has ended, or of a keepsake that is not needed.
+    pub(super) fn withdraw(&self, id: OperationId) {
+        let state = self.with(id, |entries, index| {
+            let state = std::mem::replace(&mut entries.all[index].state, State::Free);
+            entries.remove(index);
+            state
+        });
+        // Not under the lock, since dropping a keepsake may do anything.
+        drop(state);
+    }
+
+    /// Nobody waits any more for an operation that was posted.
+    pub(super) fn abandon(&self, id: OperationId, slot: Option<Slot>) -> Left {
+        let mut slot = Some(slot);
+        let left = self.with(id, |entries, index| match entries.all[index].state {
+            State::Done(_) => {
+                entries.remove(index);
+                Left::Nothing(slot.take().flatten())
+            }
+            _ => {
+                entries.all[index].state = State::Abandoned(slot.take().flatten());
+                Left::UnderWay
+            }
+        });
+        left.unwrap_or_else(|| Left::Nothing(slot.flatten()))
+    }
+
+    /// Adds the operations under way whose peers are `wanted`, and what is kept for them if `kept`, to `found`.
+    pub(super) fn under_way(
+        &self,
+        wanted: impl Fn(PeerId) -> bool,
+        kept: bool,
+        found: &mut Vec<OperationId>,
+    ) {
+        for (shard, entries) in (0..).zip(&self.shards) {
+            let entries = lock(&entries.entries);
+            if entries.all.len() == entries.free.len() {
+                continue;
+            }
+            let is_wanted = |entry: &Entry| wanted(entry.peer) && entry.is_under_way(kept);
+            let wanted = (0..).zip(&entries.all).filter(|(_, entry)| is_wanted(entry));
+            found.extend(wanted.map(|(index, entry)| OperationId {
+                shard,
+                index,
+                generation: entry.generation,
+            }));
+        }
+    }
+
+    pub(super) fn is_under_way(&self, id: OperationId) -> bool {
+        self.with(id, |entries, index| entries.all[index].is_under_way(true)).unwrap_or(false)
+    }
+
+    /// Nothing completes any more.  Returns who waited.
+    pub(super) fn close(&self) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for shard in &self.shards {
+            let mut entries = lock(&shard.entries);
+            entries.closed = true;
+            for entry in &mut entries.all {
+                if let State::Awaited(_) = entry.state
+                    && let State::Awaited(waker) = std::mem::replace(&mut entry.state, State::Begun)
+                {
+                    wakers.push(waker);
+                }
+            }
+        }
+        wakers
+    }
+}
+
+impl Entries {
+    fn add(&mut self, peer: PeerId, state: State) -> (u32, u32) {
+        match self.free.pop() {
+            Some(index) => {
+                let entry = &mut self.all[index as usize];
+                (entry.peer, entry.state) = (peer, state);
+                (index, entry.generation)
+            }
+            None => {
+                let index = self.all.len() as u32;
+                assert!(index < 1 << INDEX_BITS, "a thread has fewer than 16 million operations under way");
+                self.all.push(Entry { generation: 0, peer, state });
+                (index, 0)
+            }
+        }
+    }
+
+    fn remove(&mut self, index: usize) {
+        let entry = &mut self.all[index];
+        entry.state = State::Free;
+        entry.generation = (entry.generation + 1) & ((1 << GENERATION_BITS) - 1);
+        self.free.push(index as u32);
+    }
+}
+
+impl Entry {
+    fn is_under_way(&self, kept: bool) -> bool {
+        match self.state {
+            State::Begun | State::Awaited(_) | State::Abandoned(_) => true,
+            State::Kept(_) => kept,
+            State::Free | State::Done(_) => false,
+        }
+    }
+}
+
+/// A number of the calling thread, which it has from its first operation on.
+fn own_shard() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static OWN: Cell<Option<usize>> = const { Cell::new(None) });
+    let assign = || {
+        // Only spreads the threads: nothing is ordered by it.
+        let own = NEXT.fetch_add(1, Relaxed);
+        OWN.set(Some(own));
+        own
+    };
+    OWN.get().unwrap_or_else(assign)
+}
