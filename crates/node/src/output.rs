@@ -44,6 +44,19 @@ pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "halite: {text}");
 }
 
+/// An error and what it comes from, each told once: some errors say themselves what they come from.
+pub fn reasons(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for reason in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = reason;
+        } else if !text.ends_with(&reason) {
+            text = format!("{text}: {reason}");
+        }
+    }
+    text
+}
+
 /// Tells what went wrong and returns the exit status for it.
 pub fn failure(error: &anyhow::Error) -> ExitCode {
     // Whoever reads our output has seen enough (`halite ls | head -1`): nothing to complain about.
@@ -55,7 +68,7 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
         None => false,
     };
     if !error.chain().any(is_closed) {
-        note(&format!("{error:#}"));
+        note(&reasons(error));
     }
     if error.is::<UsageError>() {
         return ExitCode::from(2);

@@ -87,7 +87,7 @@ fn whatever_lies_beside_the_files_of_a_cluster_outlives_it() {
     }
     // A node that died leaves files of these names.
     std::fs::write(dir.join("node-3.lock"), "4194305 77\n").unwrap();
-    scratch.ok("status");
+    assert_eq!(scratch.states(), ["alive", "alive", "dead"]);
     scratch.ok("down");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     scratch.ok("down");

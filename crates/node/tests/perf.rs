@@ -91,6 +91,8 @@ fn more_than_a_word_at_random_places_stays_whole_and_is_compared_with_a_copy() {
 fn regions_are_made_and_mapped() {
     check("alloc_lat -n 50", 4096, 50);
     check("alloc_lat -n 20 -s 4G", 4 << 30, 20);
+    let populated = check("alloc_lat -n 20 --populate", 4 << 20, 20);
+    positive(&populated["baseline"]["pages_lat_us"]);
     check("map_lat -n 50", 4096, 50);
 }
 

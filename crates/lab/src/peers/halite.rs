@@ -94,6 +94,7 @@ struct Baseline {
     memset_mbps: Option<f64>,
     memset_lat_us: Option<f64>,
     read_write_lat_us: Option<f64>,
+    pages_lat_us: Option<f64>,
     store_ns: Option<f64>,
     atomic_ns: Option<f64>,
     overhead_ns: Option<f64>,
@@ -127,7 +128,7 @@ impl Baseline {
     fn latency_us(&self) -> Option<f64> {
         let word_ns = self.store_ns.or(self.atomic_ns);
         let bytes_us = self.memcpy_lat_us.or(self.memset_lat_us).or(self.read_write_lat_us);
-        bytes_us.or(word_ns.map(|ns| ns / 1e3))
+        bytes_us.or(self.pages_lat_us).or(word_ns.map(|ns| ns / 1e3))
     }
 }
 
@@ -154,7 +155,12 @@ mod tests {
 
     #[test]
     fn every_kind_of_baseline_is_understood() {
-        for (field, value) in [("atomic_ns", 5.0), ("memset_lat_us", 0.005), ("read_write_lat_us", 0.005)] {
+        for (field, value) in [
+            ("atomic_ns", 5.0),
+            ("memset_lat_us", 0.005),
+            ("read_write_lat_us", 0.005),
+            ("pages_lat_us", 0.005),
+        ] {
             let line = line().replace("\"memcpy_lat_us\":0.005", &format!("\"{field}\":{value}"));
             assert_eq!(parse_line(&line).expect("a line").baseline_us, Some(0.005), "{field}");
         }

@@ -75,7 +75,7 @@ fn ask(dir: &Path, presences: &[Presence]) -> Vec<NodeStatus> {
         Ok(statuses)
     });
     statuses.unwrap_or_else(|error| {
-        output::note(&format!("{error:#}: showing what the lock files tell"));
+        output::note(&format!("{}: showing what the lock files tell", output::reasons(&error)));
         Vec::new()
     })
 }

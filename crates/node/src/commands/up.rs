@@ -150,7 +150,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
-            output::note(&format!("{error:#}"));
+            output::note(&output::reasons(&error));
         }
     }
 }

@@ -107,6 +107,9 @@ pub struct PerfArgs {
     /// write_lat: times the call, beside a bare memcpy, instead of a ping-pong
     #[arg(long)]
     pub completion: bool,
+    /// alloc_lat: memory is taken from the system before a region is there, beside bare pages [default size: 4M]
+    #[arg(long)]
+    pub populate: bool,
     /// Operations at random over this many regions, beside bare accesses to as much memory
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub regions: Option<u64>,

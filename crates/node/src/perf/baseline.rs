@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use halite_mem::{PagePolicy, Segment, Window};
 
@@ -108,6 +109,26 @@ impl Words {
     #[inline]
     pub fn read(&self, offset: u64, buffer: &mut [u8]) {
         self.0.read(offset, buffer).expect("inside");
+    }
+}
+
+/// A plain shared mapping whose pages come and go.
+#[derive(Debug)]
+pub struct Pages(Arc<Segment>);
+
+impl Pages {
+    /// A mapping of `bytes`, without any memory yet.
+    pub fn new(bytes: u64) -> io::Result<Pages> {
+        Ok(Pages(plain_segment(bytes)?))
+    }
+
+    /// Takes all of it from the system, and gives it back; how long the taking took.
+    pub fn take(&self) -> anyhow::Result<Duration> {
+        let begin = Instant::now();
+        self.0.populate(0, self.0.len())?;
+        let took = begin.elapsed();
+        self.0.discard(0, self.0.len())?;
+        Ok(took)
     }
 }
 

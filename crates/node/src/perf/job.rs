@@ -44,7 +44,10 @@ pub enum Kind {
         region_bytes: u64,
     },
     /// Makes regions.
-    Alloc,
+    Alloc {
+        /// Whether their memory is taken from the system at once.
+        populate: bool,
+    },
     /// Maps a region.
     Map,
     /// Calls with as long a reply as this, or else as the request.
@@ -129,13 +132,14 @@ impl Job {
     /// Reads the flags as a whole.
     pub fn new(args: &PerfArgs) -> Result<Job, UsageError> {
         let kind = kind(args)?;
-        let moves_bytes = !matches!(kind, Kind::Alloc | Kind::Map);
+        let moves_bytes = !matches!(kind, Kind::Alloc { .. } | Kind::Map);
         let sizes = match args.size {
             _ if kind.has_one_size() => vec![kind.only_size(args)?],
             Some(size) => vec![size.0],
             None if args.all => (3..=26).map(|power| 1 << power).collect(),
             None if matches!(args.test, Test::ReadBw | Test::WriteBw) => vec![64 << 10],
             None if moves_bytes && !matches!(kind, Kind::Bulk(_)) => vec![8],
+            None if args.populate => vec![4 << 20],
             None => vec![4 << 10],
         };
         let (least, most) = (sizes[0], sizes[sizes.len() - 1]);
@@ -172,7 +176,8 @@ impl Job {
         let bytes = if matches!(self.test, Test::ReadBw | Test::WriteBw) { 16 << 30 } else { 1 << 30 };
         let threads = self.threads as u64;
         self.iterations.unwrap_or(match self.kind {
-            Kind::Alloc | Kind::Map => 10_000,
+            Kind::Alloc { populate: true } => (bytes / size).clamp(32, 10_000),
+            Kind::Alloc { populate: false } | Kind::Map => 10_000,
             Kind::PingPong | Kind::Access(_) | Kind::Random { .. } | Kind::Messages | Kind::Bulk(_) => {
                 (bytes / size).clamp(32, 1_000_000)
             }
@@ -260,6 +265,9 @@ fn kind(args: &PerfArgs) -> Result<Kind, UsageError> {
 
 /// Whether flags stand beside the tests that they belong to.
 fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
+    if args.populate && args.test != Test::AllocLat {
+        return Err(wrong("--populate belongs to alloc_lat"));
+    }
     if args.window.is_some() && args.test != Test::RpcRate {
         return Err(wrong("--window belongs to rpc_rate"));
     }
@@ -320,7 +328,7 @@ fn of_regions(args: &PerfArgs) -> Result<Kind, UsageError> {
         Test::AllocLat | Test::MapLat if is_random => {
             return Err(wrong("--regions and --span belong to reads and writes"));
         }
-        Test::AllocLat => return Ok(Kind::Alloc),
+        Test::AllocLat => return Ok(Kind::Alloc { populate: args.populate }),
         Test::MapLat => return Ok(Kind::Map),
         _ => unreachable!("calls and words have their kinds already"),
     };
@@ -378,7 +386,8 @@ mod tests {
         check("write_lat", Kind::PingPong, &[8]);
         check("write_lat --completion", Kind::Access(Verb::Write), &[8]);
         check("read_bw", Kind::Access(Verb::Read), &[64 << 10]);
-        check("alloc_lat -s 4G", Kind::Alloc, &[4 << 30]);
+        check("alloc_lat -s 4G", Kind::Alloc { populate: false }, &[4 << 30]);
+        check("alloc_lat --populate", Kind::Alloc { populate: true }, &[4 << 20]);
         check("map_lat", Kind::Map, &[4096]);
         check("rpc_lat", Kind::Calls { window: None, batch: 1, reply_bytes: None, lends: false }, &[8]);
         check("fetch_add_lat", Kind::Words(WordVerb::FetchAdd), &[8]);
@@ -442,6 +451,7 @@ mod tests {
             "read_lat -s 0",
             "read_bw -s 65M",
             "alloc_lat --regions 3",
+            "map_lat --populate",
             "read_lat -a --span 1G",
             "read_lat --span 4",
             "read_lat --span 32 --regions 16",

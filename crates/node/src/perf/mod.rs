@@ -72,7 +72,7 @@ fn measure_all(
         Kind::Random { verb, regions, region_bytes } => {
             random::run(job, ends, verb, regions, region_bytes, report)
         }
-        Kind::Alloc => regions::alloc(job, ends, report),
+        Kind::Alloc { .. } => regions::alloc(job, ends, report),
         Kind::Map => regions::map(job, ends, report),
         Kind::Calls { window, .. } => calls::run(job, ends, window, report),
         Kind::Load { rate, is_sweep } => load::run(job, ends, rate, is_sweep, report),

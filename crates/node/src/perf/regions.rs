@@ -3,33 +3,41 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use halite::{Permissions, Placement};
+use halite::{AllocOptions, Permissions, Placement};
 
+use super::baseline::Pages;
 use super::cores::pin;
 use super::ends::Ends;
 use super::gate::{self, Seat};
-use super::job::Job;
+use super::job::{Job, Kind};
 use super::measure::{Schedule, Series};
-use super::report::Row;
+use super::report::{BaselineKind, Row};
 
 type Report<'a> = &'a mut dyn FnMut(Row) -> anyhow::Result<()>;
 
 /// Control operations take microseconds: each is timed by itself.
 const SLOW_NS: f64 = f64::MAX;
 
-/// Times making regions; freeing them is not timed.
+/// Times making regions; freeing them is not timed.  Those whose memory is taken at once stand beside bare pages.
 pub fn alloc(job: &Job, ends: &mut Ends, report: Report<'_>) -> anyhow::Result<()> {
     for size in &job.sizes {
-        let (session, placement) = (&ends.session, Placement::On(ends.peer));
-        let row = measure(job, ends, *size, |_| {
+        let session = &ends.session;
+        let populate = job.kind == Kind::Alloc { populate: true };
+        let options = AllocOptions { placement: Placement::On(ends.peer), populate, ..Default::default() };
+        let mut row = measure(job, ends, *size, |_| {
             let begin = Instant::now();
-            let lh = session.alloc(None, *size, placement.clone(), Permissions::empty())?;
+            let lh = session.alloc_with(None, *size, options.clone())?;
             let took = begin.elapsed();
             session.free(lh)?;
             Ok(took)
         })?;
+        if populate && job.has_baseline {
+            let pages = Pages::new(*size)?;
+            let bare = measure(job, ends, *size, |_| pages.take())?;
+            row.merge_baseline(BaselineKind::Pages, &bare.ours);
+        }
         // The last one is used once, to see that they are regions.
-        let lh = session.alloc(None, *size, placement, Permissions::empty())?;
+        let lh = session.alloc_with(None, *size, options)?;
         session.write(lh, size - 1, &[0xA5])?;
         let mut last = [0];
         session.read(lh, size - 1, &mut last)?;

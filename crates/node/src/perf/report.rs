@@ -77,6 +77,8 @@ pub enum BaselineKind {
     Memset,
     /// A read and a write, by Halite.
     ReadWrite,
+    /// Pages of shared memory that are taken from the system.
+    Pages,
 }
 
 impl BaselineKind {
@@ -98,6 +100,7 @@ impl BaselineKind {
             BaselineKind::Atomic => "atomic",
             BaselineKind::Memset => "memset",
             BaselineKind::ReadWrite => "read+write",
+            BaselineKind::Pages => "pages",
         }
     }
 }
@@ -147,7 +150,7 @@ impl<'a> Report<'a> {
             Kind::Lock if job.threads > 1 => "from one session to the next; all others wait",
             Kind::Messages => "half a ping-pong of messages",
             Kind::Words(_) | Kind::Bulk(_) => "one operation after the other on the same bytes",
-            Kind::Alloc
+            Kind::Alloc { .. }
             | Kind::Map
             | Kind::Calls { window: None, .. }
             | Kind::Memory
@@ -156,6 +159,7 @@ impl<'a> Report<'a> {
         };
         let baseline = match job.kind {
             Kind::Random { verb, .. } => BaselineKind::of_random(verb, job.size_max()),
+            Kind::Alloc { .. } => BaselineKind::Pages,
             Kind::Words(_) => BaselineKind::Atomic,
             Kind::Bulk(BulkVerb::Fill) => BaselineKind::Memset,
             Kind::Bulk(BulkVerb::Copy) => BaselineKind::ReadWrite,
@@ -308,6 +312,8 @@ struct BaselineLine {
     memset_mbps: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     read_write_lat_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pages_lat_us: Option<f64>,
     overhead_ns: f64,
     ratio: f64,
 }
@@ -367,6 +373,7 @@ impl BaselineLine {
                 line.memset_mbps = Some(bare_rate * row.size as f64 / 1e6);
             }
             BaselineKind::ReadWrite => line.read_write_lat_us = Some(bare_us),
+            BaselineKind::Pages => line.pages_lat_us = Some(bare_us),
         }
         line
     }

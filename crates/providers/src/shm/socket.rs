@@ -42,7 +42,8 @@ impl Listener {
     pub(super) fn bind(dir: &Path, name: &str) -> io::Result<Listener> {
         let dir = Arc::new(PrivateDir::open_or_create(dir)?);
         let file_name = format!("{name}{SUFFIX}");
-        let address = SocketAddrUnix::new(dir.path().join(&file_name))?;
+        let path = dir.path().join(&file_name);
+        let address = SocketAddrUnix::new(&path).map_err(|error| too_long(&path, error))?;
         let lock = NameLock::take_patiently(&dir, &lock_name(&file_name))?;
         let lock = lock.ok_or(io::ErrorKind::AddrInUse)?;
         // Whoever held the lock before us is gone, so a socket file that exists is residue.
@@ -158,6 +159,20 @@ fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
     };
     let pid = peer_pid(socket.as_fd())?.and_then(Pid::from_raw);
     pid.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it runs in another pid namespace"))
+}
+
+/// Few know that the paths of sockets are shorter than those of files.
+fn too_long(path: &Path, error: Errno) -> io::Error {
+    let len = path.as_os_str().len();
+    match error {
+        Errno::NAMETOOLONG => io::Error::new(
+            io::ErrorKind::InvalidFilename,
+            format!(
+                "the path of its socket has {len} bytes, and 107 are the most; choose a directory with a shorter path"
+            ),
+        ),
+        error => error.into(),
+    }
 }
 
 /// Connects to a process of our own user, or fails at once.

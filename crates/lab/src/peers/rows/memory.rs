@@ -59,11 +59,14 @@ fn control(sizes: &Sizes) -> Vec<Row> {
     let map = halite(&["map_lat"], sizes.control);
     let small = halite(&["alloc_lat", "-s", &(4 * KIB).to_string()], sizes.control);
     let large = halite(&["alloc_lat", "-s", &(4 * GIB).to_string()], sizes.control);
+    let populated =
+        halite(&["alloc_lat", "--populate", "-s", &(4 * MIB).to_string()], sizes.control.min(1000));
     vec![
         row("map", "us", latency_of(&map), "", None).wants(Target::AtMost(20.0)),
         // A region is a list of extents, and nothing is touched until it is used: size must not matter.
         row("alloc 4 GiB, against 4 KiB", "us", latency_of(&large), "Halite", latency_of(&small))
             .wants(Target::RatioAtMost(2.0)),
+        row("alloc 4 MiB, populated", "us", latency_of(&populated), "bare pages", baseline_of(&populated)),
     ]
 }
 
