@@ -7,7 +7,7 @@ use halite_tier::effect::Command;
 use halite_tier::engine::KnownPeer;
 use halite_tier::ids::{NodeId, NodeLife};
 use halite_tier::mapper::Known;
-use halite_tier::message::{NodeState, NodeStatus};
+use halite_tier::message::{Loss, LossCause, NodeState, NodeStatus};
 use halite_tier::permissions::Permissions;
 use serde::Serialize;
 
@@ -300,17 +300,33 @@ fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState
 
 fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
     let what = match (known.state, known.peer) {
-        _ if is_self => "this is the node that was asked",
-        (_, Some(_)) => "both have introduced themselves, and it is heard",
+        _ if is_self => "this is the node that was asked".to_owned(),
+        (_, Some(_)) => "both have introduced themselves, and it is heard".to_owned(),
         (NodeState::Alive | NodeState::Silent, None) => {
             "the directory thinks that it lives, but there is no connection: it may be stopped, or joining"
+                .to_owned()
         }
-        (NodeState::Dead, None) => "it was killed, crashed, or was silent for longer than its lease",
-        (NodeState::Left, None) => "it said goodbye",
+        (NodeState::Dead, None) => reason_of_death(known.loss),
+        (NodeState::Left, None) => "it said goodbye".to_owned(),
     };
     match known.is_zombie {
         true => format!("{what}; it is not cut off yet, so memory that it could reach is kept back"),
-        false => what.to_owned(),
+        false => what,
+    }
+}
+
+fn reason_of_death(loss: Option<Loss>) -> String {
+    let Some(Loss { cause, age_ns }) = loss else {
+        return "it was killed, crashed, or was silent for longer than its lease".to_owned();
+    };
+    let age_s = age_ns / 1_000_000_000;
+    match cause {
+        LossCause::Left => format!("it said goodbye {age_s} s ago"),
+        LossCause::Exited => format!("its process exited {age_s} s ago, without a goodbye"),
+        LossCause::Killed => format!("it was killed {age_s} s ago, silent for longer than its lease"),
+        LossCause::Unreachable => {
+            format!("it has been unreachable for {age_s} s; that its process has ended is not proven")
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{Process, Running, Scratch};
+use support::{Process, Running, Scratch, eventually};
 
 /// Whether a text has a time of day in it, behind `before` and followed by `after`.
 fn tells_time(text: &str, before: &str, after: &str) -> bool {
@@ -77,6 +77,27 @@ fn status_tells_since_when_a_node_is_dead_until_it_is_forgotten() {
     let mut node = Running::start(&scratch, &again);
     assert!(node.line().starts_with("node 2 ready"));
     assert_eq!(scratch.states(), ["alive"; 3]);
+}
+
+#[test]
+fn a_stopped_node_is_told_as_killed_whoever_did_it() {
+    let scratch = Scratch::new("stopped-node");
+    let _up = scratch.up(3);
+    let text = scratch.write("text", b"salt");
+    scratch.ok(&format!("put salt {} --node 2", text.display()));
+    let (pid, node) = (scratch.pid(2), Process::open(scratch.pid(2)));
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+    // The others find that its lease is over at about the same time, and either may kill it.
+    node.await_end();
+    eventually(|| scratch.fails("get salt", 1).contains(", killed)"));
+    let complaint = scratch.fails("get salt", 1);
+    assert!(tells_time(&complaint, "lost with node 2 (exited ", ", killed)"), "{complaint}");
+    assert_eq!(scratch.nodes()[2]["lost"]["cause"], "killed");
+    let why = scratch.ok("explain 2");
+    assert!(
+        why.contains("it was killed ") && why.contains(" s ago, silent for longer than its lease"),
+        "{why}"
+    );
 }
 
 #[test]

@@ -111,6 +111,11 @@ impl Directory {
         self.lost.correct(home, parting);
     }
 
+    /// A home whose process has exited was killed for its silence; whether that is news of any name.
+    pub fn note_killed(&mut self, home: NodeLife) -> bool {
+        self.lost.note_killed(home)
+    }
+
     /// With which home a name was lost, and how that ended.
     pub fn find_lost(&self, name: &str) -> Option<(NodeLife, Parting)> {
         self.lost.find(name)

@@ -341,6 +341,7 @@ impl Engine {
             }
             Notice::Withdraw { region, request } => self.withdraw(region, Asker { life: from, id: request }),
             Notice::Return { extents, tainted } => self.handle_return(from, extents, tainted),
+            Notice::Killing { life } => self.handle_killing(from, life),
         }
     }
 

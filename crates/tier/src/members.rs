@@ -19,6 +19,8 @@ pub struct Peer {
     pub assembler: Assembler,
     /// When it was last heard, in ns.
     pub heard_ns: u64,
+    /// Whether another node ends its process for its silence.
+    doomed: bool,
 }
 
 /// How and when a node was lost, on this node's clock.
@@ -41,6 +43,15 @@ impl Parting {
         Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
     }
 
+    /// Who exited was killed for its silence; whether that is news.
+    pub fn note_killed(&mut self) -> bool {
+        let is_news = self.cause == LossCause::Exited;
+        if is_news {
+            self.cause = LossCause::Killed;
+        }
+        is_news
+    }
+
     /// As others are told.
     pub fn loss(self, now_ns: u64) -> Loss {
         Loss { cause: self.cause, age_ns: u64::try_from(signed(now_ns) - self.at_ns).unwrap_or(0) }
@@ -60,10 +71,21 @@ struct Zombie {
     pid: u32,
     /// Since when it is one, in ns.
     since_ns: u64,
-    /// Whether it is one because it was silent.
+    /// Whether somebody ends its process because it was silent: we, or another.
     silent: bool,
-    /// Whether its process is being killed, by us.
+    /// Whether its process is being killed.
     killed: bool,
+}
+
+/// A zombie whose process is being killed by us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Killed {
+    /// Who it is.
+    pub life: NodeLife,
+    /// Its process.
+    pub pid: u32,
+    /// Whether that is for its silence.
+    pub silent: bool,
 }
 
 /// A zombie that is one no longer.
@@ -73,7 +95,7 @@ pub struct Buried {
     pub life: NodeLife,
     /// Its process.
     pub pid: u32,
-    /// Whether we have killed it for its silence.
+    /// Whether it was killed for its silence.
     pub killed: bool,
 }
 
@@ -103,7 +125,7 @@ impl Members {
         let life = hello.life;
         let before = self.by_node.insert(life.node, peer);
         let assembler = Assembler::default();
-        self.peers.insert(peer, Peer { life, pid: hello.pid, assembler, heard_ns: now_ns });
+        self.peers.insert(peer, Peer { life, pid: hello.pid, assembler, heard_ns: now_ns, doomed: false });
         self.insert_self(hello);
         before
     }
@@ -168,8 +190,8 @@ impl Members {
                 self.known.remove(&gone.life.node);
             }
         }
-        let zombie =
-            Zombie { life: gone.life, pid: gone.pid, since_ns: now_ns, silent: false, killed: false };
+        let (life, pid, doomed) = (gone.life, gone.pid, gone.doomed);
+        let zombie = Zombie { life, pid, since_ns: now_ns, silent: doomed, killed: doomed };
         self.zombies.insert(peer, zombie);
         Some(gone.life)
     }
@@ -192,11 +214,25 @@ impl Members {
         }
     }
 
-    /// The process of a zombie is being killed.  Returns which that is.
-    pub fn note_killed(&mut self, peer: PeerId) -> Option<(NodeLife, u32)> {
+    /// The process of a zombie is being killed by us.  Returns which that is.
+    pub fn note_killed(&mut self, peer: PeerId) -> Option<Killed> {
         let zombie = self.zombies.get_mut(&peer)?;
         zombie.killed = true;
-        Some((zombie.life, zombie.pid))
+        Some(Killed { life: zombie.life, pid: zombie.pid, silent: zombie.silent })
+    }
+
+    /// The process of a node is being killed for its silence, by another node.  Whether that is news.
+    pub fn note_killed_elsewhere(&mut self, life: NodeLife) -> bool {
+        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life) {
+            return !std::mem::replace(&mut peer.doomed, true);
+        }
+        if let Some(zombie) = self.zombies.values_mut().find(|zombie| zombie.life == life) {
+            let is_news = !(zombie.silent && zombie.killed);
+            (zombie.silent, zombie.killed) = (true, true);
+            return is_news;
+        }
+        let parting = self.known_mut(life).and_then(|known| known.parting.as_mut());
+        parting.is_some_and(Parting::note_killed)
     }
 
     /// Whether a node of that number is or was in the cluster, as far as that is remembered.

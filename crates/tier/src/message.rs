@@ -421,6 +421,9 @@ pub enum Notice {
     Withdraw { region: RegionId, request: RequestId },
     /// To the owner of chunks: they are no longer used, except by who is named here until it is cut off.
     Return { extents: Extents, tainted: Vec<NodeLife> },
+    /// To the directory, which tells what becomes of nodes: I end that one's process, for I have not heard it for longer
+    /// than its lease.
+    Killing { life: NodeLife },
 }
 
 /// Why a request was not granted.  Nothing was changed, unless it says so.

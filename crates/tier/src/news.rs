@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::ids::NodeLife;
+use crate::ids::{NodeId, NodeLife};
 
 /// A node and its process, as people know them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,11 +41,18 @@ pub enum News {
     Nonsense(Somebody),
     /// Its process is being killed by this node, since it could still touch memory here.
     Killing(Somebody),
+    /// Its process is being killed by another node, which has not heard it for longer than its lease.
+    KilledBy {
+        /// Who.
+        life: NodeLife,
+        /// By whom.
+        by: NodeId,
+    },
     /// Its process has exited.
     Exited {
         /// Who.
         who: Somebody,
-        /// Whether this node has killed it.
+        /// Whether it was killed for its silence.
         killed: bool,
     },
     /// Whoever connected was turned away.
@@ -94,6 +101,13 @@ impl fmt::Display for News {
             News::Killing(who) => {
                 write!(f, "{who} is killed, since it could wake in the middle of a write (Config::fence)")
             }
+            News::KilledBy { life, by } => {
+                write!(
+                    f,
+                    "node {} is killed by node {by}, to which it was silent for longer than its lease",
+                    life.node
+                )
+            }
             News::Exited { who, killed: false } => write!(f, "{who} has exited"),
             News::Exited { who, killed: true } => write!(f, "{who} has exited, killed"),
             News::Refused { reason } => write!(f, "whoever connected was refused: {reason}"),
@@ -102,7 +116,7 @@ impl fmt::Display for News {
             }
             News::QuarantineOver => f.write_str("quarantine is over: no bytes are kept back any more"),
             News::NamesLost { count, life } => {
-                write!(f, "{count} named regions are lost with node {}", life.node)
+                write!(f, "names lost with node {}: {count}", life.node)
             }
         }
     }

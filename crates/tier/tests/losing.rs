@@ -3,6 +3,7 @@
 mod common;
 
 use common::{CHUNK_BYTES, Cluster, LEASE_NS};
+use halite_fabric::PeerId;
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::{NodeId, NodeLife};
 use halite_tier::message::{Loss, LossCause, LostName, NodeState, NodeStatus, Order, Refusal};
@@ -135,12 +136,60 @@ fn a_node_that_was_killed_for_its_silence_is_told_as_such() {
         news(&mut cluster, 0),
         [
             format!("node 1 (process 1) is dead to this node: silent for {silence}, longer than its lease"),
-            "1 named regions are lost with node 1".into(),
+            "names lost with node 1: 1".into(),
             "node 1 (process 1) is killed, since it could wake in the middle of a write (Config::fence)"
                 .into(),
             "node 1 (process 1) has exited, killed".into(),
         ]
     );
+}
+
+/// A cluster in which host 1 has not heard host 2 for longer than its lease, and host 0, the directory, for not so long.
+fn silent_to_one_only() -> (Cluster, NodeLife) {
+    let mut cluster = Cluster::of(3);
+    cluster.kills = false;
+    cluster.alloc(0, "salt", LEN, Placement::On(NodeId(2)));
+    let life = cluster.hosts[2].life;
+    cluster.held.push((2, 1));
+    cluster.sleep(LEASE_NS / 2);
+    cluster.stop(2);
+    cluster.sleep(3 * LEASE_NS / 4);
+    assert!(news(&mut cluster, 1).iter().any(|news| news.starts_with("node 2 (process 2) is dead to this")));
+    assert!(cluster.hosts[0].engine.is_connected_to(NodeId(2)));
+    news(&mut cluster, 0);
+    (cluster, life)
+}
+
+const KILLED_BY_ONE: &str = "node 2 is killed by node 1, to which it was silent for longer than its lease";
+
+#[test]
+fn who_is_killed_by_another_than_the_directory_is_told_as_killed() {
+    // The word of the kill may arrive before the death is seen, or after that.
+    for word_is_late in [false, true] {
+        let (mut cluster, life) = silent_to_one_only();
+        let now_ns = cluster.now_ns;
+        cluster.hosts[1].engine.handle_kill(now_ns, PeerId(3));
+        if word_is_late {
+            cluster.kill(2);
+            cluster.run();
+            assert!(news(&mut cluster, 0).contains(&KILLED_BY_ONE.into()), "it came late");
+        } else {
+            cluster.run();
+            assert_eq!(news(&mut cluster, 0), [KILLED_BY_ONE]);
+            assert!(cluster.hosts[0].engine.is_connected_to(NodeId(2)), "a word proves no death");
+            cluster.kill(2);
+            cluster.run();
+        }
+        for host in [0, 1] {
+            let killed = Loss { cause: LossCause::Killed, age_ns: 0 };
+            assert_eq!(loss(&mut cluster, host, "salt"), (life, killed), "late: {word_is_late}");
+            assert_eq!(status(&mut cluster, host)[2].loss, Some(killed), "late: {word_is_late}");
+        }
+        // Said again, it is no news.
+        cluster.hosts[1].engine.handle_kill(now_ns, PeerId(3));
+        cluster.run();
+        assert!(!news(&mut cluster, 0).contains(&KILLED_BY_ONE.into()));
+    }
 }
 
 #[test]

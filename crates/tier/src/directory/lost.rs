@@ -67,6 +67,12 @@ impl LostNames {
         }
     }
 
+    /// Whoever exited was killed; whether that is news of any name.
+    pub(super) fn note_killed(&mut self, home: NodeLife) -> bool {
+        let of_home = self.names.values_mut().filter(|entry| entry.home == home);
+        of_home.filter_map(|entry| entry.parting.note_killed().then_some(())).count() > 0
+    }
+
     pub(super) fn find(&self, name: &str) -> Option<(NodeLife, Parting)> {
         self.names.get(name).map(|entry| (entry.home, entry.parting))
     }

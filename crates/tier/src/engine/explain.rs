@@ -6,7 +6,7 @@ use super::Engine;
 use crate::access::SlotRef;
 use crate::ids::{NodeId, NodeLife, SessionId};
 use crate::mapper::Known;
-use crate::message::NodeState;
+use crate::message::{Loss, NodeState};
 
 /// What this node knows of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,6 +21,8 @@ pub struct KnownPeer {
     pub peer: Option<PeerId>,
     /// For how long nothing was heard of it, in ns, if it is connected.
     pub silent_ns: Option<u64>,
+    /// How it was lost, if it is not alive and that is known.
+    pub loss: Option<Loss>,
     /// Whether it is dead and may still reach memory here.
     pub is_zombie: bool,
     /// Bytes of this node's memory that are kept back because it could reach them.
@@ -35,7 +37,7 @@ impl Engine {
 
     /// What is known of a node; `None` if it was never seen.
     pub fn known_peer(&self, now_ns: u64, node: NodeId) -> Option<KnownPeer> {
-        let member = self.members.all().find(|member| member.life.node == node)?;
+        let member = self.members.described(now_ns).find(|member| member.life.node == node)?;
         let connection = self.members.peer_of(node);
         Some(KnownPeer {
             life: member.life,
@@ -43,6 +45,7 @@ impl Engine {
             state: member.state,
             peer: connection.map(|(peer, _)| peer),
             silent_ns: connection.map(|(_, peer)| now_ns.saturating_sub(peer.heard_ns)),
+            loss: member.loss,
             is_zombie: self.members.is_zombie(member.life),
             bytes_quarantined: self.store.bytes_kept_from(member.life),
         })

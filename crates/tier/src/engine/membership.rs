@@ -196,8 +196,19 @@ impl Engine {
     /// The process of a peer that was to be cut off is being killed for that.
     pub fn handle_kill(&mut self, now_ns: u64, peer: PeerId) {
         self.now_ns = now_ns;
-        if let Some((life, pid)) = self.members.note_killed(peer) {
-            self.tell(News::Killing(Somebody { life, pid }));
+        let Some(killed) = self.members.note_killed(peer) else { return };
+        let life = killed.life;
+        self.tell(News::Killing(Somebody { life, pid: killed.pid }));
+        if killed.silent {
+            self.notify(NodeId::FIRST, Notice::Killing { life });
+        }
+    }
+
+    /// How a node ended is known here, perhaps, but not that another has ended it.
+    pub(super) fn handle_killing(&mut self, by: NodeLife, life: NodeLife) {
+        let is_news = self.members.note_killed_elsewhere(life);
+        if self.directory.note_killed(life) || is_news {
+            self.tell(News::KilledBy { life, by: by.node });
         }
     }
 
