@@ -6,6 +6,7 @@ use std::fs::File;
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use support::{Process, Running, Scratch, eventually};
 
 /// Whether a text has a time of day in it, behind `before` and followed by `after`.
@@ -98,6 +99,44 @@ fn a_stopped_node_is_told_as_killed_whoever_did_it() {
         why.contains("it was killed ") && why.contains(" s ago, silent for longer than its lease"),
         "{why}"
     );
+}
+
+#[test]
+fn a_first_node_that_does_not_answer_is_not_well() {
+    let scratch = Scratch::new("silent-first");
+    let _up = scratch.up(2);
+    let first = Pid::from_raw(scratch.pid(0) as i32).unwrap();
+    assert_eq!(scratch.run("status").status.code(), Some(0));
+    kill_process(first, Signal::STOP).unwrap();
+    // Nobody can join, and if this takes long, the other node kills it meanwhile.
+    let output = scratch.run("status --json");
+    let rows = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{rows}");
+    let row: serde_json::Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap();
+    assert!(["silent", "dead"].contains(&row["state"].as_str().unwrap()), "{rows}");
+}
+
+#[test]
+fn bytes_that_were_lost_with_a_part_of_a_region_are_told() {
+    let scratch = Scratch::new("part");
+    let _up = scratch.up(2);
+    let text = scratch.write("text", &support::bytes(10 << 20));
+    scratch.ok(&format!("put salt {} --spread", text.display()));
+    let whole = scratch.json("stat salt --json").remove(0);
+    assert_eq!((&whole["home"], &whole["lost"]), (&json!(0), &json!([])));
+    Process::open(scratch.pid(1)).kill();
+    eventually(|| scratch.json("stat salt --json")[0]["lost"] == json!([whole["nodes"][1]]));
+    // A successor of the node does not have them.
+    let again = format!("node --id 1 --arena 64M --parent {}", std::process::id());
+    let mut node = Running::start(&scratch, &again);
+    assert!(node.line().starts_with("node 1 ready"));
+    let row = scratch.json("ls --json").remove(0);
+    assert_eq!(row["nodes"], json!([whole["nodes"][0]]));
+    assert_eq!(row["lost"], json!([whole["nodes"][1]]));
+    assert!(scratch.ok("stat salt").contains(" bytes with node 1, which is gone"));
+    let list = scratch.ok("ls");
+    assert!(list.contains("  0; ") && list.contains(" lost  "), "{list}");
+    assert!(scratch.fails("get salt", 1).contains("cannot "));
 }
 
 #[test]

@@ -156,7 +156,7 @@ pub fn slice(extents: &[Extent], from: u64, to: u64) -> Extents {
 }
 
 /// Bytes per node, ordered by node.
-pub fn bytes_by_node(extents: &[Extent]) -> Vec<(NodeId, u64)> {
+pub fn bytes_by_node<'e>(extents: impl IntoIterator<Item = &'e Extent>) -> Vec<(NodeId, u64)> {
     let mut sums = std::collections::BTreeMap::new();
     for extent in extents {
         *sums.entry(extent.owner.node).or_insert(0) += extent.len;

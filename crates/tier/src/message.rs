@@ -295,8 +295,10 @@ pub struct RegionInfo {
     pub chunk_bytes: u64,
     /// The node that orders its changes.
     pub home: NodeId,
-    /// Bytes on each node.
+    /// Bytes on each node that is there.
     pub nodes: Vec<(NodeId, u64)>,
+    /// Bytes that are lost, by the node that held them and is gone for the region's home, also if it was restarted.
+    pub lost: Vec<(NodeId, u64)>,
     /// Who made it.
     pub owner: String,
     /// The permissions of principals that are not named.

@@ -138,16 +138,24 @@ impl Region {
         }
     }
 
-    /// What users see.
-    pub fn info(&self, region: RegionId, home: NodeLife) -> RegionInfo {
+    /// What users see, while those are present.
+    pub fn info(
+        &self,
+        region: RegionId,
+        home: NodeLife,
+        is_present: impl Fn(NodeLife) -> bool,
+    ) -> RegionInfo {
         let named = self.access.named();
+        let (there, lost): (Vec<&layout::Extent>, Vec<&layout::Extent>) =
+            self.extents.iter().partition(|extent| is_present(extent.owner));
         RegionInfo {
             name: self.name.as_deref().map(str::to_string),
             region,
             len: self.len,
             chunk_bytes: self.chunk_bytes(),
             home: home.node,
-            nodes: layout::bytes_by_node(&self.extents),
+            nodes: layout::bytes_by_node(there),
+            lost: layout::bytes_by_node(lost),
             owner: self.access.maker.to_string(),
             everyone: self.access.everyone,
             grants: named.iter().map(|(who, permissions)| (who.to_string(), *permissions)).collect(),

@@ -1,8 +1,9 @@
 //! Regions as `ls` and `stat` print them, and as errors of the commands name them.
 
-use halite::{RegionError, RegionInfo};
+use halite::{NodeId, RegionError, RegionInfo};
 use serde::Serialize;
 
+use crate::bytes::ByteCount;
 use crate::letters;
 
 /// A region as one JSON object.
@@ -13,6 +14,7 @@ pub struct RegionJson {
     chunk_bytes: u64,
     home: u32,
     nodes: Vec<Share>,
+    lost: Vec<Share>,
     owner: String,
     everyone: String,
     grants: Vec<GrantJson>,
@@ -44,7 +46,8 @@ impl From<&RegionInfo> for RegionJson {
             len: region.len,
             chunk_bytes: region.chunk_bytes,
             home: region.home.0,
-            nodes: region.nodes.iter().map(|(node, bytes)| Share { node: node.0, bytes: *bytes }).collect(),
+            nodes: shares(&region.nodes),
+            lost: shares(&region.lost),
             owner: region.owner.clone(),
             everyone: letters::format(region.everyone),
             grants: region.grants.iter().map(grant).collect(),
@@ -55,13 +58,21 @@ impl From<&RegionInfo> for RegionJson {
     }
 }
 
+fn shares(shares: &[(NodeId, u64)]) -> Vec<Share> {
+    shares.iter().map(|(node, bytes)| Share { node: node.0, bytes: *bytes }).collect()
+}
+
 /// Makes errors tell what a command was to do, instead of by which steps: `cannot OPERATION OBJECT: ...`.
 pub fn attempting(operation: &'static str, object: String) -> impl Fn(RegionError) -> RegionError {
     move |error| RegionError { operation, object: object.clone(), cause: error.cause }
 }
 
-/// Numbers of the nodes that hold bytes of the region, as `0,2`.
+/// Numbers of the nodes that hold bytes of the region, as `0,2`, and how much was lost with others.
 pub fn holders(region: &RegionInfo) -> String {
     let nodes: Vec<String> = region.nodes.iter().map(|(node, _)| node.to_string()).collect();
-    nodes.join(",")
+    let nodes = nodes.join(",");
+    match region.lost.iter().map(|(_, bytes)| bytes).sum() {
+        0 => nodes,
+        lost => format!("{nodes}; {} lost", ByteCount(lost)),
+    }
 }

@@ -32,6 +32,9 @@ fn table(region: &RegionInfo) -> Table {
     for (node, bytes) in &region.nodes {
         row("held by", format!("node {node}: {bytes} bytes"));
     }
+    for (node, bytes) in &region.lost {
+        row("lost", format!("{bytes} bytes with node {node}, which is gone"));
+    }
     row("owner", region.owner.clone());
     row("everyone", letters::format(region.everyone));
     for (who, permissions) in &region.grants {

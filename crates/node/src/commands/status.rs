@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use halite::cluster_dir::{self, Presence};
-use halite::{EPHEMERAL_NODE_MIN, Loss, NodeState, NodeStatus};
+use halite::{EPHEMERAL_NODE_MIN, JoinError, Loss, NodeState, NodeStatus};
 use serde::Serialize;
 
 use crate::args::Listing;
@@ -48,36 +48,45 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
     if presences.is_empty() {
         bail!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display());
     }
-    let statuses = ask(dir, &presences);
-    let rows = merge(&presences, &statuses);
+    let asked = ask(dir, &presences);
+    let mut rows = merge(&presences, asked.as_deref().unwrap_or_default());
+    if let Err(error) = &asked {
+        output::note(&format!("{}: showing what the lock files tell", output::reasons(error)));
+        tell_silence(&mut rows, error);
+    }
     if args.json {
         output::print(&rows.iter().map(|row| output::json_line(row) + "\n").collect::<String>())?;
     } else {
         output::print(&table(&rows).to_string())?;
     }
     let is_well = |row: &Row| matches!(row.state, "alive" | "left");
-    Ok(if rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
+    // Where nobody could be asked, nobody is known to be well.
+    Ok(if asked.is_ok() && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
 }
 
 /// What the members say (but for ourselves, who are here to ask only); nothing if there is nobody to ask.
-fn ask(dir: &Path, presences: &[Presence]) -> Vec<NodeStatus> {
+fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Vec<NodeStatus>> {
     if !presences.iter().any(|node| node.node.0 == 0 && node.alive) {
         let advice = match presences.iter().any(|node| node.alive) {
             true => format!("; {}", restart_advice(dir)),
             false => String::new(),
         };
         output::note(&format!("the first node is not running: showing what the lock files tell{advice}"));
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let statuses = Client::join(dir).and_then(|client| {
-        let mut statuses = client.session.status()?;
-        statuses.retain(|status| status.node != client.id);
-        Ok(statuses)
-    });
-    statuses.unwrap_or_else(|error| {
-        output::note(&format!("{}: showing what the lock files tell", output::reasons(&error)));
-        Vec::new()
-    })
+    let client = Client::join(dir)?;
+    let mut statuses = client.session.status()?;
+    statuses.retain(|status| status.node != client.id);
+    Ok(statuses)
+}
+
+/// Nobody joins where the first node lives and does not answer.
+fn tell_silence(rows: &mut [Row], error: &anyhow::Error) {
+    if let Some(JoinError::Unreachable { .. }) = error.downcast_ref::<JoinError>() {
+        rows.iter_mut()
+            .filter(|row| row.node == 0 && row.state == "alive")
+            .for_each(|row| row.state = "silent");
+    }
 }
 
 /// The files decide who is alive and in which life; the members add the figures.

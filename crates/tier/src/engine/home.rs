@@ -204,7 +204,7 @@ impl Engine {
     pub(super) fn serve_stat(&mut self, asker: Asker, region: RegionId) {
         match self.homes.get(&region) {
             Some(found) => {
-                let info = Box::new(found.info(region, self.config.life));
+                let info = Box::new(found.info(region, self.config.life, |life| self.is_present(life)));
                 self.answer(asker, Ok(Reply::Info(info)));
             }
             None => self.answer_absent(asker, region),
