@@ -5,6 +5,7 @@ mod support;
 use std::fs::File;
 use std::process::Stdio;
 
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use support::{Process, Running, Scratch, eventually};
@@ -136,7 +137,32 @@ fn bytes_that_were_lost_with_a_part_of_a_region_are_told() {
     assert!(scratch.ok("stat salt").contains(" bytes with node 1, which is gone"));
     let list = scratch.ok("ls");
     assert!(list.contains("  0; ") && list.contains(" lost  "), "{list}");
-    assert!(scratch.fails("get salt", 1).contains("cannot "));
+    let complaint = scratch.fails("get salt", 1);
+    assert!(
+        complaint.contains("of its bytes are lost with nodes that are gone, such as node 1"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn who_connects_and_is_refused_is_told_in_the_log_and_who_only_looks_is_not() {
+    let scratch = Scratch::new("refused");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let address = SocketAddrUnix::new(scratch.cluster().join("node-0.shm.sock")).unwrap();
+    let connect = || {
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let socket = socket.unwrap();
+        net::connect(&socket, &address).unwrap();
+        socket
+    };
+    drop(connect());
+    let stranger = connect();
+    net::send(&stranger, b"nonsense", SendFlags::NOSIGNAL).unwrap();
+    // It is answered, and then hung up on.
+    while net::recv(&stranger, &mut [0_u8; 4096][..], RecvFlags::empty()).is_ok_and(|(_, len)| len > 0) {}
+    let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
+    let refusals: Vec<&str> = log.lines().filter(|line| line.contains("was refused: ")).collect();
+    assert!(refusals.len() == 1 && refusals[0].contains(" WARN "), "{log}");
 }
 
 #[test]

@@ -24,6 +24,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let lh = client.session.map(&args.name, Permissions::READ);
     let lh = lh.map_err(attempting("get", format!("{:?}", args.name)))?;
+    nothing_is_lost(&client.session, &args.name)?;
     let region_len = client.session.len(lh)?;
     let (len, expected) = match trailer(&client.session, lh, region_len, &args.name)? {
         Some(Trailer { len, checksum }) => (len, Some(checksum)),
@@ -47,6 +48,20 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
         );
     }
     sink.finish()
+}
+
+/// Of a region of which a part is gone, not even the checksum may be left.
+fn nothing_is_lost(session: &blocking::Session, name: &str) -> anyhow::Result<()> {
+    let region = session.stat(name).map_err(attempting("get", format!("{name:?}")))?;
+    match region.lost.first() {
+        Some((node, _)) => {
+            let bytes: u64 = region.lost.iter().map(|(_, bytes)| bytes).sum();
+            bail!(
+                "cannot get {name:?}: {bytes} of its bytes are lost with nodes that are gone, such as node {node}"
+            )
+        }
+        None => Ok(()),
+    }
 }
 
 fn trailer(

@@ -234,14 +234,31 @@ impl Link {
 
     /// Gives the connection up because something is wrong with it, or with the peer.
     fn break_off(&self, core: &Core, state: &mut State, trouble: impl Into<Trouble>) {
+        let trouble = trouble.into();
+        self.report(state, &trouble);
         if let Phase::Greeting { .. } = state.phase {
-            self.refuse(core, state, &trouble.into());
+            self.refuse(core, state, &trouble);
         } else {
             self.begin_leaving(core, state);
             // Says Detached if that is true already; nothing more is heard.
             self.settle(core, state);
         }
         self.hang_up(core, state);
+    }
+
+    /// Tells people why, but not of who connects only to see who is here, and has hung up.
+    fn report(&self, state: &State, trouble: &Trouble) {
+        // What a stranger sends does not fill the log.
+        let reason: String = trouble.to_string().chars().take(REASON_CHARS_MAX).collect();
+        match &state.phase {
+            Phase::Greeting { .. } if self.dialled.is_none() && state.socket.is_some() => {
+                tracing::warn!("whoever connected was refused: {reason}");
+            }
+            Phase::Connected { peer } => {
+                tracing::info!("the connection to process {} ends: {reason}", peer.process.pid);
+            }
+            _ => {}
+        }
     }
 
     fn refuse(&self, core: &Core, state: &mut State, trouble: &Trouble) {
@@ -321,6 +338,9 @@ impl Link {
 
 /// Edge-triggered: every report is served until the socket has no more.
 const SOCKET_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(EventFlags::ET);
+
+/// Longest part of a reason that is logged.
+const REASON_CHARS_MAX: usize = 200;
 
 /// How often the gate looks at clocks while it must.
 pub(super) const TICK: Duration = Duration::from_millis(20);
