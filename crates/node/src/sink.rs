@@ -32,6 +32,11 @@ enum Target {
 }
 
 impl Sink {
+    /// Whether `path` would become a file: it is neither standard output nor a pipe or a device.
+    pub fn is_file(path: Option<&Path>) -> bool {
+        path.is_some_and(|path| fs::metadata(path).map_or(true, |metadata| metadata.is_file()))
+    }
+
     /// Standard output, or the file `path`.
     pub fn create(path: Option<&Path>) -> anyhow::Result<Sink> {
         let Some(path) = path else {

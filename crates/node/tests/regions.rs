@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
@@ -505,4 +505,22 @@ fn a_region_that_was_not_put_is_copied_whole_with_a_notice() {
         assert_eq!(output.stdout, expected);
         assert!(String::from_utf8_lossy(&output.stderr).contains("not verified"));
     }
+}
+
+#[test]
+fn a_get_into_a_pipe_that_nobody_empties_can_be_ended() {
+    let scratch = Scratch::new("pipe-full");
+    let _up = scratch.up(1);
+    // More than a pipe holds.
+    let content = scratch.write("content", &bytes(4 << 20));
+    scratch.ok(&format!("put region {}", content.display()));
+    let fifo = scratch.file("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let mut get = Running::start(&scratch, &format!("get region -o {}", fifo.display()));
+    let mut reader = std::fs::File::open(&fifo).unwrap();
+    reader.read_exact(&mut [0]).unwrap();
+    get.signal(Signal::TERM);
+    let stat = format!("/proc/{}/stat", get.pid());
+    eventually(|| std::fs::read_to_string(&stat).unwrap().contains(") Z "));
+    assert!(!get.wait().success());
 }

@@ -36,8 +36,8 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
             (region_len, None)
         }
     };
-    // Only a file has to be removed again; where we merely print, a signal may simply end us.
-    let interrupt = args.output.as_ref().map(|_| Interrupt::listen()).transpose();
+    // Only a file has to be removed again.  Else a signal may simply end us, also while we wait for whoever reads a pipe.
+    let interrupt = Sink::is_file(args.output.as_deref()).then(Interrupt::listen).transpose();
     let interrupt = interrupt.context("cannot listen for signals")?;
     let mut sink = Sink::create(args.output.as_deref())?;
     let actual = copy(&client.session, lh, len, &mut sink, interrupt.as_ref(), &args.name)?;
