@@ -7,7 +7,7 @@ use halite_fabric::Fabric;
 use halite_tier::ids::NodeLife;
 
 use crate::config::{Config, NodeId};
-use crate::error::JoinError;
+use crate::error::{JoinError, LockError};
 use crate::leaving::{self, Leaving};
 use crate::member::{self, Checked, Member};
 use crate::node::Seat;
@@ -105,6 +105,12 @@ impl Driven {
     /// A new session that acts as `principal`: the owner of a driven node is trusted to say for whom it works.
     pub fn session_of(&self, principal: &str) -> Result<Session, JoinError> {
         Ok(self.member.session(Some(member::principal(principal)?)))
+    }
+
+    /// Has the home of a lock told that `session` gives it up, although it does not hold it.  A session knows better; its
+    /// home has the last word, and this asks for it.
+    pub async fn unlock_unheld(&self, session: &Session, name: &str) -> Result<(), LockError> {
+        session.unlock_unheld(name).await
     }
 
     /// Begins to leave the cluster; further steps end with [`Step::Left`].

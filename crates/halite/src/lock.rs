@@ -166,6 +166,18 @@ impl Session {
         self.inner.unlock(&named, None).await
     }
 
+    /// Asks the home to take a lock from this session, whatever the session knows of it.
+    pub(crate) async fn unlock_unheld(&self, name: &str) -> Result<(), LockError> {
+        let failed = |cause| failed("give up", name, cause);
+        check_name(name).map_err(|cause| failed(cause.into()))?;
+        let opened = self.open(Service::Lock, name, Permissions::ATOMIC).await;
+        let lh = opened.map_err(|cause| failed(cause.into()))?;
+        let given_up = Command::Unlock { slot: lh.slot, release: Release::Used };
+        let ended = Commanded::new(&self.inner, given_up).await;
+        self.forget(lh);
+        ended.map(|_| ()).map_err(|error| failed(error.into()))
+    }
+
     /// Makes a lock that others may take only if `everyone` has [`Permissions::ATOMIC`], or if they are
     /// [granted](Session::grant_lock) it.  A lock that comes about by being taken may be taken by everyone.
     pub async fn create_lock(&self, name: &str, everyone: Permissions) -> Result<(), LockError> {

@@ -179,6 +179,20 @@ impl Machine {
         }
     }
 
+    /// Connections to all who are there are about to be begun.
+    pub(crate) fn begin_to_meet(&mut self) {
+        if let Some(engine) = &mut self.engine {
+            engine.begin_to_meet();
+        }
+    }
+
+    /// All connections that we began when we joined have come about, or failed.
+    pub(crate) fn handle_all_met(&mut self, now: u64) {
+        if let Some(engine) = &mut self.engine {
+            engine.handle_all_met(now);
+        }
+    }
+
     pub(crate) fn handle_completion(&mut self, now: u64, completion: Completion) {
         // What completes makes room.
         self.retry_ns = self.retry_ns.map(|_| now);

@@ -89,6 +89,7 @@ impl Member {
     /// Connects to all nodes that can be found; whether the first node is among them, or this is it.
     pub(crate) async fn meet_all(&self, config: &Config) -> Result<bool, JoinError> {
         let fabric = &self.core.ground.fabric;
+        self.core.with(|machine, _| machine.begin_to_meet());
         let addresses = fabric.discover().map_err(|error| JoinError::Unreachable {
             dir: config.dir.clone(),
             address: "the other nodes".into(),
@@ -103,6 +104,7 @@ impl Member {
             }
         }
         self.all_dialled().await;
+        self.core.with(|machine, now| machine.handle_all_met(now));
         let is_joined = |machine: &Machine| machine.is_connected_to(NodeId::FIRST);
         Ok(self.life.node == NodeId::FIRST || self.core.look(is_joined))
     }

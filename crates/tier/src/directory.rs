@@ -1,7 +1,7 @@
 //! The directory of names: which region has which name, and where its home is.
 //!
-//! Soft state at the first node.  When that node restarts, the homes tell it their names again; until those that
-//! announced some have done so, questions are parked, since a name that seems free may not be.  What was lost before
+//! Soft state at the first node.  When that node restarts, the homes tell it their names again; until all are met that
+//! were there before, and have done so, questions are parked, since a name that seems free may not be.  What was lost before
 //! is forgotten with the directory's life.
 
 mod lost;
@@ -32,6 +32,8 @@ struct Entry {
 #[derive(Debug, Default)]
 pub struct Directory {
     names: BTreeMap<Box<str>, Entry>,
+    /// Homes may still be found that nobody has met yet.
+    meeting: bool,
     awaited: BTreeSet<NodeLife>,
     lost: lost::LostNames,
 }
@@ -39,7 +41,12 @@ pub struct Directory {
 impl Directory {
     /// Whether questions can be answered.
     pub fn is_ready(&self) -> bool {
-        self.awaited.is_empty()
+        self.awaited.is_empty() && !self.meeting
+    }
+
+    /// Whether all who were there before us have yet to be met.
+    pub fn set_meeting(&mut self, meeting: bool) {
+        self.meeting = meeting;
     }
 
     /// This node will tell us names.

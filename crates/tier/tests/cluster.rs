@@ -153,6 +153,36 @@ fn orders_that_come_during_a_move_are_carried_out_after_it_by_the_new_home() {
     assert_eq!((cluster.memory(0), cluster.memory(1)), ((0, 0), (0, 0)));
 }
 
+/// Whoever is deposed may have sent an order before it heard of that.
+#[test]
+fn an_order_that_waited_behind_a_revoke_is_judged_by_what_that_left() {
+    let mut cluster = Cluster::of(3);
+    let lh = cluster.alloc(1, "salt", LEN, Placement::Local);
+    let bob = Principal("bob".into());
+    let who = Who::Principal(bob.clone());
+    order(&mut cluster, 1, lh, Order::Grant { who: who.clone(), permissions: Permissions::all() });
+    cluster.hosts[2].session = cluster.hosts[2].engine.open_session(bob).unwrap();
+    let his = cluster.map_for(2, "salt", Permissions::MASTER);
+    cluster.held = vec![(1, 2)];
+    let revoke = |who, permissions| Command::Order(lh, Order::Revoke { who, permissions });
+    let long = cluster.submit(1, revoke(Who::Everyone, Permissions::ATOMIC));
+    let deposing = cluster.submit(1, revoke(who, Permissions::MASTER));
+    cluster.run();
+    let waiting = [Order::Free, Order::Seal, Order::Move { to: NodeId(0) }]
+        .map(|order| cluster.submit(2, Command::Order(his, order)));
+    cluster.run();
+    assert!(!cluster.has_ended(1, long) && waiting.iter().all(|op| !cluster.has_ended(2, *op)));
+    cluster.held = vec![];
+    cluster.run();
+    assert_eq!(cluster.outcome(1, deposing), Some(Ok(Outcome::Done)));
+    for op in waiting {
+        let denied = Refusal::PermissionDenied { missing: Permissions::MASTER };
+        assert_eq!(cluster.outcome(2, op), Some(Err(denied.into())));
+    }
+    cluster.write(1, lh, 0, b"not sealed");
+    assert_eq!(info(&mut cluster, 1, "salt").home, NodeId(1));
+}
+
 #[test]
 fn revoked_permissions_end_before_the_revoke_returns() {
     let mut cluster = Cluster::of(2);

@@ -194,3 +194,52 @@ fn a_region_whose_name_was_given_to_another_meanwhile_does_not_stay_for_ever() {
     assert_eq!(c.command(3, Command::Order(other, Order::Free)), Ok(Outcome::Done));
     c.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
 }
+
+/// The next home alone has lost sight of a mapper when it takes over: that acknowledges nothing, and may still write.
+#[test]
+fn memory_of_a_region_that_was_handed_over_is_kept_back_from_who_was_lost_meanwhile() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.map(3, "salt");
+    c.kills = false;
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    c.held = vec![(3, 1)];
+    c.finish_copies();
+    c.run();
+    c.held = vec![(1, 2)];
+    c.run();
+    assert!(!c.has_ended(1, moving), "the region is on its way, and its mapper is alive for who sent it");
+    let lost = PeerId(3 + 1);
+    c.hosts[2].engine.handle_disconnected(c.now_ns, lost);
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(1, moving), Some(Ok(Outcome::Done)));
+    assert_eq!(c.command(1, Command::Order(home, Order::Free)), Ok(Outcome::Done));
+    assert_eq!(c.memory(2), (0, CHUNK_BYTES), "it is not cut off");
+    c.hosts[2].engine.handle_cut_off(c.now_ns, lost, true);
+    c.run();
+    assert_eq!(c.memory(2), (0, 0));
+}
+
+/// It answered as soon as those had told their names whom it had met by then: one that was slow to be met was home of nothing.
+#[test]
+fn a_directory_answers_nothing_before_it_has_met_all_who_were_there_before_it() {
+    let mut c = Cluster::of(3);
+    c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.kill(0);
+    c.run();
+    c.hosts[1].running = false;
+    let directory = c.add_late(0, ARENA_BYTES);
+    c.hosts[directory].engine.begin_to_meet();
+    c.run();
+    let map = Command::Map { name: "salt".into(), wanted: Permissions::READ };
+    let mapping = c.submit(2, map);
+    c.run();
+    assert!(!c.has_ended(2, mapping), "somebody has not been met yet");
+    c.hosts[1].running = true;
+    c.connect(directory, 1);
+    c.hosts[directory].engine.handle_all_met(c.now_ns);
+    c.run();
+    slot(c.outcome(2, mapping).expect("all have told their names"));
+}

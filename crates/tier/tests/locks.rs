@@ -5,6 +5,7 @@ mod common;
 use common::{Cluster, LEASE_NS};
 use halite_tier::access::{Atomic, SlotRef};
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Release};
+use halite_tier::ids::Principal;
 use halite_tier::lockword::{Holder, STATE_OFFSET};
 use halite_tier::message::{Order, Refusal};
 use halite_tier::names::Service;
@@ -69,6 +70,30 @@ fn swap(cluster: &Cluster, host: usize, slot: SlotRef, expected: u64, new: u64) 
 
 fn holder(cluster: &Cluster, host: usize) -> u64 {
     Holder::new(cluster.hosts[host].life, cluster.hosts[host].session).state()
+}
+
+/// Sessions of one node are as strange to each other as those of two.
+#[test]
+fn a_lock_is_given_up_by_the_session_that_holds_it_and_by_no_sibling() {
+    let mut cluster = Cluster::of(3);
+    let (slots, _) = lock_of_all(&mut cluster);
+    let op = submit_and_run(&mut cluster, 2, lock(slots[2]));
+    locked(&mut cluster, 2, op);
+    let (owner, before) = (cluster.hosts[2].session, holder(&cluster, 2));
+    let waiting = submit_and_run(&mut cluster, 1, lock(slots[1]));
+    cluster.hosts[2].session = cluster.hosts[2].engine.open_session(Principal("ada".into())).unwrap();
+    let wanted = Permissions::ATOMIC;
+    let map = Command::Map { name: Service::Lock.region_name(NAME), wanted };
+    let theirs = common::slot(cluster.command(2, map));
+    for release in [Release::Used, Release::Unused, Release::Forsaken] {
+        let refused = cluster.command(2, Command::Unlock { slot: theirs, release });
+        assert_eq!(refused, Err(Refusal::NotHeld.into()), "{release:?}");
+    }
+    assert!(!cluster.has_ended(1, waiting), "it is held");
+    cluster.hosts[2].session = owner;
+    assert_eq!(holder(&cluster, 2), before);
+    assert_eq!(cluster.command(2, unlock(slots[2])), Ok(Outcome::Done));
+    locked(&mut cluster, 1, waiting);
 }
 
 #[test]

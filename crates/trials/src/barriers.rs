@@ -123,8 +123,16 @@ struct Stay {
 
 impl Drop for Stay {
     fn drop(&mut self) {
-        // The home may hear late of those who are cut off.
-        let doubt_ns = if self.stage.is_undisturbed() { DOUBT_NS } else { self.stage.consequences_ns() };
+        let stage = &self.stage;
+        let doubt_ns = match () {
+            () if stage.is_undisturbed() => DOUBT_NS,
+            // Kernels tell of every death, and all hear each other.
+            () if !stage.was_anyone_isolated() && stage.deaths_are_told() => {
+                stage.world.profile().notice_ns + DOUBT_NS
+            }
+            // The home may hear late of those who are cut off.
+            () => stage.consequences_ns(),
+        };
         let until_ns = self.stage.world.now_ns() + doubt_ns;
         self.stage.barriers.borrow_mut().rooms[self.name].go(self.visit, until_ns);
     }

@@ -8,7 +8,7 @@ use halite::{NodeId, NodeStatus, Permissions, Placement, RegionCause, Session};
 
 use crate::regions;
 use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
-use crate::{barriers, giving_up::before, locks, watches, words};
+use crate::{barriers, giving_up::before, locks, rights, watches, words};
 
 /// How many leases it may take until all is as it should be: deaths must be noticed first.
 const PATIENCE_LEASES: u32 = 40;
@@ -42,7 +42,7 @@ pub(crate) async fn take(stage: &Rc<Stage>) {
         open.replace("what node 0 cannot be told to free".to_owned());
         let driven = stage.driven(0).expect("it is up");
         for principal in PRINCIPALS {
-            free_all(&driven.session_of(principal).expect("the name is a good one")).await;
+            free_all(stage, &driven.session_of(principal).expect("the name is a good one")).await;
         }
         count(stage, &driven.session(), exact, &open).await;
         for node in 0..stage.nodes() {
@@ -75,12 +75,13 @@ fn anyone_sees(stage: &Stage, lost: &[u32]) -> bool {
     up.into_iter().any(|driven| lost.iter().any(|node| driven.is_connected_to(NodeId(*node))))
 }
 
-fn region_names() -> impl Iterator<Item = String> {
-    regions::names().chain(words::names()).chain(watches::names()).chain(locks::data_names())
+fn region_names(stage: &Stage) -> impl Iterator<Item = String> {
+    let shared = regions::names().chain(words::names()).chain(watches::names()).chain(locks::data_names());
+    shared.chain(rights::names(stage))
 }
 
-async fn free_all(session: &Session) {
-    for name in region_names() {
+async fn free_all(stage: &Stage, session: &Session) {
+    for name in region_names(stage) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
             // Whoever was about to free it may be faster.
             let _ = session.free(lh).await;
@@ -126,7 +127,7 @@ async fn count_calls(stage: &Stage, node: u32, open: &RefCell<String>) {
 
 /// Waits until every name can be given to somebody else: one that leads nowhere stands in no list.
 async fn take_names(stage: &Stage, session: &Session, open: &RefCell<String>) {
-    for name in region_names() {
+    for name in region_names(stage) {
         let lh = loop {
             match session.alloc(Some(&name), 8, Placement::Local, Permissions::empty()).await {
                 Ok(lh) => break lh,

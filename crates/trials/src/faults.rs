@@ -35,7 +35,8 @@ fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
     let other = (node + 1 + random.below(u64::from(stage.nodes().max(2) - 1)) as u32) % stage.nodes();
     let lease_ns = stage.plan.lease().as_nanos() as u64;
     // Some end before anybody takes the other for dead, and some do not.
-    let long = Duration::from_nanos(random.below(3 * lease_ns) + 1);
+    let long_ns_max = lease_ns * u64::from(stage.plan.faults.long_percent) / 100;
+    let long = Duration::from_nanos(random.below(long_ns_max.max(1)) + 1);
     stage.judge.expect_trouble(stage.world.now_ns() + long.as_nanos() as u64);
     let shared = stage.clone();
     match kind {
@@ -48,7 +49,6 @@ fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
             restart_after(&shared, node, long).await;
         }),
         2 if stage.is_up(node) => story(stage, "pause", async move {
-            shared.isolate(node);
             shared.stop(node, long).await;
         }),
         3 if node != other => cut(stage, &[(node, other), (other, node)], long),

@@ -31,6 +31,7 @@ mod plan;
 mod plans;
 mod regions;
 mod report;
+mod rights;
 mod stage;
 mod trial;
 mod watches;

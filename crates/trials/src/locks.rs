@@ -96,7 +96,7 @@ fn text(name: usize) -> String {
 /// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     let held = actor.locks.held.len();
-    match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0] } else { &[0, 2, 2, 9, 1, 9] }) {
+    match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0, 1] } else { &[0, 2, 2, 9, 1, 9, 1] }) {
         // Who holds one waits for no other for ever, or all would.
         0 => take(actor, Patience::Endless).await,
         1 if held < HELD_MAX => take(actor, Patience::None).await,
@@ -106,6 +106,7 @@ pub(crate) async fn act(actor: &mut Actor) {
         }
         4 => take_again(actor).await,
         5 => work(actor).await,
+        6 => give_up_another_ones(actor).await,
         _ => release(actor).await,
     }
 }
@@ -226,6 +227,25 @@ async fn take_again(actor: &mut Actor) {
     };
     if !is_right {
         accuse(actor, name, actor.now_ns(), &format!("tried it while holding it: {result:?}"));
+    }
+}
+
+/// Says that it gives up what it does not hold, which perhaps a sibling does.
+async fn give_up_another_ones(actor: &mut Actor) {
+    let name = actor.random.index(NAMES);
+    if actor.locks.held.iter().any(|held| held.name == name) {
+        return;
+    }
+    let (begin_ns, session) = (actor.now_ns(), actor.session.clone());
+    let Some(driven) = actor.stage.driven(actor.node) else { return };
+    let text = text(name);
+    let result = actor.attempt("unlock another one's", driven.unlock_unheld(&session, &text)).await;
+    match result {
+        Some(Ok(())) => accuse(actor, name, begin_ns, "gave it up without holding it"),
+        Some(Err(error)) if error.cause != LockCause::NotHeld && !is_explained(actor, &error.cause) => {
+            accuse(actor, name, begin_ns, &format!("{error}, without a reason"));
+        }
+        _ => {}
     }
 }
 

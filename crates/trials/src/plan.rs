@@ -62,6 +62,10 @@ pub struct Work {
     pub barriers: u32,
     /// Writes that tell whoever watches.
     pub watches: u32,
+    /// Rights that are taken away while they are used.
+    pub rights: u32,
+    /// How many accesses in a thousand touch many words; twice as many regions are long.
+    pub long_per_mille: u32,
     /// How many calls a session has under way at most.
     pub calls_posted_max: u32,
     /// How often in a thousand times calls that are under way together are posted together, and handlers receive and answer
@@ -93,6 +97,8 @@ pub struct Faults {
     pub noise: u32,
     /// A node's clock runs fast or slow.
     pub drift: u32,
+    /// How long something goes wrong at most, in hundredths of a lease.
+    pub long_percent: u32,
 }
 
 /// A minute: nothing in a trial takes longer.
@@ -128,6 +134,8 @@ impl Default for Work {
             locks: 2,
             barriers: 1,
             watches: 2,
+            rights: 1,
+            long_per_mille: 125,
             calls_posted_max: 4,
             rows_per_mille: 0,
             think_us_max: 10,
@@ -138,7 +146,17 @@ impl Default for Work {
 
 impl Default for Faults {
     fn default() -> Faults {
-        Faults { gap_us: 0, crash: 3, leave: 1, pause: 3, partition: 2, one_way: 1, noise: 3, drift: 1 }
+        Faults {
+            gap_us: 0,
+            crash: 3,
+            leave: 1,
+            pause: 3,
+            partition: 2,
+            one_way: 1,
+            noise: 3,
+            drift: 1,
+            long_percent: 300,
+        }
     }
 }
 
@@ -198,8 +216,10 @@ impl Plan {
                 bad("calls_posted_max must be from 2 to 1000")
             }
             () if self.work.rows_per_mille > 1000 => bad("rows_per_mille must be 1000 at most"),
+            () if self.work.long_per_mille > 1000 => bad("long_per_mille must be 1000 at most"),
             () if self.work.think_us_max > US_MAX => bad("think_us_max must be 60000000 at most"),
             () if self.work.given_up_per_mille > 1000 => bad("given_up_per_mille must be 1000 at most"),
+            () if !(1..=10_000).contains(&faults.long_percent) => bad("long_percent must be from 1 to 10000"),
             () if faults.gap_us > US_MAX => bad("gap_us must be 60000000 at most"),
             () if self.work.weights().iter().chain(&faults.weights()).any(|weight| *weight > WEIGHT_MAX) => {
                 bad("weights must be 1000000 at most")
@@ -226,8 +246,9 @@ impl Plan {
 
 impl Work {
     /// In the order of the fields.
-    pub(crate) fn weights(&self) -> [u32; 7] {
-        [self.regions, self.words, self.calls, self.messages, self.locks, self.barriers, self.watches]
+    pub(crate) fn weights(&self) -> [u32; 8] {
+        let Work { regions, words, calls, messages, locks, barriers, watches, rights, .. } = *self;
+        [regions, words, calls, messages, locks, barriers, watches, rights]
     }
 }
 
@@ -261,7 +282,7 @@ mod tests {
         );
         assert!(
             refusal(
-                "name = 'x'\nnodes = 1\n[work]\nregions=0\nwords=0\ncalls=0\nmessages=0\nlocks=0\nbarriers=0\nwatches=0"
+                "name = 'x'\nnodes = 1\n[work]\nregions=0\nwords=0\ncalls=0\nmessages=0\nlocks=0\nbarriers=0\nwatches=0\nrights=0"
             )
             .contains("weight")
         );

@@ -22,7 +22,7 @@ use crate::actor::{Actor, pick};
 
 /// How many names there are.
 const NAMES: u64 = 6;
-/// Most words of one access, and of one in eight.
+/// Most words of one access, and of a long one.
 const WORDS_MAX: u64 = 16;
 const LONG_WORDS_MAX: u64 = 1200;
 
@@ -231,7 +231,8 @@ fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
 /// Words of a life, few or now and then many.
 fn some_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
     let words = actor.stage.regions.borrow().life(life).words.len() as u64;
-    let most = if actor.random.chance(1, 8) { LONG_WORDS_MAX } else { WORDS_MAX };
+    let is_long = actor.random.chance(actor.stage.plan.work.long_per_mille.into(), 1000);
+    let most = if is_long { LONG_WORDS_MAX } else { WORDS_MAX };
     let count = actor.random.between(1, most.min(words));
     let first = actor.random.below(words - count + 1);
     first as usize..(first + count) as usize

@@ -77,6 +77,8 @@ struct Seat {
     down: Cell<bool>,
     /// Somebody stopped it, and will let it go on.
     stopped: Cell<bool>,
+    /// Until then, it may not have been heard for long by somebody, since it was stopped.
+    missed_until_ns: Cell<u64>,
 }
 
 impl Stage {
@@ -89,6 +91,7 @@ impl Stage {
             isolated: Cell::new(false),
             down: Cell::new(false),
             stopped: Cell::new(false),
+            missed_until_ns: Cell::new(0),
         };
         let seats = (0..plan.nodes).map(seat).collect();
         let profile = world.profile();
@@ -148,6 +151,11 @@ impl Stage {
 
     pub(crate) fn was_isolated(&self, node: u32) -> bool {
         self.seats[node as usize].isolated.get()
+    }
+
+    /// Whether others hear of the end of a node's process at once, and not only by its silence.
+    pub(crate) fn deaths_are_told(&self) -> bool {
+        self.world.profile().cut_off == CutOffBy::Exit
     }
 
     /// Whether nothing at all has gone wrong so far.  Noise counts: a connection may end of it, and stay so.
@@ -295,6 +303,14 @@ impl Stage {
     /// Stops a node for a while.
     pub(crate) async fn stop(&self, node: u32, long: Duration) {
         let (seat, life) = (&self.seats[node as usize], self.life(node));
+        let (now_ns, long_ns, lease_ns) =
+            (self.world.now_ns(), long.as_nanos() as u64, self.plan.lease().as_nanos() as u64);
+        // It speaks four times in a lease: after a short stop nobody has missed it, unless it had hardly gone on.
+        match long_ns < lease_ns / 2 && seat.missed_until_ns.get() <= now_ns {
+            true => self.judge.note_trouble(),
+            false => self.isolate(node),
+        }
+        seat.missed_until_ns.set(seat.missed_until_ns.get().max(now_ns + long_ns + lease_ns));
         seat.stopped.set(true);
         self.world.pause(seat.host);
         self.world.sleep(None, long).await;

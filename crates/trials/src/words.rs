@@ -180,8 +180,7 @@ async fn change(actor: &mut Actor, name: usize, holding: Holding, word: usize, c
             note_last(actor, name, word, old);
         }
         Some(Err(error)) => {
-            let is_down = matches!(error.cause, AccessCause::PeerDown(_) | AccessCause::NodeClosed);
-            if !(is_down || error.partly) {
+            if !error.partly && error.cause != AccessCause::NodeClosed {
                 with_chain(actor, holding, word, |chain| chain.forget(number));
             }
             refused(actor, name, holding, Permissions::ATOMIC, begin_ns, &error);

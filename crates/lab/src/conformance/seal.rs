@@ -1,11 +1,12 @@
 //! Sealed regions: immutable for ever.
 
-use halite::{AccessCause, NodeId, Placement};
+use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause};
 
 use super::cluster::{CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
 
-/// Whoever may write, may write no more, through old handles and new ones; everyone may read on.
+/// Whoever may write, may write no more, through old handles and new ones, and maps for nothing but reading; everyone may
+/// read on.
 pub fn a_sealed_region_takes_no_writes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
@@ -15,13 +16,16 @@ pub fn a_sealed_region_takes_no_writes(h: &dyn Harness) {
     let session = cluster.session(1);
     let old = session.map("stone", everyone()).unwrap();
     owner.seal(near).unwrap();
-    let new = session.map("stone", everyone());
-    // A provider of handles may also refuse to hand out the right to write; then there is nothing to try.
-    for lh in [Some(old), new.ok()].into_iter().flatten() {
+    for wanted in [everyone(), Permissions::WRITE, Permissions::ATOMIC] {
+        refused!(session.map("stone", wanted), RegionCause::Sealed);
+    }
+    let new = session.map("stone", Permissions::READ).unwrap();
+    for lh in [old, new] {
         refused!(session.write(lh, 0, b"scratch"), AccessCause::Sealed);
     }
     refused!(owner.write(near, CHUNK - 1, b"scratch"), AccessCause::Sealed);
     assert_eq!(contents(&session, old), bytes);
+    assert_eq!(contents(&session, new), bytes);
     assert!(session.stat("stone").unwrap().sealed);
 }
 

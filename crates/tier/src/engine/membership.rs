@@ -50,6 +50,20 @@ impl Engine {
         self.settle();
     }
 
+    /// Connections to all who are there before us are about to be begun: a home among them may be slower than who asks
+    /// for its names.
+    pub fn begin_to_meet(&mut self) {
+        self.directory.set_meeting(true);
+    }
+
+    /// All connections that were begun have come about, or failed.
+    pub fn handle_all_met(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.directory.set_meeting(false);
+        self.unpark();
+        self.settle();
+    }
+
     /// A home that is dead for us may be alive for a newcomer, and let it map what we do not hold for it any more.
     fn tell_what_was_swept(&mut self, newcomer: NodeLife) {
         self.swept.retain(|home| home.node != newcomer.node);

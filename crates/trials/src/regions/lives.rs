@@ -36,6 +36,8 @@ pub(super) struct Life {
     pub(super) begun_ns: u64,
     /// When its allocation returned; [`NEVER`] if it has not, or nobody saw it.
     pub(super) made_ns: u64,
+    /// Where its home and its chunks may be: nodes, and in which life.
+    places: BTreeSet<(u32, u32)>,
     /// When somebody began to free it.
     pub(super) end_begun_ns: u64,
     /// Since when it is gone for sure.
@@ -84,6 +86,7 @@ impl Regions {
             rights: Rights::new(owner, everyone),
             begun_ns: now_ns,
             made_ns: NEVER,
+            places: BTreeSet::new(),
             end_begun_ns: NEVER,
             ended_ns: NEVER,
             revoked: Default::default(),
@@ -254,6 +257,16 @@ impl Life {
     /// Whether it was there from `begin_ns` on until now, as far as peace goes.
     pub(super) fn has_lived_since(&self, begin_ns: u64) -> bool {
         self.made_ns < begin_ns && self.end_begun_ns == NEVER
+    }
+
+    /// It lies, or may come to lie, on these nodes in these lives.
+    pub(super) fn may_be_on(&mut self, places: impl IntoIterator<Item = (u32, u32)>) {
+        self.places.extend(places);
+    }
+
+    /// Whether it has lost nothing, if all live of whom `lives` says so.
+    pub(super) fn is_whole(&self, lives: impl Fn(u32, u32) -> bool) -> bool {
+        self.places.iter().all(|(node, life)| lives(*node, *life))
     }
 
     /// Whether it may have been there at some time from `begin_ns` on.

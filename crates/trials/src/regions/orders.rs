@@ -2,7 +2,7 @@
 
 use halite::{NodeId, Permissions, Placement, RegionCause, RegionError, Who};
 
-use super::lives::LifeId;
+use super::lives::{Life, LifeId};
 use super::words::NEVER;
 use super::{Holding, NAMES};
 use crate::actor::Actor;
@@ -38,11 +38,12 @@ pub(super) async fn alloc(actor: &mut Actor) {
     }
     let name = actor.random.below(NAMES) as usize;
     let everyone = some_rights(actor);
-    let long = u64::from(actor.random.chance(1, 4));
+    let long = u64::from(actor.random.chance(2 * u64::from(actor.stage.plan.work.long_per_mille), 1000));
     let placement = some_placement(actor);
     let begin_ns = actor.now_ns();
     let begun = actor.stage.regions.borrow_mut().begin_life(begin_ns, name, actor.principal, everyone, long);
     let Some((id, len)) = begun else { return };
+    note_places(actor, id, nodes_of(actor, &placement));
     let session = actor.session.clone();
     let text = name_of(name);
     let number = actor.number;
@@ -96,8 +97,8 @@ fn is_contested(actor: &Actor, id: LifeId) -> bool {
 fn check_name_was_free(actor: &Actor, id: LifeId, begin_ns: u64) {
     let regions = actor.stage.regions.borrow();
     let name = regions.life(id).name;
-    let other =
-        regions.named(name).find(|life| life.has_lived_since(begin_ns) && actor.stage.judge.is_calm());
+    let is_there = |life: &&Life| life.has_lived_since(begin_ns) && is_surely_whole(actor, life);
+    let other = regions.named(name).find(is_there);
     if let Some(other) = other {
         actor.stage.judge.violated(format!(
             "r{name} was made from {begin_ns} to {} ns, and had been there since {} ns",
@@ -113,8 +114,25 @@ fn some_placement(actor: &mut Actor) -> Placement {
     match actor.random.below(3) {
         0 => Placement::Local,
         1 => Placement::On(node),
-        _ => Placement::Spread((0..nodes.min(3) as u32).map(NodeId).collect()),
+        // Each node is the home of some.
+        _ => Placement::Spread(
+            (0..nodes.min(3)).map(|step| NodeId(((u64::from(node.0) + step) % nodes) as u32)).collect(),
+        ),
     }
+}
+
+fn nodes_of(actor: &Actor, placement: &Placement) -> Vec<u32> {
+    match placement {
+        Placement::On(node) => vec![node.0],
+        Placement::Spread(nodes) => nodes.iter().map(|node| node.0).collect(),
+        _ => vec![actor.node],
+    }
+}
+
+fn note_places(actor: &Actor, id: LifeId, nodes: Vec<u32>) {
+    let stage = &actor.stage;
+    let places = nodes.into_iter().map(|node| (node, stage.life(node)));
+    stage.regions.borrow_mut().life_mut(id).may_be_on(places);
 }
 
 pub(super) async fn map(actor: &mut Actor) {
@@ -137,7 +155,9 @@ pub(super) async fn map(actor: &mut Actor) {
         Some(Ok(lh)) => mapped(actor, name, wanted, lh, begin_ns),
         Some(Err(error)) => {
             let is_explained = match &error.cause {
-                RegionCause::NotFound | RegionCause::Stale => !is_surely_there(actor, name, begin_ns),
+                RegionCause::NotFound | RegionCause::Stale | RegionCause::Lost(_) => {
+                    !is_surely_there(actor, name, begin_ns)
+                }
                 RegionCause::PermissionDenied { .. } => {
                     let is_stale = actor.stage.was_anyone_isolated();
                     is_stale || !is_surely_permitted(actor, name, wanted, begin_ns)
@@ -178,7 +198,14 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
 
 fn is_surely_there(actor: &Actor, name: usize, begin_ns: u64) -> bool {
     let regions = actor.stage.regions.borrow();
-    actor.stage.judge.is_calm() && regions.named(name).any(|life| life.has_lived_since(begin_ns))
+    regions.named(name).any(|life| life.has_lived_since(begin_ns) && is_surely_whole(actor, life))
+}
+
+/// Whether nobody has died, nor left, on whom a region lies.
+fn is_surely_whole(actor: &Actor, life: &Life) -> bool {
+    let stage = &actor.stage;
+    let lives = |node, life| stage.is_up(node) && stage.life(node) == life;
+    stage.judge.is_calm() || (!stage.was_anyone_isolated() && life.is_whole(lives))
 }
 
 fn is_surely_permitted(actor: &Actor, name: usize, wanted: Permissions, begin_ns: u64) -> bool {
@@ -287,6 +314,7 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
     }
     let to = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
     let begin_ns = actor.now_ns();
+    note_places(actor, holding.life, vec![to.0]);
     let session = actor.session.clone();
     actor.note_life(holding.life.0);
     let result = actor.attempt("move", session.move_to(holding.lh, to)).await;

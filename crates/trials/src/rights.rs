@@ -1,0 +1,198 @@
+//! Rights that are taken away while they are used: each session now and then makes a region of its own, lets another
+//! principal in, and takes that back, or seals the region.
+//!
+//! Since nobody else knows the region, what may come of it does not depend on what others do.  The other principal's
+//! session is one of the same node, so that its orders reach the region's home right behind, or before, those of the
+//! region's maker.
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use halite::{AccessCause, Lh, NodeId, Permissions, Placement, RegionCause, RegionError, Session, Who};
+
+use crate::actor::Actor;
+use crate::judge::is_of_trouble;
+use crate::stage::{PRINCIPALS, Stage};
+
+const BYTES: u64 = 64;
+const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
+/// The second of two orders is given so long after the first at most.
+const LATER_NS_MAX: u64 = 4_000;
+
+/// All names that such regions have: one for each session.
+pub(crate) fn names(stage: &Stage) -> impl Iterator<Item = String> + use<> {
+    let (nodes, sessions) = match stage.plan.work.rights {
+        0 => (0, 0),
+        _ => (stage.nodes(), stage.plan.sessions),
+    };
+    (0..nodes).flat_map(move |node| (0..sessions).map(move |session| name(node, session)))
+}
+
+fn name(node: u32, session: u32) -> String {
+    format!("d{node}.{session}")
+}
+
+/// A region of the actor's own, and somebody else's session.
+struct Scene {
+    name: String,
+    lh: Lh,
+    other: Session,
+    who: Who,
+}
+
+/// Does one thing.
+pub(crate) async fn act(actor: &mut Actor) {
+    let Some(scene) = set(actor).await else { return };
+    match actor.random.below(2) {
+        0 => depose(actor, &scene).await,
+        _ => seal(actor, &scene).await,
+    }
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    if let Some(Err(error)) = actor.attempt("free what was fought for", session.free(scene.lh)).await {
+        let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
+        actor.expect_reason(is_gone || is_trouble(actor, &error.cause), begin_ns, &error);
+    }
+}
+
+async fn set(actor: &mut Actor) -> Option<Scene> {
+    let (session, name, begin_ns) = (actor.session.clone(), name(actor.node, actor.number), actor.now_ns());
+    let home = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let made = session.alloc(Some(&name), BYTES, Placement::On(home), EVERYONE);
+    let lh = match actor.attempt("make what is fought for", made).await? {
+        Ok(lh) => lh,
+        Err(error) => {
+            // It was given up, or its home was out of reach when it was to be freed.
+            let is_explained = matches!(
+                error.cause,
+                RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Lost(_)
+            );
+            actor.expect_reason(is_explained || is_trouble(actor, &error.cause), begin_ns, &error);
+            clear(actor, &name).await;
+            return None;
+        }
+    };
+    let principal = PRINCIPALS[(actor.principal + 1) % PRINCIPALS.len()];
+    let other = actor.stage.driven(actor.node)?.session_of(principal).expect("the name is a good one");
+    Some(Scene { name, lh, other, who: Who::Principal(principal.to_owned()) })
+}
+
+/// Makes the name free again.
+async fn clear(actor: &mut Actor, name: &str) {
+    let session = actor.session.clone();
+    let cleared = async {
+        let lh = session.map(name, Permissions::MASTER).await?;
+        session.free(lh).await
+    };
+    actor.attempt("clear a name", cleared).await;
+}
+
+/// Another principal is made a master, and frees the region while it is one no more.
+async fn depose(actor: &mut Actor, scene: &Scene) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let Scene { name, lh, other, who } = scene;
+    let raised = async {
+        session.grant(*lh, who.clone(), Permissions::MASTER).await?;
+        other.map(name, Permissions::MASTER).await
+    };
+    let Some(Ok(theirs)) = actor.attempt("make a master", raised).await else { return };
+    let (early, late) = (actor.random.below(LATER_NS_MAX), actor.random.below(LATER_NS_MAX));
+    let (world, host) = (actor.stage.world.clone(), actor.host);
+    let later = |ns| world.sleep(Some(host), Duration::from_nanos(ns));
+    let deposing = async {
+        later(early).await;
+        // Orders wait behind each other: the one that frees finds both before it, or one, or none.
+        let first = session.revoke(*lh, Who::Everyone, Permissions::ATOMIC);
+        both(first, session.revoke(*lh, who.clone(), Permissions::MASTER)).await.1
+    };
+    let freeing = async {
+        later(late).await;
+        other.free(theirs).await
+    };
+    let ended = async { Ok::<_, RegionError>(both(deposing, freeing).await) };
+    let Some(Ok((deposed, freed))) = actor.attempt("depose a master", ended).await else { return };
+    actor.note(format_args!("has deposed: {deposed:?}, freed: {freed:?}"));
+    // What is free cannot be taken from anybody, and who was deposed cannot free it.
+    let is_both = deposed.is_ok() && freed.is_ok();
+    actor.expect(
+        !is_both,
+        begin_ns,
+        format_args!("{name} was freed by somebody who was deposed as its master"),
+    );
+    for error in [deposed.err(), freed.err()].into_iter().flatten() {
+        let is_loser = matches!(
+            error.cause,
+            RegionCause::Stale | RegionCause::NotFound | RegionCause::PermissionDenied { .. }
+        );
+        actor.expect_reason(is_loser || is_trouble(actor, &error.cause), begin_ns, &error);
+    }
+}
+
+/// The region is sealed: nobody writes to it any more, nor maps it for that.
+async fn seal(actor: &mut Actor, scene: &Scene) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let Scene { name, lh, other, .. } = scene;
+    let Some(Ok(theirs)) = actor.attempt("map what is sealed", other.map(name, EVERYONE)).await else {
+        return;
+    };
+    if !matches!(actor.attempt("seal", session.seal(*lh)).await, Some(Ok(()))) {
+        return;
+    }
+    for (session, lh) in [(&session, *lh), (other, theirs)] {
+        let written = actor.attempt("write what is sealed", session.write(lh, 0, b"scratch")).await;
+        let is_right = match &written {
+            None => true,
+            Some(Ok(())) => false,
+            Some(Err(error)) => match error.cause {
+                AccessCause::Sealed => true,
+                AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed => {
+                    !actor.stage.judge.is_calm()
+                }
+                _ => false,
+            },
+        };
+        actor.expect(
+            is_right,
+            begin_ns,
+            format_args!("{name} is sealed, and a write to it ended with {written:?}"),
+        );
+    }
+    let wanted = if actor.random.chance(1, 2) { Permissions::WRITE } else { EVERYONE };
+    match actor.attempt("map what is sealed for writing", other.map(name, wanted)).await {
+        Some(Ok(_)) => {
+            actor.expect(false, begin_ns, format_args!("{name} is sealed, and was mapped for {wanted}"));
+        }
+        Some(Err(error)) => {
+            let is_explained = error.cause == RegionCause::Sealed || is_trouble(actor, &error.cause);
+            actor.expect_reason(is_explained, begin_ns, &error);
+        }
+        None => {}
+    }
+}
+
+fn is_trouble(actor: &Actor, cause: &RegionCause) -> bool {
+    is_of_trouble(cause) && !actor.stage.judge.is_calm()
+}
+
+/// What comes of two futures, which are polled in turn.
+async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    let (mut from_a, mut from_b) = (None, None);
+    std::future::poll_fn(move |context| {
+        if from_a.is_none()
+            && let Poll::Ready(output) = a.as_mut().poll(context)
+        {
+            from_a = Some(output);
+        }
+        if from_b.is_none()
+            && let Poll::Ready(output) = b.as_mut().poll(context)
+        {
+            from_b = Some(output);
+        }
+        match from_a.is_some() && from_b.is_some() {
+            true => Poll::Ready(from_a.take().zip(from_b.take()).expect("both have ended")),
+            false => Poll::Pending,
+        }
+    })
+    .await
+}
