@@ -197,8 +197,12 @@ impl State {
 }
 
 impl Fabric for FaultInjector {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { direct: false, ..self.inner.capabilities() }
+    fn providers(&self) -> Vec<&'static str> {
+        self.inner.providers()
+    }
+
+    fn capabilities(&self, peer: PeerId) -> Capabilities {
+        Capabilities { direct: false, ..self.inner.capabilities(peer) }
     }
 
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {

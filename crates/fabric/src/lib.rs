@@ -33,7 +33,7 @@ pub struct Key(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkId(pub u64);
 
-/// What a provider can do, so that callers choose and tests skip with a reason.
+/// What the provider that reaches a peer can do for it, so that callers choose and tests skip with a reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
     /// The name that users see: `shm`, `roce`, `verbs`, `sim`.
@@ -53,8 +53,11 @@ pub struct Capabilities {
 /// All methods may be called from any thread.  `poll` and `poll_event` hand each completion and event to
 /// exactly one caller; the tier lets one thread at a time poll (whoever holds the poll token).
 pub trait Fabric: Send + Sync {
-    /// What this provider can do.
-    fn capabilities(&self) -> Capabilities;
+    /// The names of the providers, as users see them.
+    fn providers(&self) -> Vec<&'static str>;
+
+    /// What can be done for `peer`.  It is the same from its [`Event::Connected`] on, and of no meaning before.
+    fn capabilities(&self, peer: PeerId) -> Capabilities;
 
     /// Makes `segment` reachable by all connected peers, now and later, and returns its key.
     /// A peer to which the key is mentioned afterwards in a message can use it at once.

@@ -26,7 +26,7 @@ fn without_rules_everything_passes_but_direct_access() {
     let (one, two) = pair();
     let (key, word) = register(&two);
     let faulty = FaultInjector::new(one.clone(), FaultPlan::new(0));
-    assert!(one.capabilities().direct && !faulty.capabilities().direct);
+    assert!(one.capabilities(PEER).direct && !faulty.capabilities(PEER).direct);
     assert!(one.direct(PEER, key).is_some() && faulty.direct(PEER, key).is_none());
     // Names of requests need not be unique, and come back as they were.
     faulty.post(PEER, &[add(5, key), add(5, key), send(9, b"hi")]).unwrap();

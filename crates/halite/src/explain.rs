@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use halite_fabric::Capabilities;
 use halite_tier::access::Place;
 use halite_tier::effect::Command;
 use halite_tier::engine::KnownPeer;
@@ -79,8 +80,8 @@ pub struct PieceExplained {
     pub pieces: u64,
     /// Where the first of them starts.
     pub offset: u64,
-    /// The fabric in between.
-    pub provider: &'static str,
+    /// The fabric in between, if there is one.
+    pub provider: Option<&'static str>,
     /// The way to them.
     pub path: AccessPath,
     /// What accesses come down to.
@@ -111,6 +112,21 @@ pub struct RegionExplained {
     pub pieces: Vec<PieceExplained>,
 }
 
+/// What the fabric between two nodes can do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct PeerCapabilities {
+    /// Its name.
+    pub provider: &'static str,
+    /// Whether loads and stores reach the other's memory.
+    pub direct: bool,
+    /// Whether there are atomics.
+    pub atomics: bool,
+    /// Longest message that it takes in one piece, in bytes.
+    pub send_bytes_max: u64,
+    /// Longest write out of memory that is not registered, in bytes; `None` where any is taken.
+    pub inline_bytes_max: Option<u64>,
+}
+
 /// What stands between this node and another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PeerExplained {
@@ -125,12 +141,8 @@ pub struct PeerExplained {
     pub state: NodeState,
     /// Whether this node is connected to it.
     pub connected: bool,
-    /// The fabric in between.
-    pub provider: &'static str,
-    /// Whether loads and stores reach its memory.
-    pub direct: bool,
-    /// Longest message that the fabric takes in one piece, in bytes.
-    pub send_bytes_max: u64,
+    /// What the fabric in between can do, if it is connected.
+    pub capabilities: Option<PeerCapabilities>,
     /// For how long nothing was heard of it, in ms, if it is connected.
     pub silent_ms: Option<u64>,
     /// Calls and messages to it that have no answer yet, those given up among them for as long as it may still answer.
@@ -156,6 +168,7 @@ impl Session {
             return Err(self.failed_on("explain", lh, RegionCause::NodeClosed));
         }
         let info = self.stat_handle(lh).await.ok();
+        let now = core.now_ns();
         let (found, me) = core.look(|machine| {
             let engine = machine.engine();
             (engine.and_then(|engine| engine.known_region(self.inner.id, lh.slot)), engine.map(|e| e.life()))
@@ -163,8 +176,11 @@ impl Session {
         let (Some(known), Some(me)) = (found, me) else {
             return Err(self.failed_on("explain", lh, RegionCause::Stale));
         };
-        let capabilities = core.ground.fabric.capabilities();
-        let pieces = pieces(&known, me, capabilities.provider, capabilities.atomics);
+        let capabilities = |node| {
+            let known = core.look(|machine| machine.engine()?.known_peer(now, node));
+            Some(core.ground.fabric.capabilities(known?.peer?))
+        };
+        let pieces = pieces(&known, me, capabilities);
         Ok(RegionExplained {
             name: info.as_ref().and_then(|info| info.name.clone()),
             region: known.region.to_string(),
@@ -195,16 +211,14 @@ impl Session {
         });
         let known = found.ok_or_else(|| failed(RegionCause::UnknownNode(node)))?;
         let (calls_under_way, answers_kept) = core.ground.rpc.under_way(node);
-        let capabilities = core.ground.fabric.capabilities();
+        let capabilities = known.peer.map(|peer| core.ground.fabric.capabilities(peer));
         Ok(PeerExplained {
             node: node.0,
             incarnation: format!("{:x}", known.life.incarnation.0),
             pid: known.pid,
             state: state(&known, &statuses, is_self),
             connected: known.peer.is_some(),
-            provider: capabilities.provider,
-            direct: is_self || (known.peer.is_some() && capabilities.direct),
-            send_bytes_max: capabilities.send_bytes_max as u64,
+            capabilities: capabilities.map(PeerCapabilities::from),
             silent_ms: known.silent_ns.map(|ns| ns / 1_000_000),
             calls_under_way,
             answers_kept,
@@ -229,7 +243,11 @@ impl blocking::Session {
 }
 
 /// The pieces of a region, those alike taken together, in the order of their first bytes.
-fn pieces(known: &Known, me: NodeLife, provider: &'static str, atomics: bool) -> Vec<PieceExplained> {
+fn pieces(
+    known: &Known,
+    me: NodeLife,
+    capabilities: impl Fn(NodeId) -> Option<Capabilities>,
+) -> Vec<PieceExplained> {
     let mut pieces: Vec<PieceExplained> = Vec::new();
     let mut offset = 0;
     for (extent, place) in &known.pieces {
@@ -240,7 +258,10 @@ fn pieces(known: &Known, me: NodeLife, provider: &'static str, atomics: bool) ->
                 piece.pieces += 1;
             }
             None => {
-                let (verbs, reason) = (verbs(path, known, atomics), path.reason());
+                let able = capabilities(extent.owner.node);
+                let provider = able.map(|able| able.provider);
+                let has_atomics = able.is_some_and(|able| able.atomics);
+                let (verbs, reason) = (verbs(path, known, has_atomics), path.reason());
                 let bytes = extent.len;
                 pieces.push(PieceExplained { node, bytes, pieces: 1, offset, provider, path, verbs, reason });
             }
@@ -364,19 +385,40 @@ impl fmt::Display for RegionExplained {
 impl fmt::Display for PieceExplained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pieces = if self.pieces == 1 { "piece" } else { "pieces" };
-        writeln!(
+        write!(
             f,
-            "node {}: {} bytes in {} {pieces}, from offset {}, over {}: {}",
-            self.node,
-            self.bytes,
-            self.pieces,
-            self.offset,
-            self.provider,
-            self.path.words()
+            "node {}: {} bytes in {} {pieces}, from offset {}",
+            self.node, self.bytes, self.pieces, self.offset
         )?;
+        if let Some(provider) = self.provider {
+            write!(f, ", over {provider}")?;
+        }
+        writeln!(f, ": {}", self.path.words())?;
         let Verbs { read, write, atomic, copy } = self.verbs;
         writeln!(f, "  read: {read}; write: {write}; atomic: {atomic}; copy: {copy}")?;
         writeln!(f, "  {}", self.reason)
+    }
+}
+
+impl From<Capabilities> for PeerCapabilities {
+    fn from(capabilities: Capabilities) -> PeerCapabilities {
+        let Capabilities { provider, direct, atomics, send_bytes_max, inline_bytes_max } = capabilities;
+        let inline_bytes_max = (inline_bytes_max < usize::MAX).then_some(inline_bytes_max as u64);
+        let send_bytes_max = send_bytes_max as u64;
+        PeerCapabilities { provider, direct, atomics, send_bytes_max, inline_bytes_max }
+    }
+}
+
+impl fmt::Display for PeerCapabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reach = if self.direct { "loads and stores reach its memory" } else { "accesses are posted" };
+        let atomics = if self.atomics { "atomics" } else { "no atomics" };
+        let sends = self.send_bytes_max;
+        write!(f, "provider {}: {reach}; {atomics}; sends of up to {sends} bytes; ", self.provider)?;
+        match self.inline_bytes_max {
+            Some(bytes) => write!(f, "writes of up to {bytes} bytes inline"),
+            None => write!(f, "all writes inline"),
+        }
     }
 }
 
@@ -386,8 +428,9 @@ impl fmt::Display for PeerExplained {
         writeln!(f, "node {}: {}, {connected}", self.node, word(self.state))?;
         writeln!(f, "  {}", self.reason)?;
         writeln!(f, "process {}, incarnation {}", self.pid, self.incarnation)?;
-        let reach = if self.direct { "loads and stores reach its memory" } else { "accesses are posted" };
-        writeln!(f, "provider {}: {reach}; sends of up to {} bytes", self.provider, self.send_bytes_max)?;
+        if let Some(capabilities) = &self.capabilities {
+            writeln!(f, "{capabilities}")?;
+        }
         if let Some(silent_ms) = self.silent_ms {
             writeln!(f, "last heard: {silent_ms} ms ago")?;
         }

@@ -97,7 +97,7 @@ pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
     JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError, RegionCause, RegionError,
 };
-pub use explain::{AccessPath, PeerExplained, PieceExplained, RegionExplained, Verbs};
+pub use explain::{AccessPath, PeerCapabilities, PeerExplained, PieceExplained, RegionExplained, Verbs};
 pub use halite_tier::message::{Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
 pub use halite_tier::permissions::Permissions;
 pub use lock::Guard;

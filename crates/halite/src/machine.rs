@@ -10,7 +10,7 @@ use halite_fabric::{Completion, CompletionKind, CutOff, Event as FabricEvent, Fa
 use halite_mem::Grace;
 use halite_tier::access::DataPath;
 use halite_tier::effect::{Command, Effect, OpId, Quiesce, Token};
-use halite_tier::engine::Engine;
+use halite_tier::engine::{Connection, Engine};
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::message;
 use halite_tier::rpc::Target;
@@ -141,7 +141,9 @@ impl Machine {
         match event {
             FabricEvent::Connected { peer, hello, initiator } => {
                 let life = message::decode_hello(&hello).map(|hello| hello.life);
-                engine.handle_connected(now, peer, &hello, initiator);
+                let send_bytes_max = self.ground.fabric.capabilities(peer).send_bytes_max;
+                let connection = Connection { peer, dialled: initiator, send_bytes_max };
+                engine.handle_connected(now, connection, &hello);
                 if let Some(life) = life {
                     self.peers.insert(peer, life);
                     if engine.is_connected_to(life.node) {

@@ -163,15 +163,13 @@ pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
 }
 
 fn engine_config(config: &Config, life: NodeLife, around: &Around, fabric: &dyn Fabric) -> EngineConfig {
-    let capabilities = fabric.capabilities();
     EngineConfig {
         life,
         pid: around.pid(),
         lease_ns: config.lease.as_nanos() as u64,
         bytes_total: config.arena_bytes,
         segment_bytes: config.segment_bytes.min(config.arena_bytes),
-        provider: capabilities.provider,
-        send_bytes_max: capabilities.send_bytes_max,
+        provider: fabric.providers().join("+"),
     }
 }
 

@@ -87,7 +87,6 @@ pub(crate) struct Rpc {
     posted: Arc<Posted>,
     pool: Arc<Pool>,
     ring_bytes: u64,
-    inline_bytes_max: usize,
     own: Arc<Link>,
     losses: Losses,
     /// The usual places of our slots.
@@ -130,16 +129,14 @@ impl Rpc {
     ) -> Option<Rpc> {
         let pool = Arc::new(Pool::default());
         let usual = pool.allocate(&*fabric, u64::from(USUAL_SLOTS) * USUAL_SLOT_BYTES)?;
-        let inline_bytes_max = fabric.capabilities().inline_bytes_max;
         let losses = Losses::default();
-        let own = Arc::new(Link::new(node, Target::Own, None, None, losses.clone()));
+        let own = Arc::new(Link::new(node, Target::Own, 0, None, losses.clone()));
         let routes = Routes { by_node: [(node, own.clone())].into(), ..Routes::default() };
         Some(Rpc {
             fabric,
             posted,
             pool,
             ring_bytes,
-            inline_bytes_max,
             own,
             losses,
             usual,
@@ -168,7 +165,9 @@ impl Rpc {
         let introduction = self.introduction(&ring, &head);
         let reader = RingReader::new(self.ring_bytes);
         let losses = self.losses.clone();
-        let link = Arc::new(Link::new(node, Target::Peer(peer), Some((reader, ring)), Some(head), losses));
+        let inline_bytes_max = self.fabric.capabilities(peer).inline_bytes_max;
+        let memory = Some(((reader, ring), head));
+        let link = Arc::new(Link::new(node, Target::Peer(peer), inline_bytes_max, memory, losses));
         let mut routes = self.routes_mut();
         routes.by_node.insert(node, link.clone());
         routes.by_peer.insert(peer, link.clone());

@@ -199,10 +199,9 @@ fn explain_tells_which_way_bytes_take() {
     assert!(text.contains("read: loads; write: stores") && text.contains("mapped here"), "{text}");
 
     let peer = &scratch.json("explain 1 --json")[0];
-    assert_eq!(
-        (&peer["state"], &peer["connected"], &peer["direct"]),
-        (&"alive".into(), &true.into(), &true.into())
-    );
+    assert_eq!((&peer["state"], &peer["connected"]), (&"alive".into(), &true.into()));
+    let capabilities = &peer["capabilities"];
+    assert_eq!((&capabilities["provider"], &capabilities["direct"]), (&"shm".into(), &true.into()));
     assert_eq!(peer["pid"], scratch.pid(1));
     assert!(scratch.ok("explain 1").starts_with("node 1: alive, connected\n"));
     let complaint = scratch.fails("explain 7", 1);

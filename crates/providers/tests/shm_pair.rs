@@ -302,7 +302,7 @@ fn requests_that_can_never_be_posted_are_malformed() {
     let (own_key, _) = one.register(4096);
     let (to_two, _) = connect(&mut one, &mut two, "two.sock");
     let remote = remote(key, 0);
-    let too_long = vec![0; one.fabric.capabilities().send_bytes_max + 1];
+    let too_long = vec![0; one.fabric.capabilities(to_two).send_bytes_max + 1];
     let beyond = |offset, len| Local::Registered { key: own_key, offset, len };
     for operation in [
         Operation::Send { bytes: &too_long, imm: 0 },

@@ -57,7 +57,11 @@ impl Future for Rung {
 }
 
 impl Fabric for SimFabric {
-    fn capabilities(&self) -> Capabilities {
+    fn providers(&self) -> Vec<&'static str> {
+        vec!["sim"]
+    }
+
+    fn capabilities(&self, _: PeerId) -> Capabilities {
         self.shared.with(|net| Capabilities {
             provider: "sim",
             direct: false,

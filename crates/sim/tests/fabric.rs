@@ -139,7 +139,7 @@ fn what_the_target_refuses_is_not_done_at_all_and_fails_alone() {
 #[test]
 fn requests_that_could_never_be_posted_are_malformed_and_end_their_list() {
     each(|Pair { world, one, two }| {
-        let capabilities = one.fabric.capabilities();
+        let capabilities = one.fabric.capabilities(one.peer);
         let long = vec![0; capabilities.send_bytes_max.max(capabilities.inline_bytes_max) + 1];
         let to = remote(two.key, 0);
         let beyond = Local::Registered { key: one.key, offset: common::SEGMENT_BYTES, len: 1 };

@@ -60,9 +60,18 @@ pub struct EngineConfig {
     pub bytes_total: u64,
     /// By how many bytes the arena grows.
     pub segment_bytes: u64,
-    /// Name of the fabric, for people to see.
-    pub provider: &'static str,
-    /// Longest send of the fabric, in bytes.
+    /// Names of the fabric's providers, for people to see.
+    pub provider: String,
+}
+
+/// A connection that has come about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Connection {
+    /// To whom.
+    pub peer: PeerId,
+    /// Whether it was us who connected: then the peer was there before us.
+    pub dialled: bool,
+    /// Longest send to the peer, in bytes.
     pub send_bytes_max: usize,
 }
 
@@ -480,10 +489,10 @@ impl Engine {
         if to == self.config.life.node {
             return self.loopback.push_back(message);
         }
-        let Some((peer, _)) = self.members.peer_of(to) else { return };
+        let Some((peer, member)) = self.members.peer_of(to) else { return };
         // Who sleeps looks at what has arrived before it judges silence, and has no other use for a heartbeat.
         let solicited = !matches!(message, Message::Notice(Notice::Heartbeat));
-        for bytes in link::frames(&message::encode(&message), self.config.send_bytes_max) {
+        for bytes in link::frames(&message::encode(&message), member.send_bytes_max) {
             self.effects.push_back(Effect::Send { peer, bytes, solicited });
         }
     }

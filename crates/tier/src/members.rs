@@ -15,6 +15,8 @@ pub struct Peer {
     pub life: NodeLife,
     /// Its process.
     pub pid: u32,
+    /// Longest send to it, in bytes.
+    pub send_bytes_max: usize,
     /// Puts its messages together.
     pub assembler: Assembler,
     /// When it was last heard, in ns.
@@ -121,11 +123,18 @@ pub struct Members {
 
 impl Members {
     /// A peer said hello.  Returns the life that this one replaces, if that was still thought alive.
-    pub fn insert(&mut self, peer: PeerId, hello: &Hello, now_ns: u64) -> Option<PeerId> {
+    pub fn insert(
+        &mut self,
+        peer: PeerId,
+        hello: &Hello,
+        send_bytes_max: usize,
+        now_ns: u64,
+    ) -> Option<PeerId> {
         let life = hello.life;
         let before = self.by_node.insert(life.node, peer);
         let assembler = Assembler::default();
-        self.peers.insert(peer, Peer { life, pid: hello.pid, assembler, heard_ns: now_ns, doomed: false });
+        let (heard_ns, doomed) = (now_ns, false);
+        self.peers.insert(peer, Peer { life, pid: hello.pid, send_bytes_max, assembler, heard_ns, doomed });
         self.insert_self(hello);
         before
     }

@@ -127,7 +127,11 @@ impl End {
 }
 
 impl Fabric for End {
-    fn capabilities(&self) -> Capabilities {
+    fn providers(&self) -> Vec<&'static str> {
+        vec!["test"]
+    }
+
+    fn capabilities(&self, _: PeerId) -> Capabilities {
         Capabilities {
             provider: "test",
             direct: true,

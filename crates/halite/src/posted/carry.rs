@@ -208,8 +208,8 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             _ => return Err(Attempt::Again),
         };
         let len = len.min(SLICE_BYTES_MAX as u64) as usize;
-        let is_inline =
-            self.transfer.source(at, len).is_some() && len <= ground.fabric.capabilities().inline_bytes_max;
+        let is_inline = self.transfer.source(at, len).is_some()
+            && len <= ground.fabric.capabilities(peer).inline_bytes_max;
         if !is_inline {
             match operation.stage(&*ground.fabric, len) {
                 Ok(true) => {}

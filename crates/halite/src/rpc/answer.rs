@@ -201,41 +201,42 @@ impl Rpc {
     }
 
     fn write_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
-        let Target::Peer(peer) = to.target() else { unreachable!("own answers need no fabric") };
         let header = ReplyHeader { status }.emit();
-        self.post_parts(peer, to.at, [&header, &[]], output, Imm::Reply(to.id.slot).emit())
+        self.post_parts(to.link(), to.at, [&header, &[]], output, Imm::Reply(to.id.slot).emit())
     }
 
     /// Posts `head`, and `rest` behind it, to `at`: in one piece where that is short enough to be put together.
     pub(crate) fn post_parts(
         &self,
-        peer: PeerId,
+        link: &Link,
         at: Address,
         head: [&[u8]; 2],
         rest: &[u8],
         imm: u32,
     ) -> Result<(), PostCause> {
+        let Target::Peer(peer) = link.target else { unreachable!("this node itself needs no fabric") };
         let len = head[0].len() + head[1].len() + rest.len();
-        if len <= LINE_BYTES && len <= self.inline_bytes_max {
+        if len <= LINE_BYTES && len <= link.inline_bytes_max {
             return self.post_whole(peer, at, [0; LINE_BYTES], [head[0], head[1], rest], imm);
         }
-        if len <= PART_BYTES_MAX && len <= self.inline_bytes_max {
+        if len <= PART_BYTES_MAX && len <= link.inline_bytes_max {
             return self.post_whole(peer, at, [0; PART_BYTES_MAX], [head[0], head[1], rest], imm);
         }
-        self.post_apart(peer, at, &head.concat(), rest, imm)
+        self.post_apart(link, peer, at, &head.concat(), rest, imm)
     }
 
     /// Posts `rest` first, and then `head`, with the immediate.
     fn post_apart(
         &self,
+        link: &Link,
         peer: PeerId,
         at: Address,
         head: &[u8],
         rest: &[u8],
         imm: u32,
     ) -> Result<(), PostCause> {
-        let payload = self.source(peer, rest)?;
-        let notice = self.source(peer, head).inspect_err(|_| self.give_back(&payload))?;
+        let payload = self.source(link, peer, rest)?;
+        let notice = self.source(link, peer, head).inspect_err(|_| self.give_back(&payload))?;
         let request = |source: &Source<'_>, operation| WorkRequest {
             id: source.id,
             operation,
@@ -274,8 +275,8 @@ impl Rpc {
     }
 
     /// `bytes` to be posted: inline, or where they are too long for that, in registered memory that is kept meanwhile.
-    fn source<'b>(&self, peer: PeerId, bytes: &'b [u8]) -> Result<Source<'b>, PostCause> {
-        if bytes.len() <= self.inline_bytes_max {
+    fn source<'b>(&self, link: &Link, peer: PeerId, bytes: &'b [u8]) -> Result<Source<'b>, PostCause> {
+        if bytes.len() <= link.inline_bytes_max {
             return Ok(Source { id: CALL_WORK, local: Local::Inline(bytes) });
         }
         let block = self.pool.allocate(&*self.fabric, bytes.len() as u64).ok_or(PostCause::QueueFull)?;

@@ -20,7 +20,7 @@ pub(crate) async fn fetch(
 ) -> Result<(), NotFetched> {
     let Target::Peer(peer) = from else { return Err(NotFetched) };
     let fabric = &core.ground.fabric;
-    if fabric.capabilities().direct {
+    if fabric.capabilities(peer).direct {
         // What cannot be reached that way is gone: to post for it would only cost the memory for the answer.
         let window = fabric.direct(peer, address.key).ok_or(NotFetched)?;
         return window.read(address.offset, into).map_err(|_| NotFetched);

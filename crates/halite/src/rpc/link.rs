@@ -20,6 +20,8 @@ use super::memory::Block;
 pub(crate) struct Link {
     pub(crate) node: NodeId,
     pub(crate) target: Target,
+    /// Longest source that is posted inline, in bytes.
+    pub(crate) inline_bytes_max: usize,
     /// The peer's ring, into which we write; `None` until it has told us where that is.
     pub(crate) outbound: Mutex<Option<Outbound>>,
     pub(crate) inbound: Mutex<Inbound>,
@@ -92,13 +94,15 @@ impl Link {
     pub(crate) fn new(
         node: NodeId,
         target: Target,
-        ring: Option<(RingReader, Block)>,
-        head: Option<Block>,
+        inline_bytes_max: usize,
+        memory: Option<((RingReader, Block), Block)>,
         losses: Losses,
     ) -> Link {
+        let (ring, head) = memory.unzip();
         Link {
             node,
             target,
+            inline_bytes_max,
             outbound: Mutex::default(),
             inbound: Mutex::new(Inbound {
                 served: Served::default(),

@@ -144,7 +144,7 @@ impl Rpc {
         let (slot, reply_at) = self.open_slot(link.target, request, input)?;
         let header = header_of(request, slot, reply_at, at);
         let posted = match header.request_bytes() <= outbound.ring.request_bytes_max() {
-            true => self.post_into_ring(link.target, outbound, request, &header),
+            true => self.post_into_ring(link, outbound, request, &header),
             // The peer's ring was not known yet when the input was placed: once more.
             false => Err(NotPosted::Full),
         };
@@ -219,12 +219,11 @@ impl Rpc {
 
     fn post_into_ring(
         &self,
-        target: Target,
+        link: &Link,
         outbound: &mut Outbound,
         request: &Request<'_>,
         header: &RequestHeader,
     ) -> Result<(), NotPosted> {
-        let Target::Peer(peer) = target else { unreachable!("own requests need no ring") };
         let place = outbound.place(header.request_bytes())?;
         let mut head = [0; REQUEST_HEADER_BYTES_MAX];
         let len = header.emit(&mut head);
@@ -232,7 +231,7 @@ impl Rpc {
         let input = if header.input == Input::InRing { request.input } else { &[] };
         let at = outbound.address(place);
         let imm = Imm::Request { offset: place.offset }.emit();
-        let posted = self.post_parts(peer, at, [&head[..len], name], input, imm);
+        let posted = self.post_parts(link, at, [&head[..len], name], input, imm);
         posted.map_err(|cause| match cause {
             PostCause::QueueFull => NotPosted::Full,
             PostCause::NotConnected => NotPosted::Gone,

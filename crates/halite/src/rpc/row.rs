@@ -75,21 +75,21 @@ impl Rpc {
     ) -> Option<(Target, Vec<SlotId>)> {
         let routes = self.routes();
         let link = routes.by_node.get(&node)?;
-        let Target::Peer(peer) = link.target else { return None };
         let mut outbound = lock(&link.outbound);
         let outbound = outbound.as_mut().filter(|_| link.is_introduced())?;
-        let slots = self.post_row(peer, outbound, request, inputs);
+        let slots = self.post_row(link, outbound, request, inputs);
         (!slots.is_empty()).then_some((link.target, slots))
     }
 
     fn post_row(
         &self,
-        peer: PeerId,
+        link: &Link,
         outbound: &mut Outbound,
         request: &Request<'_>,
         inputs: &[&[u8]],
     ) -> Vec<SlotId> {
-        let count = inputs.iter().take_while(|input| self.goes_in_row(request, input)).count();
+        let Target::Peer(peer) = link.target else { return Vec::new() };
+        let count = inputs.iter().take_while(|input| goes_in_row(link, request, input)).count();
         let mut slots = self.open_slots(Target::Peer(peer), request, count);
         let before = outbound.ring.clone();
         let (mut writes, mut places) = (Writes::new(slots.len()), Vec::with_capacity(slots.len()));
@@ -114,11 +114,6 @@ impl Rpc {
         }
         slots.drain(posted..).for_each(|(slot, _)| self.free_slot(slot));
         slots.into_iter().map(|(slot, _)| slot).collect()
-    }
-
-    fn goes_in_row(&self, request: &Request<'_>, input: &[u8]) -> bool {
-        let len = REQUEST_HEADER_BYTES_MAX + request.principal.0.len() + input.len();
-        len <= PART_BYTES_MAX.min(self.inline_bytes_max)
     }
 
     /// As many slots as there are, up to `count`, and where their memory is if not in the usual place.
@@ -164,7 +159,7 @@ impl Rpc {
         let mut inbound = lock(&link.inbound);
         let mut answered: Vec<_> = (row.iter().enumerate())
             .map(|(index, (to, output))| {
-                if !self.is_short(to, output) {
+                if !is_short(to, output) {
                     return None;
                 }
                 if link.is_gone() || !inbound.served.begin(to.id) {
@@ -186,10 +181,15 @@ impl Rpc {
         }
         answered
     }
+}
 
-    fn is_short(&self, to: &ReplyTo, output: &[u8]) -> bool {
-        let len = output.len() + REPLY_HEADER_BYTES;
-        let room = (to.room as usize).min(PART_BYTES_MAX).min(self.inline_bytes_max);
-        output.len() <= to.bytes_max as usize && len <= room
-    }
+fn goes_in_row(link: &Link, request: &Request<'_>, input: &[u8]) -> bool {
+    let len = REQUEST_HEADER_BYTES_MAX + request.principal.0.len() + input.len();
+    len <= PART_BYTES_MAX.min(link.inline_bytes_max)
+}
+
+fn is_short(to: &ReplyTo, output: &[u8]) -> bool {
+    let len = output.len() + REPLY_HEADER_BYTES;
+    let room = (to.room as usize).min(PART_BYTES_MAX).min(to.link().inline_bytes_max);
+    output.len() <= to.bytes_max as usize && len <= room
 }

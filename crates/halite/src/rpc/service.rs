@@ -499,7 +499,7 @@ mod tests {
     use super::*;
 
     fn link() -> Arc<Link> {
-        Arc::new(Link::new(NodeId(1), Target::Own, None, None, Losses::default()))
+        Arc::new(Link::new(NodeId(1), Target::Own, 0, None, Losses::default()))
     }
 
     /// A message of so many bytes, from a sender that waits for its answer.
@@ -552,7 +552,7 @@ mod tests {
         let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
         let losses = Losses::default();
         let [gone, other] =
-            [1, 2].map(|node| Arc::new(Link::new(NodeId(node), Target::Own, None, None, losses.clone())));
+            [1, 2].map(|node| Arc::new(Link::new(NodeId(node), Target::Own, 0, None, losses.clone())));
         let push = |link, slot| {
             let asked = Asked { kind: Kind::Call, number: 1, incoming: message(link, slot, 1) };
             service.push_all([asked].into_iter()).is_empty()

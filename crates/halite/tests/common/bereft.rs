@@ -49,8 +49,12 @@ impl Bereft {
 }
 
 impl Fabric for Bereft {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+    fn providers(&self) -> Vec<&'static str> {
+        self.inner.providers()
+    }
+
+    fn capabilities(&self, peer: PeerId) -> Capabilities {
+        self.inner.capabilities(peer)
     }
 
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {

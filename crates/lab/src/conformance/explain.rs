@@ -99,11 +99,11 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
     assert!(peer.connected && peer.state == NodeState::Alive && peer.pid == std::process::id(), "{peer}");
     assert!(peer.silent_ms.is_some() && peer.bytes_quarantined_there == Some(0), "{peer}");
     assert_eq!((peer.calls_under_way, peer.answers_kept), (0, 0));
+    let capabilities = peer.capabilities.expect("it is connected");
+    assert!(!capabilities.provider.is_empty() && capabilities.send_bytes_max > 0, "{peer}");
     let myself = session.explain_peer(NodeId(0)).unwrap();
-    assert!(
-        !myself.connected && myself.direct && myself.reason.contains("the node that was asked"),
-        "{myself}"
-    );
+    assert!(!myself.connected && myself.capabilities.is_none(), "{myself}");
+    assert!(myself.reason.contains("the node that was asked"), "{myself}");
     refused!(session.explain_peer(NodeId(77)), RegionCause::UnknownNode(NodeId(77)));
     cluster.leave(2);
     let gone = eventually("the node is known to have left", || {

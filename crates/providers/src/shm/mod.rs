@@ -243,7 +243,11 @@ fn raise_descriptor_limit() {
 }
 
 impl Fabric for ShmFabric {
-    fn capabilities(&self) -> Capabilities {
+    fn providers(&self) -> Vec<&'static str> {
+        vec!["shm"]
+    }
+
+    fn capabilities(&self, _: PeerId) -> Capabilities {
         Capabilities {
             provider: "shm",
             direct: true,

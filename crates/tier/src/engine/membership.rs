@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use halite_fabric::PeerId;
 
-use super::{Asker, Engine, Purpose};
+use super::{Asker, Connection, Engine, Purpose};
 use crate::directory::NAMES_PER_ANSWER_MAX;
 use crate::effect::Effect;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
@@ -23,9 +23,10 @@ pub(super) struct Sweep {
 }
 
 impl Engine {
-    /// A peer is connected and has introduced itself.  `dialled` if it was us who connected: then it was there
-    /// before us, and if we are the directory it will tell us the names of its regions.
-    pub fn handle_connected(&mut self, now_ns: u64, peer: PeerId, hello: &[u8], dialled: bool) {
+    /// A peer is connected and has introduced itself.  If it was there before us and we are the directory, it will tell
+    /// us the names of its regions.
+    pub fn handle_connected(&mut self, now_ns: u64, connection: Connection, hello: &[u8]) {
+        let Connection { peer, dialled, send_bytes_max } = connection;
         self.now_ns = now_ns;
         let decoded = message::decode_hello(hello).filter(|hello| hello.life.node != self.config.life.node);
         let Some(hello) = decoded else {
@@ -37,7 +38,7 @@ impl Engine {
             self.effects.push_back(Effect::CutOff(before));
             self.handle_disconnected(now_ns, before);
         }
-        self.members.insert(peer, &hello, now_ns);
+        self.members.insert(peer, &hello, send_bytes_max, now_ns);
         self.tell_of(peer, News::Joined);
         self.tell_what_was_swept(hello.life);
         if self.is_directory() && dialled {

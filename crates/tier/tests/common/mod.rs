@@ -9,7 +9,7 @@ use halite_fabric::{Key, PeerId};
 use halite_mem::{Grace, PagePolicy, Segment, Window};
 use halite_tier::access::{DataPath, SlotRef};
 use halite_tier::effect::{Command, CommandError, CopyFailure, Effect, OpId, Outcome, Placement, Token};
-use halite_tier::engine::{Engine, EngineConfig};
+use halite_tier::engine::{Connection, Engine, EngineConfig};
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::Extent;
 use halite_tier::mapper::Reach;
@@ -167,8 +167,7 @@ impl Cluster {
             lease_ns: LEASE_NS,
             bytes_total,
             segment_bytes: self.segment_bytes,
-            provider: "test",
-            send_bytes_max: 256,
+            provider: "test".to_owned(),
         };
         let path = Arc::new(DataPath::default());
         let reach = Arc::new(Everything { arenas: self.arenas.clone(), posted: self.posted });
@@ -197,8 +196,8 @@ impl Cluster {
 
     pub fn connect(&mut self, a: usize, b: usize) {
         let (hello_a, hello_b) = (self.hosts[a].engine.hello(), self.hosts[b].engine.hello());
-        self.hosts[a].engine.handle_connected(self.now_ns, PeerId(b as u32 + 1), &hello_b, true);
-        self.hosts[b].engine.handle_connected(self.now_ns, PeerId(a as u32 + 1), &hello_a, false);
+        self.hosts[a].engine.handle_connected(self.now_ns, connection_to(b, true), &hello_b);
+        self.hosts[b].engine.handle_connected(self.now_ns, connection_to(a, false), &hello_a);
     }
 
     /// Lets everything happen that is under way.
@@ -520,4 +519,9 @@ pub fn slot(outcome: Result<Outcome, CommandError>) -> SlotRef {
         Ok(Outcome::Mapped { slot, .. }) => slot,
         other => panic!("expected a handle, not {other:?}"),
     }
+}
+
+/// A connection to that host; messages are cut into small pieces.
+fn connection_to(host: usize, dialled: bool) -> Connection {
+    Connection { peer: PeerId(host as u32 + 1), dialled, send_bytes_max: 256 }
 }
