@@ -39,6 +39,14 @@ impl Copy {
         run(&mut cargo, &format!("build {what}"));
     }
 
+    /// Runs a story, as its patch names it: package, target and name of the test.
+    pub fn run_story(&self, story: &str) -> Output {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["test", "--quiet", "--profile", "planted", "-p"]).args(story.split(' '));
+        cargo.current_dir(&self.source).env("CARGO_TARGET_DIR", &self.target).env("CARGO_INCREMENTAL", "1");
+        cargo.output().expect("cargo runs")
+    }
+
     /// Walks the first seeds of a plan of the program or of the tree.
     pub fn soak(&self, plan: &str, seeds: u64) -> Output {
         let mut halite = Command::new(self.target.join("planted/halite"));
@@ -59,9 +67,23 @@ fn restore(from: &Path, to: &Path) {
     if from.file_name() == Some(OsStr::new("target")) {
         return;
     }
+    forget_what_is_gone(from, to);
     for entry in fs::read_dir(from).expect("directories of the tree can be read") {
         let name = entry.expect("they can be read on").file_name();
         restore(&from.join(&name), &to.join(&name));
+    }
+}
+
+/// Removes what the tree has no more.
+fn forget_what_is_gone(from: &Path, to: &Path) {
+    for entry in fs::read_dir(to).into_iter().flatten().flatten() {
+        let (path, is_gone) = (entry.path(), !from.join(entry.file_name()).exists());
+        let removed = match (is_gone, path.is_dir()) {
+            (false, _) => Ok(()),
+            (true, true) => fs::remove_dir_all(&path),
+            (true, false) => fs::remove_file(&path),
+        };
+        removed.unwrap_or_else(|error| panic!("cannot remove {}: {error}", path.display()));
     }
 }
 

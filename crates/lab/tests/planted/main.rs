@@ -23,6 +23,45 @@ fn every_planted_bug_can_still_be_planted() {
     patches.iter().for_each(|patch| patch.apply(&root(), true));
 }
 
+/// What people read is what is checked.
+#[test]
+fn the_table_of_planted_bugs_says_what_the_patches_say() {
+    let path = root().join("docs/planted-bugs.md");
+    let text = std::fs::read_to_string(&path).expect("it can be read");
+    let rows: String = all().iter().map(row).collect();
+    assert!(text.ends_with(&rows), "{} should end with:\n{rows}", path.display());
+}
+
+fn row(patch: &Patch) -> String {
+    let plan = Path::new(&patch.plan).with_extension("");
+    let plan = plan.strip_prefix("plans").unwrap_or(&plan).display();
+    // The name of the test is the last word.
+    let story = patch.story.as_deref().map_or("", |story| story.rsplit(' ').next().unwrap_or_default());
+    let story = if story.is_empty() { String::new() } else { format!("`{story}`") };
+    format!("| {} | `{plan}` | {} | {story} |\n", patch.breaks, patch.seeds)
+}
+
+#[test]
+#[ignore = "takes minutes; .ci/run planted"]
+fn the_story_of_every_planted_bug_fails_with_it_and_passes_without() {
+    let copy = Copy::new(&root());
+    let mut wrong = Vec::new();
+    for (patch, story) in all().iter().filter_map(|patch| Some((patch, patch.story.as_deref()?))) {
+        copy.restore();
+        let before = copy.run_story(story);
+        patch.apply(&copy.source, false);
+        let with = text(&copy.run_story(story));
+        // A story that does not build, or is not there, shows nothing.
+        let is_run = !text(&before).contains("running 0 tests") || text(&before).contains("running 1 test");
+        let is_shown = before.status.success() && is_run;
+        if !(is_shown && with.contains("FAILED")) {
+            wrong.push(format!("{}: {}\n{with}", patch.name, text(&before)));
+        }
+    }
+    copy.restore();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 #[ignore = "takes minutes; .ci/run planted"]
 fn every_planted_bug_is_found_within_its_seeds_and_nothing_else_is() {

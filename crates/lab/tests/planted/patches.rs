@@ -15,6 +15,8 @@ pub struct Patch {
     pub plan: String,
     /// Within how many seeds, from its line `Seeds: `.
     pub seeds: u64,
+    /// The story that fails with it, from its line `Story: ` if it has one: package, target and name of the test.
+    pub story: Option<String>,
     path: PathBuf,
 }
 
@@ -33,13 +35,15 @@ impl Patch {
     fn read(path: PathBuf) -> Patch {
         let text = std::fs::read_to_string(&path).expect("patches can be read");
         let name = path.file_stem().expect("it has an extension, too").to_string_lossy().into_owned();
+        let find = |start: &str| text.lines().find_map(|line| line.strip_prefix(start));
+        let story = find("Story: ").map(str::to_owned);
         let header = |start: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(start));
+            let line = find(start);
             line.unwrap_or_else(|| panic!("{name}.patch has no line that begins with {start:?}")).to_owned()
         };
         let seeds =
             header("Seeds: ").parse().unwrap_or_else(|error| panic!("the seeds of {name}.patch: {error}"));
-        Patch { breaks: header("Breaks: "), plan: header("Plan: "), seeds, name, path }
+        Patch { breaks: header("Breaks: "), plan: header("Plan: "), seeds, story, name, path }
     }
 
     /// Applies it to the tree in `root`, or only tries to.
