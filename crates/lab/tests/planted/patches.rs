@@ -11,10 +11,9 @@ pub struct Patch {
     pub name: String,
     /// What it breaks, from its line `Breaks: `.
     pub breaks: String,
-    /// The plan that must show it, from its line `Plan: `.
-    pub plan: String,
-    /// Within how many seeds, from its line `Seeds: `.
-    pub seeds: u64,
+    /// The plan that must show it, from its line `Plan: `, and within how many seeds, from its line `Seeds: `; none if it is
+    /// shown by its story alone.
+    pub plan: Option<(String, u64)>,
     /// The story that fails with it, from its line `Story: ` if it has one: package, target and name of the test.
     pub story: Option<String>,
     path: PathBuf,
@@ -41,9 +40,12 @@ impl Patch {
             let line = find(start);
             line.unwrap_or_else(|| panic!("{name}.patch has no line that begins with {start:?}")).to_owned()
         };
-        let seeds =
-            header("Seeds: ").parse().unwrap_or_else(|error| panic!("the seeds of {name}.patch: {error}"));
-        Patch { breaks: header("Breaks: "), plan: header("Plan: "), seeds, story, name, path }
+        let plan = find("Plan: ").map(|plan| {
+            let seeds = header("Seeds: ").parse();
+            (plan.to_owned(), seeds.unwrap_or_else(|error| panic!("the seeds of {name}.patch: {error}")))
+        });
+        assert!(plan.is_some() || story.is_some(), "nothing shows {name}.patch");
+        Patch { breaks: header("Breaks: "), plan, story, name, path }
     }
 
     /// Applies it to the tree in `root`, or only tries to.
