@@ -129,11 +129,11 @@ fn a_directory_of_another_user_is_refused() {
     let scratch = Scratch::new("foreign");
     let dir = scratch.cluster();
     make_private(&dir);
-    let nobody = rustix::fs::Uid::from_raw(65534);
-    if rustix::fs::chown(&dir, Some(nobody), None).is_err() {
+    if !rustix::process::getuid().is_root() {
         eprintln!("skipped: only root can give a directory away");
         return;
     }
+    rustix::fs::chown(&dir, Some(rustix::fs::Uid::from_raw(65534)), None).unwrap();
     symlink(scratch.write("precious", b"theirs"), dir.join("halite-cluster")).unwrap();
     for command in COMMANDS {
         let complaint = scratch.fails(command, 1);

@@ -22,7 +22,8 @@ const LOOK: Duration = Duration::from_micros(50);
 pub(crate) async fn take(stage: &Rc<Stage>) {
     stage.heal();
     all_up(stage).await;
-    let lost: Vec<u32> = (0..stage.nodes()).filter(|node| stage.was_isolated(*node)).collect();
+    let is_lost = |node: &u32| stage.was_isolated(*node) || is_unseen(stage, *node);
+    let lost: Vec<u32> = (0..stage.nodes()).filter(is_lost).collect();
     lost.iter().for_each(|node| stage.crash(*node));
     let noticed = async {
         while anyone_sees(stage, &lost) {
@@ -70,6 +71,13 @@ async fn all_up(stage: &Rc<Stage>) {
 }
 
 /// Whether one of those that are up takes one of `lost` for alive.
+/// Whether one of those before it has no connection to a node: who is dead to its home may be dead to whoever holds memory for
+/// that home, too, and then stays so.
+fn is_unseen(stage: &Stage, node: u32) -> bool {
+    let mut before = (0..node).filter_map(|other| stage.driven(other));
+    before.any(|other| !other.is_connected_to(NodeId(node)))
+}
+
 fn anyone_sees(stage: &Stage, lost: &[u32]) -> bool {
     let up = (0..stage.nodes()).filter(|node| stage.is_up(*node)).filter_map(|node| stage.driven(node));
     up.into_iter().any(|driven| lost.iter().any(|node| driven.is_connected_to(NodeId(*node))))
