@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use halite_fabric::Fabric;
-use halite_tier::ids::NodeLife;
+use halite_tier::ids::{NodeLife, RegionId};
+use halite_tier::layout::Extent;
 
 use crate::config::{Config, NodeId};
 use crate::error::{JoinError, LockError};
@@ -95,6 +96,12 @@ impl Driven {
     /// [`Session::explain_peer`] tells, without asking anybody.
     pub fn under_way(&self, node: NodeId) -> (usize, usize) {
         self.member.core.ground.rpc.under_way(node)
+    }
+
+    /// The memory that accesses of this node may touch now: the region that it is taken to belong to, and where it is.  For
+    /// those who look whether two nodes take the same memory for parts of different regions.
+    pub fn reached(&self) -> Vec<(RegionId, Extent)> {
+        self.member.core.look(|machine| machine.engine().map_or_else(Vec::new, |engine| engine.reached()))
     }
 
     /// A new session, which acts as the node's principal.  Panics when 65,536 are open.

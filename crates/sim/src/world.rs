@@ -147,6 +147,11 @@ impl World {
         self.state(host) == HostState::Running
     }
 
+    /// Whether the host has crashed, and has not been started again.
+    pub fn has_crashed(&self, host: HostId) -> bool {
+        self.state(host) == HostState::Crashed
+    }
+
     /// Opens a fabric on a running host.  `hello` is what those who connect to it are shown.
     ///
     /// A host may open several.  Addresses are never used twice: a host that has restarted takes a new one.

@@ -26,6 +26,7 @@ mod judge;
 mod locks;
 mod messages;
 mod order;
+mod overlaps;
 mod panics;
 mod plan;
 mod plans;

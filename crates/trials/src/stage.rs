@@ -133,6 +133,11 @@ impl Stage {
         self.seats[node as usize].lives.get()
     }
 
+    /// Whether its process is there, stopped or not.
+    pub(crate) fn has_process(&self, node: u32) -> bool {
+        !self.world.has_crashed(self.seats[node as usize].host)
+    }
+
     pub(crate) fn is_up(&self, node: u32) -> bool {
         self.seats[node as usize].up.get()
     }

@@ -11,7 +11,7 @@ use crate::panics;
 use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::stage::Stage;
-use crate::{locks, messages, words};
+use crate::{locks, messages, overlaps, words};
 
 /// How much of what happens is kept for people to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ pub enum Keep {
 /// By then, with nothing going wrong, who receives has received everything.
 const SETTLING: Duration = Duration::from_micros(500);
 /// How often it is looked whether the judge has seen enough.
-const LOOK_NS: u64 = 200_000;
+const LOOK_NS: u64 = 50_000;
 /// Polls and events that a trial may take for each nanosecond of its duration and each node: far more than any does.
 const STEPS_PER_NODE_US: u64 = 20_000;
 
@@ -81,7 +81,7 @@ fn tell(stage: &Stage) -> Option<String> {
     loop {
         match world.run_until(world.now_ns() + LOOK_NS) {
             RunEnd::Finished => return None,
-            RunEnd::DeadlineReached if stage.judge.is_content() => {}
+            RunEnd::DeadlineReached if stage.judge.is_content() => overlaps::judge(stage),
             RunEnd::DeadlineReached => return None,
             RunEnd::Stuck { waiting } => return Some(format!("all wait for ever: {}", waiting.join(", "))),
             RunEnd::StepsExhausted { task } => return Some(format!("it does not end; last seen: {task}")),

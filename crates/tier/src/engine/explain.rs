@@ -4,7 +4,8 @@ use halite_fabric::PeerId;
 
 use super::Engine;
 use crate::access::SlotRef;
-use crate::ids::{NodeId, NodeLife, SessionId};
+use crate::ids::{NodeId, NodeLife, RegionId, SessionId};
+use crate::layout::Extent;
 use crate::mapper::Known;
 use crate::message::{Loss, NodeState};
 
@@ -33,6 +34,11 @@ impl Engine {
     /// What is known of the region behind a handle; `None` if it is not one of `session`'s.
     pub fn known_region(&self, session: SessionId, slot: SlotRef) -> Option<Known> {
         self.mapper.known(session, slot, &self.locator())
+    }
+
+    /// The memory that accesses through this node's handles may touch now, by region.
+    pub fn reached(&self) -> Vec<(RegionId, Extent)> {
+        self.mapper.reached(&self.locator())
     }
 
     /// What is known of a node; `None` if it was never seen.

@@ -66,6 +66,21 @@ impl Mapper {
         Some(Known { region, home, permissions, sealed, pieces })
     }
 
+    /// The memory that accesses through this node's handles may touch now, by region.
+    pub fn reached(&self, locate: &dyn Locate) -> Vec<(RegionId, Extent)> {
+        let settled = self.regions.iter().filter(|(region, _)| !self.changing.contains_key(region));
+        let mut reached = Vec::new();
+        for (region, mapped) in settled {
+            let Some((extents, frozen)) = self.layout(*region, mapped) else { continue };
+            let pieces = self.places(self.lives[mapped.home as usize], &extents, frozen, locate);
+            let touched = pieces
+                .into_iter()
+                .filter(|(_, place)| matches!(place, Place::Direct(_) | Place::Posted { .. }));
+            reached.extend(touched.map(|(extent, _)| (*region, extent)));
+        }
+        reached
+    }
+
     /// The extents of a mapped region, and what of it is frozen.
     fn layout(&self, region: RegionId, mapped: &Mapped) -> Option<Layout<'_>> {
         if let Some(Large { extents, frozen }) = self.large.get(&region) {

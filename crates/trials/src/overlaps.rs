@@ -1,0 +1,40 @@
+//! No memory belongs to two regions at once, whoever believes so: what one node may still touch is nobody else's.
+//!
+//! That shows memory that is given out too early at once, and not only when somebody writes there and another reads.
+
+use halite::Driven;
+
+use crate::stage::Stage;
+
+/// Looks at all nodes whose processes are there, also at those that are stopped.  Adapters refuse what those send that were cut off, whatever they believe: only where nobody
+/// is cut off before its process has ended, does it matter what the dead believe.
+pub(crate) fn judge(stage: &Stage) {
+    if !stage.deaths_are_told() {
+        return;
+    }
+    let mut touched = Vec::new();
+    for node in (0..stage.nodes()).filter(|node| stage.has_process(*node)) {
+        let reached = stage.driven(node).map_or_else(Vec::new, |driven| Driven::reached(&driven));
+        touched.extend(
+            reached.into_iter().map(|(region, at)| (at.owner, at.key, at.offset, at.len, region, node)),
+        );
+    }
+    touched.sort_unstable();
+    // The piece that reaches furthest of those before, in its segment.
+    let Some(mut furthest) = touched.first().copied() else { return };
+    for piece in touched.into_iter().skip(1) {
+        let (owner, key, offset, len, region, node) = piece;
+        let (its_owner, its_key, its_offset, its_len, its_region, its_node) = furthest;
+        let is_same_segment = (owner, key) == (its_owner, its_key);
+        stage.judge.expect(!is_same_segment || offset >= its_offset + its_len || region == its_region, || {
+            format!(
+                "node {node} takes {len} bytes at {offset} of node {} for some of region {region}, and node {its_node} takes \
+                 {its_len} bytes at {its_offset} for some of region {its_region}",
+                owner.node
+            )
+        });
+        if !is_same_segment || offset + len > its_offset + its_len {
+            furthest = piece;
+        }
+    }
+}
