@@ -62,14 +62,12 @@ pub enum RegionCause {
     #[error("a region must have at least one byte")]
     ZeroLength,
     /// Not enough free memory.
-    #[error("no space: {wanted} bytes were wanted, {available} are free; {}", advice(*refused))]
+    #[error("no space: {wanted} bytes were wanted, {available} are free; free regions or enlarge the arena")]
     NoSpace {
         /// Bytes asked for.
         wanted: u64,
         /// Bytes free on that node, perhaps in pieces.
         available: u64,
-        /// Bytes by which its arena could be larger, but for its system or the limits of its process.
-        refused: u64,
     },
     /// The arena has room, but the system has no memory behind it now; nothing was kept.
     #[error(
@@ -208,9 +206,7 @@ impl From<Refusal> for RegionCause {
             Refusal::NameTaken => RegionCause::NameTaken,
             Refusal::NotFound => RegionCause::NotFound,
             Refusal::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
-            Refusal::NoSpace { wanted, available, refused } => {
-                RegionCause::NoSpace { wanted, available, refused }
-            }
+            Refusal::NoSpace { wanted, available } => RegionCause::NoSpace { wanted, available },
             Refusal::HasName => RegionCause::HasName,
             Refusal::OutOfMemory { node, wanted, given } => RegionCause::OutOfMemory { node, wanted, given },
             Refusal::UnknownNode(node) => RegionCause::UnknownNode(node),
@@ -254,17 +250,6 @@ pub struct AccessError {
 }
 
 /// What errors say of operations that may be done in part.
-/// What may be done where there is no space.
-fn advice(refused: u64) -> String {
-    match refused {
-        0 => "free regions or enlarge the arena".to_owned(),
-        _ => format!(
-            "free regions, or raise the limits of the node's process (`ulimit -v -n -f`): the system refuses it \
-             {refused} bytes more of its arena"
-        ),
-    }
-}
-
 fn half_way(partly: bool) -> &'static str {
     if partly { " (part of it may be done)" } else { "" }
 }

@@ -10,8 +10,6 @@ use rustix::process::{Resource, getrlimit};
 
 /// What is left for the system and for others, where memory is taken from what is free now.
 const SPARE_BYTES: u64 = 16 << 20;
-/// The part of a limit on addresses that is left for stacks and heaps yet to come.
-const SPARE_ADDRESSES_PART: u64 = 8;
 
 /// A limit on memory, and what sets it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,21 +36,14 @@ pub(crate) fn has_free(len: u64) -> bool {
     least.is_none_or(|free| free >= len.saturating_add(SPARE_BYTES))
 }
 
-/// Whether a segment of `len` bytes, beside the `own` that this process has, leaves enough of the address space for
-/// segments of peers.
-pub(crate) fn has_addresses(own: u64, len: u64) -> bool {
+/// Whether a segment of `len` bytes leaves enough of the address space: peers' segments need some of it, too, so half is
+/// for them and for all else.
+pub(crate) fn has_addresses(len: u64) -> bool {
     let Some(limit) = getrlimit(Resource::As).current else { return true };
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
     let used = pages * rustix::param::page_size() as u64;
-    is_fair(limit, used.saturating_sub(own), own.saturating_add(len))
-}
-
-/// Whether `own` bytes of segments are at most half of what `others` leave: programs, stacks, and segments of peers.  So
-/// whoever comes late has a part as well, and room for what comes later is never taken by one alone.
-fn is_fair(limit: u64, others: u64, own: u64) -> bool {
-    let left = (limit - limit / SPARE_ADDRESSES_PART).saturating_sub(others);
-    own <= left / 2
+    used.saturating_add(len) <= limit / 2
 }
 
 /// Memory of the machine, in bytes.
@@ -206,25 +197,6 @@ mod tests {
         );
         assert_eq!(groups.limits("5:cpu:/job\n4:memory:/job\n0::/\n"), [(1000, 500)]);
         assert_eq!(groups.limits("garbage\n::\n4:memory\n"), []);
-    }
-
-    #[test]
-    fn each_node_of_a_host_has_its_part_of_the_addresses_and_can_map_all_others() {
-        let (program, limits) = (290, [700, 1500, 6000]);
-        for limit in limits {
-            let mut arenas = Vec::<u64>::new();
-            for _ in 0..4 {
-                let mapped = program + arenas.iter().sum::<u64>();
-                let own = (0..=limit).take_while(|own| is_fair(limit, mapped, *own)).last().unwrap();
-                assert!(own >= (limit - mapped) / 8, "{limit}: {own} after {arenas:?}");
-                arenas.push(own);
-                // Whoever was early has no right to more now.
-                let others = program + arenas[1..].iter().sum::<u64>();
-                assert!(arenas.len() < 2 || !is_fair(limit, others, arenas[0] + 1), "{limit}: {arenas:?}");
-            }
-            assert!(program + arenas.iter().sum::<u64>() <= limit - limit / 8, "{limit}: {arenas:?}");
-        }
-        assert!(!is_fair(100, 500, 1), "nothing is left");
     }
 
     #[test]

@@ -97,8 +97,7 @@ impl Arena {
     }
 
     fn try_growing(&self, len: u64, fabric: &dyn Fabric, around: &Around) -> Result<(Key, Window), String> {
-        let own = lock(&self.segments).values().map(|segment| segment.len()).sum();
-        if !around.has_addresses(own, len) {
+        if !around.has_addresses(len) {
             return Err("the limit on address space (ulimit -v) leaves too little for it".to_owned());
         }
         let segment = Segment::create("halite-arena", len, PagePolicy::Huge);

@@ -26,7 +26,7 @@ use crate::error::{LockCause, LockError, RegionCause};
 use crate::session::{Commanded, Inner, Lh, Session, Who, check_name};
 use crate::wait::lock;
 
-/// All locks that a session has used and not freed.
+/// All locks that a session has used.
 pub(crate) struct Locks {
     holder: Holder,
     by_name: Mutex<BTreeMap<Box<str>, Arc<Named>>>,
@@ -53,8 +53,6 @@ struct State {
     /// The home may not have heard yet that an earlier request is not wanted any more.  So the next goes there too,
     /// behind that news, rather than straight to the word.
     detour: bool,
-    /// This session has freed it while it held it, or tried to take it.
-    is_freed: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,8 +162,7 @@ impl Session {
 
     /// Gives up a lock that this session holds, whether its guard is still there or was [kept](Guard::keep).
     pub async fn unlock(&self, name: &str) -> Result<(), LockError> {
-        let named = self.inner.with_lock(name, Arc::clone);
-        let named = named.map_err(|cause| failed("give up", name, cause))?;
+        let named = self.inner.named(name).map_err(|cause| failed("give up", name, cause))?;
         self.inner.unlock(&named, None).await
     }
 
@@ -185,10 +182,10 @@ impl Session {
     /// [granted](Session::grant_lock) it.  A lock that comes about by being taken may be taken by everyone.
     pub async fn create_lock(&self, name: &str, everyone: Permissions) -> Result<(), LockError> {
         let failed = |cause| failed("create", name, cause);
-        check_name(name).map_err(|cause| failed(cause.into()))?;
+        let named = self.inner.named(name).map_err(failed)?;
         let made = self.anchor(Service::Lock, name, everyone).await;
-        let lh = made.map_err(|cause| failed(cause.into()))?;
-        self.inner.with_lock(name, |named| lock(&named.state).lh = Some(lh)).map_err(failed)
+        lock(&named.state).lh = Some(made.map_err(|cause| failed(cause.into()))?);
+        Ok(())
     }
 
     /// Lets `who` take a lock, if `permissions` has [`Permissions::ATOMIC`].  Needs [`Permissions::MASTER`], which
@@ -212,9 +209,7 @@ impl Session {
     pub async fn free_lock(&self, name: &str) -> Result<(), LockError> {
         let master = self.lock_master("free", name).await?;
         let freed = self.free(master.lh).await;
-        freed.map_err(|error| failed("free", name, error.cause.into()))?;
-        self.inner.forget_freed_lock(name);
-        Ok(())
+        freed.map_err(|error| failed("free", name, error.cause.into()))
     }
 
     async fn lock_master(&self, operation: &'static str, name: &str) -> Result<Master, LockError> {
@@ -295,7 +290,7 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     pub(crate) fn begin(session: &Session, name: &str) -> Result<Attempt, LockError> {
-        let begun = session.inner.with_lock(name, |named| {
+        let begun = session.inner.named(name).and_then(|named| {
             // A node that has left does not learn what became of former attempts.
             if session.inner.core.is_closed() {
                 return Err(LockCause::Region(RegionCause::NodeClosed));
@@ -305,9 +300,10 @@ impl Attempt {
                 return Err(LockCause::AlreadyHeld);
             }
             state.usage = Usage::Busy;
-            Ok(Attempt { session: session.clone(), named: named.clone(), is_over: false })
+            drop(state);
+            Ok(Attempt { session: session.clone(), named, is_over: false })
         });
-        begun.flatten().map_err(|cause| failed("take", name, cause))
+        begun.map_err(|cause| failed("take", name, cause))
     }
 
     /// Takes the lock if it is free, and in reach of loads and stores.
@@ -395,35 +391,16 @@ impl Drop for Attempt {
 }
 
 impl Inner {
-    /// Does something with a lock, which is not forgotten meanwhile.
-    fn with_lock<T>(&self, name: &str, act: impl FnOnce(&Arc<Named>) -> T) -> Result<T, LockCause> {
+    fn named(&self, name: &str) -> Result<Arc<Named>, LockCause> {
         let mut by_name = lock(&self.locks.by_name);
         if let Some(named) = by_name.get(name) {
-            return Ok(act(named));
+            return Ok(named.clone());
         }
         check_name(name)?;
-        let state = Mutex::new(State { lh: None, usage: Usage::Idle, detour: false, is_freed: false });
+        let state = Mutex::new(State { lh: None, usage: Usage::Idle, detour: false });
         let named = Arc::new(Named { name: name.into(), state });
-        Ok(act(by_name.entry(name.into()).or_insert(named)))
-    }
-
-    /// Forgets a lock that was freed, now or when it is not used any more.
-    fn forget_freed_lock(&self, name: &str) {
-        let mut by_name = lock(&self.locks.by_name);
-        let Some(named) = by_name.get(name) else { return };
-        let mut state = lock(&named.state);
-        if state.usage != Usage::Idle {
-            state.is_freed = true;
-            return;
-        }
-        let lh = state.lh.take();
-        drop(state);
-        by_name.remove(name);
-        // Submitting may wake tasks, which may run anything.
-        drop(by_name);
-        if let Some(lh) = lh {
-            drop(Commanded::submitted(self, Command::Unmap(lh.slot)));
-        }
+        by_name.insert(name.into(), named.clone());
+        Ok(named)
     }
 
     /// The token of a lock that was just taken; `None` if it cannot be had at once.
@@ -462,13 +439,7 @@ impl Inner {
         // Submitting may wake tasks, which may run anything.
         drop(state);
         let given_up = self.give_up(lh);
-        let mut state = lock(&named.state);
-        state.usage = Usage::Idle;
-        let is_freed = state.is_freed;
-        drop(state);
-        if is_freed {
-            self.forget_freed_lock(&named.name);
-        }
+        lock(&named.state).usage = Usage::Idle;
         given_up
     }
 
@@ -499,43 +470,5 @@ impl Inner {
                 ));
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Config;
-    use crate::node::Node;
-
-    #[test]
-    fn a_session_forgets_a_lock_that_it_frees_at_once_or_when_its_guard_is_dropped() {
-        let dir = std::env::temp_dir().join(format!("halite-freed-locks-{}", std::process::id()));
-        let node = Node::embedded(Config {
-            dir: dir.clone(),
-            node: Some(halite_tier::ids::NodeId(0)),
-            ..Config::default()
-        })
-        .unwrap();
-        let session = node.blocking_session();
-        let known = || lock(&session.as_async().inner.locks.by_name).len();
-        let kept = session.lock("kept").unwrap();
-
-        drop(session.lock("unused").unwrap());
-        session.free_lock("unused").unwrap();
-        session.create_lock("untouched", Permissions::ATOMIC).unwrap();
-        session.free_lock("untouched").unwrap();
-        let used = session.lock("used").unwrap();
-        session.free_lock("used").unwrap();
-        assert_eq!(known(), 2);
-        assert_eq!(session.try_lock("used").unwrap_err().cause, LockCause::AlreadyHeld);
-        drop(used);
-        assert_eq!(known(), 1);
-        drop(session.lock("used").unwrap());
-        session.free_lock("used").unwrap();
-        assert_eq!(known(), 1);
-
-        drop((kept, session, node));
-        std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -78,10 +78,10 @@ impl Around {
         }
     }
 
-    /// Whether a segment of `len` bytes, beside the `own` that we have, leaves enough addresses for others.
-    pub(crate) fn has_addresses(&self, own: u64, len: u64) -> bool {
+    /// Whether a segment of `len` bytes leaves enough addresses for others.
+    pub(crate) fn has_addresses(&self, len: u64) -> bool {
         match self {
-            Around::Process(_) => headroom::has_addresses(own, len),
+            Around::Process(_) => headroom::has_addresses(len),
             Around::Given(_) => true,
         }
     }

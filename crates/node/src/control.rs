@@ -5,6 +5,8 @@
 
 mod start;
 mod stop;
+mod unlisted;
 
 pub use start::{FAILED, Lifetime, NodeProcess, Plan};
 pub use stop::{Found, GRACE, Outcome, Target, find, stop};
+pub use unlisted::Unlisted;

@@ -15,6 +15,7 @@ mod loss;
 mod output;
 pub mod perf;
 mod progress;
+mod shell;
 mod signals;
 mod sim;
 mod sink;

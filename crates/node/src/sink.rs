@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::output;
@@ -53,9 +53,17 @@ impl Sink {
                 let file = File::options().write(true).open(path).with_context(failed)?;
                 Ok(Sink { target: Target::Stream(file), label })
             }
+            // As with whoever writes into it: a file that is to stay as it is is not replaced by another.
             existing => {
+                let existing = match existing {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                    existing => Some(existing.with_context(failed)?),
+                };
+                if existing.is_some() {
+                    rustix::fs::access(path, Access::WRITE_OK).with_context(failed)?;
+                }
                 let unnamed = Unnamed::create(&behind_links(path)).with_context(failed)?;
-                if let Ok(existing) = existing {
+                if let Some(existing) = existing {
                     let mode = Permissions::from_mode(existing.mode() & 0o777);
                     unnamed.file.set_permissions(mode).with_context(failed)?;
                 }
@@ -87,7 +95,7 @@ impl Sink {
 /// Where `path` leads: a link is to stay one, also if there is nothing yet at its end.
 fn behind_links(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
-    // As many as the kernel follows; what is left of a longer chain is replaced as if it were a file.
+    // As many as the kernel follows: it has refused to follow a longer chain.
     for _ in 0..40 {
         let Ok(target) = fs::read_link(&path) else { break };
         path = path.parent().unwrap_or(Path::new("")).join(target);
@@ -256,6 +264,18 @@ mod tests {
         Sink::create(Some(&link)).unwrap().finish().unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"");
         assert_eq!(scratch.entries(), ["file", "file.partial", "link"]);
+    }
+
+    #[test]
+    fn a_loop_of_links_is_left_alone() {
+        let scratch = Scratch::new("loop");
+        for (from, to) in [("one", "two"), ("two", "one")] {
+            std::os::unix::fs::symlink(to, scratch.0.join(from)).unwrap();
+        }
+        let error = Sink::create(Some(&scratch.0.join("one"))).unwrap_err();
+        assert!(format!("{error:#}").contains("Too many levels of symbolic links"), "{error:#}");
+        assert_eq!(fs::read_link(scratch.0.join("one")).unwrap(), Path::new("two"));
+        assert_eq!(scratch.entries(), ["one", "two"]);
     }
 
     #[test]

@@ -80,30 +80,13 @@ fn a_node_with_few_addresses_has_a_smaller_arena_and_says_so() {
     large.set_len(2 << 30).unwrap();
     let large = format!("put large {} --node 1", scratch.file("large").display());
     let complaint = scratch.fails(&large, 1);
-    assert!(complaint.contains("no space") && complaint.contains("`ulimit -v -n -f`"), "{complaint}");
+    assert!(complaint.contains("no space"), "{complaint}");
     let refused = scratch.json("status --json")[1]["bytes_refused"].as_u64().unwrap();
     assert!(refused > 2 << 30, "{refused}");
     assert!(scratch.ok("status").contains("of 4.0 GiB"));
     assert!(scratch.run("get region").stdout == content);
     scratch.ok("rm region");
     scratch.ok(&format!("put region {} --node 1", from.display()));
-}
-
-#[test]
-fn each_node_with_few_addresses_has_an_arena_whatever_its_peers_have() {
-    let five = bytes(5 << 20);
-    for limit in [700_000, 1_500_000] {
-        let scratch = Scratch::new("each-some");
-        let _up = up_after(&scratch, &format!("ulimit -v {limit}"), "--nodes 3 --arena 4G");
-        let from = scratch.write("five", &five);
-        for node in [0, 1, 2] {
-            scratch.ok(&format!("put region-{node} {} --node {node}", from.display()));
-        }
-        for node in [0, 1, 2] {
-            scratch.ok(&format!("mv region-{node} --to {}", (node + 1) % 3));
-            assert!(scratch.run(&format!("get region-{node}")).stdout == five, "{limit}");
-        }
-    }
 }
 
 /// What a command complains of that is run after this line of a shell; `None` if it succeeds.

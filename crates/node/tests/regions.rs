@@ -10,7 +10,7 @@ use halite::{Config, Node, Permissions};
 use rustix::fs::{FileType, Mode};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use support::{Running, Scratch, bytes, check_ok, eventually};
+use support::{Running, Scratch, after, bytes, check_ok, eventually};
 
 const MIB: usize = 1 << 20;
 
@@ -68,6 +68,28 @@ fn what_has_no_length_can_be_put() {
     }
     scratch.ok("put made-up /proc/self/status --spread");
     assert!(scratch.ok("get made-up").contains("halite"));
+}
+
+#[test]
+fn what_has_no_length_can_be_put_where_little_is_free() {
+    let scratch = Scratch::new("little");
+    scratch.ok("up --nodes 1 --arena 16M --detach");
+    let most = scratch.write("most", &bytes(11 * MIB));
+    scratch.ok(&format!("put most {}", most.display()));
+    for (name, len) in [("nothing", 0), ("hi", 2), ("some", MIB + 7), ("half", 2 * MIB)] {
+        let content = bytes(len);
+        let mut put = scratch.command(&format!("put {name} -")).stdin(Stdio::piped()).spawn().unwrap();
+        put.stdin.take().unwrap().write_all(&content).unwrap();
+        assert!(put.wait().unwrap().success(), "{name}");
+        assert!(scratch.run(&format!("get {name}")).stdout == content, "{name}");
+        scratch.ok(&format!("rm {name}"));
+        eventually(|| used(&scratch) < 12 << 20);
+    }
+    scratch.ok("put version /proc/version");
+    let complaint = scratch.fails("put zero /dev/zero", 1);
+    assert!(complaint.contains("no space"), "{complaint}");
+    eventually(|| used(&scratch) < 12 << 20);
+    assert_eq!(names(&scratch), ["most", "version"]);
 }
 
 /// Bytes of regions of all nodes.
@@ -284,18 +306,22 @@ fn a_move_that_is_interrupted_goes_on_and_is_told_and_leaves_the_region_on_one_n
 fn whoever_does_not_wait_for_an_interrupted_move_is_told_that_it_goes_on() {
     let scratch = Scratch::new("hurried-move");
     let _up = scratch.up(2);
-    check_round_trip(&scratch, "region", &bytes(20 * MIB), "--node 0");
-    let mut mapper = Running::start(&scratch, "get region");
+    // A name of somebody else's choice, in a command to paste.
+    let name = "it's$(it)";
+    check_round_trip(&scratch, name, &bytes(20 * MIB), "--node 0");
+    let mut mapper = Running::start(&scratch, &format!("get {name}"));
     mapper.byte();
     mapper.signal(Signal::STOP);
 
-    let mut mv = scratch.command("mv region --to 1").stderr(Stdio::piped()).spawn().unwrap();
+    let mut mv = scratch.command(&format!("mv {name} --to 1")).stderr(Stdio::piped()).spawn().unwrap();
     let mut told = BufReader::new(mv.stderr.take().unwrap());
     let pid = Pid::from_child(&mv);
     while !catches(pid, Signal::INT) {
         std::thread::yield_now();
     }
-    for expected in ["waiting until it is there", "goes on to node 1 without us; `halite stat region`"] {
+    for expected in
+        ["waiting until it is there", r"goes on to node 1 without us; `halite stat 'it'\''s$(it)'`"]
+    {
         rustix::process::kill_process(pid, Signal::INT).unwrap();
         let mut line = String::new();
         told.read_line(&mut line).unwrap();
@@ -304,8 +330,8 @@ fn whoever_does_not_wait_for_an_interrupted_move_is_told_that_it_goes_on() {
     assert_eq!(mv.wait().unwrap().code(), Some(130));
     mapper.signal(Signal::CONT);
     // The next move is queued behind the one that goes on.
-    scratch.ok("mv region --to 1");
-    assert_eq!(holders(&scratch.json("stat region --json")[0]), [1]);
+    scratch.ok(&format!("mv {name} --to 1"));
+    assert_eq!(holders(&scratch.json(&format!("stat {name} --json"))[0]), [1]);
 }
 
 /// Whether a process has asked to be told of a signal, by the mask that the kernel shows.
@@ -401,6 +427,29 @@ fn get_writes_to_whatever_kind_of_file_it_is_given() {
     assert_eq!(std::fs::metadata(&old).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(std::fs::symlink_metadata(scratch.file("link")).unwrap().is_symlink());
     assert!(!has_partial(&scratch));
+}
+
+#[test]
+fn get_leaves_alone_what_its_user_may_not_write() {
+    let scratch = Scratch::new("read-only");
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "region", b"salt", "");
+    let kept = scratch.write("kept", b"old");
+    std::fs::set_permissions(&kept, std::fs::Permissions::from_mode(0o444)).unwrap();
+    let get = scratch.command(&format!("get region -o {}", kept.display()));
+    // Nothing is read-only to the superuser, unless that power is dropped.
+    let ordinary = match rustix::process::getuid().is_root() {
+        true => r#"exec setpriv --inh-caps=-all --bounding-set=-dac_override,-dac_read_search "$0" "$@""#,
+        false => "true",
+    };
+    let output = after(ordinary, &get).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    assert!(complaint.contains("kept: Permission denied"), "{complaint}");
+    assert_eq!(std::fs::read(&kept).unwrap(), b"old");
+    std::fs::set_permissions(&kept, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(after(ordinary, &get).status().unwrap().success());
+    assert_eq!(std::fs::read(&kept).unwrap(), b"salt");
 }
 
 fn join(scratch: &Scratch, principal: &str) -> Node {

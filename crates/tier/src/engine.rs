@@ -540,9 +540,7 @@ impl Engine {
     ) -> Option<Result<Extents, Refusal>> {
         match self.store.reserve(self.now_ns, len, chunk_bytes) {
             Ok(extents) => Some(Ok(extents)),
-            Err(Shortage::NoSpace { available, refused }) => {
-                Some(Err(Refusal::NoSpace { wanted: len, available, refused }))
-            }
+            Err(Shortage::NoSpace { available }) => Some(Err(Refusal::NoSpace { wanted: len, available })),
             Err(Shortage::Wait) => {
                 self.short.push((asker, again));
                 None

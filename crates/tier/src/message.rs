@@ -450,8 +450,6 @@ pub enum Refusal {
         wanted: u64,
         /// Bytes free on that node, perhaps in pieces.
         available: u64,
-        /// Bytes by which its arena could be larger, but for its system or the limits of its process.
-        refused: u64,
     },
     /// No node of that number is in the cluster.
     #[error("node {0} is unknown")]

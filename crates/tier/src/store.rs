@@ -34,8 +34,6 @@ pub enum Shortage {
     NoSpace {
         /// Bytes that are free, perhaps in pieces.
         available: u64,
-        /// Bytes by which the arena would grow, had the system not just refused them.
-        refused: u64,
     },
 }
 
@@ -152,7 +150,7 @@ impl Store {
         }
         let least = missing.min(chunk_bytes);
         if growth < least || available < missing {
-            return Shortage::NoSpace { available, refused: self.growth_max() - growth };
+            return Shortage::NoSpace { available };
         }
         self.growth.ask(chunk_bytes, least, growth).map_or(Shortage::Wait, Shortage::Grow)
     }

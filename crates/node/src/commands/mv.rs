@@ -9,6 +9,7 @@ use super::regions::{attempting, holders};
 use crate::args::Move;
 use crate::client::Client;
 use crate::output;
+use crate::shell;
 use crate::signals::{Interrupted, Listener};
 
 /// Returns when the bytes are there; handles that others hold stay valid.
@@ -20,7 +21,8 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let failed = attempting("move", format!("{:?} to node {}", args.name, args.to));
     let lh = client.session.map(&args.name, Permissions::MASTER).map_err(&failed)?;
     let (name, to) = (args.name.clone(), args.to);
-    let hurried = format!("{name:?} goes on to node {to} without us; `halite stat {name}` tells where it is");
+    let stat = format!("halite stat {}", shell::argument(&name));
+    let hurried = format!("{name:?} goes on to node {to} without us; `{stat}` tells where it is");
     let waiting = format!(
         "{name:?} is on its way to node {to}: waiting until it is there (ctrl-C again does not wait)"
     );

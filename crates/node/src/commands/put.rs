@@ -21,9 +21,12 @@ use crate::signals::Interrupt;
 use crate::source::{PIECE_BYTES, Source};
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
-/// Bytes of the first part of what has no length; each further one is twice as long as the one before.
-const PART_BYTES_MIN: u64 = 16 << 20;
-const PART_BYTES_MAX: u64 = 1 << 30;
+/// Bytes of the first part of what has no length; each further one is twice as long as the one before, up to 1 GiB.
+const PART_BYTES_FIRST: u64 = 16 << 20;
+const PART_DOUBLINGS_MAX: usize = 6;
+
+/// Bytes of the shortest part, where there is no room for more.
+const PART_BYTES_MIN: u64 = 64 << 10;
 
 /// Cluster, name and space are looked at before a byte is read.
 pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
@@ -106,43 +109,43 @@ impl Putting<'_> {
         Ok((lh, len))
     }
 
-    /// A region's length is fixed when it is made: the input is gathered in regions of growing size first.
+    /// A region's length is fixed when it is made: what is longer than a piece is gathered in regions of growing size
+    /// first.
     fn fill_in_parts(&self, input: &mut Input, bar: &ProgressBar) -> anyhow::Result<(Lh, u64)> {
-        let mut parts: Vec<(Lh, u64)> = Vec::new();
-        let mut room = 0;
+        let mut parts = Parts { of: self, filled: Vec::new(), room: 0 };
         loop {
             let piece_len = input.source.read(&mut input.buffer, &input.interrupt)?;
             let piece = &input.buffer[..piece_len];
-            if piece_len == 0 {
-                break;
-            }
-            if room == 0 {
-                let (part, part_len) = self.alloc_part(parts.len() as u32)?;
-                parts.push((part, 0));
-                room = part_len;
-            }
-            // Parts are whole pieces, and only the last piece is shorter.
-            let (part, filled) = parts.last_mut().expect("there is room in the last");
-            self.session.write(*part, *filled, piece)?;
+            let is_last = piece_len < PIECE_BYTES;
             input.hasher.update(piece);
-            *filled += piece_len as u64;
-            room -= PIECE_BYTES as u64;
             bar.inc(piece_len as u64);
-            if piece_len < PIECE_BYTES {
+            if is_last && parts.filled.is_empty() {
+                let whole = self.alloc_for(piece_len as u64)?;
+                self.session.write(whole, 0, piece)?;
+                return Ok((whole, piece_len as u64));
+            }
+            parts.push(piece)?;
+            if is_last {
                 break;
             }
         }
-        let len = parts.iter().map(|(_, filled)| filled).sum();
-        Ok((self.join(&parts, len)?, len))
+        let len = parts.filled.iter().map(|(_, filled)| filled).sum();
+        Ok((self.join(&parts.filled, len)?, len))
     }
 
     /// The next part, shorter where there is no room for all of it.
-    fn alloc_part(&self, index: u32) -> anyhow::Result<(Lh, u64)> {
-        let mut len = PART_BYTES_MIN.checked_shl(index).map_or(PART_BYTES_MAX, |len| len.min(PART_BYTES_MAX));
+    fn alloc_part(&self, index: usize) -> anyhow::Result<(Lh, u64)> {
+        let mut len = PART_BYTES_FIRST << index.min(PART_DOUBLINGS_MAX);
         loop {
-            match self.alloc(len) {
-                Err(error) if is_no_space(&error) && len > PART_BYTES_MIN => len /= 2,
-                made => return Ok((made?, len)),
+            let refused = match self.alloc(len) {
+                Ok(part) => return Ok((part, len)),
+                Err(refused) => refused,
+            };
+            match *refused.cause() {
+                RegionCause::NoSpace { available, .. } if len > PART_BYTES_MIN => {
+                    len = shorter(len, available)
+                }
+                _ => return Err(refused.into()),
             }
         }
     }
@@ -173,8 +176,39 @@ impl Putting<'_> {
     }
 }
 
-fn is_no_space(error: &RegionError) -> bool {
-    matches!(error.cause(), RegionCause::NoSpace { .. })
+/// Regions that hold the bytes of what has no length, in their order.
+struct Parts<'a> {
+    of: &'a Putting<'a>,
+    /// Each with the bytes that are in it.
+    filled: Vec<(Lh, u64)>,
+    /// Bytes for which there is room in the last.
+    room: u64,
+}
+
+impl Parts<'_> {
+    fn push(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
+        while !bytes.is_empty() {
+            if self.room == 0 {
+                let (part, len) = self.of.alloc_part(self.filled.len())?;
+                self.filled.push((part, 0));
+                self.room = len;
+            }
+            let fitting = self.room.min(bytes.len() as u64);
+            let (now, rest) = bytes.split_at(fitting as usize);
+            let (part, filled) = self.filled.last_mut().expect("there is room in the last");
+            self.of.session.write(*part, *filled, now)?;
+            *filled += fitting;
+            self.room -= fitting;
+            bytes = rest;
+        }
+        Ok(())
+    }
+}
+
+/// The length to try where there is no room for `len` bytes: a power of two, of which a few leave room for the whole.
+fn shorter(len: u64, available: u64) -> u64 {
+    let quarter = (available / 4).checked_ilog2().map_or(0, |exponent| 1 << exponent);
+    quarter.min(len / 2).max(PART_BYTES_MIN)
 }
 
 fn name_taken(name: &str) -> anyhow::Error {

@@ -4,6 +4,8 @@ use std::io;
 
 use halite_trials::{Plan, PlanError};
 
+use crate::shell::quoted;
+
 /// A plan, and what its user calls it.
 #[derive(Clone, Debug)]
 pub struct Source {
@@ -59,12 +61,6 @@ fn read(path: &str) -> Result<String, SourceError> {
     std::fs::read_to_string(path).map_err(|cause| SourceError::File { path: path.to_owned(), cause })
 }
 
-/// As a shell reads it as one word.
-fn quoted(word: &str) -> String {
-    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+".contains(letter);
-    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,10 +79,5 @@ mod tests {
         let refusal = |said: &str| Source::find(said).unwrap_err().to_string();
         assert!(refusal("picnic").contains("known are calm, storm"));
         assert!(refusal("plans/picnic.toml").contains("cannot read plan plans/picnic.toml"));
-    }
-
-    #[test]
-    fn a_path_with_blanks_is_one_word_of_the_command() {
-        assert_eq!(quoted("my plans/it's.toml"), r"'my plans/it'\''s.toml'");
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
@@ -119,6 +119,29 @@ impl Scratch {
         self.nodes().iter().map(|row| row["state"].as_str().unwrap().to_owned()).collect()
     }
 
+    /// Ends what `down` could not: every process of the program that was told this directory, whatever its files say.
+    fn kill_rest(&self) {
+        let program = std::fs::canonicalize(env!("CARGO_BIN_EXE_halite")).unwrap();
+        let is_ours = |pid: u32| {
+            let of = |name: &str| Path::new("/proc").join(pid.to_string()).join(name);
+            let words = std::fs::read(of("cmdline")).unwrap_or_default();
+            let dir = self.cluster();
+            std::fs::read_link(of("exe")).is_ok_and(|exe| exe == program)
+                && words.split(|byte| *byte == 0).any(|word| word == dir.as_os_str().as_encoded_bytes())
+        };
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+            // Held before it is looked at, so that no other process is meant.
+            if is_ours(pid)
+                && let Some(process) = Process::find(pid)
+                && is_ours(pid)
+            {
+                let _ = pidfd_send_signal(&process.0, Signal::KILL);
+                process.await_end();
+            }
+        }
+    }
+
     /// What is in the cluster directory.
     pub fn entries(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.cluster()).unwrap();
@@ -134,6 +157,7 @@ impl Drop for Scratch {
         if self.cluster().is_dir() {
             let _ = self.run("down");
         }
+        self.kill_rest();
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -201,13 +225,23 @@ pub struct Process(OwnedFd);
 
 impl Process {
     pub fn open(pid: u32) -> Process {
+        Process::find(pid).unwrap()
+    }
+
+    /// `None` if it is gone.
+    fn find(pid: u32) -> Option<Process> {
         let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
-        Process(pidfd_open(pid, PidfdFlags::empty()).unwrap())
+        pidfd_open(pid, PidfdFlags::empty()).ok().map(Process)
     }
 
     pub fn kill(&self) {
         pidfd_send_signal(&self.0, Signal::KILL).unwrap();
         self.await_end();
+    }
+
+    pub fn lives(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)), Ok(0))
     }
 
     /// Returns when it has ended.

@@ -1,0 +1,57 @@
+//! Words as a shell reads them, in commands that are printed for people to paste.
+
+/// `word` so that a shell reads it as that one word, and a terminal shows it as it is: paths and names come from
+/// anybody, and may hold blanks, shell characters and escapes.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+".contains(letter);
+    let is_printable =
+        |letter: char| matches!(letter, '\'' | '"' | '\\') || letter.escape_debug().count() == 1;
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    if word.chars().all(is_printable) {
+        return format!("'{}'", word.replace('\'', r"'\''"));
+    }
+    let mut text = "$'".to_owned();
+    for letter in word.chars() {
+        match letter {
+            '\'' | '\\' => text.extend(['\\', letter]),
+            _ if is_printable(letter) => text.push(letter),
+            // Three digits, or the next letter could be taken for one.
+            _ => text.extend(letter.to_string().bytes().map(|byte| format!("\\{byte:03o}"))),
+        }
+    }
+    text + "'"
+}
+
+/// As [`quoted`], where a command takes a name: one that begins with a dash would be an option.
+pub fn argument(name: &str) -> String {
+    if name.starts_with('-') { format!("-- {}", quoted(name)) } else { quoted(name) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_with_blanks_is_one_word_of_the_command() {
+        assert_eq!(quoted("plans/storm.toml"), "plans/storm.toml");
+        assert_eq!(quoted("my plans/it's.toml"), r"'my plans/it'\''s.toml'");
+        assert_eq!(quoted(""), "''");
+        assert_eq!(argument("-x y"), "-- '-x y'");
+    }
+
+    #[test]
+    fn a_shell_reads_every_word_as_it_was_and_a_terminal_obeys_none() {
+        for word in ["$(echo no)", "`echo`;&|>*~#!", "it's\n\x1b[2J'\\\u{202e}7ä\u{9b}1", "\x01\t\r\x7f"] {
+            let quoted = quoted(word);
+            assert!(
+                !quoted.contains(|letter: char| letter.is_control() || letter == '\u{202e}'),
+                "{quoted:?}"
+            );
+            let script = format!("printf %s {quoted}");
+            let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), word);
+        }
+    }
+}
