@@ -179,15 +179,16 @@ impl Inner {
     #[cold]
     fn foreign(&self, operation: &'static str, index: usize, lh: Lh, offset: u64, len: usize) -> BatchError {
         let source = self.access_error(operation, lh, offset, len as u64, AccessCause::ForeignHandle);
-        BatchError { index, source }
+        BatchError { index, source, later: false }
     }
 
     #[cold]
-    fn batch_error<A: Accesses>(&self, accesses: &A, Failed { index, stop, partly }: Failed) -> BatchError {
+    fn batch_error<A: Accesses>(&self, accesses: &A, failed: Failed) -> BatchError {
+        let Failed { index, stop, partly, later } = failed;
         let ((lh, offset), len) = (accesses.place(index), accesses.len(index) as u64);
         let Stopped { cause, maybe_done } = self.stopped(stop, offset, len);
         let source = self.access_error(A::OPERATION, lh, offset, len, cause);
-        BatchError { index, source: AccessError { partly: partly || maybe_done, ..source } }
+        BatchError { index, source: AccessError { partly: partly || maybe_done, ..source }, later }
     }
 
     /// What it means for an access to `len` bytes from `offset` on.
@@ -242,6 +243,9 @@ impl Inner {
             Status::Flushed if self.core.is_closed() => (AccessCause::NodeClosed, false),
             Status::Flushed => (self.cause_of_peer(peer), false),
             // Others may reach the peer that we do not reach, and see what was done there.
+            Status::PeerGone | Status::RetryExceeded if self.core.is_closed() => {
+                (AccessCause::NodeClosed, true)
+            }
             Status::PeerGone | Status::RetryExceeded => (self.cause_of_peer(peer), true),
         };
         Stopped { cause, maybe_done }

@@ -387,8 +387,7 @@ impl AccessError {
     }
 }
 
-/// One access of a batch failed; those before it are done, it and those after it are not (or, where its cause
-/// says so, maybe).
+/// One access of a batch failed; those before it are done, and it is not (or, where its error says so, in part).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("operation {index} of the batch: {source}")]
 pub struct BatchError {
@@ -396,6 +395,8 @@ pub struct BatchError {
     pub index: usize,
     /// What happened to it.
     pub source: AccessError,
+    /// Whether some of those after it have been done, or may have been: what is posted is under way together.
+    pub later: bool,
 }
 
 impl BatchError {

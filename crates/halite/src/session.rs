@@ -468,8 +468,8 @@ impl Session {
 
 /// The error of a vector of accesses that follow each other, `len` bytes from `offset` on.
 fn of_vector(error: BatchError, offset: u64, len: u64) -> AccessError {
-    let BatchError { index, source } = error;
-    AccessError { offset, len, partly: source.partly || index > 0, ..source }
+    let BatchError { index, source, later } = error;
+    AccessError { offset, len, partly: source.partly || index > 0 || later, ..source }
 }
 
 impl Inner {

@@ -2,13 +2,16 @@
 
 mod common;
 
+use std::io::IoSlice;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
 use common::Dir;
-use halite::{AccessCause, LossCause, Lost, NodeId, Permissions, Placement, RegionCause, Session, Who};
+use halite::{
+    AccessCause, LossCause, Lost, NodeId, Permissions, Placement, RegionCause, Session, Who, WriteOp,
+};
 use halite_fabric::Status;
 use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
 use halite_fabric::kind::OperationKind;
@@ -143,6 +146,37 @@ fn a_full_queue_delays_and_a_failed_request_is_an_error() {
     let failed = there.read(theirs, 8, &mut bytes).unwrap_err();
     assert_eq!(failed.cause, AccessCause::PeerDown(NodeId(0)));
     there.read(theirs, 8, &mut bytes).unwrap();
+}
+
+/// What is posted is under way together: the failure of one part says nothing about those behind it.
+#[test]
+fn of_a_vector_or_batch_whose_first_part_failed_a_later_one_is_said_to_be_done() {
+    let dir = Dir::new();
+    let first = dir.join(0);
+    let here = first.blocking_session();
+    let ours = here.alloc(Some("vector"), 4096, Placement::Local, ANYBODY).unwrap();
+    for (number, is_batch) in [(1, true), (2, false)] {
+        let fault = Fault::Fail { status: Status::Flushed, done: false };
+        let plan = FaultPlan::new(1).rule(Rule::new(Moment::Post(OperationKind::Write), fault).times(1));
+        let failing =
+            halite::Node::wrap(dir.config(number), |fabric| Arc::new(FaultInjector::new(fabric, plan)));
+        let failing = failing.unwrap();
+        let there = failing.blocking_session();
+        let lh = there.map("vector", ANYBODY).unwrap();
+        if is_batch {
+            let batch = [(0, b"one"), (3, b"two")].map(|(offset, from)| WriteOp { lh, offset, from });
+            let error = there.write_batch(&batch).unwrap_err();
+            assert_eq!((error.index, error.source.partly, error.later), (0, false, true));
+        } else {
+            let error =
+                there.write_vectored(lh, 0, &[IoSlice::new(b"one"), IoSlice::new(b"two")]).unwrap_err();
+            assert!(error.partly, "{error}");
+        }
+        let mut bytes = [0; 6];
+        here.read(ours, 0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"\0\0\0two");
+        here.write(ours, 0, &[0; 6]).unwrap();
+    }
 }
 
 #[test]

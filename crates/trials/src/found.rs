@@ -396,3 +396,47 @@ fn a_principal_with_a_name_of_250_bytes_calls_and_sends() {
         assert_eq!(mailbox.recv().await.expect("it was sent").bytes, b"salt");
     });
 }
+
+/// Answers that were still to come when a node ended were taken for operations that had not been made.
+#[test]
+fn what_was_under_way_when_the_own_node_left_is_said_to_be_done_or_not() {
+    on_nodes(2, |stage| async move {
+        let (session, other) = (session_of(&stage, 0), session_of(&stage, 1));
+        let lh = session.alloc(Some("till"), 64, Placement::On(NodeId(1)), ALL).await.expect("there is room");
+        let theirs = other.map("till", ALL).await.expect("it is there");
+        session.write(lh, 0, &[0; 16]).await.expect("it may be written");
+        // It is heard, and hears nothing.
+        let (from, to) = (stage.host(1), stage.host(0));
+        stage.world.set_link(from, to, stage.world.link(from, to).down());
+        let (mut adding, mut writing) =
+            (pin!(session.fetch_add(lh, 0, 7)), pin!(session.write(lh, 8, b"salt")));
+        assert!(look(adding.as_mut()).is_pending() && look(writing.as_mut()).is_pending());
+        stage.driven(0).expect("it is up").begin_to_leave();
+        let (added, written) = (adding.await.unwrap_err(), writing.await.unwrap_err());
+        assert_eq!((added.cause, added.partly), (AccessCause::NodeClosed, true));
+        assert_eq!((written.cause, written.partly), (AccessCause::NodeClosed, true));
+        let mut bytes = [0; 12];
+        other.read(theirs, 0, &mut bytes).await.expect("it may be read");
+        assert_eq!(&bytes, b"\x07\0\0\0\0\0\0\0salt");
+    });
+}
+
+/// They kept all staging memory, for which the others waited.
+#[test]
+fn accesses_that_nobody_goes_on_with_hold_up_no_others() {
+    on_nodes(2, |stage| async move {
+        let session = session_of(&stage, 0);
+        let len = 1 << 20;
+        let lh = session.alloc(None, len, Placement::On(NodeId(1)), ALL).await.expect("there is room");
+        let mut buffers = vec![vec![0; len as usize]; 8];
+        let mut reads: Vec<_> = buffers.iter_mut().map(|into| Box::pin(session.read(lh, 0, into))).collect();
+        for read in &mut reads {
+            assert!(look(read.as_mut()).is_pending());
+        }
+        stage.world.sleep(None, Duration::from_millis(5)).await;
+        let mut bytes = vec![1; 100 << 10];
+        session.read(lh, 0, &mut bytes).await.expect("it may be read");
+        assert_eq!(bytes, vec![0; 100 << 10]);
+        drop(reads);
+    });
+}

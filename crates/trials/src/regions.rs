@@ -141,7 +141,7 @@ fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), Acc
 
 /// Whether an error promises that nothing was done.
 fn is_not_done(error: &AccessError) -> bool {
-    !error.partly && error.cause != AccessCause::NodeClosed
+    !error.partly
 }
 
 async fn copy(actor: &mut Actor, from: Holding) {

@@ -285,8 +285,8 @@ fn not_notified(
 ) -> Result<(), String> {
     let (stage, now_ns) = (&actor.stage, actor.now_ns());
     with_life(stage, holding.life, |life| match &error.cause {
-        NotifyCause::Write { partly, cause } => {
-            if !partly && *cause != AccessCause::NodeClosed {
+        NotifyCause::Write { partly, .. } => {
+            if !partly {
                 life.undo_write(write);
             }
             life.ledger.deny(write.number)

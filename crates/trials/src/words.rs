@@ -180,7 +180,7 @@ async fn change(actor: &mut Actor, name: usize, holding: Holding, word: usize, c
             note_last(actor, name, word, old);
         }
         Some(Err(error)) => {
-            if !error.partly && error.cause != AccessCause::NodeClosed {
+            if !error.partly {
                 with_chain(actor, holding, word, |chain| chain.forget(number));
             }
             refused(actor, name, holding, Permissions::ATOMIC, begin_ns, &error);

@@ -44,6 +44,8 @@ pub(crate) struct Failed {
     pub(crate) stop: Stop,
     /// Whether some of that access has been done, or may have been.
     pub(crate) partly: bool,
+    /// Whether some of later ones has been, or may have been.
+    pub(crate) later: bool,
 }
 
 /// Why a transfer does not go on.
@@ -67,8 +69,8 @@ enum Attempt {
     Again,
     /// The fabric's queue is full.
     Full,
-    /// No staging memory is free.
-    NoRoom,
+    /// Staging memory is short, and there is some under way.
+    Short,
     Stop(Stop),
 }
 
@@ -76,9 +78,9 @@ impl Core {
     /// Makes all accesses from `at` on, waiting where it must.  When it fails, nothing of it is under way any more.
     pub(crate) async fn carry<T: Transfer>(&self, transfer: &mut T, at: Cursor) -> Result<(), Failed> {
         let mut carrying = Carrying { core: self, transfer, at, pipeline: Pipeline::default() };
-        let result = carrying.go_on().await;
-        if result.is_err() {
-            while carrying.pipeline.pop().await.is_some() {}
+        let mut result = carrying.go_on().await;
+        if let Err(failed) = &mut result {
+            carrying.end_others(failed).await;
         }
         result
     }
@@ -116,7 +118,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         let ground = &self.core.ground;
         // Read before the attempt, so that what happens during it is not missed.
         let changes = ground.changes.count();
-        let (progress, room) = (ground.posted.progress_count(), ground.posted.room.count());
+        let progress = ground.posted.progress_count();
         let attempt = match self.transfer.step(self.at) {
             Ok(len) => {
                 self.at = self.after(self.at, len);
@@ -134,15 +136,13 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             Attempt::Posted if self.pipeline.has_room_beside(0, 0) => return Ok(()),
             Attempt::Stop(stop) => return self.fail(stop).await,
             // The end of what is under way makes room.
-            Attempt::Posted | Attempt::Full | Attempt::NoRoom if !self.pipeline.is_empty() => {
+            Attempt::Posted | Attempt::Full | Attempt::Short if !self.pipeline.is_empty() => {
                 return self.land_oldest().await;
             }
             _ => self.check_open()?,
         }
-        match attempt {
-            Attempt::Full => self.core.wait_for_room(progress).await,
-            Attempt::NoRoom => ground.posted.room.after(room).await,
-            _ => {}
+        if let Attempt::Full = attempt {
+            self.core.wait_for_room(progress).await;
         }
         Ok(())
     }
@@ -160,14 +160,14 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     }
 
     fn failed(&self, stop: Stop) -> Failed {
-        Failed { index: self.at.index, stop, partly: self.at.done > 0 }
+        Failed { index: self.at.index, stop, partly: self.at.done > 0, later: false }
     }
 
     // Posting.
 
     /// Posts what comes next, and what may follow it to the same peer, in one go.
     fn post_from(&mut self, peer: PeerId) -> Attempt {
-        let first = match self.prepare(self.at, peer) {
+        let first = match self.prepare(self.at, peer, self.pipeline.is_empty()) {
             Ok(part) => part,
             Err(attempt) => return attempt,
         };
@@ -191,7 +191,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         let (peer, mut bytes) = (first.peer, first.len);
         let mut parts = vec![first];
         while next.index < self.transfer.count() && self.pipeline.has_room_beside(parts.len(), bytes) {
-            let Ok(part) = self.prepare(next, peer) else { break };
+            let Ok(part) = self.prepare(next, peer, false) else { break };
             next = self.after(next, part.len);
             bytes += part.len;
             parts.push(part);
@@ -199,8 +199,9 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         parts
     }
 
-    /// Begins a part at a place that whoever changes it will wait for, if it is still one of `peer`.
-    fn prepare(&self, at: Cursor, peer: PeerId) -> Result<Part<'a>, Attempt> {
+    /// Begins a part at a place that whoever changes it will wait for, if it is still one of `peer`.  Whether it is the
+    /// `only` one: others wait where staging memory is short.
+    fn prepare(&self, at: Cursor, peer: PeerId, only: bool) -> Result<Part<'a>, Attempt> {
         let ground = &self.core.ground;
         let mut operation = ground.posted.begin(peer);
         let (address, len) = match self.transfer.locate(at) {
@@ -211,9 +212,9 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         let is_inline = self.transfer.source(at, len).is_some()
             && len <= ground.fabric.capabilities(peer).inline_bytes_max;
         if !is_inline {
-            match operation.stage(&*ground.fabric, len) {
+            match operation.stage(&*ground.fabric, len, only) {
                 Ok(true) => {}
-                Ok(false) => return Err(Attempt::NoRoom),
+                Ok(false) => return Err(Attempt::Short),
                 Err(NoStaging) => return Err(Attempt::Stop(Stop::NoStaging)),
             }
         }
@@ -255,23 +256,37 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     // Landing.
 
+    /// Waits for what is under way behind a part that has failed, and notes what of it others may see.
+    async fn end_others(&mut self, failed: &mut Failed) {
+        while let Some((part, ended)) = self.pipeline.pop().await {
+            let is_write = self.transfer.source(part.at, 0).is_some();
+            if is_write && may_be_done(ended.status) {
+                let is_later = part.at.index > failed.index;
+                failed.later |= is_later;
+                failed.partly |= !is_later;
+            }
+        }
+    }
+
     async fn land_oldest(&mut self) -> Result<(), Failed> {
         let Some((part, ended)) = self.pipeline.pop().await else { return Ok(()) };
         if ended.status != Status::Success {
             let Cursor { index, done } = part.at;
-            // Parts of the same access that went along may be done.
-            let goes_on =
-                self.after(part.at, part.len).index == index && self.at > self.after(part.at, part.len);
-            return Err(Failed {
-                index,
-                stop: Stop::Status(part.peer, ended.status),
-                partly: done > 0 || goes_on,
-            });
+            let stop = Stop::Status(part.peer, ended.status);
+            return Err(Failed { index, stop, partly: done > 0, later: false });
         }
         if let Some(target) = self.transfer.target(part.at, part.len) {
             part.operation.unstage(target);
         }
         Ok(())
+    }
+}
+
+/// Whether a request that ended so has been done, or may have been.
+fn may_be_done(status: Status) -> bool {
+    match status {
+        Status::Success | Status::PeerGone | Status::RetryExceeded => true,
+        Status::RemoteAccess | Status::Unmapped | Status::Flushed => false,
     }
 }
 

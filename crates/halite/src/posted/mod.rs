@@ -42,8 +42,6 @@ pub(crate) const SLICE_BYTES_MAX: usize = 32 << 10;
 pub(crate) struct Posted {
     table: Table,
     staging: Staging,
-    /// Staging memory has become free.
-    room: Event,
     /// The fabric may take more.
     progress: Event,
     /// Whether anybody waits for that.
@@ -78,7 +76,6 @@ impl Posted {
         Posted {
             table: Table::new(shards),
             staging: Staging::new(shards),
-            room: Event::default(),
             progress: Event::default(),
             is_full: AtomicBool::new(false),
         }
@@ -121,17 +118,11 @@ impl Posted {
         let completed = self.table.complete(id, ended);
         wakes.add(completed.waker);
         if let Some(slot) = completed.slot {
-            self.give_back(slot, wakes);
+            self.staging.give_back(slot);
         }
         // Who misses it tries again in a while.
         if self.is_full.load(Relaxed) {
             self.retry(wakes);
-        }
-    }
-
-    fn give_back(&self, slot: Slot, wakes: &mut Wakes) {
-        if self.staging.give_back(slot) {
-            self.room.happen(wakes);
         }
     }
 
@@ -171,14 +162,13 @@ impl Posted {
     /// until the fabric is closed.
     pub(crate) fn close(&self, wakes: &mut Wakes) {
         wakes.extend(self.table.close());
-        self.room.happen(wakes);
         self.progress.happen(wakes);
     }
 }
 
 impl Ended {
-    /// Never began, or was given up.
-    const FLUSHED: Ended = Ended { status: Status::Flushed, old: 0 };
+    /// Of one that was posted, and of whose end nothing will be heard: the node's end is that of its connections.
+    const UNHEARD: Ended = Ended { status: Status::PeerGone, old: 0 };
 }
 
 /// An operation that has begun.
@@ -207,9 +197,9 @@ impl Operation<'_> {
         self.id.work_id()
     }
 
-    /// Takes staging memory of `len` bytes, at most [`SLICE_BYTES_MAX`], if there is any now.
-    fn stage(&mut self, fabric: &dyn Fabric, len: usize) -> Result<bool, NoStaging> {
-        self.slot = self.posted.staging.slot(fabric, self.id, len)?;
+    /// Takes staging memory of `len` bytes, at most [`SLICE_BYTES_MAX`]: if there is much, or if the access `needs` it.
+    fn stage(&mut self, fabric: &dyn Fabric, len: usize, needs: bool) -> Result<bool, NoStaging> {
+        self.slot = self.posted.staging.slot(fabric, self.id, len, needs)?;
         Ok(self.slot.is_some())
     }
 
@@ -254,7 +244,7 @@ impl Operation<'_> {
                 self.phase = Phase::Over;
                 // Nothing completes any more, but bytes may still land there.
                 self.slot = None;
-                Poll::Ready(Ended::FLUSHED)
+                Poll::Ready(Ended::UNHEARD)
             }
         }
     }
@@ -275,9 +265,7 @@ impl Drop for Operation<'_> {
             },
         };
         if let Some(slot) = free {
-            let mut wakes = Wakes::default();
-            self.posted.give_back(slot, &mut wakes);
-            wakes.wake_all();
+            self.posted.staging.give_back(slot);
         }
     }
 }

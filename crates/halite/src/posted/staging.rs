@@ -22,9 +22,12 @@ const SMALL_BYTES: usize = 256;
 /// Operations of a shard that have a small slot.
 const SMALL_PER_SHARD: u32 = 256;
 
-/// Bytes that longer slots are cut from: 128 slices, more than the bandwidth times the delay of any fabric of today
-/// (100 Gbit/s times 100 us is 1.25 MB).
+/// By how many bytes the memory grows that longer slots are cut from, and how many of them an access may use that has some
+/// already: 128 slices, more than the bandwidth times the delay of any fabric of today (100 Gbit/s times 100 us is 1.25 MB).
 const LONG_BYTES: u64 = 128 * SLICE_BYTES_MAX as u64;
+
+/// Most bytes of that, for as many accesses at once as have nothing under way but a slice: 8192 of them.
+const LONG_BYTES_MAX: u64 = 64 * LONG_BYTES;
 
 /// Registered with the first operation that needs it.
 #[derive(Debug)]
@@ -38,18 +41,26 @@ pub(super) struct Staging {
 struct Memory {
     key: Key,
     window: Window,
-    long: Mutex<Allocator>,
+    long: Mutex<Long>,
+}
+
+/// What longer slots are cut from.
+#[derive(Debug)]
+struct Long {
+    allocator: Allocator,
+    /// By their numbers in the allocator.
+    segments: Vec<(Key, Window)>,
+    used: u64,
 }
 
 /// Some staging memory.  It must be given back, unless it is a small slot, which belongs to its operation.
 #[derive(Debug)]
-pub(super) struct Slot {
-    offset: u64,
-    /// `None` for a small slot.
-    extent: Option<Extent>,
+pub(super) enum Slot {
+    Small { offset: u64 },
+    Long { extent: Extent, key: Key, window: Window },
 }
 
-/// No staging memory could be registered.
+/// Staging memory could not be registered, or all of it is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoStaging;
 
@@ -59,40 +70,57 @@ impl Staging {
         Staging { small_bytes, memory: OnceLock::new(), registering: Mutex::new(()) }
     }
 
-    /// A slot of `len` bytes for an operation, if there is room.
+    /// A slot of `len` bytes for an operation.  `None` if others should have what is left, which they do not wait for: whoever
+    /// keeps a slot may do so for ever.  An access that has none yet `needs` one.
     pub(super) fn slot(
         &self,
         fabric: &dyn Fabric,
         id: OperationId,
         len: usize,
+        needs: bool,
     ) -> Result<Option<Slot>, NoStaging> {
         let memory = self.memory(fabric)?;
         let place = id.place(SMALL_PER_SHARD).filter(|_| len <= SMALL_BYTES);
         if let Some(place) = place {
-            return Ok(Some(Slot { offset: u64::from(place) * SMALL_BYTES as u64, extent: None }));
+            return Ok(Some(Slot::Small { offset: u64::from(place) * SMALL_BYTES as u64 }));
         }
-        let extent = lock(&memory.long).allocate(len as u64);
-        Ok(extent.map(|extent| Slot { offset: self.small_bytes + extent.offset, extent: Some(extent) }))
+        let mut long = lock(&memory.long);
+        if !needs && long.used + len as u64 > LONG_BYTES {
+            return Ok(None);
+        }
+        long.allocate(fabric, len as u64).map(Some)
     }
 
-    /// Returns whether others may now find room where there was none.
-    pub(super) fn give_back(&self, slot: Slot) -> bool {
-        let Some(extent) = slot.extent else { return false };
-        lock(&self.registered().long).free(extent).expect("a slot is given back once");
-        true
+    pub(super) fn give_back(&self, slot: Slot) {
+        if let Slot::Long { extent, .. } = slot {
+            lock(&self.registered().long).free(extent);
+        }
     }
 
     /// The first `len` bytes of a slot, as work requests name them.
     pub(super) fn local(&self, slot: &Slot, len: usize) -> Local<'static> {
-        Local::Registered { key: self.registered().key, offset: slot.offset, len: len as u64 }
+        let (key, offset) = match slot {
+            Slot::Small { offset } => (self.registered().key, *offset),
+            Slot::Long { extent, key, .. } => (*key, extent.offset),
+        };
+        Local::Registered { key, offset, len: len as u64 }
     }
 
     pub(super) fn read(&self, slot: &Slot, into: &mut [u8]) {
-        self.registered().window.read(slot.offset, into).expect("as long as the slot");
+        let (window, offset) = self.place(slot);
+        window.read(offset, into).expect("as long as the slot");
     }
 
     pub(super) fn write(&self, slot: &Slot, from: &[u8]) {
-        self.registered().window.write(slot.offset, from).expect("as long as the slot");
+        let (window, offset) = self.place(slot);
+        window.write(offset, from).expect("as long as the slot");
+    }
+
+    fn place<'s>(&'s self, slot: &'s Slot) -> (&'s Window, u64) {
+        match slot {
+            Slot::Small { offset } => (&self.registered().window, *offset),
+            Slot::Long { extent, window, .. } => (window, extent.offset),
+        }
     }
 
     fn registered(&self) -> &Memory {
@@ -114,12 +142,43 @@ impl Staging {
 
 impl Memory {
     fn new(fabric: &dyn Fabric, small_bytes: u64) -> Result<Memory, NoStaging> {
-        let len = small_bytes + LONG_BYTES;
-        let segment = Segment::create("halite-staging", len, PagePolicy::Normal).map_err(|_| NoStaging)?;
-        let key = fabric.register(segment.clone()).map_err(|_| NoStaging)?;
-        let mut long = Allocator::new(64);
-        long.add_segment(LONG_BYTES);
-        let window = segment.window(0, len).expect("the whole segment");
+        let (key, window) = register(fabric, small_bytes)?;
+        let long = Long { allocator: Allocator::new(64), segments: Vec::new(), used: 0 };
         Ok(Memory { key, window, long: Mutex::new(long) })
     }
+}
+
+impl Long {
+    fn allocate(&mut self, fabric: &dyn Fabric, len: u64) -> Result<Slot, NoStaging> {
+        let extent = match self.allocator.allocate(len) {
+            Some(extent) => extent,
+            None => {
+                self.grow(fabric)?;
+                self.allocator.allocate(len).ok_or(NoStaging)?
+            }
+        };
+        self.used += extent.len;
+        let (key, window) = self.segments[extent.segment as usize].clone();
+        Ok(Slot::Long { extent, key, window })
+    }
+
+    fn grow(&mut self, fabric: &dyn Fabric) -> Result<(), NoStaging> {
+        if self.segments.len() as u64 * LONG_BYTES >= LONG_BYTES_MAX {
+            return Err(NoStaging);
+        }
+        self.segments.push(register(fabric, LONG_BYTES)?);
+        self.allocator.add_segment(LONG_BYTES);
+        Ok(())
+    }
+
+    fn free(&mut self, extent: Extent) {
+        self.used -= extent.len;
+        self.allocator.free(extent).expect("a slot is given back once");
+    }
+}
+
+fn register(fabric: &dyn Fabric, len: u64) -> Result<(Key, Window), NoStaging> {
+    let segment = Segment::create("halite-staging", len, PagePolicy::Normal).map_err(|_| NoStaging)?;
+    let key = fabric.register(segment.clone()).map_err(|_| NoStaging)?;
+    Ok((key, segment.window(0, len).expect("the whole segment")))
 }
