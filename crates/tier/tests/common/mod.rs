@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 use halite_fabric::{Key, PeerId};
 use halite_mem::{Grace, PagePolicy, Segment, Window};
 use halite_tier::access::{DataPath, SlotRef};
-use halite_tier::effect::{Command, CommandError, CopyFailure, Effect, OpId, Outcome, Placement, Token};
+use halite_tier::effect::{
+    Command, CommandError, CopyFailure, Effect, OpId, Outcome, Placement, PostedTo, Token,
+};
 use halite_tier::engine::{Connection, Engine, EngineConfig};
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
-use halite_tier::layout::Extent;
+use halite_tier::layout::{self, Extent};
 use halite_tier::mapper::Reach;
 use halite_tier::news::News;
 use halite_tier::permissions::Permissions;
@@ -65,13 +67,28 @@ impl Work {
     }
 }
 
+/// A write that is under way over the fabric.
+struct Posted {
+    host: usize,
+    peer: PeerId,
+    to: Window,
+    bytes: Vec<u8>,
+}
+
+/// What a host waits for: accesses by loads and stores, and posted ones.
+struct Waited {
+    token: Token,
+    grace: Grace,
+    posted: Vec<u64>,
+}
+
 pub struct Host {
     pub engine: Engine,
     pub path: Arc<DataPath>,
     pub life: NodeLife,
     pub session: SessionId,
     pub running: bool,
-    graces: Vec<(Token, Grace)>,
+    graces: Vec<Waited>,
     finished: BTreeMap<OpId, Result<Outcome, CommandError>>,
     cut_offs: Vec<PeerId>,
     segments: u32,
@@ -97,6 +114,8 @@ pub struct Cluster {
     /// Whether drivers are slow to copy; what they have not copied yet.
     pub slow_to_copy: bool,
     copies: Vec<(usize, Token, Work)>,
+    writes: BTreeMap<u64, Posted>,
+    last_write: u64,
     /// Whether drivers are slow to clean freed memory; what they have not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
@@ -133,6 +152,8 @@ impl Cluster {
             slow_wire: None,
             slow_to_copy: false,
             copies: Vec::new(),
+            writes: BTreeMap::new(),
+            last_write: 0,
             slow_to_clean: false,
             uncleaned: Vec::new(),
             segment_bytes: ARENA_BYTES / 4,
@@ -258,7 +279,14 @@ impl Cluster {
                     host.engine.handle_grown(now_ns, Some((key, window)));
                 }
                 Effect::Quiesce(quiesce) => {
-                    host.graces.push((quiesce.token, host.path.pins().start_grace()));
+                    let is_waited_for = |write: &Posted| match &quiesce.posted {
+                        PostedTo::Anybody => true,
+                        PostedTo::Peers(peers) => peers.contains(&write.peer),
+                    };
+                    let own = self.writes.iter().filter(|(_, write)| write.host == index);
+                    let posted = own.filter(|(_, write)| is_waited_for(write)).map(|(id, _)| *id).collect();
+                    let grace = host.path.pins().start_grace();
+                    host.graces.push(Waited { token: quiesce.token, grace, posted });
                 }
                 Effect::Copy { token, from, to } => {
                     self.copies.push((index, token, Work::Copy { from, to }));
@@ -310,6 +338,13 @@ impl Cluster {
     /// How many copies were asked for and are not done.
     pub fn copies_under_way(&self) -> usize {
         self.copies.len()
+    }
+
+    /// Fails all copies that were asked for.
+    pub fn fail_copies(&mut self) {
+        for (index, token, _) in std::mem::take(&mut self.copies) {
+            self.hosts[index].engine.handle_copy_failed(self.now_ns, token, CopyFailure::Unmapped);
+        }
     }
 
     /// Does all copies that were asked for.
@@ -381,10 +416,11 @@ impl Cluster {
     fn poll_graces(&mut self, index: usize) -> bool {
         let host = &mut self.hosts[index];
         let before = host.graces.len();
-        for (token, grace) in std::mem::take(&mut host.graces) {
-            match grace.elapsed(host.path.pins()) {
-                Some(elapsed) => host.engine.handle_quiescent(self.now_ns, token, elapsed),
-                None => host.graces.push((token, grace)),
+        for waited in std::mem::take(&mut host.graces) {
+            let is_under_way = waited.posted.iter().any(|id| self.writes.contains_key(id));
+            match waited.grace.elapsed(host.path.pins()).filter(|_| !is_under_way) {
+                Some(elapsed) => host.engine.handle_quiescent(self.now_ns, waited.token, elapsed),
+                None => host.graces.push(waited),
             }
         }
         host.graces.len() < before
@@ -471,6 +507,25 @@ impl Cluster {
             let step = host.path.write(host.session, slot, offset + done as u64, &bytes[done..]);
             done += step.expect("the region can be written");
         }
+    }
+
+    /// Posts a write, which is under way until it is completed.
+    pub fn post(&mut self, host: usize, slot: SlotRef, offset: u64, bytes: &[u8]) -> u64 {
+        let extents = self.extents(host, slot);
+        let extent = layout::slice(&extents, offset, offset + bytes.len() as u64)[0];
+        let owner = self.hosts.iter().position(|host| host.life == extent.owner).unwrap();
+        let arena = &self.arenas.lock().unwrap()[&(owner, extent.key)];
+        let to = arena.slice(extent.offset, extent.len).unwrap();
+        self.last_write += 1;
+        let write = Posted { host, peer: PeerId(owner as u32 + 1), to, bytes: bytes.to_vec() };
+        self.writes.insert(self.last_write, write);
+        self.last_write
+    }
+
+    /// A posted write reaches the memory that it was posted to, and its poster hears of it.
+    pub fn complete(&mut self, write: u64) {
+        let write = self.writes.remove(&write).expect("it is under way");
+        write.to.write(0, &write.bytes).unwrap();
     }
 
     pub fn read(&self, host: usize, slot: SlotRef, offset: u64, len: usize) -> Vec<u8> {
