@@ -6,8 +6,10 @@ use rustix::process::{Resource, getrlimit};
 /// Most nodes of one cluster: what is tested.
 pub const NODES_MAX: i64 = 256;
 
-/// Descriptors that a node takes for itself, and for each peer: its socket, its process, the ring to it.
-const DESCRIPTORS_OWN: u64 = 16;
+/// Descriptors that a node takes for itself: 17 at rest, one for its memory, three for the greeting of one more peer and
+/// what is read under `/proc`, and three for what its starter left open.
+const DESCRIPTORS_OWN: u64 = 24;
+/// Descriptors that a node takes for each peer, node or application: its socket, its process, the ring to it.
 const DESCRIPTORS_PER_PEER: u64 = 3;
 /// Applications that are to find room beside the nodes.
 const APPLICATIONS_MIN: u64 = 16;
