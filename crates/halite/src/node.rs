@@ -129,7 +129,12 @@ impl Node {
             Err(error) => return error.into(),
         };
         let runs = nodes.iter().any(|presence| presence.node == NodeId::FIRST && presence.alive);
-        let failed = self.member.core.look(|machine| machine.dialling.failed.first().cloned());
+        let failed = self.member.core.look(|machine| {
+            // Others may have failed, too, and sooner: the first node is the one that counts.
+            let name = cluster_dir::shm_name(NodeId::FIRST);
+            let failed = &machine.dialling.failed;
+            failed.iter().find(|failed| failed.address.starts_with(&name)).or(failed.first()).cloned()
+        });
         let dir = dir.path().to_owned();
         match failed.filter(|_| runs) {
             Some(NotDialled { address, reason, .. }) => JoinError::Unreachable { dir, address, reason },

@@ -80,13 +80,19 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Vec<NodeStatus>> {
     Ok(statuses)
 }
 
+/// What the reason begins with where a node answered, and said why it cannot take us in: then it is not silent.
+const REFUSAL: &str = "the peer refused: ";
+
 /// Nobody joins where the first node lives and does not answer.
 fn tell_silence(rows: &mut [Row], error: &anyhow::Error) {
-    if let Some(JoinError::Unreachable { .. }) = error.downcast_ref::<JoinError>() {
-        rows.iter_mut()
-            .filter(|row| row.node == 0 && row.state == "alive")
-            .for_each(|row| row.state = "silent");
+    let Some(JoinError::Unreachable { address, reason, .. }) = error.downcast_ref::<JoinError>() else {
+        return;
+    };
+    if reason.starts_with(REFUSAL) {
+        return;
     }
+    let is_meant = |row: &&mut Row| address.starts_with(&format!("node-{}.", row.node));
+    rows.iter_mut().filter(is_meant).filter(|row| row.state == "alive").for_each(|row| row.state = "silent");
 }
 
 /// The files decide who is alive and in which life; the members add the figures.

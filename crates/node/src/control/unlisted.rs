@@ -29,7 +29,7 @@ struct Member {
     node: u32,
     pid: u32,
     state: String,
-    /// Known of those who were asked themselves, or of whom others told.
+    /// Told by members, not by files.
     provider: Option<String>,
 }
 
@@ -90,7 +90,7 @@ fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let members: Vec<Member> =
         lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     if !members.iter().any(|member| member.node == 0 && member.provider.is_some()) {
-        bail!("it does not answer");
+        bail!("`halite status` tells why");
     }
     Ok(members)
 }
