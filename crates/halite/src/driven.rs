@@ -104,6 +104,12 @@ impl Driven {
         self.member.core.look(|machine| machine.engine().map_or_else(Vec::new, |engine| engine.reached()))
     }
 
+    /// Whether `other` may touch memory of this node, as far as this one knows.
+    pub fn is_reached_by(&self, other: &Driven) -> bool {
+        let life = other.member.life;
+        self.member.core.look(|machine| machine.engine().is_some_and(|engine| engine.is_reached_by(life)))
+    }
+
     /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
     pub fn session(&self) -> Session {
         self.member.session(None)

@@ -2,22 +2,21 @@
 //!
 //! That shows memory that is given out too early at once, and not only when somebody writes there and another reads.
 
-use halite::Driven;
-
 use crate::stage::Stage;
 
-/// Looks at all nodes whose processes are there, also at those that are stopped.  Adapters refuse what those send that were cut off, whatever they believe: only where nobody
-/// is cut off before its process has ended, does it matter what the dead believe.
+/// Looks at all nodes whose processes are there, also at those that are stopped.  Whoever is cut off touches nothing any more,
+/// whatever it believes; where adapters do that, nodes hear of it late.
 pub(crate) fn judge(stage: &Stage) {
     if !stage.deaths_are_told() {
         return;
     }
     let mut touched = Vec::new();
     for node in (0..stage.nodes()).filter(|node| stage.has_process(*node)) {
-        let reached = stage.driven(node).map_or_else(Vec::new, |driven| Driven::reached(&driven));
-        touched.extend(
-            reached.into_iter().map(|(region, at)| (at.owner, at.key, at.offset, at.len, region, node)),
-        );
+        let Some(driven) = stage.driven(node) else { continue };
+        let reached = driven.reached().into_iter().filter(|(_, at)| {
+            stage.driven(at.owner.node.0).is_some_and(|owner| owner.is_reached_by(&driven))
+        });
+        touched.extend(reached.map(|(region, at)| (at.owner, at.key, at.offset, at.len, region, node)));
     }
     touched.sort_unstable();
     // The piece that reaches furthest of those before, in its segment.

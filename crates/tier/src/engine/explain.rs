@@ -41,6 +41,11 @@ impl Engine {
         self.mapper.reached(&self.locator())
     }
 
+    /// Whether that node may touch memory of this one, as far as is known here.
+    pub fn is_reached_by(&self, life: NodeLife) -> bool {
+        life == self.config.life || !self.members.not_cut_off([life]).is_empty()
+    }
+
     /// What is known of a node; `None` if it was never seen.
     pub fn known_peer(&self, now_ns: u64, node: NodeId) -> Option<KnownPeer> {
         let member = self.members.described(now_ns).find(|member| member.life.node == node)?;
