@@ -192,7 +192,7 @@ impl Session {
         input: &[u8],
         answer_bytes_max: usize,
         timeout: Duration,
-    ) -> Result<PendingCall<'_>, CallError> {
+    ) -> Result<PendingCall, CallError> {
         let calling = Calling::new(&self.session, node, function, timeout).limited(answer_bytes_max);
         Ok(PendingCall { pending: calling.post_blocking(input)? })
     }
@@ -205,7 +205,7 @@ impl Session {
         inputs: &[I],
         answer_bytes_max: usize,
         timeout: Duration,
-    ) -> Vec<Result<PendingCall<'_>, CallError>> {
+    ) -> Vec<Result<PendingCall, CallError>> {
         let calling = Calling::new(&self.session, node, function, timeout).limited(answer_bytes_max);
         let posted = calling.post_all_blocking(inputs).into_iter();
         posted.map(|call| call.map(|pending| PendingCall { pending })).collect()
@@ -240,11 +240,11 @@ impl Session {
 
 /// A call that has been posted, for threads; see [`crate::PendingCall`].
 #[derive(Debug)]
-pub struct PendingCall<'s> {
-    pending: rpc::PendingCall<'s>,
+pub struct PendingCall {
+    pending: rpc::PendingCall,
 }
 
-impl<'s> PendingCall<'s> {
+impl PendingCall {
     /// See [`crate::PendingCall::answer`].
     pub fn answer(self) -> Result<Vec<u8>, CallError> {
         let mut output = Vec::new();
@@ -258,7 +258,7 @@ impl<'s> PendingCall<'s> {
     }
 
     /// See [`crate::PendingCall::lend_answer`].
-    pub fn lend_answer(self) -> Result<Answer<'s>, CallError> {
+    pub fn lend_answer(self) -> Result<Answer, CallError> {
         self.pending.lend_answer_blocking()
     }
 }

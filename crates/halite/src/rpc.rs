@@ -19,6 +19,7 @@ mod input;
 mod lent;
 mod link;
 mod memory;
+mod pending;
 mod port;
 mod replies;
 mod request;
@@ -46,11 +47,11 @@ use crate::wait::{Wakes, lock};
 
 pub(crate) use self::arrivals::Intake;
 pub(crate) use self::call::Calling;
-pub use self::call::PendingCall;
 pub use self::error::{
     CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
 };
 pub use self::lent::Answer;
+pub use self::pending::PendingCall;
 pub use self::port::{Mailbox, Message, Port};
 pub(crate) use self::request::Into;
 pub use self::server::{Call, Function, Server};

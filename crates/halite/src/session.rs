@@ -97,7 +97,8 @@ pub struct WriteOp<'a> {
 }
 
 /// An application's attachment to its node.  Clones are the same session; the last one's drop ends it, and with
-/// it all its handles.
+/// it all its handles.  What it gives out borrows nothing: guards, watches, calls under way and answers that are lent each count
+/// as a clone.
 ///
 /// ```
 /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -129,7 +130,8 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What the clones of a session share.
+/// What the clones of a session share.  Aligned, so that whoever counts clones takes no line from those who read and write.
+#[repr(align(64))]
 pub(crate) struct Inner {
     pub(crate) path: Arc<DataPath>,
     pub(crate) id: SessionId,

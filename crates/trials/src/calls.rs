@@ -222,7 +222,7 @@ fn some_room(actor: &mut Actor, output_bytes: u32) -> u64 {
 
 async fn post_calls(actor: &mut Actor) {
     let session = actor.session.clone();
-    let mut posted: Vec<(Calling, PendingCall<'_>)> = Vec::new();
+    let mut posted: Vec<(Calling, PendingCall)> = Vec::new();
     let most = actor.stage.plan.work.calls_posted_max;
     for _ in 0..actor.random.between(2, most.into()) {
         let wish = some_wish(actor);
@@ -275,7 +275,7 @@ async fn post_row(actor: &mut Actor) {
 }
 
 /// Awaits calls in any order, and gives some of them up.
-async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall<'_>)>) {
+async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall)>) {
     while !posted.is_empty() {
         let (calling, pending) = posted.swap_remove(actor.random.index(posted.len()));
         if actor.random.chance(1, 8) {

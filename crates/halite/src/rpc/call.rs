@@ -1,6 +1,5 @@
 //! Calls, from the caller's side.
 
-use std::fmt;
 use std::time::Duration;
 
 use halite_tier::ids::NodeId;
@@ -8,7 +7,7 @@ use halite_tier::rpc::{Address, Kind, Look, PAYLOAD_BYTES_MAX, Status, Target};
 
 use super::error::{CallCause, CallError};
 use super::fetch::fetch;
-use super::lent::{Answer, Lent};
+use super::pending::{Kept, PendingCall};
 use super::request::{Into, NotPosted, Pending, Reply, Request};
 use super::row::ROW_MAX;
 use super::server::Function;
@@ -54,11 +53,10 @@ impl Session {
         input: &[u8],
         answer_bytes_max: usize,
         timeout: Duration,
-    ) -> Result<PendingCall<'_>, CallError> {
+    ) -> Result<PendingCall, CallError> {
         let mut calling = Calling::new(self, node, function, timeout).limited(answer_bytes_max);
         calling.start();
-        let pending = calling.post(input).await?;
-        Ok(PendingCall { calling, pending })
+        Ok(calling.keep(calling.post(input).await?))
     }
 
     /// Posts a call for each of `inputs`, in their order, as [`Session::post_call`] does one; what became of each is in the
@@ -95,13 +93,13 @@ impl Session {
         inputs: &[I],
         answer_bytes_max: usize,
         timeout: Duration,
-    ) -> Vec<Result<PendingCall<'_>, CallError>> {
+    ) -> Vec<Result<PendingCall, CallError>> {
         let mut calling = Calling::new(self, node, function, timeout).limited(answer_bytes_max);
         calling.start();
         let mut posted = Vec::with_capacity(inputs.len());
         while let Some(input) = calling.post_rows(inputs, &mut posted) {
             let pending = calling.post(input).await;
-            posted.push(pending.map(|pending| PendingCall { calling, pending }));
+            posted.push(pending.map(|pending| calling.keep(pending)));
         }
         posted
     }
@@ -135,70 +133,6 @@ impl Session {
     }
 }
 
-/// A call that has been posted.  Dropped, it is cancelled.
-pub struct PendingCall<'s> {
-    calling: Calling<'s>,
-    pending: Pending<'s>,
-}
-
-impl fmt::Debug for PendingCall<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (node, function) = (self.calling.node, self.calling.number);
-        f.debug_struct("PendingCall").field("node", &node).field("function", &function).finish()
-    }
-}
-
-impl<'s> PendingCall<'s> {
-    /// Waits for the answer.
-    pub async fn answer(mut self) -> Result<Vec<u8>, CallError> {
-        let mut output = Vec::new();
-        self.calling.finish(&mut self.pending, Into::Vec(&mut output)).await?;
-        Ok(output)
-    }
-
-    /// As [`PendingCall::answer`], into a buffer of the caller's.  Returns how many bytes it has; one that is longer than the
-    /// buffer is lost, and the error says how long it was.
-    pub async fn answer_into(mut self, output: &mut [u8]) -> Result<usize, CallError> {
-        self.calling.finish(&mut self.pending, Into::Slice(output)).await
-    }
-
-    /// As [`PendingCall::answer`], without a copy: lends the answer where it has arrived.  One of more than 64 MiB is fetched.
-    ///
-    /// ```
-    /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
-    /// # use std::time::Duration;
-    /// # let dir = std::env::temp_dir().join(format!("halite-doc-lend-{}", std::process::id()));
-    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
-    /// # let session = node.blocking_session();
-    /// # let server = session.serve(Function(7), ServeOptions::default())?;
-    /// let pending = session.post_call(NodeId(0), Function(7), b"", 1 << 20, Duration::from_secs(10))?;
-    /// server.recv()?.reply(&[7; 1 << 20])?;
-    /// let answer = pending.lend_answer()?;
-    /// let mut end = [0; 4];
-    /// assert_eq!(answer.copy_to((1 << 20) - 4, &mut end), 4);
-    /// assert_eq!(end, [7; 4]);
-    /// # drop((answer, server));
-    /// # drop(node);
-    /// # std::fs::remove_dir_all(dir)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub async fn lend_answer(mut self) -> Result<Answer<'s>, CallError> {
-        let mut lent = Lent::default();
-        self.calling.finish(&mut self.pending, Into::Lent(&mut lent)).await?;
-        Ok(Answer::new(lent, self.pending))
-    }
-
-    pub(crate) fn answer_blocking(mut self, into: Into<'_>) -> Result<usize, CallError> {
-        self.calling.wait_blocking(&mut self.pending, into)
-    }
-
-    pub(crate) fn lend_answer_blocking(mut self) -> Result<Answer<'s>, CallError> {
-        let mut lent = Lent::default();
-        self.calling.wait_blocking(&mut self.pending, Into::Lent(&mut lent))?;
-        Ok(Answer::new(lent, self.pending))
-    }
-}
-
 /// Answers that may be longer are fetched, rather than to keep as much memory ready for each call.
 const IN_PLACE_BYTES_MAX: usize = 64 << 20;
 
@@ -217,8 +151,14 @@ const LOOKS_MAX: usize = 64;
 #[derive(Clone, Copy)]
 pub(crate) struct Calling<'s> {
     session: &'s Session,
-    node: NodeId,
-    number: u32,
+    terms: Terms,
+}
+
+/// Whom a call is for, and what its caller takes.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) node: NodeId,
+    pub(super) number: u32,
     reply_bytes_max: u32,
     reply_in_place: bool,
     timeout_ns: u64,
@@ -233,49 +173,60 @@ impl<'s> Calling<'s> {
         function: Function,
         timeout: Duration,
     ) -> Calling<'s> {
-        Calling {
-            session,
+        let terms = Terms {
             node,
             number: function.0,
             reply_bytes_max: 0,
             reply_in_place: false,
             timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
             deadline_ns: u64::MAX,
-        }
+        };
+        Calling { session, terms }
+    }
+
+    /// One that has been posted, and kept meanwhile.
+    pub(super) fn resumed(session: &'s Session, terms: Terms) -> Calling<'s> {
+        Calling { session, terms }
+    }
+
+    /// For whoever waits later: what is returned owns all that it needs.
+    fn keep(&self, pending: Pending<'s>) -> PendingCall {
+        PendingCall::new(self.terms, Kept::new(self.session, pending))
     }
 
     /// Takes an answer of any length; a long one is fetched.
     pub(crate) fn unlimited(self) -> Calling<'s> {
-        Calling { reply_bytes_max: PAYLOAD_BYTES_MAX as u32, ..self }
+        Calling { terms: Terms { reply_bytes_max: PAYLOAD_BYTES_MAX as u32, ..self.terms }, ..self }
     }
 
     /// Takes an answer of at most `len` bytes, which is written straight to this node unless that is very long.
     pub(crate) fn limited(self, len: usize) -> Calling<'s> {
         let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
-        Calling { reply_bytes_max, reply_in_place: len <= IN_PLACE_BYTES_MAX, ..self }
+        let reply_in_place = len <= IN_PLACE_BYTES_MAX;
+        Calling { terms: Terms { reply_bytes_max, reply_in_place, ..self.terms }, ..self }
     }
 
     fn request<'a>(&'a self, input: &'a [u8]) -> Request<'a> {
         Request {
             to: None,
             kind: Kind::Call,
-            number: self.number,
+            number: self.terms.number,
             principal: &self.session.inner.principal,
             input,
-            reply_bytes_max: self.reply_bytes_max,
-            reply_in_place: self.reply_in_place,
-            deadline_ns: self.deadline_ns,
+            reply_bytes_max: self.terms.reply_bytes_max,
+            reply_in_place: self.terms.reply_in_place,
+            deadline_ns: self.terms.deadline_ns,
         }
     }
 
     /// From now on the time runs.
     fn start(&mut self) {
-        self.deadline_ns = self.session.inner.core.now_ns().saturating_add(self.timeout_ns);
+        self.terms.deadline_ns = self.session.inner.core.now_ns().saturating_add(self.terms.timeout_ns);
     }
 
     /// On threads that spin, the time runs from the end of the spin, which is short.
     fn start_unless_started(&mut self) -> bool {
-        let starts = self.deadline_ns == u64::MAX;
+        let starts = self.terms.deadline_ns == u64::MAX;
         if starts {
             self.start();
         }
@@ -296,10 +247,14 @@ impl<'s> Calling<'s> {
         }
     }
 
-    fn wait_blocking(&mut self, pending: &mut Pending<'s>, mut into: Into<'_>) -> Result<usize, CallError> {
+    pub(super) fn wait_blocking(
+        &mut self,
+        pending: &mut Pending<'s>,
+        mut into: Into<'_>,
+    ) -> Result<usize, CallError> {
         let core: &'s Core = &self.session.inner.core;
-        if self.reply_in_place && self.reply_bytes_max > SOON_COPIED_BYTES_MAX {
-            let bytes = self.reply_bytes_max.min(SPUN_BYTES_MAX);
+        if self.terms.reply_in_place && self.terms.reply_bytes_max > SOON_COPIED_BYTES_MAX {
+            let bytes = self.terms.reply_bytes_max.min(SPUN_BYTES_MAX);
             Patience::change(|patience| patience.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
         }
         for _ in 0..LOOKS_MAX {
@@ -319,30 +274,30 @@ impl<'s> Calling<'s> {
             }
         }
         if self.start_unless_started() {
-            pending.set_deadline(self.deadline_ns);
+            pending.set_deadline(self.terms.deadline_ns);
         }
         core.block_on(self.finish(pending, into))
     }
 
     /// Posts a call, where possible without waiting.
-    pub(crate) fn post_blocking(mut self, input: &[u8]) -> Result<PendingCall<'s>, CallError> {
+    pub(crate) fn post_blocking(mut self, input: &[u8]) -> Result<PendingCall, CallError> {
         self.start();
         self.post_one_blocking(input)
     }
 
-    fn post_one_blocking(self, input: &[u8]) -> Result<PendingCall<'s>, CallError> {
+    fn post_one_blocking(self, input: &[u8]) -> Result<PendingCall, CallError> {
         let pending = match self.try_post(input) {
             Some(pending) => pending,
             None => self.session.inner.core.block_on(self.post(input))?,
         };
-        Ok(PendingCall { calling: self, pending })
+        Ok(self.keep(pending))
     }
 
     /// As [`Session::post_calls`].
     pub(crate) fn post_all_blocking<I: AsRef<[u8]>>(
         mut self,
         inputs: &[I],
-    ) -> Vec<Result<PendingCall<'s>, CallError>> {
+    ) -> Vec<Result<PendingCall, CallError>> {
         self.start();
         let mut posted = Vec::with_capacity(inputs.len());
         while let Some(input) = self.post_rows(inputs, &mut posted) {
@@ -356,37 +311,34 @@ impl<'s> Calling<'s> {
     fn post_rows<'i, I: AsRef<[u8]>>(
         &self,
         inputs: &'i [I],
-        posted: &mut Vec<Result<PendingCall<'s>, CallError>>,
+        posted: &mut Vec<Result<PendingCall, CallError>>,
     ) -> Option<&'i [u8]> {
         let core: &'s Core = &self.session.inner.core;
         loop {
             // Asked for before any lock is taken: the user's code runs here.
             let left: Vec<_> = inputs[posted.len()..].iter().take(ROW_MAX).map(AsRef::as_ref).collect();
             let next = *left.first()?;
-            if !posted.is_empty() && core.now_ns() >= self.deadline_ns {
+            if !posted.is_empty() && core.now_ns() >= self.terms.deadline_ns {
                 posted.resize_with(inputs.len(), || Err(self.not_posted(PostFailure::Timeout)));
                 return None;
             }
-            let went = core.with_calls(|rpc, _| rpc.try_request_row(self.node, &self.request(next), &left));
+            let went =
+                core.with_calls(|rpc, _| rpc.try_request_row(self.terms.node, &self.request(next), &left));
             let Some((target, slots)) = went else { return Some(next) };
-            posted.extend(
-                slots.into_iter().map(|slot| {
-                    Ok(PendingCall { calling: *self, pending: Pending::new(core, target, slot) })
-                }),
-            );
+            posted.extend(slots.into_iter().map(|slot| Ok(self.keep(Pending::new(core, target, slot)))));
         }
     }
 
     async fn post(&self, input: &[u8]) -> Result<Pending<'s>, CallError> {
         let core: &'s Core = &self.session.inner.core;
-        let posted = core.post_request(self.node, &self.request(input)).await;
+        let posted = core.post_request(self.terms.node, &self.request(input)).await;
         posted.map_err(|failure| self.not_posted(failure))
     }
 
     /// As `post`, where that needs no waiting.
     pub(crate) fn try_post(&self, input: &[u8]) -> Option<Pending<'s>> {
         let core: &'s Core = &self.session.inner.core;
-        core.try_post_request(self.node, &self.request(input)).ok()
+        core.try_post_request(self.terms.node, &self.request(input)).ok()
     }
 
     pub(crate) async fn finish(&self, pending: &mut Pending<'s>, into: Into<'_>) -> Result<usize, CallError> {
@@ -433,7 +385,7 @@ impl<'s> Calling<'s> {
             Err(refused) => return self.output_of(refused),
         };
         // The time does not end with the answer: what comes after it would hold the caller up as well.
-        let left = Duration::from_nanos(self.deadline_ns.saturating_sub(core.now_ns()));
+        let left = Duration::from_nanos(self.terms.deadline_ns.saturating_sub(core.now_ns()));
         match core.within(left, fetch(core, pending.target(), address, target)).await {
             Some(Ok(())) => Ok(len),
             Some(Err(_)) => Err(self.failed(CallCause::PeerDown)),
@@ -455,7 +407,7 @@ impl<'s> Calling<'s> {
             Status::Busy => CallCause::Busy,
             Status::Denied => CallCause::PermissionDenied,
             Status::TooLong(len) => {
-                let max = u64::from(self.reply_bytes_max);
+                let max = u64::from(self.terms.reply_bytes_max);
                 CallCause::ReplyTooLong { len: u64::from(len), max }
             }
             Status::Dropped => CallCause::NoReply,
@@ -470,11 +422,16 @@ impl<'s> Calling<'s> {
     /// The error of a call that was posted.
     pub(crate) fn failed(&self, cause: CallCause) -> CallError {
         let may_have_run = cause.may_have_run_once_posted();
-        CallError { node: self.node, function: self.number, cause, may_have_run }
+        CallError { node: self.terms.node, function: self.terms.number, cause, may_have_run }
     }
 
     fn not_posted(&self, failure: PostFailure) -> CallError {
-        CallError { node: self.node, function: self.number, cause: failure.into(), may_have_run: false }
+        CallError {
+            node: self.terms.node,
+            function: self.terms.number,
+            cause: failure.into(),
+            may_have_run: false,
+        }
     }
 }
 

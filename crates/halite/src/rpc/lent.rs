@@ -7,7 +7,7 @@ use std::fmt;
 
 use halite_mem::Window;
 
-use super::request::Pending;
+use super::pending::Kept;
 
 /// Where a lent answer is.
 #[derive(Default)]
@@ -32,25 +32,25 @@ impl Lent {
     }
 }
 
-/// An answer where it has arrived.  Dropped, it gives that memory back.
+/// An answer where it has arrived.  Dropped, it gives that memory back.  It keeps its session open, as a clone of that does.
 ///
 /// Made by [`PendingCall::lend_answer`](crate::PendingCall::lend_answer).
-pub struct Answer<'s> {
+pub struct Answer {
     lent: Lent,
     /// Frees the slot, if that is where it is.
-    _pending: Option<Pending<'s>>,
+    _kept: Option<Kept>,
 }
 
-impl fmt::Debug for Answer<'_> {
+impl fmt::Debug for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Answer").field("len", &self.len()).finish()
     }
 }
 
-impl<'s> Answer<'s> {
-    pub(super) fn new(lent: Lent, pending: Pending<'s>) -> Answer<'s> {
+impl Answer {
+    pub(super) fn new(lent: Lent, kept: Kept) -> Answer {
         let in_slot = matches!(lent, Lent::InSlot(_));
-        Answer { lent, _pending: in_slot.then_some(pending) }
+        Answer { lent, _kept: in_slot.then_some(kept) }
     }
 
     /// How many bytes it has.

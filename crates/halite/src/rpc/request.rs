@@ -435,6 +435,11 @@ impl<'c> Pending<'c> {
         self.target
     }
 
+    /// Where it is, for whoever sees to it from now on; `None` if it is over.
+    pub(crate) fn into_open(mut self) -> Option<(Target, SlotId)> {
+        std::mem::take(&mut self.open).then_some((self.target, self.slot))
+    }
+
     /// Sets the deadline of a call that was posted without one.
     pub(crate) fn set_deadline(&self, deadline_ns: u64) {
         self.core.with_calls(|rpc, _| rpc.set_deadline(self.slot, deadline_ns));

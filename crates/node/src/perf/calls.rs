@@ -161,10 +161,7 @@ fn keep_rows_under_way(callers: &mut [Caller<'_>], batch: usize, calls: u64) -> 
 }
 
 /// Begins a call for each caller, at most `left`, which are fewer then.
-fn post_row<'a>(
-    callers: &mut [Caller<'a>],
-    left: &mut usize,
-) -> Result<Vec<blocking::PendingCall<'a>>, CallError> {
+fn post_row(callers: &mut [Caller<'_>], left: &mut usize) -> Result<Vec<blocking::PendingCall>, CallError> {
     let count = callers.len().min(*left);
     *left -= count;
     callers[..count].iter_mut().for_each(Caller::stamp);
@@ -227,14 +224,14 @@ impl<'a> Caller<'a> {
     }
 
     /// Begins a call.
-    fn post(&mut self) -> Result<blocking::PendingCall<'a>, CallError> {
+    fn post(&mut self) -> Result<blocking::PendingCall, CallError> {
         self.stamp();
         let answer_bytes_max = self.reply.len();
         self.session.post_call(self.node, self.function, self.request.bytes(), answer_bytes_max, TIMEOUT)
     }
 
     /// Ends the call that was begun last.
-    fn finish(&mut self, pending: blocking::PendingCall<'_>) -> Result<(), CallError> {
+    fn finish(&mut self, pending: blocking::PendingCall) -> Result<(), CallError> {
         if self.lends {
             self.look_at_ends(&pending.lend_answer()?);
             return Ok(());
@@ -245,7 +242,7 @@ impl<'a> Caller<'a> {
     }
 
     /// Sees only what is checked each time.
-    fn look_at_ends(&mut self, answer: &Answer<'_>) {
+    fn look_at_ends(&mut self, answer: &Answer) {
         let len = answer.len().min(self.reply.len());
         let ends = STAMP_BYTES.min(len);
         answer.copy_to(0, &mut self.reply[..ends]);
