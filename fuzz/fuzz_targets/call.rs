@@ -4,17 +4,23 @@
 
 #![no_main]
 
+use std::sync::{Arc, OnceLock};
+
 use halite_fabric::PeerId;
+use halite_mem::{PagePolicy, Segment, Window};
+use halite_tier::rpc::atomic::{ATOMIC_ANSWER_BYTES, ATOMIC_CALL_BYTES};
 use halite_tier::rpc::wire::{REQUEST_HEADER_BYTES_MAX, parse_output_address};
 use halite_tier::rpc::{
-    Abandoned, Arrival, Cancelling, Imm, Look, Note, RING_BYTES_MIN, ReplyHeader, ReplySlots, RequestHeader,
-    RingReader, RingWriter, Served, ServedId, SlotId, Target,
+    Abandoned, Arrival, AtomicAnswer, AtomicCall, Cancelling, Imm, Look, Note, RING_BYTES_MIN, ReplyHeader,
+    ReplySlots, RequestHeader, RingReader, RingWriter, Served, ServedId, SlotId, Target,
 };
 use libfuzzer_sys::fuzz_target;
 
 const PEER: PeerId = PeerId(1);
 /// Few, so that the program hits those in use.
 const SLOTS: usize = 4;
+
+const ARENA_BYTES: u64 = 4096;
 
 /// Our end of a link, and what it has handed out.
 struct End {
@@ -26,6 +32,8 @@ struct End {
     slots: ReplySlots<()>,
     /// Calls of our own that somebody waits for.
     waiting: Vec<SlotId>,
+    /// Memory whose words may be changed.
+    arena: Window,
 }
 
 fuzz_target!(|program: &[u8]| {
@@ -36,6 +44,7 @@ fuzz_target!(|program: &[u8]| {
         busy: Vec::new(),
         slots: ReplySlots::new(SLOTS / 2, SLOTS),
         waiting: Vec::new(),
+        arena: arena(),
     };
     let mut input = program;
     while let Some(step) = take(&mut input, 1) {
@@ -68,6 +77,10 @@ fuzz_target!(|program: &[u8]| {
                     assert_eq!(header.emit(), bytes[..8]);
                 }
                 let _ = parse_output_address(*address);
+                // Looked at only, so that programs mean what they meant.
+                if let Some(bytes) = input.first_chunk() {
+                    end.atomic(bytes);
+                }
             }
         }
     }
@@ -158,6 +171,18 @@ impl End {
         }
     }
 
+    /// It means itself, whether it calls or answers, and changes words of the memory at most that it names.
+    fn atomic(&mut self, bytes: &[u8; ATOMIC_CALL_BYTES]) {
+        if let Ok(call) = AtomicCall::parse(bytes) {
+            assert_eq!(call.emit(), *bytes);
+            let old = call.apply(&self.arena);
+            assert!(old.is_none() || call.word.offset.is_multiple_of(8) && call.word.offset < ARENA_BYTES);
+        }
+        if let Ok(answer) = AtomicAnswer::parse(&bytes[..ATOMIC_ANSWER_BYTES]) {
+            assert_eq!(answer.emit(), bytes[..ATOMIC_ANSWER_BYTES]);
+        }
+    }
+
     fn write(&mut self, len: u64) {
         let len = len.min(self.writer.request_bytes_max());
         if let Ok(place) = self.writer.place(len) {
@@ -165,6 +190,13 @@ impl End {
             self.writer.take(place);
         }
     }
+}
+
+/// The same for all programs: it may hold anything.
+fn arena() -> Window {
+    static ARENA: OnceLock<Arc<Segment>> = OnceLock::new();
+    let make = || Segment::create("halite-fuzz", ARENA_BYTES, PagePolicy::Normal).expect("a page");
+    ARENA.get_or_init(make).window(0, ARENA_BYTES).expect("all of it")
 }
 
 /// The next `len` bytes of the program, if it has so many.

@@ -16,8 +16,8 @@ pub use plan::{Fault, FaultPlan, Moment, Rule};
 
 use crate::kind::OperationKind;
 use crate::{
-    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostCause,
-    PostError, RegisterError, Status, WorkId, WorkRequest,
+    Atomics, Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, PeerId,
+    PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
 };
 
 /// A fabric that fails as its plan says.
@@ -35,6 +35,8 @@ use crate::{
 /// ```
 pub struct FaultInjector {
     inner: Arc<dyn Fabric>,
+    /// Takes none where the inner fabric does.
+    without_atomics: bool,
     state: Mutex<State>,
 }
 
@@ -77,6 +79,7 @@ impl FaultInjector {
     pub fn new(inner: Arc<dyn Fabric>, plan: FaultPlan) -> FaultInjector {
         FaultInjector {
             inner,
+            without_atomics: false,
             state: Mutex::new(State {
                 plan,
                 pending: BTreeMap::new(),
@@ -85,6 +88,11 @@ impl FaultInjector {
                 held: BTreeMap::new(),
             }),
         }
+    }
+
+    /// Offers no atomics, whatever the inner fabric does: one that is posted is malformed.
+    pub fn without_atomics(self) -> FaultInjector {
+        FaultInjector { without_atomics: true, ..self }
     }
 
     /// Replaces the plan from now on; what is delayed already stays so.
@@ -97,7 +105,11 @@ impl FaultInjector {
     }
 
     fn post_one(&self, peer: PeerId, request: &WorkRequest<'_>) -> Result<(), PostCause> {
-        let moment = Moment::Post(OperationKind::of(&request.operation));
+        let kind = OperationKind::of(&request.operation);
+        if self.without_atomics && kind.is_atomic() {
+            return Err(PostCause::Malformed);
+        }
+        let moment = Moment::Post(kind);
         let fault = self.lock().plan.draw(moment, peer);
         let fate = match fault {
             None => Fate::Deliver,
@@ -202,7 +214,9 @@ impl Fabric for FaultInjector {
     }
 
     fn capabilities(&self, peer: PeerId) -> Capabilities {
-        Capabilities { direct: false, ..self.inner.capabilities(peer) }
+        let inner = self.inner.capabilities(peer);
+        let atomics = if self.without_atomics { Atomics::None } else { inner.atomics };
+        Capabilities { direct: false, atomics, ..inner }
     }
 
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {

@@ -20,6 +20,11 @@ pub enum OperationKind {
 }
 
 impl OperationKind {
+    /// Whether it changes a word in one piece.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, OperationKind::FetchAdd | OperationKind::CompareSwap)
+    }
+
     /// All of them, in the order of their values.
     pub const ALL: [OperationKind; 6] = [
         OperationKind::Read,

@@ -4,6 +4,7 @@
 //! requests and completions; it does not know names, permissions, regions or clusters: those live in the
 //! tier above.  A provider implements the trait; middleware wraps any provider.
 
+mod atomics;
 pub mod completion;
 pub mod event;
 pub mod fault;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use halite_mem::{Segment, Window};
 
+pub use atomics::Atomics;
 pub use completion::{Completion, CompletionKind, Status};
 pub use event::{CutOff, Event};
 pub use request::{Local, Operation, RemoteAddress, WorkRequest};
@@ -40,8 +42,8 @@ pub struct Capabilities {
     pub provider: &'static str,
     /// Peers' memory can be reached by loads and stores, through [`Fabric::direct`].
     pub direct: bool,
-    /// One-sided atomics on aligned 8-byte words.
-    pub atomics: bool,
+    /// Which one-sided atomics it offers.
+    pub atomics: Atomics,
     /// Largest payload of one [`Operation::Send`], in bytes.
     pub send_bytes_max: usize,
     /// Largest inline source of a write, in bytes.

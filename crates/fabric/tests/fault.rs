@@ -6,7 +6,7 @@ use common::{PEER, pair, poll, poll_ids, register, request, send};
 use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
 use halite_fabric::kind::OperationKind;
 use halite_fabric::{
-    CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, RemoteAddress, Status, WorkId,
+    Atomics, CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, RemoteAddress, Status, WorkId,
     WorkRequest,
 };
 
@@ -36,6 +36,18 @@ fn without_rules_everything_passes_but_direct_access() {
     assert_eq!(kinds, [old(0), old(1), CompletionKind::Done { id: WorkId(9) }]);
     assert_eq!(word.load_u64(0), Ok(2));
     assert_eq!(poll(&*two).len(), 1);
+}
+
+#[test]
+fn a_fabric_without_atomics_takes_none() {
+    let (one, two) = pair();
+    let (key, word) = register(&two);
+    let faulty = FaultInjector::new(one.clone(), FaultPlan::new(0)).without_atomics();
+    let offered = [one.capabilities(PEER).atomics, faulty.capabilities(PEER).atomics];
+    assert_eq!(offered, [Atomics::Processor, Atomics::None]);
+    let refused = faulty.post(PEER, &[send(1, b"hi"), add(2, key)]).unwrap_err();
+    assert_eq!((refused.posted, refused.cause), (1, PostCause::Malformed));
+    assert_eq!((poll_ids(&faulty), word.load_u64(0)), (vec![(1, Status::Success)], Ok(0)));
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! Atomics: changes of aligned 8-byte words in one piece, whatever else changes them.
 //!
-//! What loads and stores reach is changed on the caller's own thread.  The rest is posted.  An atomic is never
-//! repeated: one whose completion was lost fails, and has happened or not.
+//! What loads and stores reach is changed on the caller's own thread.  The rest is posted; where what the fabric offers would
+//! not be in one piece with what the owner's processors do, a call is posted, which the owner's processor carries out
+//! ([`halite_tier::rpc::atomic`]).  An atomic is never repeated: one whose completion or answer was lost fails, and has
+//! happened or not.
 
-use halite_fabric::{Operation, PeerId, PostCause, RemoteAddress, Status, WorkRequest};
+use halite_fabric::{Fabric, Operation, PeerId, PostCause, RemoteAddress, Status, WorkId, WorkRequest};
 use halite_tier::access::{Atomic, Blocked, WORD_BYTES};
 use halite_tier::permissions::Permissions;
+use halite_tier::rpc::AtomicCall;
+use halite_tier::rpc::atomic::ATOMIC_IMM;
 
 use crate::access::Stopped;
 use crate::blocking;
@@ -114,15 +118,16 @@ impl Inner {
         let ground = &self.core.ground;
         let seen = ground.posted.progress_count();
         // Begun before the place is looked up once more, so that whoever changes that will wait for it.
-        let mut posted = ground.posted.begin(peer);
+        let is_call = !ground.fabric.capabilities(peer).atomics.are_coherent();
+        let begun = if is_call { ground.posted.begin_call(peer) } else { Some(ground.posted.begin(peer)) };
+        let Some(mut posted) = begun else { return self.wait_for_room(seen).await };
         let place = self.path.locate(self.id, lh.slot, Permissions::ATOMIC, offset, WORD_BYTES);
         let address = match place {
             Err(Blocked::Post { peer: found, address, .. }) if found == peer => address,
             _ => return Ok(None),
         };
-        let operation = request(atomic, address);
-        let request = WorkRequest { id: posted.id(), operation, signalled: true, solicited: true };
-        match ground.fabric.post(peer, &[request]).map_err(|error| error.cause) {
+        let post = if is_call { post_call } else { post_atomic };
+        match post(&*ground.fabric, peer, posted.id(), address, atomic) {
             Ok(()) => {
                 posted.set_posted();
                 let ended = posted.ended().await;
@@ -131,15 +136,22 @@ impl Inner {
                     status => Err(self.stopped_by(peer, status)),
                 }
             }
-            Err(PostCause::QueueFull) if self.core.is_closed() => Err(AccessCause::NodeClosed.into()),
             Err(PostCause::QueueFull) => {
                 drop(posted);
-                self.core.wait_for_room(seen).await;
-                Ok(None)
+                self.wait_for_room(seen).await
             }
             Err(PostCause::NotConnected) => Err(self.cause_of_peer(peer).into()),
             Err(PostCause::Malformed) => unreachable!("the word is aligned"),
         }
+    }
+
+    /// Nothing could be posted; `seen` is what the progress was before that was tried.
+    async fn wait_for_room(&self, seen: u64) -> Result<Option<u64>, Stopped> {
+        if self.core.is_closed() {
+            return Err(AccessCause::NodeClosed.into());
+        }
+        self.core.wait_for_room(seen).await;
+        Ok(None)
     }
 }
 
@@ -150,9 +162,31 @@ fn name(atomic: Atomic) -> &'static str {
     }
 }
 
-fn request(atomic: Atomic, remote: RemoteAddress) -> Operation<'static> {
-    match atomic {
+fn post_atomic(
+    fabric: &dyn Fabric,
+    peer: PeerId,
+    id: WorkId,
+    remote: RemoteAddress,
+    atomic: Atomic,
+) -> Result<(), PostCause> {
+    let operation = match atomic {
         Atomic::FetchAdd { add } => Operation::FetchAdd { remote, add },
         Atomic::CompareSwap { expected, new } => Operation::CompareSwap { remote, expected, new },
-    }
+    };
+    let request = WorkRequest { id, operation, signalled: true, solicited: true };
+    fabric.post(peer, &[request]).map_err(|error| error.cause)
+}
+
+/// The answer ends the operation, or the failure of the send, which alone completes.
+fn post_call(
+    fabric: &dyn Fabric,
+    peer: PeerId,
+    id: WorkId,
+    word: RemoteAddress,
+    atomic: Atomic,
+) -> Result<(), PostCause> {
+    let bytes = AtomicCall { id, word, atomic }.emit();
+    let operation = Operation::Send { bytes: &bytes, imm: ATOMIC_IMM };
+    let request = WorkRequest { id, operation, signalled: false, solicited: true };
+    fabric.post(peer, &[request]).map_err(|error| error.cause)
 }

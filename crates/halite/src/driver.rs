@@ -24,6 +24,7 @@ use halite_fabric::{Completion, CompletionKind, Event as FabricEvent, Status};
 use halite_tier::effect::{Command, OpId};
 use halite_tier::engine::Engine;
 use halite_tier::ids::SessionId;
+use halite_tier::rpc::atomic::{ATOMIC_ANSWER_IMM, ATOMIC_IMM};
 use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::jobs::{Arena, Job};
@@ -456,7 +457,8 @@ fn are_notices_of_one(one: &Completion, next: &Completion) -> bool {
 /// Whether it is handled without the machine.
 fn is_handled_unlocked(completion: &Completion) -> bool {
     match completion.kind {
-        CompletionKind::Notified { .. } | CompletionKind::Received { imm: NOTE_IMM, .. } => true,
+        CompletionKind::Notified { .. } => true,
+        CompletionKind::Received { imm: NOTE_IMM | ATOMIC_IMM | ATOMIC_ANSWER_IMM, .. } => true,
         CompletionKind::Done { id } => is_operation(id) || id == CALL_WORK && is_refusal(completion.status),
         CompletionKind::Atomic { .. } => true,
         CompletionKind::Received { .. } => false,
@@ -592,6 +594,10 @@ impl Poller {
                     rpc.handle_notified(peer, row.iter().filter_map(imm_of), intake, wakes);
                 }
                 CompletionKind::Received { bytes, imm: NOTE_IMM } => rpc.handle_note(peer, bytes, wakes),
+                CompletionKind::Received { bytes, imm: ATOMIC_IMM } => rpc.handle_atomic(peer, bytes),
+                CompletionKind::Received { bytes, imm: ATOMIC_ANSWER_IMM } => {
+                    rpc.handle_atomic_answer(peer, bytes, wakes);
+                }
                 CompletionKind::Done { id: CALL_WORK } if is_refusal(status) => {
                     rpc.handle_refused(peer);
                 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use halite_fabric::Capabilities;
+use halite_fabric::{Atomics, Capabilities};
 use halite_tier::access::Place;
 use halite_tier::effect::Command;
 use halite_tier::engine::KnownPeer;
@@ -119,8 +119,9 @@ pub struct PeerCapabilities {
     pub provider: &'static str,
     /// Whether loads and stores reach the other's memory.
     pub direct: bool,
-    /// Whether there are atomics.
-    pub atomics: bool,
+    /// Which atomics it offers on the other's memory; where they are not coherent with processors, ours travel as calls.
+    #[serde(serialize_with = "as_text")]
+    pub atomics: Atomics,
     /// Longest message that it takes in one piece, in bytes.
     pub send_bytes_max: u64,
     /// Longest write out of memory that is not registered, in bytes; `None` where any is taken.
@@ -260,8 +261,8 @@ fn pieces(
             None => {
                 let able = capabilities(extent.owner.node);
                 let provider = able.map(|able| able.provider);
-                let has_atomics = able.is_some_and(|able| able.atomics);
-                let (verbs, reason) = (verbs(path, known, has_atomics), path.reason());
+                let coherent = able.is_some_and(|able| able.atomics.are_coherent());
+                let (verbs, reason) = (verbs(path, known, coherent), path.reason());
                 let bytes = extent.len;
                 pieces.push(PieceExplained { node, bytes, pieces: 1, offset, provider, path, verbs, reason });
             }
@@ -282,15 +283,15 @@ fn path_to(owner: NodeLife, place: &Place, me: NodeLife) -> AccessPath {
 }
 
 /// What operations come down to, unless this handle may not be used for them.
-fn verbs(path: AccessPath, known: &Known, atomics: bool) -> Verbs {
+fn verbs(path: AccessPath, known: &Known, coherent: bool) -> Verbs {
     let [read, write, atomic, copy] = match path {
         AccessPath::Local | AccessPath::Direct => {
             ["loads", "stores", "atomic instruction", "copied by the caller's thread"]
         }
-        AccessPath::Posted if atomics => {
+        AccessPath::Posted if coherent => {
             ["posted read", "posted write", "posted atomic", "command to the owner"]
         }
-        AccessPath::Posted => ["posted read", "posted write", "none", "command to the owner"],
+        AccessPath::Posted => ["posted read", "posted write", "call to the owner", "command to the owner"],
         AccessPath::Frozen => ["waits"; 4],
         AccessPath::Down => ["fails"; 4],
     };
@@ -360,6 +361,10 @@ fn word(state: NodeState) -> &'static str {
     }
 }
 
+fn as_text<S: serde::Serializer>(atomics: &Atomics, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(atomics)
+}
+
 fn as_word<S: serde::Serializer>(state: &NodeState, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(word(*state))
 }
@@ -412,7 +417,11 @@ impl From<Capabilities> for PeerCapabilities {
 impl fmt::Display for PeerCapabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let reach = if self.direct { "loads and stores reach its memory" } else { "accesses are posted" };
-        let atomics = if self.atomics { "atomics" } else { "no atomics" };
+        let atomics = match self.atomics {
+            Atomics::None => "no atomics, so that ours travel as calls",
+            Atomics::Processor => "atomics as by its processor",
+            Atomics::Adapter => "atomics by its adapter alone, so that ours travel as calls",
+        };
         let sends = self.send_bytes_max;
         write!(f, "provider {}: {reach}; {atomics}; sends of up to {sends} bytes; ", self.provider)?;
         match self.inline_bytes_max {

@@ -98,6 +98,7 @@ pub use error::{
     JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError, RegionCause, RegionError,
 };
 pub use explain::{AccessPath, PeerCapabilities, PeerExplained, PieceExplained, RegionExplained, Verbs};
+pub use halite_fabric::Atomics;
 pub use halite_tier::message::{Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
 pub use halite_tier::permissions::Permissions;
 pub use lock::Guard;

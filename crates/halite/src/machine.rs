@@ -215,7 +215,12 @@ impl Machine {
     pub(crate) fn handle_job_done(&mut self, now: u64, done: Done) {
         let Some(engine) = &mut self.engine else { return };
         match done {
-            Done::Grown(segment) => engine.handle_grown(now, segment),
+            Done::Grown(segment) => {
+                if let Some((key, window)) = &segment {
+                    self.ground.rpc.handle_grown(*key, window.clone());
+                }
+                engine.handle_grown(now, segment);
+            }
             Done::Copied(token) => engine.handle_copied(now, token),
             Done::Discarded(token) => engine.handle_discarded(now, token),
             Done::Populated { token, len, is_done } => engine.handle_populated(now, token, len, is_done),

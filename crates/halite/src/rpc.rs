@@ -12,6 +12,7 @@
 
 mod answer;
 mod arrivals;
+mod atomics;
 mod call;
 mod error;
 mod fetch;
@@ -39,6 +40,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
 
 use self::answer::Owed;
+use self::atomics::Atomics;
 use self::link::{Link, Losses};
 use self::memory::{Block, Pool};
 use self::service::Services;
@@ -97,6 +99,7 @@ pub(crate) struct Rpc {
     arrivals: AtomicU64,
     routes: RwLock<Routes>,
     owed: Mutex<Vec<Owed>>,
+    atomics: Atomics,
     /// Peers whose head the fabric did not take yet.
     heads: Mutex<BTreeSet<PeerId>>,
     /// Introductions that the fabric did not take yet.
@@ -145,6 +148,7 @@ impl Rpc {
             arrivals: AtomicU64::new(0),
             routes: RwLock::new(routes),
             owed: Mutex::default(),
+            atomics: Atomics::default(),
             heads: Mutex::default(),
             introductions: Mutex::default(),
             notes: Mutex::default(),
@@ -158,6 +162,7 @@ impl Rpc {
 
     /// A peer is connected: makes a ring for it, and a place for its head.  What it is to be told is noted.
     pub(crate) fn handle_connected(&self, peer: PeerId, node: NodeId) {
+        self.atomics.handle_connected(peer);
         let ring = self.pool.allocate(&*self.fabric, self.ring_bytes);
         let head = self.pool.allocate(&*self.fabric, HEAD_BYTES);
         // Without memory for them, calls to and from this peer are overdue in the end.
@@ -213,6 +218,7 @@ impl Rpc {
             }
         }
         self.retry_owed();
+        self.retry_atomics();
     }
 
     fn introduction(&self, ring: &Block, head: &Block) -> Note {
@@ -232,6 +238,8 @@ impl Rpc {
 
     /// A peer is gone, but may still write to our memory.
     pub(crate) fn handle_disconnected(&self, peer: PeerId, wakes: &mut Wakes) {
+        self.atomics.handle_disconnected(peer);
+        self.posted.handle_disconnected(peer, wakes);
         let mut routes = self.routes_mut();
         let Some(link) = routes.by_peer.remove(&peer) else { return };
         if routes.by_node.get(&link.node).is_some_and(|known| Arc::ptr_eq(known, &link)) {
@@ -255,6 +263,7 @@ impl Rpc {
 
     /// A peer can touch nothing of ours any more.
     pub(crate) fn handle_cut_off(&self, peer: PeerId) {
+        self.atomics.handle_disconnected(peer);
         let held = lock(&self.slots).handle_cut_off(peer);
         drop(held);
         let link = self.routes_mut().fading.remove(&peer);

@@ -6,6 +6,12 @@ mod direct {
     lab::conformance_suite!(Direct);
 }
 
+mod by_call {
+    use lab::conformance::shm::ByCall;
+
+    lab::conformance_suite!(ByCall);
+}
+
 mod posted {
     use lab::conformance::shm::Posted;
 

@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use halite_fabric::{
-    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError,
-    WorkRequest,
+    Atomics, Capabilities, Completion, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError,
+    RegisterError, WorkRequest,
 };
 use halite_mem::{Segment, Window};
 
@@ -65,7 +65,7 @@ impl Fabric for SimFabric {
         self.shared.with(|net| Capabilities {
             provider: "sim",
             direct: false,
-            atomics: true,
+            atomics: Atomics::Processor,
             send_bytes_max: net.profile.send_bytes_max,
             inline_bytes_max: net.profile.inline_bytes_max,
         })

@@ -118,11 +118,17 @@ pub enum Atomic {
 impl Atomic {
     #[inline]
     fn apply(self, window: &Window, offset: u64) -> u64 {
+        self.try_apply(window, offset).expect("chunks are aligned, and the view keeps inside its windows")
+    }
+
+    /// Changes a word of `window`, and returns what it held before; `None` if there is no aligned word, and nothing is done.
+    #[inline]
+    pub(crate) fn try_apply(self, window: &Window, offset: u64) -> Option<u64> {
         let old = match self {
             Atomic::FetchAdd { add } => window.fetch_add_u64(offset, add),
             Atomic::CompareSwap { expected, new } => window.compare_exchange_u64(offset, expected, new),
         };
-        old.expect("chunks are aligned, and the view keeps inside its windows")
+        old.ok()
     }
 }
 

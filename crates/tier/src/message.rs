@@ -10,7 +10,7 @@ use crate::layout::{Extent, Extents};
 use crate::permissions::{AccessList, Permissions, Who};
 
 /// Version of the protocol; both ends of a connection must speak the same.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Longest name of a region, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 255;

@@ -14,11 +14,13 @@
 //! has lost interest stays reserved until the reply has come after all, or the server has acknowledged that it
 //! will never come ([`Served`]), or the server can touch nothing here any more.
 
+pub mod atomic;
 pub mod ring;
 pub mod served;
 pub mod slots;
 pub mod wire;
 
+pub use atomic::{AtomicAnswer, AtomicCall};
 pub use ring::{RingFull, RingReader, RingWriter};
 pub use served::{Cancelling, Served, ServedId};
 pub use slots::{Abandoned, Arrival, Look, ReplySlots, SlotId, Target};

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use halite_fabric::{
-    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, Local, Operation,
-    PeerId, PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
+    Atomics, Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, Local,
+    Operation, PeerId, PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 
@@ -135,7 +135,7 @@ impl Fabric for End {
         Capabilities {
             provider: "test",
             direct: true,
-            atomics: true,
+            atomics: Atomics::Processor,
             send_bytes_max: 4096,
             inline_bytes_max: 4096,
         }

@@ -88,6 +88,13 @@ impl Posted {
         Operation { posted: self, id, phase: Phase::Begun, slot: None }
     }
 
+    /// As [`Posted::begin`], of one that travels as a call: it ends by [`Posted::answer`], or with the peer.  `None` if as many
+    /// are under way as may be; then there is [`Posted::progress_after`].
+    pub(crate) fn begin_call(&self, peer: PeerId) -> Option<Operation<'_>> {
+        let id = self.table.begin_call(peer)?;
+        Some(Operation { posted: self, id, phase: Phase::Begun, slot: None })
+    }
+
     /// What is under way to the memory of some peers.
     pub(crate) fn mark(&self, to: &PostedTo) -> Mark {
         let mut found = Vec::new();
@@ -123,6 +130,20 @@ impl Posted {
         // Who misses it tries again in a while.
         if self.is_full.load(Relaxed) {
             self.retry(wakes);
+        }
+    }
+
+    /// `peer` has answered a call.  An answer that nobody expects of it changes nothing.
+    pub(crate) fn answer(&self, peer: PeerId, id: WorkId, ended: Ended, wakes: &mut Wakes) {
+        if self.table.is_call_to(peer, id) {
+            self.complete(id, ended, wakes);
+        }
+    }
+
+    /// `peer` is gone: it answers no call any more, and what it was asked for it may have done.
+    pub(crate) fn handle_disconnected(&self, peer: PeerId, wakes: &mut Wakes) {
+        for id in self.table.calls_to(peer) {
+            self.complete(id.work_id(), Ended::UNHEARD, wakes);
         }
     }
 
@@ -167,7 +188,7 @@ impl Posted {
 }
 
 impl Ended {
-    /// Of one that was posted, and of whose end nothing will be heard: the node's end is that of its connections.
+    /// Of one that was posted, and of whose end nothing will be heard: the peer's end, or the node's, is that of the connection.
     const UNHEARD: Ended = Ended { status: Status::PeerGone, old: 0 };
 }
 

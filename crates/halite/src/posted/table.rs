@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
 use halite_fabric::{PeerId, WorkId};
+use halite_tier::rpc::atomic::ATOMICS_UNDER_WAY_MAX;
 
 use super::staging::Slot;
 use super::{Ended, Keepsake};
@@ -31,6 +32,8 @@ struct Shard {
 struct Entries {
     all: Vec<Entry>,
     free: Vec<u32>,
+    /// Calls among them that are under way.
+    calls: usize,
     closed: bool,
 }
 
@@ -39,6 +42,8 @@ struct Entry {
     generation: u32,
     /// Whose memory the operation reaches.
     peer: PeerId,
+    /// Whether it is a call under way, which ends by the peer's answer, or with the peer.
+    is_call: bool,
     state: State,
 }
 
@@ -86,6 +91,9 @@ const INDEX_BITS: u32 = 24;
 const SHARD_BITS: u32 = 8;
 const GENERATION_BITS: u32 = 31;
 
+/// Most calls that a shard has under way, so that a peer has no more to answer than it keeps answers for.
+const CALLS_PER_SHARD_MAX: usize = ATOMICS_UNDER_WAY_MAX / Table::SHARDS_MAX;
+
 impl OperationId {
     pub(super) fn work_id(self) -> WorkId {
         let low = u64::from(self.shard) << INDEX_BITS | u64::from(self.index);
@@ -129,6 +137,19 @@ impl Table {
         self.add(peer, State::Kept(keepsake))
     }
 
+    /// As [`Table::begin`], of a call; `None` if as many are under way as may be.
+    pub(super) fn begin_call(&self, peer: PeerId) -> Option<OperationId> {
+        let shard = own_shard() % self.shards.len();
+        let mut entries = lock(&self.shards[shard].entries);
+        if entries.calls == CALLS_PER_SHARD_MAX {
+            return None;
+        }
+        let (index, generation) = entries.add(peer, State::Begun);
+        entries.all[index as usize].is_call = true;
+        entries.calls += 1;
+        Some(OperationId { shard: shard as u32, index, generation })
+    }
+
     fn add(&self, peer: PeerId, state: State) -> OperationId {
         let shard = own_shard() % self.shards.len();
         let mut entries = lock(&self.shards[shard].entries);
@@ -148,6 +169,7 @@ impl Table {
     /// A completion has arrived.  One that nobody expects changes nothing.
     pub(super) fn complete(&self, id: WorkId, ended: Ended) -> Completed {
         let completed = self.with(OperationId::of(id), |entries, index| {
+            entries.end_call(index);
             match std::mem::replace(&mut entries.all[index].state, State::Done(ended)) {
                 State::Begun => Completed::default(),
                 State::Awaited(waker) => Completed { waker: Some(waker), ..Completed::default() },
@@ -252,6 +274,33 @@ impl Table {
         }
     }
 
+    /// Whether it is a call to `peer` that has no answer yet.
+    pub(super) fn is_call_to(&self, peer: PeerId, id: WorkId) -> bool {
+        let is_one = |entries: &mut Entries, index: usize| {
+            let entry = &entries.all[index];
+            entry.is_call && entry.peer == peer
+        };
+        self.with(OperationId::of(id), is_one).unwrap_or(false)
+    }
+
+    /// The calls to `peer` that have no answer yet.
+    pub(super) fn calls_to(&self, peer: PeerId) -> Vec<OperationId> {
+        let mut found = Vec::new();
+        for (shard, entries) in (0..).zip(&self.shards) {
+            let entries = lock(&entries.entries);
+            if entries.calls == 0 {
+                continue;
+            }
+            let calls = (0..).zip(&entries.all).filter(|(_, entry)| entry.is_call && entry.peer == peer);
+            found.extend(calls.map(|(index, entry)| OperationId {
+                shard,
+                index,
+                generation: entry.generation,
+            }));
+        }
+        found
+    }
+
     pub(super) fn is_under_way(&self, id: OperationId) -> bool {
         self.with(id, |entries, index| entries.all[index].is_under_way(true)).unwrap_or(false)
     }
@@ -285,13 +334,21 @@ impl Entries {
             None => {
                 let index = self.all.len() as u32;
                 assert!(index < 1 << INDEX_BITS, "a thread has fewer than 16 million operations under way");
-                self.all.push(Entry { generation: 0, peer, state });
+                self.all.push(Entry { generation: 0, peer, is_call: false, state });
                 (index, 0)
             }
         }
     }
 
+    /// A call that has its answer makes room for another.
+    fn end_call(&mut self, index: usize) {
+        if std::mem::take(&mut self.all[index].is_call) {
+            self.calls -= 1;
+        }
+    }
+
     fn remove(&mut self, index: usize) {
+        self.end_call(index);
         let entry = &mut self.all[index];
         entry.state = State::Free;
         entry.generation = (entry.generation + 1) & ((1 << GENERATION_BITS) - 1);

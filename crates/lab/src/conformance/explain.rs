@@ -1,6 +1,8 @@
 //! Explanations: which way bytes take, and why.
 
-use halite::{AccessPath, Function, NodeId, NodeState, Permissions, Placement, RegionCause, ServeOptions};
+use halite::{
+    AccessPath, Atomics, Function, NodeId, NodeState, Permissions, Placement, RegionCause, ServeOptions,
+};
 
 use super::calls::PATIENCE;
 use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, shared};
@@ -101,6 +103,11 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
     assert_eq!((peer.calls_under_way, peer.answers_kept), (0, 0));
     let capabilities = peer.capabilities.expect("it is connected");
     assert!(!capabilities.provider.is_empty() && capabilities.send_bytes_max > 0, "{peer}");
+    let by_call = capabilities.atomics != Atomics::Processor;
+    assert_eq!(peer.to_string().contains("ours travel as calls"), by_call, "{peer}");
+    let far = session.alloc(None, CHUNK, Placement::On(NodeId(1)), everyone()).unwrap();
+    let verb = session.explain(far).unwrap().pieces[0].verbs.atomic;
+    assert_eq!(verb == "call to the owner", by_call, "{verb}");
     let myself = session.explain_peer(NodeId(0)).unwrap();
     assert!(!myself.connected && myself.capabilities.is_none(), "{myself}");
     assert!(myself.reason.contains("the node that was asked"), "{myself}");

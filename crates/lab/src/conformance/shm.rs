@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use halite::{Config, JoinError, Node};
+use halite_fabric::fault::{FaultInjector, FaultPlan};
 use halite_fabric::trace::Tracer;
 
 use super::Harness;
@@ -22,6 +23,15 @@ pub struct Posted;
 impl Harness for Posted {
     fn start(&self, config: Config) -> Result<Node, JoinError> {
         Node::wrap(config, |fabric| Arc::new(Tracer::new(fabric, TRACE_RECORDS_MAX)))
+    }
+}
+
+/// As [`Posted`], on a fabric that has no atomics.
+pub struct ByCall;
+
+impl Harness for ByCall {
+    fn start(&self, config: Config) -> Result<Node, JoinError> {
+        Node::wrap(config, |fabric| Arc::new(FaultInjector::new(fabric, FaultPlan::new(0)).without_atomics()))
     }
 }
 

@@ -47,8 +47,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use halite_fabric::{
-    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, PeerId, PostError,
-    RegisterError, WorkRequest,
+    Atomics, Capabilities, Completion, ConnectError, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, PeerId,
+    PostError, RegisterError, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window, ring};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
@@ -251,7 +251,8 @@ impl Fabric for ShmFabric {
         Capabilities {
             provider: "shm",
             direct: true,
-            atomics: true,
+            // The caller's processor carries them out.
+            atomics: Atomics::Processor,
             send_bytes_max: self.core.config.send_bytes_max(),
             // Inline sources are copied straight to where they go.
             inline_bytes_max: usize::MAX,

@@ -16,7 +16,7 @@ const GENERATION_MASK: u16 = 0x7fff;
 /// Bytes that do not mean anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("not a {0}")]
-pub struct WireError(&'static str);
+pub struct WireError(pub(super) &'static str);
 
 /// What an immediate says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,184 @@
+//! Atomics by call: how a word is changed where posting would not be in one piece with what processors do to it.
+//!
+//! ```text
+//!   requester                                              owner of the word
+//!     begins an operation ── AtomicCall, a send ────────>  whoever polls checks it, and changes the word
+//!     the operation ends  <─────────── AtomicAnswer ─────  by the processor, at once; no handler, no engine
+//! ```
+//!
+//! Both are sends with an immediate of their own, so that they stand in the one order of all that a node says to another.
+//! Nothing is ever repeated: a connection that breaks ends the operation as it ends a posted atomic, which has happened or
+//! not.  Until then it is posted work to the owner, and changes of the region wait for it as for any.
+//!
+//! The owner carries a call out only while the requester is connected, and only in its arena.  It does so under the lock that
+//! whoever handles the requester's end takes next: once a peer is known to be gone, nothing of it happens any more.
+//!
+//! Everything is little-endian.
+
+use halite_fabric::{Key, RemoteAddress, WorkId};
+use halite_mem::Window;
+
+use super::wire::WireError;
+use crate::access::Atomic;
+
+/// The immediate of a send that carries an [`AtomicCall`].
+pub const ATOMIC_IMM: u32 = 2;
+/// The immediate of a send that carries an [`AtomicAnswer`].
+pub const ATOMIC_ANSWER_IMM: u32 = 3;
+
+/// Most calls that a node has under way to one peer, which keeps so many answers if it must.
+pub const ATOMICS_UNDER_WAY_MAX: usize = 1 << 16;
+
+/// Please change this word of yours.
+///
+/// ```text
+///   0 id u64 | 8 key u32 | 12 kind u32 | 16 offset u64 | 24 added or expected u64 | 32 new u64
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AtomicCall {
+    /// What the requester calls it.
+    pub id: WorkId,
+    /// The word.
+    pub word: RemoteAddress,
+    /// What is done to it.
+    pub atomic: Atomic,
+}
+
+/// Bytes of an [`AtomicCall`].
+pub const ATOMIC_CALL_BYTES: usize = 40;
+
+impl AtomicCall {
+    /// As it goes on the wire.
+    pub fn emit(&self) -> [u8; ATOMIC_CALL_BYTES] {
+        let (kind, one, two) = match self.atomic {
+            Atomic::FetchAdd { add } => (0, add, 0),
+            Atomic::CompareSwap { expected, new } => (1, expected, new),
+        };
+        words([self.id.0, u64::from(self.word.key.0) | kind << 32, self.word.offset, one, two])
+    }
+
+    /// Understands it.
+    pub fn parse(bytes: &[u8]) -> Result<AtomicCall, WireError> {
+        let [id, place, offset, one, two] = parse_words::<5>(bytes).ok_or(BAD_CALL)?;
+        let atomic = match (place >> 32, two) {
+            (0, 0) => Atomic::FetchAdd { add: one },
+            (1, new) => Atomic::CompareSwap { expected: one, new },
+            _ => return Err(BAD_CALL),
+        };
+        let word = RemoteAddress { key: Key(place as u32), offset };
+        Ok(AtomicCall { id: WorkId(id), word, atomic })
+    }
+
+    /// Changes the word, which must be an aligned one of `segment`, the memory behind the key; `None` if it is not, and then
+    /// nothing has happened.
+    pub fn apply(&self, segment: &Window) -> Option<u64> {
+        self.atomic.try_apply(segment, self.word.offset)
+    }
+}
+
+/// This has become of it.
+///
+/// ```text
+///   0 id u64 | 8 status u64 (0 done, 1 there is no such word) | 16 old u64
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AtomicAnswer {
+    /// What the requester calls it.
+    pub id: WorkId,
+    /// What the word held before; `None` if there is no such word, and nothing has happened.
+    pub old: Option<u64>,
+}
+
+/// Bytes of an [`AtomicAnswer`].
+pub const ATOMIC_ANSWER_BYTES: usize = 24;
+
+impl AtomicAnswer {
+    /// As it goes on the wire.
+    pub fn emit(&self) -> [u8; ATOMIC_ANSWER_BYTES] {
+        words([self.id.0, u64::from(self.old.is_none()), self.old.unwrap_or(0)])
+    }
+
+    /// Understands it.
+    pub fn parse(bytes: &[u8]) -> Result<AtomicAnswer, WireError> {
+        let [id, status, old] = parse_words::<3>(bytes).ok_or(BAD_ANSWER)?;
+        let old = match (status, old) {
+            (0, old) => Some(old),
+            (1, 0) => None,
+            _ => return Err(BAD_ANSWER),
+        };
+        Ok(AtomicAnswer { id: WorkId(id), old })
+    }
+}
+
+const BAD_CALL: WireError = WireError("call of an atomic");
+const BAD_ANSWER: WireError = WireError("answer to an atomic");
+
+fn words<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// Exactly so many words.
+fn parse_words<const WORDS: usize>(bytes: &[u8]) -> Option<[u64; WORDS]> {
+    let (chunks, rest) = bytes.as_chunks::<8>();
+    let chunks: &[[u8; 8]; WORDS] = chunks.try_into().ok()?;
+    rest.is_empty().then(|| chunks.map(u64::from_le_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use halite_mem::{PagePolicy, Segment};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn call(offset: u64, atomic: Atomic) -> AtomicCall {
+        AtomicCall { id: WorkId(7), word: RemoteAddress { key: Key(3), offset }, atomic }
+    }
+
+    #[test]
+    fn calls_and_answers_are_read_as_they_were_written() {
+        for atomic in
+            [Atomic::FetchAdd { add: u64::MAX }, Atomic::CompareSwap { expected: 1 << 63, new: u64::MAX }]
+        {
+            let call = call(1 << 40, atomic);
+            assert_eq!(AtomicCall::parse(&call.emit()), Ok(call));
+            assert!(
+                AtomicCall::parse(&call.emit()[..ATOMIC_CALL_BYTES - 1]).is_err(),
+                "a shorter one is none"
+            );
+        }
+        for old in [None, Some(0), Some(u64::MAX)] {
+            let answer = AtomicAnswer { id: WorkId(u64::MAX), old };
+            assert_eq!(AtomicAnswer::parse(&answer.emit()), Ok(answer));
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_none_is_left_alone() {
+        let segment = Segment::create("halite-test", 64, PagePolicy::Normal).unwrap();
+        let window = segment.window(0, 64).unwrap();
+        let add = Atomic::FetchAdd { add: 1 };
+        for offset in [4, 57, 64, u64::MAX - 7, u64::MAX] {
+            assert_eq!(call(offset, add).apply(&window), None);
+        }
+        assert_eq!(call(56, add).apply(&window), Some(0));
+        assert_eq!(call(56, Atomic::CompareSwap { expected: 1, new: 9 }).apply(&window), Some(1));
+        assert_eq!(window.load_u64(56).unwrap(), 9);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_arrives_is_refused_or_means_itself(bytes in prop::collection::vec(any::<u8>(), 0..48)) {
+            if let Ok(call) = AtomicCall::parse(&bytes) {
+                prop_assert_eq!(&call.emit()[..], &bytes[..]);
+            }
+            if let Ok(answer) = AtomicAnswer::parse(&bytes) {
+                prop_assert_eq!(&answer.emit()[..], &bytes[..]);
+            }
+        }
+    }
+}
