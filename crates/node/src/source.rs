@@ -92,9 +92,7 @@ impl Source {
     /// Whoever is at the other end of a pipe may say nothing for hours.
     fn await_bytes(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
         loop {
-            if interrupt.is_asked() {
-                bail!("interrupted");
-            }
+            interrupt.check(|| format!("{} was not read to its end", self.label))?;
             match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&LOOK_AGAIN)) {
                 Ok(0) | Err(Errno::INTR) => {}
                 // What cannot be waited for can be read at once.
