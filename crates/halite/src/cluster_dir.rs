@@ -22,6 +22,7 @@ mod error;
 mod join;
 mod names;
 mod numbers;
+mod unlisted;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -41,6 +42,7 @@ pub(crate) use names::shm_name;
 use names::{
     JOIN_LOCK, LOGS, MARKER, NEXT_NUMBER, Name, lock_name, log_name, shm_lock_name, shm_socket_name,
 };
+pub use unlisted::Unlisted;
 
 /// What the marker says to people.
 const MARKER_TEXT: &str = "This directory belongs to a Halite cluster: nodes make and remove files here.\n";
@@ -66,7 +68,9 @@ pub struct ClusterDir {
 
 /// Held by whoever starts a cluster, so that no other takes its first files for an earlier cluster's.
 #[derive(Debug)]
-pub struct Starting(#[allow(dead_code, reason = "it is held")] NameLock);
+pub struct Starting {
+    _lock: NameLock,
+}
 
 /// The nodes that are in `dir`, and those that died there and were not replaced or cleaned up, in order.
 /// A directory that does not exist, or is empty, has none.
@@ -117,7 +121,8 @@ impl ClusterDir {
     pub fn start(&self) -> Result<Starting, ClusterDirError> {
         // The marker is there as long as the directory, and nobody else locks it.
         let lock = NameLock::take(&self.dir, MARKER, Create::No)?;
-        lock.map(Starting).ok_or_else(|| ClusterDirError::Starting { dir: self.path().to_owned() })
+        let starting = lock.map(|lock| Starting { _lock: lock });
+        starting.ok_or_else(|| ClusterDirError::Starting { dir: self.path().to_owned() })
     }
 
     /// Where it is.
