@@ -305,6 +305,23 @@ impl World {
         }
     }
 
+    /// Polls what is ready, and then, unless `is_enough`, lets the next event happen: for those who wait outside of all tasks.
+    /// An error if nothing can happen any more.
+    pub fn advance_unless(&self, is_enough: impl Fn() -> bool) -> Result<(), RunEnd> {
+        if let Some(task) = self.poll_ready() {
+            return Err(RunEnd::StepsExhausted { task });
+        }
+        if is_enough() {
+            return Ok(());
+        }
+        match self.inner.shared.with(|net| net.step(u64::MAX)) {
+            Step::Happened { events } => self.spend(events),
+            Step::Later | Step::Nothing => return Err(self.end_of_time()),
+        }
+        self.end_killed();
+        Ok(())
+    }
+
     /// Polls ready tasks until none is left; the name of the last one if steps ran out.
     fn poll_ready(&self) -> Option<String> {
         let mut polls = 0;

@@ -22,6 +22,7 @@ mod faults;
 mod found;
 mod giving_up;
 mod golden;
+mod hosted;
 mod judge;
 mod locks;
 mod messages;
@@ -39,6 +40,7 @@ mod watches;
 mod words;
 
 pub use golden::golden;
+pub use hosted::Birth;
 pub use judge::Tally;
 pub use plan::{Faults, Plan, PlanError, Work};
 pub use report::Report;

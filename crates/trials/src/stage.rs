@@ -4,17 +4,16 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use halite::{Config, Driven, JoinError, NodeId, Step, Surroundings};
-use halite_fabric::Fabric;
-use halite_sim::{CutOffBy, Fence, HostClock, HostId, Link, Random, SimFabric, TaskId, World};
+use halite::{Config, Driven, JoinError, NodeId, Step};
+use halite_sim::{CutOffBy, Fence, HostId, Link, TaskId, World};
 
 use crate::actor;
 use crate::barriers::Barriers;
 use crate::calls::Calls;
 use crate::giving_up::before;
+use crate::hosted::Birth;
 use crate::judge::Judge;
 use crate::locks::Locks;
 use crate::messages::Messages;
@@ -30,8 +29,6 @@ pub(crate) const CHUNK_BYTES: u64 = 4096;
 /// For so many leases, what has gone wrong may have consequences after it has ended: a lease until somebody is taken for
 /// dead, another until that one notices, and as much again for what either does about it.
 const LEASES_OF_CONSEQUENCES: u64 = 4;
-/// When all trials begin: somewhere in the year 2023.
-const BEGIN_SINCE_1970_NS: u64 = 1_700_000_000_000_000_000;
 /// The names of the users as whom sessions act, in turn.
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
 
@@ -230,26 +227,11 @@ impl Stage {
 
     fn make(self: &Rc<Stage>, node: u32) -> Result<(Rc<Driven>, Config), JoinError> {
         let seat = &self.seats[node as usize];
-        let world = self.world.clone();
-        let mut fabric = None;
-        let clock = world.clock(seat.host);
-        let made = Made {
-            clock_since_1970_ns: BEGIN_SINCE_1970_NS + world.now_ns() - clock.now_ns(),
-            clock,
-            random: Mutex::new(world.random(&format!("node {node} life {}", seat.lives.get()))),
-            node,
-        };
+        let life = seat.lives.get();
+        let birth = Birth { host: seat.host, life, stream: format!("node {node} life {life}") };
         let config = self.config(node);
-        let driven = Driven::new(config.clone(), Arc::new(made), |found| {
-            let address = format!("{}.{}", found.name, seat.lives.get());
-            let opened = world.fabric(seat.host, &address, found.hello.clone());
-            fabric = Some(opened.clone());
-            Ok(opened)
-        })?;
-        let (driven, fabric) = (Rc::new(driven), fabric.expect("it was opened"));
+        let driven = birth.of(&self.world, &config)?;
         *seat.node.borrow_mut() = Some(driven.clone());
-        let keep = keep(self.world.clone(), seat.host, fabric, driven.clone());
-        self.world.spawn(Some(seat.host), format!("keeper {node}"), keep);
         Ok((driven, config))
     }
 
@@ -417,18 +399,6 @@ impl Drop for Working {
     }
 }
 
-/// Moves a node forward for as long as it is there.
-pub(crate) async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Driven>) {
-    let clock = world.clock(host);
-    loop {
-        let seen = fabric.doorbell();
-        match driven.step() {
-            Step::Next(due_ns) => drop(before(clock.sleep_until(due_ns), fabric.rung(seen)).await),
-            Step::Left => return,
-        }
-    }
-}
-
 /// The right to join.
 struct Turn(Rc<Stage>);
 
@@ -444,32 +414,5 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         self.0.joining.set(false);
-    }
-}
-
-/// What a simulated node takes from its surroundings.
-pub(crate) struct Made {
-    pub(crate) clock: HostClock,
-    /// When the clock showed 0, in nanoseconds since 1970.
-    pub(crate) clock_since_1970_ns: u64,
-    pub(crate) random: Mutex<Random>,
-    pub(crate) node: u32,
-}
-
-impl Surroundings for Made {
-    fn now_ns(&self) -> u64 {
-        self.clock.now_ns()
-    }
-
-    fn since_1970_ns(&self) -> u64 {
-        self.clock_since_1970_ns + self.now_ns()
-    }
-
-    fn random(&self) -> u64 {
-        self.random.lock().expect("drawing does not panic").bits()
-    }
-
-    fn pid(&self) -> u32 {
-        self.node + 1
     }
 }

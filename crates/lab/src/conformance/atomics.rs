@@ -1,14 +1,15 @@
 //! Atomics: words that many change at once, and no change is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
-use halite::{AccessCause, Lh, NodeId, Permissions, blocking};
+use halite::{AccessCause, Lh, NodeId, Permissions};
 
 use super::cluster::{CHUNK, Cluster, Harness, everyone, shared};
 use super::refused;
+use super::session::Session;
+use super::turns::scope;
 
-fn word(session: &blocking::Session, lh: Lh, offset: u64) -> u64 {
+fn word(session: &Session, lh: Lh, offset: u64) -> u64 {
     let mut bytes = [0; 8];
     session.read(lh, offset, &mut bytes).expect("the region can be read");
     u64::from_ne_bytes(bytes)
@@ -61,7 +62,7 @@ pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
     const EACH: u64 = 300;
     let cluster = Cluster::new(h, 3);
     shared(&cluster.session(0), "numbers", 64);
-    let mut drawn: Vec<u64> = thread::scope(|scope| {
+    let mut drawn: Vec<u64> = scope(|scope| {
         let threads: Vec<_> = (0..6)
             .map(|index| {
                 let session = cluster.session(index % 3);
@@ -83,7 +84,7 @@ pub fn one_swap_wins_among_many(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
     let near = shared(&owner, "throne", 8);
-    let wins: u64 = thread::scope(|scope| {
+    let wins: u64 = scope(|scope| {
         let threads: Vec<_> = (0..3)
             .map(|index| {
                 let session = cluster.session(index);
@@ -168,7 +169,7 @@ pub fn no_addition_is_lost_while_the_region_moves(h: &dyn Harness) {
     let owner = cluster.session(0);
     let near = shared(&owner, "train", 4 * CHUNK);
     let is_done = AtomicBool::new(false);
-    let sums: Vec<u64> = thread::scope(|scope| {
+    let sums: Vec<u64> = scope(|scope| {
         let threads: Vec<_> = (0..3)
             .map(|index| {
                 let session = cluster.session(index);

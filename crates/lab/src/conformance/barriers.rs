@@ -3,13 +3,14 @@
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
-use std::thread;
 use std::time::Duration;
 
 use halite::BarrierCause;
 
 use super::cluster::{Cluster, Harness};
 use super::refused;
+use super::session::{Session, block_on};
+use super::turns::scope;
 
 /// Far longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -27,9 +28,9 @@ pub fn nobody_passes_before_all_are_there(h: &dyn Harness) {
         assert!(second.as_mut().poll(&mut context).is_pending());
         cluster.session(0).status().unwrap();
     }
-    assert_eq!(sessions[2].blocking().barrier("gate", 3, LONG), Ok(1));
-    assert_eq!(sessions[0].blocking().block_on(first), Ok(1));
-    assert_eq!(sessions[1].blocking().block_on(second), Ok(1));
+    assert_eq!(Session::new(&sessions[2]).barrier("gate", 3, LONG), Ok(1));
+    assert_eq!(block_on(&sessions[0], first), Ok(1));
+    assert_eq!(block_on(&sessions[1], second), Ok(1));
 }
 
 /// Nobody is a round ahead of anybody, and all count the same.
@@ -38,7 +39,7 @@ pub fn a_barrier_is_used_again_and_again(h: &dyn Harness) {
     const THREADS: u64 = 6;
     let cluster = Cluster::new(h, 3);
     let arrived = AtomicU64::new(0);
-    thread::scope(|scope| {
+    scope(|scope| {
         for index in 0..THREADS {
             let session = cluster.session(index as usize % 3);
             let arrived = &arrived;
@@ -66,7 +67,7 @@ pub fn a_missing_participant_is_a_timeout_for_all(h: &dyn Harness) {
         hasty.status().unwrap();
     }
     refused!(hasty.barrier("bus", 3, SHORT), BarrierCause::Timeout);
-    assert_eq!(patient.blocking().block_on(waiting).unwrap_err().cause, BarrierCause::Timeout);
+    assert_eq!(block_on(&patient, waiting).unwrap_err().cause, BarrierCause::Timeout);
     refused!(hasty.barrier("bus", 2, Duration::ZERO), BarrierCause::Timeout);
     assert_eq!(hasty.barrier("bus", 1, LONG), Ok(1));
 }
@@ -84,7 +85,7 @@ pub fn another_number_of_participants_is_refused(h: &dyn Harness) {
     refused!(other.barrier("table", 3, LONG), BarrierCause::Size { expected: 2 });
     refused!(other.barrier("table", 0, LONG), BarrierCause::NoParticipants);
     assert_eq!(other.barrier("table", 2, LONG), Ok(1));
-    assert_eq!(first.blocking().block_on(waiting), Ok(1));
+    assert_eq!(block_on(&first, waiting), Ok(1));
 }
 
 /// A future that was dropped at any moment takes its arrival along.
@@ -99,9 +100,9 @@ pub fn who_gave_up_waiting_is_not_counted(h: &dyn Harness) {
         }
         drop(waiting);
         // Behind the withdrawal, since both are said by one node.
-        refused!(quitter.blocking().barrier("doubt", 2, SHORT), BarrierCause::Timeout);
+        refused!(Session::new(&quitter).barrier("doubt", 2, SHORT), BarrierCause::Timeout);
     }
-    quitter.blocking().free_barrier("doubt").unwrap();
+    Session::new(&quitter).free_barrier("doubt").unwrap();
     cluster.expect_empty();
 }
 
@@ -117,6 +118,6 @@ pub fn who_left_is_not_counted(h: &dyn Harness) {
         other.status().unwrap();
     }
     cluster.leave(2);
-    assert!(leaving.blocking().block_on(waiting).is_err(), "its node has left");
+    assert!(block_on(&leaving, waiting).is_err(), "its node has left");
     refused!(other.barrier("pier", 2, SHORT), BarrierCause::Timeout);
 }

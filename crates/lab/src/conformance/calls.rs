@@ -5,13 +5,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::thread;
 use std::time::Duration;
 
-use halite::{CallCause, CallError, Function, NodeId, ReplyCause, ServeCause, ServeOptions, blocking};
+use halite::{CallCause, CallError, Function, NodeId, ReplyCause, ServeCause, ServeOptions};
 
 use super::cluster::{Cluster, Harness, Random, eventually, pattern};
 use super::refused;
+use super::session::{Server, Session, block_on};
+use super::turns::scope;
 
 /// Long enough for any call that is answered at all.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,7 +24,7 @@ const SINK: Function = Function(8);
 const THERE: NodeId = NodeId(1);
 
 /// Answers each call with its input, backwards, until the server is closed.
-pub(super) fn serve_echo(server: &blocking::Server) {
+pub(super) fn serve_echo(server: &Server) {
     let Ok(mut call) = server.recv() else { return };
     loop {
         let answer = backwards(call.input());
@@ -39,9 +40,9 @@ pub(super) fn backwards(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Runs `story` while `receivers` threads of `session` answer calls of [`ECHO`].
-pub(super) fn with_echo<T>(session: &blocking::Session, receivers: usize, story: impl FnOnce() -> T) -> T {
+pub(super) fn with_echo<T>(session: &Session, receivers: usize, story: impl FnOnce() -> T) -> T {
     let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
-    thread::scope(|scope| {
+    scope(|scope| {
         let closing = Closing(&server);
         for _ in 0..receivers {
             let server = server.clone();
@@ -54,7 +55,7 @@ pub(super) fn with_echo<T>(session: &blocking::Session, receivers: usize, story:
 }
 
 /// Closes a server even if its story fails, which is then told instead of a hang.
-pub(super) struct Closing<'s>(pub(super) &'s blocking::Server);
+pub(super) struct Closing<'s>(pub(super) &'s Server);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
@@ -62,7 +63,7 @@ impl Drop for Closing<'_> {
     }
 }
 
-fn check_echo(session: &blocking::Session, node: NodeId, len: u64, seed: u64) {
+fn check_echo(session: &Session, node: NodeId, len: u64, seed: u64) {
     let input = pattern(len, seed);
     let answer = session.call(node, ECHO, &input, PATIENCE).expect("it is served");
     assert!(answer == backwards(&input), "{len} bytes to {node}");
@@ -144,7 +145,7 @@ pub fn an_answer_longer_than_the_buffer_is_refused(h: &dyn Harness) {
     let (here, there) = (cluster.session(0), cluster.session(1));
     let server = there.serve(ECHO, ServeOptions::default()).unwrap();
     for (len, max) in [(1, 0), (101, 100), (70_000, 4096), (70_000, 69_999)] {
-        thread::scope(|scope| {
+        scope(|scope| {
             scope.spawn(|| {
                 let call = server.recv().unwrap();
                 refused!(call.reply(&vec![7; len]), ReplyCause::TooLong { .. });
@@ -204,7 +205,7 @@ pub fn only_those_on_the_list_may_call(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };
     let server = cluster.session(0).serve(ECHO, options).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         scope.spawn(|| {
             for caller in ["ada", "bob"] {
                 let call = server.recv().unwrap();
@@ -238,7 +239,7 @@ pub fn a_full_function_refuses_calls(h: &dyn Harness) {
         Err(CallError { cause: CallCause::Timeout, .. }) => Ok(()),
         other => Err(format!("{other:?}")),
     });
-    thread::scope(|scope| {
+    scope(|scope| {
         scope.spawn(|| serve_echo(&server));
         let _closing = Closing(&server);
         for answer in here.block_on(join_all(calls)) {
@@ -255,7 +256,7 @@ pub fn a_handler_that_never_answers_costs_a_deadline(h: &dyn Harness) {
     with_echo(&there, 1, || {
         for len in [10, 5000, 100_000] {
             let mut buffer = vec![0xEE; len];
-            let held = thread::scope(|scope| {
+            let held = scope(|scope| {
                 let held = scope.spawn(|| server.recv().unwrap());
                 // The time may be over before the handler comes to take it.
                 while !held.is_finished() {
@@ -275,7 +276,7 @@ pub fn a_handler_that_never_answers_costs_a_deadline(h: &dyn Harness) {
 pub fn a_call_that_its_handler_drops_is_told_at_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         scope.spawn(|| (0..2).for_each(|_| drop(server.recv().unwrap())));
         for caller in [cluster.session(0), cluster.session(1)] {
             let error = caller.call(THERE, ECHO, b"", PATIENCE).unwrap_err();
@@ -289,7 +290,7 @@ pub fn callers_are_told_when_a_function_ends(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
     let server = there.serve(ECHO, ServeOptions::default()).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         let handled = scope.spawn(|| here.call(THERE, ECHO, b"handled", PATIENCE));
         let first = server.recv().unwrap();
         let futures = cluster.futures(0);
@@ -317,7 +318,7 @@ pub fn threads_and_tasks_of_all_nodes_call_at_once(h: &dyn Harness) {
     const CALLS: u64 = 200;
     let cluster = Cluster::new(h, 3);
     with_echo(&cluster.session(1), 3, || {
-        thread::scope(|scope| {
+        scope(|scope| {
             for caller in 0..6 {
                 let session = cluster.session(caller % 3);
                 scope.spawn(move || {
@@ -333,7 +334,7 @@ pub fn threads_and_tasks_of_all_nodes_call_at_once(h: &dyn Harness) {
                     let inputs: Vec<_> = (0..32).map(|task| pattern(task * 7, round)).collect();
                     let calls =
                         inputs.iter().map(|input| session.call(THERE, ECHO, input, PATIENCE)).collect();
-                    let answers = session.blocking().block_on(join_all(calls));
+                    let answers = block_on(&session, join_all(calls));
                     for (answer, input) in answers.into_iter().zip(&inputs) {
                         assert!(answer.unwrap() == backwards(input));
                     }
@@ -349,7 +350,7 @@ pub fn receivers_of_one_function_share_its_calls(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
     let handled = AtomicU64::new(0);
-    thread::scope(|scope| {
+    scope(|scope| {
         let _closing = Closing(&server);
         for _ in 0..4 {
             let server = server.clone();
@@ -386,7 +387,7 @@ pub fn a_node_serves_thousands_of_functions(h: &dyn Harness) {
     let servers: Vec<_> = (0..FUNCTIONS)
         .map(|number| there.serve(Function(number * 3), ServeOptions::default()).expect("it is free"))
         .collect();
-    thread::scope(|scope| {
+    scope(|scope| {
         scope.spawn(|| {
             for number in (0..FUNCTIONS).step_by(50) {
                 let call = servers[number as usize].recv().expect("it is open");
@@ -422,7 +423,7 @@ pub fn an_unserved_function_blocks_only_itself(h: &dyn Harness) {
 pub fn many_nodes_are_called_with_one_input(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let [one, two] = [0, 1].map(|node| cluster.session(node).serve(ECHO, ServeOptions::default()).unwrap());
-    thread::scope(|scope| {
+    scope(|scope| {
         let (_one, _two) = (Closing(&one), Closing(&two));
         scope.spawn(|| serve_echo(&one));
         scope.spawn(|| serve_echo(&two));
@@ -446,7 +447,7 @@ pub fn many_nodes_are_called_with_one_input(h: &dyn Harness) {
 pub fn a_small_ring_goes_round_and_round(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     with_echo(&cluster.session(1), 2, || {
-        thread::scope(|scope| {
+        scope(|scope| {
             for caller in 0..3 {
                 let session = cluster.session(0);
                 scope.spawn(move || {
@@ -463,20 +464,20 @@ pub fn a_small_ring_goes_round_and_round(h: &dyn Harness) {
 
 /// More calls than there are slots in the usual place, all at once.
 pub fn thousands_of_calls_wait_side_by_side(h: &dyn Harness) {
-    const CALLS: usize = 3000;
+    let calls = h.count(1100, 3000);
     let cluster = Cluster::new(h, 2);
     let session = cluster.futures(0);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
-    let inputs: Vec<_> = (0..CALLS).map(|number| (number as u64).to_le_bytes()).collect();
+    let inputs: Vec<_> = (0..calls).map(|number| (number as u64).to_le_bytes()).collect();
     let mut calls: Vec<_> =
         inputs.iter().map(|input| Box::pin(session.call(THERE, ECHO, input, PATIENCE))).collect();
     for call in &mut calls {
         assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
-    thread::scope(|scope| {
+    scope(|scope| {
         let _closing = Closing(&server);
         scope.spawn(|| serve_echo(&server));
-        let answers = session.blocking().block_on(join_all(calls));
+        let answers = block_on(&session, join_all(calls));
         for (answer, input) in answers.into_iter().zip(&inputs) {
             assert_eq!(answer.unwrap(), backwards(input));
         }
@@ -514,7 +515,7 @@ pub fn calls_end_with_the_server_s_node(h: &dyn Harness) {
     let here = cluster.session(0);
     let server = cluster.session(2).serve(ECHO, ServeOptions::default()).unwrap();
     let done = AtomicBool::new(false);
-    let call = thread::scope(|scope| {
+    let call = scope(|scope| {
         let caller = scope.spawn(|| {
             let error = here.call(NodeId(2), ECHO, b"", PATIENCE).unwrap_err();
             done.store(true, Ordering::Relaxed);
@@ -540,7 +541,7 @@ pub fn a_handler_goes_on_when_its_caller_s_node_leaves(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
     let leaving = cluster.session(2);
-    let call = thread::scope(|scope| {
+    let call = scope(|scope| {
         let caller = scope.spawn(|| leaving.call(THERE, ECHO, &vec![1; 100_000], PATIENCE));
         let call = server.recv().unwrap();
         cluster.leave(2);
@@ -550,7 +551,7 @@ pub fn a_handler_goes_on_when_its_caller_s_node_leaves(h: &dyn Harness) {
     refused!(leaving.call(THERE, ECHO, b"", PATIENCE), CallCause::NodeClosed);
     eventually("the handler can tell", || if call.is_wanted() { Err(String::new()) } else { Ok(()) });
     refused!(call.reply(&vec![1; 100_000]), ReplyCause::CallerGone);
-    thread::scope(|scope| {
+    scope(|scope| {
         let _closing = Closing(&server);
         scope.spawn(|| serve_echo(&server));
         check_echo(&cluster.session(0), THERE, 100_000, 1);

@@ -1,13 +1,11 @@
-//! Small clusters inside of one process, and what cases ask them.
+//! Small clusters, and what cases ask them.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::thread;
+use std::path::PathBuf;
 
-use halite::{
-    Config, Fence, JoinError, Lh, Node, NodeId, NodeState, NodeStatus, Permissions, Placement, Session,
-    blocking,
-};
+use halite::{Config, JoinError, Lh, NodeId, NodeState, NodeStatus, Permissions, Placement};
+
+use super::session::Session;
+use super::turns::pause;
 
 /// Bytes per chunk in all cases: small, so that ordinary lengths cross borders.
 pub const CHUNK: u64 = 64 << 10;
@@ -16,52 +14,79 @@ pub const CHUNK: u64 = 64 << 10;
 pub const ARENA: u64 = 16 << 20;
 
 /// A way of running nodes.
-pub trait Harness: Sync {
-    /// Starts a node that joins the cluster of `config.dir`, or founds it.
-    fn start(&self, config: Config) -> Result<Node, JoinError>;
+pub trait Harness {
+    /// A place for the nodes of one cluster.  What is given up with it has left.
+    fn found(&self) -> Box<dyn Place>;
+
+    /// How much of something a case does that says all with `enough`, and more with `many` where that costs nothing.
+    fn count(&self, _enough: usize, many: usize) -> usize {
+        many
+    }
+
+    /// Why a case is not told over these nodes, if it is not.
+    fn cannot(&self, _case: &str) -> Option<&'static str> {
+        None
+    }
 }
 
-/// Nodes 0, 1, 2... of one cluster, with a directory of their own.  Dropping it makes them leave, the first one last.
-pub struct Cluster<'h> {
-    harness: &'h dyn Harness,
+/// Where nodes come and go.
+pub trait Nodes {
+    /// Starts the node with the number in `config`, which joins the others of this place, or is its first.
+    fn start(&self, config: Config) -> Result<(), JoinError>;
+
+    /// Makes a node leave, and returns when it has left.
+    fn leave(&self, node: NodeId);
+
+    /// The process that a node is, as others are told.
+    fn pid(&self, node: NodeId) -> u32;
+}
+
+/// Where sessions come from.
+pub trait Sessions {
+    /// A new session of a node that is there, which acts as the node's principal.
+    fn session(&self, node: NodeId) -> halite::Session;
+}
+
+/// The nodes of one cluster, and their sessions.
+pub trait Place: Nodes + Sessions {}
+
+impl<P: Nodes + Sessions> Place for P {}
+
+/// Nodes 0, 1, 2... of one cluster.
+pub struct Cluster {
+    place: Box<dyn Place>,
     /// What all nodes have in common beside what cases usually want.
     tune: fn(&mut Config),
-    // Above the directory, so that the nodes are gone when it is removed.
-    nodes: Vec<Option<Node>>,
-    directory: tempfile::TempDir,
+    /// How many there were at first.
+    nodes: usize,
 }
 
-impl<'h> Cluster<'h> {
+impl Cluster {
     /// `nodes` nodes of one principal, each with [`ARENA`] bytes.
-    pub fn new(harness: &'h dyn Harness, nodes: usize) -> Cluster<'h> {
+    pub fn new(harness: &dyn Harness, nodes: usize) -> Cluster {
         Cluster::with(harness, &vec![("ada", ARENA); nodes])
     }
 
     /// As [`Cluster::new`], with what `tune` changes.
-    pub fn tuned(harness: &'h dyn Harness, nodes: usize, tune: fn(&mut Config)) -> Cluster<'h> {
+    pub fn tuned(harness: &dyn Harness, nodes: usize, tune: fn(&mut Config)) -> Cluster {
         Cluster::start_all(harness, &vec![("ada", ARENA); nodes], tune)
     }
 
     /// One node for each principal, with [`ARENA`] bytes.
-    pub fn of_principals(harness: &'h dyn Harness, principals: &[&str]) -> Cluster<'h> {
+    pub fn of_principals(harness: &dyn Harness, principals: &[&str]) -> Cluster {
         let members: Vec<(&str, u64)> = principals.iter().map(|principal| (*principal, ARENA)).collect();
         Cluster::with(harness, &members)
     }
 
     /// One node for each pair of a principal and how much memory the node contributes.
-    pub fn with(harness: &'h dyn Harness, members: &[(&str, u64)]) -> Cluster<'h> {
+    pub fn with(harness: &dyn Harness, members: &[(&str, u64)]) -> Cluster {
         Cluster::start_all(harness, members, |_| {})
     }
 
-    fn start_all(harness: &'h dyn Harness, members: &[(&str, u64)], tune: fn(&mut Config)) -> Cluster<'h> {
-        let private = std::fs::Permissions::from_mode(0o700);
-        let directory = tempfile::Builder::new().prefix("halite-").permissions(private).tempdir();
-        let directory = directory.expect("a temporary directory");
-        let mut cluster = Cluster { harness, tune, nodes: Vec::new(), directory };
-        for (principal, arena_bytes) in members {
-            let id = cluster.nodes.len() as u32;
-            let node = cluster.start(id, principal, *arena_bytes).expect("the node joins");
-            cluster.nodes.push(Some(node));
+    fn start_all(harness: &dyn Harness, members: &[(&str, u64)], tune: fn(&mut Config)) -> Cluster {
+        let cluster = Cluster { place: harness.found(), tune, nodes: members.len() };
+        for (id, (principal, arena_bytes)) in members.iter().enumerate() {
+            cluster.start(id as u32, principal, *arena_bytes).expect("the node joins");
         }
         cluster.await_acquaintance();
         cluster
@@ -69,55 +94,48 @@ impl<'h> Cluster<'h> {
 
     /// Waits until every node knows every other: joining returns when the new node knows the others.
     fn await_acquaintance(&self) {
-        for index in 0..self.nodes.len() {
+        for index in 0..self.nodes {
             let session = self.session(index);
             eventually("all nodes know each other", || {
                 let all = session.status().map_err(|error| error.to_string())?;
                 let alive = all.iter().filter(|status| status.state == NodeState::Alive).count();
-                if alive == self.nodes.len() { Ok(()) } else { Err(format!("node {index} sees {all:?}")) }
+                if alive == self.nodes { Ok(()) } else { Err(format!("node {index} sees {all:?}")) }
             });
         }
     }
 
-    /// Starts one more node, which the caller keeps.
-    pub fn start(&self, id: u32, principal: &str, arena_bytes: u64) -> Result<Node, JoinError> {
+    /// Starts one more node.
+    pub fn start(&self, id: u32, principal: &str, arena_bytes: u64) -> Result<(), JoinError> {
         let mut config = Config {
-            dir: self.path().to_path_buf(),
+            dir: PathBuf::from("simulated"),
             node: Some(NodeId(id)),
             arena_bytes,
             chunk_bytes: CHUNK,
-            // All nodes are this very process.
-            fence: Fence::Never,
             principal: Some(principal.to_owned()),
             ..Config::default()
         };
         (self.tune)(&mut config);
-        self.harness.start(config)
+        self.place.start(config)
     }
 
-    /// The cluster's directory.
-    pub fn path(&self) -> &Path {
-        self.directory.path()
-    }
-
-    /// Node `index`, which has not left.
-    pub fn node(&self, index: usize) -> &Node {
-        self.nodes[index].as_ref().expect("the node has not left")
-    }
-
-    /// A new session at node `index`.
-    pub fn session(&self, index: usize) -> blocking::Session {
-        self.node(index).blocking_session()
+    /// A new session at node `index`, which has not left.
+    pub fn session(&self, index: usize) -> Session {
+        Session::new(&self.futures(index))
     }
 
     /// A new session at node `index` whose operations are futures.
-    pub fn futures(&self, index: usize) -> Session {
-        self.node(index).session()
+    pub fn futures(&self, index: usize) -> halite::Session {
+        self.place.session(NodeId(index as u32))
     }
 
     /// Makes node `index` leave.
     pub fn leave(&mut self, index: usize) {
-        self.nodes[index].take().expect("the node has not left").leave();
+        self.place.leave(NodeId(index as u32));
+    }
+
+    /// The process that node `index` is.
+    pub fn pid(&self, index: usize) -> u32 {
+        self.place.pid(NodeId(index as u32))
     }
 
     /// What node 0 says of node `index`.
@@ -138,15 +156,6 @@ impl<'h> Cluster<'h> {
     }
 }
 
-impl Drop for Cluster<'_> {
-    fn drop(&mut self) {
-        // The first node keeps the directory of names, so the others can say goodbye to it.
-        while let Some(node) = self.nodes.pop() {
-            drop(node);
-        }
-    }
-}
-
 /// Repeats `attempt` until it succeeds.  What it waits for comes about by messages of other threads, a few after
 /// each attempt at most, so the bound is on attempts and no clock is looked at.
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
@@ -157,13 +166,13 @@ pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>)
             Ok(value) => return value,
             Err(why) => last = why,
         }
-        thread::yield_now();
+        pause();
     }
     panic!("waited in vain until {what}: {last}");
 }
 
 /// A named region of this node for which everyone has all permissions but that of a master.
-pub fn shared(session: &blocking::Session, name: &str, len: u64) -> Lh {
+pub fn shared(session: &Session, name: &str, len: u64) -> Lh {
     session.alloc(Some(name), len, Placement::Local, everyone()).expect("the region is made")
 }
 
@@ -179,7 +188,7 @@ pub fn pattern(len: u64, seed: u64) -> Vec<u8> {
 }
 
 /// The bytes of a region, read in one piece.
-pub fn contents(session: &blocking::Session, lh: Lh) -> Vec<u8> {
+pub fn contents(session: &Session, lh: Lh) -> Vec<u8> {
     let mut bytes = vec![0xEE; session.len(lh).expect("the handle is good") as usize];
     session.read(lh, 0, &mut bytes).expect("the region can be read");
     bytes

@@ -3,18 +3,17 @@
 //! An operation may then be done or not; but nothing may leak, and nothing may be left half done.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 
 use halite::{
-    Function, Lh, NodeId, Permissions, Placement, Port, ReadOp, RegionCause, ServeOptions, Session, Who,
-    WriteOp,
+    Function, Lh, NodeId, Permissions, Placement, Port, ReadOp, RegionCause, ServeOptions, Who, WriteOp,
 };
 
 use super::calls::{PATIENCE, serve_echo};
 use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, pattern};
+use super::session::{Session, block_on};
+use super::turns::{poll_at_most, scope};
 
 /// More polls than any operation on two idle nodes takes.
 const POLLS_MAX: usize = 200;
@@ -25,7 +24,7 @@ const ECHO: Function = Function(7);
 const PORT: Port = Port(3);
 
 /// An operation on a region at another node.
-type Operation = for<'a> fn(&'a Session, Lh) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
+type Operation = for<'a> fn(&'a halite::Session, Lh) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Nobody could ever reach what an abandoned `alloc` of a region without a name made, so it must be undone.
 pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
@@ -35,7 +34,7 @@ pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
         let made = poll_at_most(polls, session.alloc(None, LEN, Placement::On(NodeId(1)), everyone()));
         let is_done = made.is_ready();
         if let Poll::Ready(lh) = made {
-            session.blocking().free(lh.expect("alloc succeeds when it is let")).unwrap();
+            Session::new(&session).free(lh.expect("alloc succeeds when it is let")).unwrap();
         }
         cluster.expect_empty();
         is_done
@@ -65,7 +64,7 @@ pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
         let mapped = poll_at_most(polls, session.map(NAME, everyone()));
         let is_done = mapped.is_ready();
         if let Poll::Ready(lh) = mapped {
-            session.blocking().unmap(lh.expect("map succeeds when it is let")).unwrap();
+            Session::new(&session).unmap(lh.expect("map succeeds when it is let")).unwrap();
         }
         // The session is still there: its end would hide what it lost.
         eventually("node 0 maps nothing", || match cluster.status(0).mappings {
@@ -184,13 +183,13 @@ pub fn an_abandoned_question_leaks_nothing(h: &dyn Harness) {
 pub fn an_abandoned_call_leaks_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         scope.spawn(|| serve_echo(&server));
         for (len, node) in [(10, 1), (5000, 1), (300_000, 1), (300_000, 0), (10, 0)] {
             let (here, session) = (cluster.session(node), cluster.futures(node));
             let input = pattern(len, len);
             let mut answer = vec![0; len as usize];
-            for _ in 0..20 {
+            for _ in 0..h.count(3, 20) {
                 at_every_wait(|polls| {
                     poll_at_most(polls, session.call(NodeId(1), ECHO, &input, PATIENCE)).is_ready()
                 });
@@ -216,7 +215,7 @@ pub fn an_abandoned_send_leaks_nothing(h: &dyn Harness) {
     let mailbox =
         cluster.session(1).open_port(PORT, ServeOptions { requests_max: 1, ..ServeOptions::default() });
     let mailbox = mailbox.unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         let receiver = mailbox.clone();
         let received = scope.spawn(move || {
             let messages = std::iter::from_fn(|| Some(receiver.recv().unwrap().bytes));
@@ -266,7 +265,7 @@ pub fn an_abandoned_recv_leaves_its_call_to_others(h: &dyn Harness) {
             };
             assert!(call.input() == input);
             call.reply(b"done").unwrap();
-            assert_eq!(session.blocking().block_on(calling).unwrap(), b"done");
+            assert_eq!(block_on(&session, calling).unwrap(), b"done");
         }
     }
 }
@@ -277,7 +276,7 @@ fn check(h: &dyn Harness, operation: Operation) {
     let cluster = Cluster::new(h, 2);
     at_every_wait(|polls| {
         let session = cluster.futures(0);
-        let writer = session.blocking();
+        let writer = Session::new(&session);
         let lh = writer.alloc(Some(NAME), LEN, Placement::On(NodeId(1)), everyone()).unwrap();
         writer.write(lh, 0, &pattern(LEN, 1)).unwrap();
         let outcome = poll_at_most(polls, operation(&session, lh));
@@ -313,29 +312,4 @@ fn claim_and_free(cluster: &Cluster) {
 pub(super) fn at_every_wait(mut attempt: impl FnMut(usize) -> bool) {
     let enough = (0..POLLS_MAX).find(|polls| attempt(*polls));
     assert!(enough.is_some(), "{POLLS_MAX} polls do not complete the operation");
-}
-
-/// Polls `future` until it is ready, but `polls_max` times at most, and drops it.
-pub(super) fn poll_at_most<T>(polls_max: usize, future: impl Future<Output = T>) -> Poll<T> {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut context = Context::from_waker(&waker);
-    let mut future = pin!(future);
-    for poll in 1..=polls_max {
-        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
-            return Poll::Ready(value);
-        }
-        if poll < polls_max {
-            thread::park();
-        }
-    }
-    Poll::Pending
-}
-
-/// Wakes a thread that is parked.
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
 }

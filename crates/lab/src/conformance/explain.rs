@@ -98,7 +98,7 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let peer = session.explain_peer(NodeId(1)).unwrap();
-    assert!(peer.connected && peer.state == NodeState::Alive && peer.pid == std::process::id(), "{peer}");
+    assert!(peer.connected && peer.state == NodeState::Alive && peer.pid == cluster.pid(1), "{peer}");
     assert!(peer.silent_ms.is_some() && peer.bytes_quarantined_there == Some(0), "{peer}");
     assert_eq!((peer.calls_under_way, peer.answers_kept), (0, 0));
     let capabilities = peer.capabilities.expect("it is connected");

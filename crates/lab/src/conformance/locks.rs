@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Waker};
-use std::thread;
 use std::time::Duration;
 
-use halite::{LockCause, Permissions, Placement, RegionCause, Session, Who, blocking};
+use halite::{LockCause, Permissions, Placement, RegionCause, Who};
 
 use super::cluster::{Cluster, Harness, eventually, everyone};
 use super::refused;
+use super::session::{Session, block_on};
+use super::turns::scope;
 
 /// Far longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -85,7 +86,7 @@ pub fn a_lock_that_stays_held_is_waited_for_no_longer_than_told(h: &dyn Harness)
 pub fn who_waits_gets_the_lock_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let first = cluster.session(0).lock("queue").unwrap();
-    let waiters: Vec<Session> = (0..6).map(|index| cluster.futures(index % 3)).collect();
+    let waiters: Vec<halite::Session> = (0..6).map(|index| cluster.futures(index % 3)).collect();
     let mut waits: Vec<_> = waiters.iter().map(|session| Box::pin(session.lock("queue"))).collect();
     let mut context = Context::from_waker(Waker::noop());
     for wait in &mut waits {
@@ -98,7 +99,7 @@ pub fn who_waits_gets_the_lock_in_order(h: &dyn Harness) {
     let mut before = first.token();
     first.unlock().unwrap();
     for wait in waits {
-        let guard = waiters[0].blocking().block_on(wait).unwrap();
+        let guard = block_on(&waiters[0], wait).unwrap();
         assert!(guard.token() == before + 1, "each is the next");
         before = guard.token();
     }
@@ -110,7 +111,7 @@ pub fn nothing_is_lost_under_a_lock(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
     let lh = owner.alloc(Some("account"), 8, Placement::Local, everyone()).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         for index in 0..6 {
             let session = cluster.session(index % 3);
             let lh = session.map("account", everyone()).unwrap();
@@ -134,7 +135,7 @@ pub fn nothing_is_lost_under_a_lock(h: &dyn Harness) {
 pub fn tokens_rise_from_holder_to_holder(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let (sender, receiver) = channel();
-    thread::scope(|scope| {
+    scope(|scope| {
         for index in 0..3 {
             let (session, sender) = (cluster.session(index), sender.clone());
             scope.spawn(move || {
@@ -172,7 +173,7 @@ pub fn an_abandoned_wait_for_a_lock_holds_up_nobody(h: &dyn Harness) {
         }
         drop(guard);
         drop(next.lock_within("busy", LONG).unwrap());
-        drop(quitter.blocking().lock_within("busy", LONG).unwrap());
+        drop(Session::new(&quitter).lock_within("busy", LONG).unwrap());
     }
 }
 
@@ -192,7 +193,7 @@ pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
         let mut wait = pin!(waiter.lock("left"));
         assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drop(session);
-        assert!(waiter.blocking().block_on(wait).unwrap().recovered());
+        assert!(block_on(&waiter, wait).unwrap().recovered());
     }
 }
 
@@ -209,7 +210,7 @@ pub fn the_lock_of_a_node_that_left_is_recovered(h: &dyn Harness) {
     let mut wait = pin!(waiters.lock("a"));
     assert!(matches!(wait.as_mut().poll(&mut context), Poll::Pending));
     cluster.leave(2);
-    assert!(waiters.blocking().block_on(wait).unwrap().recovered());
+    assert!(block_on(&waiters, wait).unwrap().recovered());
     for name in &names[1..] {
         let guard = other.lock_within(name, LONG).unwrap();
         assert!(guard.recovered() && guard.token() > tokens[name], "{name}");
@@ -223,7 +224,7 @@ pub fn a_lock_may_be_for_some_only(h: &dyn Harness) {
     let (ada, bob) = (cluster.session(0), cluster.session(1));
     ada.create_lock("vault", Permissions::empty()).unwrap();
     refused!(ada.create_lock("vault", Permissions::ATOMIC), LockCause::Region(RegionCause::NameTaken));
-    let denied = |session: &blocking::Session| {
+    let denied = |session: &Session| {
         let cause = session.lock("vault").unwrap_err().cause;
         assert_eq!(cause, LockCause::Region(RegionCause::PermissionDenied { missing: Permissions::ATOMIC }));
     };
@@ -272,7 +273,7 @@ pub fn a_freed_lock_is_made_anew(h: &dyn Harness) {
     let mut wait = pin!(waiter.lock("brief"));
     assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     session.free_lock("brief").unwrap();
-    let anew = waiter.blocking().block_on(wait).unwrap();
+    let anew = block_on(&waiter, wait).unwrap();
     assert!(anew.token() > token && !anew.recovered());
     drop(anew);
     refused!(session.unlock("brief"), LockCause::NotHeld | LockCause::Region(_));
@@ -290,7 +291,7 @@ pub fn a_lock_is_made_anew_after_its_home_left(h: &dyn Harness) {
     let token = guard.token();
     // It was lost with its home, of whose end the holder may not have heard yet.
     let _ = guard.unlock();
-    let _home = cluster.start(1, "ada", 1 << 20).unwrap();
+    cluster.start(1, "ada", 1 << 20).unwrap();
     let anew = eventually("the lock is made anew", || {
         session.lock_within("phoenix", LONG).map_err(|error| error.to_string())
     });

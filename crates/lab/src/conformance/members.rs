@@ -17,7 +17,7 @@ pub fn the_status_lists_every_node(h: &dyn Harness) {
         let totals: Vec<u64> = all.iter().map(|status| status.bytes_total).collect();
         assert_eq!(totals, [ARENA, 2 * ARENA, 0]);
         assert!(all.iter().all(|status| matches!(status.state, NodeState::Alive)), "{all:?}");
-        assert!(all.iter().all(|status| status.pid == std::process::id()), "{all:?}");
+        assert!((0..3).all(|node| all[node].pid == cluster.pid(node)), "{all:?}");
         assert!(all.iter().all(|status| !status.provider.is_empty()), "{all:?}");
         assert_eq!((all[1].bytes_used, all[1].regions, all[1].mappings), (3 * CHUNK, 1, 1));
         assert_eq!((all[0].bytes_used, all[0].regions, all[0].mappings), (0, 0, 0));
@@ -32,7 +32,7 @@ pub fn a_number_is_taken_while_its_node_lives(h: &dyn Harness) {
         Some(JoinError::AlreadyRunning { node: NodeId(1), .. }) => {}
         other => panic!("expected that node 1 runs already: {other:?}"),
     }
-    cluster.node(1).blocking_session().list().unwrap();
+    cluster.session(1).list().unwrap();
 }
 
 /// Who left is shown so, and the others work on.
@@ -121,9 +121,7 @@ pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
     let lh = session.alloc(Some("before"), CHUNK, Placement::On(NodeId(1)), everyone()).unwrap();
     let first = cluster.status(1).incarnation;
     cluster.leave(1);
-    let returned = eventually("the number is free", || {
-        cluster.start(1, "ada", ARENA).map_err(|error| error.to_string())
-    });
+    eventually("the number is free", || cluster.start(1, "ada", ARENA).map_err(|error| error.to_string()));
     eventually("it is alive again", || {
         let status = cluster.status(1);
         let is_new = status.incarnation != first && matches!(status.state, NodeState::Alive);
@@ -135,25 +133,23 @@ pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
         }
         other => Err(format!("{other:?}")),
     });
-    let new = returned.blocking_session().alloc(Some("after"), 64, Placement::Local, everyone()).unwrap();
-    returned.blocking_session();
+    let new = cluster.session(1).alloc(Some("after"), 64, Placement::Local, everyone()).unwrap();
     let far = session.map("after", everyone()).unwrap();
     session.write(far, 0, b"new").unwrap();
     assert_ne!(new, far);
-    returned.leave();
 }
 
 /// A late comer sees all that is there.
 pub fn who_joins_later_sees_everything(h: &dyn Harness) {
-    let cluster = Cluster::new(h, 2);
+    let mut cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
     let lh = shared(&session, "early", 100);
     session.write(lh, 0, b"bird").unwrap();
-    let late = cluster.start(7, "ada", ARENA).expect("a third node joins");
-    let other = late.blocking_session();
+    cluster.start(7, "ada", ARENA).expect("a third node joins");
+    let other = cluster.session(7);
     let far = other.map("early", everyone()).unwrap();
     assert_eq!(&contents(&other, far)[..4], b"bird");
     other.alloc(Some("late"), 100, Placement::On(NodeId(1)), everyone()).unwrap();
     session.map("late", Permissions::READ).unwrap();
-    late.leave();
+    cluster.leave(7);
 }

@@ -1,12 +1,14 @@
 //! Memory operations: fill and copy, within and between nodes.
 
-use halite::{AccessCause, CopySide, Lh, NodeId, Permissions, Placement, blocking};
+use halite::{AccessCause, CopySide, Lh, NodeId, Permissions, Placement};
 
 use super::cluster::{CHUNK, Cluster, Harness, Random, contents, everyone, pattern, shared};
 use super::refused;
+use super::session::Session;
+use super::turns::scope;
 
 /// A region spread over the nodes of these numbers, as `session` maps it, with random bytes.
-fn spread(session: &blocking::Session, nodes: &[u32], len: u64, seed: u64) -> (Lh, Vec<u8>) {
+fn spread(session: &Session, nodes: &[u32], len: u64, seed: u64) -> (Lh, Vec<u8>) {
     let nodes = nodes.iter().map(|node| NodeId(*node)).collect();
     let lh = session.alloc(None, len, Placement::Spread(nodes), everyone()).unwrap();
     let bytes = pattern(len, seed);
@@ -164,7 +166,7 @@ pub fn memory_operations_during_a_move_are_kept(h: &dyn Harness) {
     let near = shared(&owner, "moving", 20 * CHUNK);
     let session = cluster.session(2);
     let lh = session.map("moving", everyone()).unwrap();
-    std::thread::scope(|scope| {
+    scope(|scope| {
         let mover = scope.spawn(|| {
             for node in [1, 0, 2, 0, 1] {
                 owner.move_to(near, NodeId(node)).unwrap();

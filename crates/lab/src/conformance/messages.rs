@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::task::{Context, Waker};
-use std::thread;
 
-use halite::{NodeId, Port, SendCause, ServeCause, ServeOptions, blocking};
+use halite::{NodeId, Port, SendCause, ServeCause, ServeOptions};
 
 use super::calls::join_all;
 use super::cluster::{Cluster, Harness, Random, pattern};
 use super::refused;
+use super::session::{Session, block_on};
+use super::turns::scope;
 
 const PORT: Port = Port(3);
 const THERE: NodeId = NodeId(1);
@@ -25,7 +26,7 @@ fn begin<F: Future + Unpin>(future: &mut F) {
 }
 
 /// Whatever was posted before to a port that is full waits there now: requests of one node are taken in in order.
-fn await_arrival(session: &blocking::Session, node: NodeId) {
+fn await_arrival(session: &Session, node: NodeId) {
     refused!(session.try_send(node, PORT, b"too late"), SendCause::WouldBlock);
 }
 
@@ -36,7 +37,7 @@ pub fn messages_of_one_sender_arrive_in_order(h: &dyn Harness) {
     let mailbox = cluster.session(1).open_port(PORT, ServeOptions::default()).unwrap();
     for sender in [0, 1] {
         let session = cluster.session(sender);
-        thread::scope(|scope| {
+        scope(|scope| {
             scope.spawn(|| {
                 let mut random = Random::new(1);
                 for number in 0..MESSAGES {
@@ -61,7 +62,7 @@ pub fn every_message_of_many_goes_to_one_receiver(h: &dyn Harness) {
     const SENDERS: u64 = 6;
     let cluster = Cluster::new(h, 3);
     let mailbox = cluster.session(1).open_port(PORT, room_for(2)).unwrap();
-    let mut received: Vec<u64> = thread::scope(|scope| {
+    let mut received: Vec<u64> = scope(|scope| {
         let receivers: Vec<_> = (0..3)
             .map(|_| {
                 let mailbox = mailbox.clone();
@@ -98,14 +99,14 @@ pub fn a_slow_receiver_holds_up_its_senders_and_loses_nothing(h: &dyn Harness) {
     const EACH: u32 = 400;
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     let mailbox = cluster.session(1).open_port(PORT, room_for(3)).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         let senders: Vec<_> = [0, 1]
             .map(|node| {
                 let session = cluster.futures(node);
                 scope.spawn(move || {
                     let numbers: Vec<_> = (0..EACH).map(u32::to_le_bytes).collect();
                     let sends = numbers.iter().map(|bytes| session.send(THERE, PORT, bytes)).collect();
-                    session.blocking().block_on(join_all(sends))
+                    block_on(&session, join_all(sends))
                 })
             })
             .into_iter()
@@ -267,7 +268,7 @@ pub fn long_messages_keep_their_turn(h: &dyn Harness) {
     let lens = [5, 300_000, 70_000, 1, 0, 1 << 20, 65_537, 9];
     for sender in [0, 1] {
         let session = cluster.session(sender);
-        thread::scope(|scope| {
+        scope(|scope| {
             scope.spawn(move || {
                 for len in lens {
                     session.send(THERE, PORT, &pattern(len, len)).unwrap();

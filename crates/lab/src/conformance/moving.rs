@@ -1,12 +1,12 @@
 //! Moving regions: nobody loses a byte or a handle.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use halite::{NodeId, Placement, RegionCause};
 
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
+use super::turns::scope;
 
 /// All bytes arrive, the home with them, and the old place is empty.
 pub fn a_moved_region_keeps_its_bytes(h: &dyn Harness) {
@@ -53,7 +53,7 @@ pub fn writes_during_a_move_are_kept(h: &dyn Harness) {
     let session = cluster.session(2);
     let lh = session.map("train", everyone()).unwrap();
     let is_done = AtomicBool::new(false);
-    let written = thread::scope(|scope| {
+    let written = scope(|scope| {
         let writer = scope.spawn(|| {
             let mut count = 0u64;
             // Pairs with the Release below: after the last move there is one more round.

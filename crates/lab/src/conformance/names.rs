@@ -1,12 +1,11 @@
 //! Names: unique while their region lives, free again afterwards.
 
-use std::sync::Barrier;
-use std::thread;
-
 use halite::{NodeId, Permissions, Placement, RegionCause, Who};
 
 use super::cluster::{Cluster, Harness, everyone, shared};
 use super::refused;
+use super::session::Session;
+use super::turns::{Line, scope};
 
 /// The second comer is refused, wherever it is, and the first region is left alone.
 pub fn a_name_is_given_once(h: &dyn Harness) {
@@ -39,14 +38,14 @@ pub fn a_name_is_free_after_its_region(h: &dyn Harness) {
 /// Of many who ask at once exactly one gets it.
 pub fn a_name_that_many_want_goes_to_one(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
-    let start = Barrier::new(6);
-    let attempt = |index: usize| {
-        let session = cluster.session(index % 3);
+    let sessions: Vec<_> = (0..6).map(|index| cluster.session(index % 3)).collect();
+    let start = Line::new(sessions.len());
+    let attempt = |session: &Session| {
         start.wait();
         session.alloc(Some("prize"), 64, Placement::Local, everyone()).is_ok()
     };
-    let winners = thread::scope(|scope| {
-        let threads: Vec<_> = (0..6).map(|index| scope.spawn(move || attempt(index))).collect();
+    let winners = scope(|scope| {
+        let threads: Vec<_> = sessions.iter().map(|session| scope.spawn(move || attempt(session))).collect();
         threads.into_iter().filter_map(|thread| thread.join().expect("no panic").then_some(())).count()
     });
     assert_eq!(winners, 1);

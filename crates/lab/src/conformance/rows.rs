@@ -1,14 +1,15 @@
 //! Calls in rows: posted together, received together, answered together.  Each is a call as any other.
 
-use std::thread;
 use std::time::Duration;
 
-use halite::{Call, CallCause, Function, NodeId, ReplyCause, ServeCause, ServeOptions, blocking};
+use halite::{Call, CallCause, Function, NodeId, ReplyCause, ServeCause, ServeOptions};
 
 use super::calls::{Closing, PATIENCE, backwards, serve_echo, with_echo};
 use super::cluster::{Cluster, Harness, Random, pattern};
-use super::dropped::{at_every_wait, poll_at_most};
+use super::dropped::at_every_wait;
 use super::refused;
+use super::session::{PendingCall, Server, Session, block_on};
+use super::turns::{poll_at_most, scope};
 
 const ECHO: Function = Function(7);
 const THERE: NodeId = NodeId(1);
@@ -17,7 +18,7 @@ const ANSWER_BYTES_MAX: usize = 4000;
 
 /// Answers calls with their inputs, backwards, as many together as there are, until the server is closed.  Returns whether
 /// all of their callers waited.
-fn serve_rows(server: &blocking::Server, max: usize) -> bool {
+fn serve_rows(server: &Server, max: usize) -> bool {
     let mut all_waited = true;
     while let Ok(calls) = server.recv_many(max) {
         assert!((1..=max.max(1)).contains(&calls.len()), "{} of {max}", calls.len());
@@ -31,9 +32,9 @@ fn serve_rows(server: &blocking::Server, max: usize) -> bool {
 }
 
 /// Runs `story` while a thread of `session` answers calls of [`ECHO`] in rows of at most `max`.
-fn with_rows<T>(session: &blocking::Session, max: usize, story: impl FnOnce() -> T) -> T {
+fn with_rows<T>(session: &Session, max: usize, story: impl FnOnce() -> T) -> T {
     let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
-    thread::scope(|scope| {
+    scope(|scope| {
         let closing = Closing(&server);
         let serving = scope.spawn(|| serve_rows(&server, max));
         let told = story();
@@ -44,16 +45,16 @@ fn with_rows<T>(session: &blocking::Session, max: usize, story: impl FnOnce() ->
 }
 
 /// Posts a call for each input and checks all of the answers.
-fn check_row(session: &blocking::Session, node: NodeId, inputs: &[Vec<u8>], answer_bytes_max: usize) {
+fn check_row(session: &Session, node: NodeId, inputs: &[Vec<u8>], answer_bytes_max: usize) {
     let posted = session.post_calls(node, ECHO, inputs, answer_bytes_max, PATIENCE);
     assert_eq!(posted.len(), inputs.len());
     for (index, (call, input)) in posted.into_iter().zip(inputs).enumerate() {
-        let answer = call.and_then(blocking::PendingCall::answer).expect("it is served");
+        let answer = call.and_then(PendingCall::answer).expect("it is served");
         assert!(answer == backwards(input), "call {index}, of {} bytes", input.len());
     }
 }
 
-fn calls(server: &blocking::Server, count: usize) -> Vec<Call> {
+fn calls(server: &Server, count: usize) -> Vec<Call> {
     let mut calls = Vec::new();
     while calls.len() < count {
         calls.extend(server.recv_many(count - calls.len()).expect("nobody closes it"));
@@ -100,8 +101,8 @@ pub fn rows_and_single_calls_mix(h: &dyn Harness) {
         check_row(&cluster.session(0), THERE, &inputs, ANSWER_BYTES_MAX);
         let tasks = cluster.futures(0);
         let posted = tasks.post_calls(THERE, ECHO, &inputs, ANSWER_BYTES_MAX, PATIENCE);
-        for (call, input) in tasks.blocking().block_on(posted).into_iter().zip(&inputs) {
-            let answer = tasks.blocking().block_on(call.expect("it is posted").answer());
+        for (call, input) in block_on(&tasks, posted).into_iter().zip(&inputs) {
+            let answer = block_on(&tasks, call.expect("it is posted").answer());
             assert_eq!(answer.expect("it is served"), backwards(input));
         }
     });
@@ -117,7 +118,7 @@ pub fn rows_and_single_calls_mix(h: &dyn Harness) {
 pub fn rows_wait_for_room_in_a_small_ring(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     with_rows(&cluster.session(1), 16, || {
-        thread::scope(|scope| {
+        scope(|scope| {
             for caller in 0..3 {
                 let session = cluster.session(0);
                 scope.spawn(move || {
@@ -177,7 +178,7 @@ pub fn each_call_of_a_row_fails_for_itself(h: &dyn Harness) {
     let causes: Vec<_> = answered.iter().map(|result| result.as_ref().map_err(|error| error.cause)).collect();
     let too_long = ReplyCause::TooLong { max: 100 };
     assert_eq!(causes, [Ok(&()), Err(too_long), Err(ReplyCause::CallerGone), Ok(&())]);
-    let mut answers = posted.into_iter().map(blocking::PendingCall::answer);
+    let mut answers = posted.into_iter().map(PendingCall::answer);
     assert_eq!(answers.next().unwrap().unwrap(), [1; 100]);
     refused!(answers.next().unwrap(), CallCause::ReplyTooLong { len: 101, max: 100 });
     refused!(answers.next().unwrap(), CallCause::NoReply);
@@ -197,7 +198,7 @@ pub fn rows_that_lead_nowhere_fail(h: &dyn Harness) {
     }
     let _unserved = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
     for call in here.post_calls(THERE, ECHO, &inputs, 100, Duration::from_millis(2)) {
-        refused!(call.and_then(blocking::PendingCall::answer), CallCause::Timeout);
+        refused!(call.and_then(PendingCall::answer), CallCause::Timeout);
     }
     // The first go in any case, as a single one would; when the time is over the others do not.
     let posted = here.post_calls(THERE, ECHO, &[b"input"; 1000], 100, Duration::ZERO);
@@ -205,7 +206,7 @@ pub fn rows_that_lead_nowhere_fail(h: &dyn Harness) {
     assert_eq!(posted.len(), 1000);
     for call in posted {
         let was_posted = call.is_ok();
-        let error = call.and_then(blocking::PendingCall::answer).unwrap_err();
+        let error = call.and_then(PendingCall::answer).unwrap_err();
         assert_eq!((error.cause, error.may_have_run), (CallCause::Timeout, was_posted));
     }
 }
@@ -250,7 +251,7 @@ pub fn an_abandoned_row_leaks_nothing(h: &dyn Harness) {
     let session = cluster.futures(0);
     let long = vec![1; 900];
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         let _closing = Closing(&server);
         scope.spawn(|| serve_echo(&server));
         scope.spawn(|| serve_rows(&server, 8));
@@ -259,7 +260,7 @@ pub fn an_abandoned_row_leaks_nothing(h: &dyn Harness) {
                 let inputs = [b"short", long.as_slice(), b"short", &long, &long, &long, &long, b"short"];
                 let posted = session.post_calls(THERE, ECHO, &inputs, 1000, PATIENCE);
                 let is_done = poll_at_most(polls, posted).is_ready();
-                check_row(&session.blocking(), THERE, &[vec![7; 7], vec![8; 8]], 100);
+                check_row(&Session::new(&session), THERE, &[vec![7; 7], vec![8; 8]], 100);
                 is_done
             });
         }

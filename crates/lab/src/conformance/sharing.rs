@@ -1,12 +1,12 @@
 //! One region, several nodes, sessions and threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use halite::{Permissions, Placement, RegionCause};
 
 use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
 use super::refused;
+use super::turns::scope;
 
 /// That is what it is for.
 pub fn what_one_node_writes_another_reads(h: &dyn Harness) {
@@ -70,7 +70,7 @@ pub fn threads_share_a_session(h: &dyn Harness) {
     shared(&cluster.session(0), "rows", THREADS * 5000);
     let session = cluster.session(1);
     let lh = session.map("rows", everyone()).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         for row in 0..THREADS {
             let session = session.clone();
             scope.spawn(move || {
@@ -94,7 +94,7 @@ pub fn an_aligned_word_never_tears(h: &dyn Harness) {
     let reader = cluster.session(1);
     let far = reader.map("word", Permissions::READ).unwrap();
     let is_done = AtomicBool::new(false);
-    thread::scope(|scope| {
+    scope(|scope| {
         scope.spawn(|| {
             for value in 1..=20_000u64 {
                 writer.write(lh, 8, &(value * 0x0001_0001_0001_0001).to_le_bytes()).unwrap();

@@ -1,19 +1,22 @@
 //! Nodes over shared memory, for whoever runs cases on them.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use halite::{Config, JoinError, Node};
+use halite::{Config, Fence, JoinError, Node, NodeId};
 use halite_fabric::fault::{FaultInjector, FaultPlan};
 use halite_fabric::trace::Tracer;
 
-use super::Harness;
+use super::cluster::{Harness, Nodes, Place, Sessions};
 
 /// Nodes reach each other's memory by loads and stores, as embedded nodes do by default.
 pub struct Direct;
 
 impl Harness for Direct {
-    fn start(&self, config: Config) -> Result<Node, JoinError> {
-        Node::embedded(config)
+    fn found(&self) -> Box<dyn Place> {
+        Box::new(Embedded::new(Node::embedded))
     }
 }
 
@@ -21,8 +24,10 @@ impl Harness for Direct {
 pub struct Posted;
 
 impl Harness for Posted {
-    fn start(&self, config: Config) -> Result<Node, JoinError> {
-        Node::wrap(config, |fabric| Arc::new(Tracer::new(fabric, TRACE_RECORDS_MAX)))
+    fn found(&self) -> Box<dyn Place> {
+        Box::new(Embedded::new(|config| {
+            Node::wrap(config, |fabric| Arc::new(Tracer::new(fabric, TRACE_RECORDS_MAX)))
+        }))
     }
 }
 
@@ -30,10 +35,65 @@ impl Harness for Posted {
 pub struct ByCall;
 
 impl Harness for ByCall {
-    fn start(&self, config: Config) -> Result<Node, JoinError> {
-        Node::wrap(config, |fabric| Arc::new(FaultInjector::new(fabric, FaultPlan::new(0)).without_atomics()))
+    fn found(&self) -> Box<dyn Place> {
+        Box::new(Embedded::new(|config| {
+            Node::wrap(config, |fabric| {
+                Arc::new(FaultInjector::new(fabric, FaultPlan::new(0)).without_atomics())
+            })
+        }))
     }
 }
 
 /// Nobody reads the trace here.
 const TRACE_RECORDS_MAX: usize = 16;
+
+/// Nodes of this process, in a directory of their own.  Dropping it makes them leave, the first one last.
+struct Embedded {
+    start: fn(Config) -> Result<Node, JoinError>,
+    // Above the directory, so that the nodes are gone when it is removed.
+    nodes: RefCell<BTreeMap<NodeId, Node>>,
+    directory: tempfile::TempDir,
+}
+
+impl Embedded {
+    fn new(start: fn(Config) -> Result<Node, JoinError>) -> Embedded {
+        let private = std::fs::Permissions::from_mode(0o700);
+        let directory = tempfile::Builder::new().prefix("halite-").permissions(private).tempdir();
+        Embedded { start, nodes: RefCell::default(), directory: directory.expect("a temporary directory") }
+    }
+}
+
+impl Nodes for Embedded {
+    fn start(&self, config: Config) -> Result<(), JoinError> {
+        let id = config.node.expect("cases number their nodes");
+        // All nodes are this very process.
+        let fence = Fence::Never;
+        let node = (self.start)(Config { dir: self.directory.path().to_path_buf(), fence, ..config })?;
+        self.nodes.borrow_mut().insert(id, node);
+        Ok(())
+    }
+
+    fn leave(&self, node: NodeId) {
+        let node = self.nodes.borrow_mut().remove(&node);
+        node.expect("the node has not left").leave();
+    }
+
+    fn pid(&self, _: NodeId) -> u32 {
+        std::process::id()
+    }
+}
+
+impl Sessions for Embedded {
+    fn session(&self, node: NodeId) -> halite::Session {
+        self.nodes.borrow()[&node].session()
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        // The first node keeps the directory of names, so the others can say goodbye to it.
+        while let Some((_, node)) = self.nodes.get_mut().pop_last() {
+            drop(node);
+        }
+    }
+}

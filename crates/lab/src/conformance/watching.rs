@@ -2,15 +2,16 @@
 
 use std::pin::pin;
 use std::task::{Context, Waker};
-use std::thread;
 
 use halite::{
     AccessCause, NOTIFICATIONS_MAX, NodeId, Notification, NotifyCause, Permissions, Port, RegionCause,
-    SendCause, ServeCause, ServeOptions, Who, blocking,
+    SendCause, ServeCause, ServeOptions, Who,
 };
 
 use super::cluster::{Cluster, Harness, everyone, shared};
 use super::refused;
+use super::session::{Session, Watch};
+use super::turns::{pause, scope};
 
 const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
@@ -19,7 +20,7 @@ fn told(offset: u64, len: u64, value: u64, node: u32) -> Notification {
 }
 
 /// Receives as many as `count`, which must be of the values from `first` on.
-fn expect_values(watch: &blocking::Watch, first: u64, count: u64) {
+fn expect_values(watch: &Watch, first: u64, count: u64) {
     for value in first..first + count {
         assert_eq!(watch.recv().expect("the region is watched").value, value);
     }
@@ -33,7 +34,7 @@ pub fn a_watcher_hears_in_order_of_what_it_can_read(h: &dyn Harness) {
     let (reader, writer) = (cluster.session(1), cluster.session(2));
     let board = reader.map("board", READ_WRITE).unwrap();
     let watch = reader.watch(board).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         scope.spawn(|| {
             let board = writer.map("board", READ_WRITE).unwrap();
             for value in 0..WORDS {
@@ -84,7 +85,7 @@ pub fn a_slow_watcher_holds_up_the_writer_and_nobody_else(h: &dyn Harness) {
     let board = shared(&slow, "board", 8);
     let slow_watch = slow.watch(board).unwrap();
     let quick_watch = quick.watch(quick.map("board", Permissions::READ).unwrap()).unwrap();
-    let blocking = writer.blocking();
+    let blocking = Session::new(&writer);
     let board = blocking.map("board", READ_WRITE).unwrap();
     for value in 0..FULL {
         blocking.write_notify(board, 0, &[1], value).unwrap();
@@ -113,7 +114,7 @@ pub fn a_dropped_watch_holds_up_nobody(h: &dyn Harness) {
     let (reader, writer) = (cluster.session(0), cluster.futures(1));
     let board = shared(&reader, "board", 8);
     let watch = reader.watch(board).unwrap();
-    let blocking = writer.blocking();
+    let blocking = Session::new(&writer);
     let board = blocking.map("board", READ_WRITE).unwrap();
     for value in 0..FULL {
         blocking.write_notify(board, 0, &[1], value).unwrap();
@@ -137,7 +138,7 @@ pub fn an_abandoned_watch_leaves_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (reader, writer) = (cluster.futures(0), cluster.session(1));
     let board = shared(&writer, "board", 8);
-    let seen = reader.blocking().map("board", Permissions::READ).unwrap();
+    let seen = Session::new(&reader).map("board", Permissions::READ).unwrap();
     let mut context = Context::from_waker(Waker::noop());
     for polls in 1..20 {
         let mut watching = pin!(reader.watch(seen));
@@ -145,7 +146,7 @@ pub fn an_abandoned_watch_leaves_nothing(h: &dyn Harness) {
             if watching.as_mut().poll(&mut context).is_ready() {
                 break;
             }
-            thread::yield_now();
+            pause();
         }
     }
     for value in 0..2 * FULL {
@@ -184,7 +185,7 @@ pub fn a_watch_goes_on_while_its_region_moves(h: &dyn Harness) {
     let (mover, reader, writer) = (cluster.session(0), cluster.session(1), cluster.session(2));
     let board = shared(&mover, "board", 300 << 10);
     let watch = reader.watch(reader.map("board", Permissions::READ).unwrap()).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         scope.spawn(|| {
             for round in 0..12 {
                 mover.move_to(board, NodeId(round % 3)).unwrap();
@@ -213,7 +214,7 @@ pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     expect_values(&unmapped, 5, 1);
     refused!(unmapped.recv(), RegionCause::Stale);
     expect_values(&freed, 5, 1);
-    thread::scope(|scope| {
+    scope(|scope| {
         let waiting = scope.spawn(|| freed.recv());
         owner.free(board).unwrap();
         refused!(waiting.join().unwrap(), RegionCause::Stale);
@@ -230,7 +231,7 @@ pub fn a_watch_ends_with_the_right_to_read(h: &dyn Harness) {
     let (ada, bob) = (cluster.session(0), cluster.session(1));
     let board = shared(&ada, "board", 8);
     let watch = bob.watch(bob.map("board", Permissions::READ).unwrap()).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         let waiting = scope.spawn(|| watch.recv());
         ada.revoke(board, Who::Everyone, Permissions::READ).unwrap();
         refused!(waiting.join().unwrap(), RegionCause::PermissionDenied { .. });
@@ -268,7 +269,7 @@ pub fn a_writer_whose_node_leaves_may_have_told(h: &dyn Harness) {
     let board = shared(&slow, "board", 8);
     let _slow_watch = slow.watch(board).unwrap();
     let quick_watch = quick.watch(quick.map("board", Permissions::READ).unwrap()).unwrap();
-    let blocking = writer.blocking();
+    let blocking = Session::new(&writer);
     let board = blocking.map("board", READ_WRITE).unwrap();
     for value in 0..FULL {
         blocking.write_notify(board, 0, &[1], value).unwrap();
@@ -293,7 +294,7 @@ pub fn a_watch_ends_with_its_home(h: &dyn Harness) {
     let reader = cluster.session(0);
     shared(&cluster.session(1), "board", 8);
     let watch = reader.watch(reader.map("board", Permissions::READ).unwrap()).unwrap();
-    thread::scope(|scope| {
+    scope(|scope| {
         let waiting = scope.spawn(|| watch.recv());
         cluster.leave(1);
         refused!(waiting.join().unwrap(), RegionCause::PeerDown(NodeId(1)));

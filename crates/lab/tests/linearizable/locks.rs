@@ -1,10 +1,11 @@
 //! Locks that are taken, tried and given up from several nodes.
 
 use halite::LockCause;
-use halite::blocking::{Guard, Session};
+
 use lab::conformance::cluster::Random;
+use lab::conformance::session::Guard;
 use lab::conformance::shm::{Direct, Posted};
-use lab::conformance::{Cluster, Harness};
+use lab::conformance::{Cluster, Harness, Session};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::Action::{Call, Response};
 use todc_utils::linearizability::history::History;

@@ -1,10 +1,10 @@
 //! Words that are added to, swapped and read from several nodes.
 
 use halite::Lh;
-use halite::blocking::Session;
+
 use lab::conformance::cluster::{Random, everyone, shared};
 use lab::conformance::shm::{Direct, Posted};
-use lab::conformance::{Cluster, Harness};
+use lab::conformance::{Cluster, Harness, Session};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::Action::{Call, Response};
 use todc_utils::linearizability::history::History;
@@ -62,7 +62,7 @@ struct Player {
 }
 
 impl Player {
-    fn join(cluster: &Cluster<'_>, node: usize) -> Player {
+    fn join(cluster: &Cluster, node: usize) -> Player {
         let session = cluster.session(node);
         let lh = session.map("words", everyone()).expect("it is there");
         Player { session, lh }
@@ -113,7 +113,7 @@ impl Player {
     }
 }
 
-fn players(cluster: &Cluster<'_>) -> Vec<Player> {
+fn players(cluster: &Cluster) -> Vec<Player> {
     shared(&cluster.session(0), "words", ROUNDS * WORDS * WORD_BYTES);
     (0..THREADS).map(|thread| Player::join(cluster, thread % NODES)).collect()
 }

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use halite::{Config, Driven, Function, NodeId, Port, ServeOptions, Session};
 use halite_sim::{HostId, World};
 
-use crate::stage::{Made, keep};
+use crate::hosted::Birth;
 
 /// What calls are answered with.
 const ANSWER: [u8; 8] = [7; 8];
@@ -49,19 +48,9 @@ impl Quiet {
 }
 
 async fn start(world: &World, host: HostId, number: u32) -> Rc<Driven> {
-    let random = Mutex::new(world.random(&format!("node {number}")));
-    let clock = world.clock(host);
-    let made = Made { clock_since_1970_ns: 0, clock, random, node: number };
+    let birth = Birth { host, life: 1, stream: format!("node {number}") };
     let config = config(number);
-    let mut fabric = None;
-    let driven = Driven::new(config.clone(), Arc::new(made), |seat| {
-        let opened = world.fabric(host, &seat.name, seat.hello.clone());
-        fabric = Some(opened.clone());
-        Ok(opened)
-    });
-    let driven = Rc::new(driven.expect("the configuration is a good one"));
-    let fabric = fabric.expect("it was opened");
-    world.spawn(Some(host), "keeper", keep(world.clone(), host, fabric, driven.clone()));
+    let driven = birth.of(world, &config).expect("the configuration is a good one");
     driven.join(&config).await.expect("nothing goes wrong");
     driven
 }

@@ -1,0 +1,459 @@
+//! Waiting, in real or in virtual time.
+//!
+//! Stories are written for threads.  Over real nodes their threads are just that.  In a simulated world they take turns: one of
+//! them runs at a time, and only while all wait does the world go on, on the thread that began the story.  So the same
+//! lines are told in virtual time, and what happens follows from the seed.  Threads of a story wait for each other only
+//! by what is here: one that blocks otherwise while it has the turn stops the world.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use halite_sim::{HostClock, World};
+
+/// What each operation takes of its caller's time at least, so that nobody who looks again and again stops the clock.
+const OPERATION_NS: u64 = 50;
+/// How many bytes a caller copies in a nanosecond.
+const BYTES_PER_NS: u64 = 10;
+/// Nobody who is refused an absurd length copies more than that.
+const BYTES_MAX: u64 = 1 << 26;
+/// How long somebody pauses who looks again for what others do.
+const PAUSE_NS: u64 = 1_000;
+/// A story that is not over by then hangs.
+const LATE: Duration = Duration::from_secs(3600);
+
+thread_local! {
+    /// The place of this thread among those that take turns.
+    static PLACE: RefCell<Option<Place>> = const { RefCell::new(None) };
+    /// The world, on the thread that moves it.
+    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+}
+
+#[derive(Clone)]
+struct Place {
+    turns: Arc<Turns>,
+    /// 0 for the thread that moves the world.
+    id: usize,
+}
+
+/// Who may run.
+struct Turns {
+    state: Mutex<State>,
+    changed: Condvar,
+    places: AtomicUsize,
+    clock: HostClock,
+}
+
+#[derive(Default)]
+struct State {
+    /// Whose turn it is.
+    running: usize,
+    /// Who has been woken since, in this order.
+    woken: VecDeque<usize>,
+    /// The story has failed: whoever waits is to end.
+    is_over: bool,
+}
+
+impl Turns {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self, id: usize) {
+        self.lock().woken.push_back(id);
+    }
+
+    fn end(&self) {
+        self.lock().is_over = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The story of this thread happens in a world, until this is dropped.
+pub struct Told(());
+
+impl Told {
+    /// Panics if another story of this thread does.
+    pub fn in_world(world: &World) -> Told {
+        let clock = world.clock(world.add_host());
+        let turns =
+            Turns { state: Mutex::default(), changed: Condvar::new(), places: AtomicUsize::new(1), clock };
+        let place = Place { turns: Arc::new(turns), id: 0 };
+        assert!(PLACE.replace(Some(place)).is_none(), "one world at a time");
+        WORLD.set(Some(world.clone()));
+        Told(())
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        PLACE.set(None);
+        WORLD.set(None);
+    }
+}
+
+/// Whether this thread takes turns, in virtual time.
+pub fn is_simulated() -> bool {
+    PLACE.with_borrow(Option::is_some)
+}
+
+/// Waits for a future.
+pub fn wait<F: Future>(future: F) -> F::Output {
+    wait_for_bytes(0, future)
+}
+
+/// As [`wait`], where the caller copies so many bytes.
+pub fn wait_for_bytes<F: Future>(bytes: u64, future: F) -> F::Output {
+    match PLACE.with_borrow(Clone::clone) {
+        Some(place) => place.wait(OPERATION_NS + bytes.min(BYTES_MAX) / BYTES_PER_NS, future),
+        None => park_until(future),
+    }
+}
+
+/// Lets others go on, for who looks again for what they do.
+pub fn pause() {
+    match PLACE.with_borrow(Clone::clone) {
+        Some(place) => place.sleep_ns(PAUSE_NS),
+        None => thread::yield_now(),
+    }
+}
+
+/// As [`wait`], without a place: others move whatever the future waits for.
+fn park_until<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Wakes a thread that is parked.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl Place {
+    /// Takes some time, even if the future is ready at once.
+    fn wait<F: Future>(&self, least_ns: u64, future: F) -> F::Output {
+        let begin_ns = self.turns.clock.now_ns();
+        let output = self.wait_only(future);
+        if self.turns.clock.now_ns() == begin_ns {
+            self.sleep_ns(least_ns);
+        }
+        output
+    }
+
+    fn sleep_ns(&self, long_ns: u64) {
+        let clock = &self.turns.clock;
+        self.wait_only(clock.sleep_until(clock.now_ns() + long_ns));
+    }
+
+    fn wait_only<F: Future>(&self, future: F) -> F::Output {
+        let bell = Arc::new(Bell { place: self.clone(), is_rung: AtomicBool::new(false) });
+        let waker = Waker::from(bell.clone());
+        let mut future = pin!(future);
+        loop {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return output;
+            }
+            match self.id {
+                0 => self.move_world_until(&bell),
+                _ => {
+                    self.return_turn();
+                    self.await_turn(|| bell.take());
+                }
+            }
+        }
+    }
+
+    /// Gives turns to others, and moves the world while all wait.
+    fn move_world_until(&self, bell: &Bell) {
+        let world = WORLD.with_borrow(Clone::clone).expect("this thread moves it");
+        let late_ns = LATE.as_nanos() as u64;
+        loop {
+            let next = self.turns.lock().woken.pop_front();
+            assert!(!self.turns.lock().is_over, "a thread of the story has failed");
+            let end = match next {
+                Some(0) if bell.take() => return,
+                Some(0) => continue,
+                Some(id) => {
+                    self.give_turn(id);
+                    continue;
+                }
+                None => world.advance_unless(|| !self.turns.lock().woken.is_empty()),
+            };
+            let hangs = world.now_ns() > late_ns;
+            if end.is_err() || hangs {
+                self.turns.end();
+                panic!("the story hangs at {} ns: {end:?}", world.now_ns());
+            }
+        }
+    }
+
+    fn give_turn(&self, id: usize) {
+        let mut state = self.turns.lock();
+        state.running = id;
+        self.turns.changed.notify_all();
+        while state.running != 0 {
+            state = self.turns.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Until this one has the turn, and `is_woken`.
+    fn await_turn(&self, is_woken: impl Fn() -> bool) {
+        let mut state = self.turns.lock();
+        loop {
+            if state.is_over {
+                drop(state);
+                panic!("the story is over");
+            }
+            if state.running == self.id {
+                if is_woken() {
+                    return;
+                }
+                state.running = 0;
+                self.turns.changed.notify_all();
+            }
+            state = self.turns.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn return_turn(&self) {
+        let mut state = self.turns.lock();
+        if state.running == self.id {
+            state.running = 0;
+            self.turns.changed.notify_all();
+        }
+    }
+}
+
+/// Wakes a thread that waits for its turn.
+struct Bell {
+    place: Place,
+    is_rung: AtomicBool,
+}
+
+impl Bell {
+    fn take(&self) -> bool {
+        self.is_rung.swap(false, Ordering::AcqRel)
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        if !self.is_rung.swap(true, Ordering::AcqRel) {
+            self.place.turns.wake(self.place.id);
+        }
+    }
+}
+
+/// Runs threads that borrow from a story, and waits for them: [`thread::scope`], in any time.
+pub fn scope<'env, F, T>(body: F) -> T
+where
+    F: for<'scope> FnOnce(&Scope<'scope, 'env>) -> T,
+{
+    thread::scope(|threads| {
+        let scope = Scope { threads, jobs: Mutex::default() };
+        let _failing = Failing;
+        let told = body(&scope);
+        let jobs = scope.jobs.into_inner().unwrap_or_else(PoisonError::into_inner);
+        jobs.iter().for_each(|job| wait(job.ended()));
+        told
+    })
+}
+
+/// Ends those who wait if the story of this thread fails, which is then told instead of a hang.
+struct Failing;
+
+impl Drop for Failing {
+    fn drop(&mut self) {
+        if thread::panicking()
+            && let Some(place) = PLACE.with_borrow(Clone::clone)
+        {
+            place.turns.end();
+        }
+    }
+}
+
+/// See [`scope`].
+pub struct Scope<'scope, 'env> {
+    threads: &'scope thread::Scope<'scope, 'env>,
+    /// Those in virtual time.
+    jobs: Mutex<Vec<Arc<Job>>>,
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// Starts a thread.
+    pub fn spawn<T: Send + 'scope>(&self, body: impl FnOnce() -> T + Send + 'scope) -> Handle<'scope, T> {
+        let Some(parent) = PLACE.with_borrow(Clone::clone) else {
+            return Handle { thread: self.threads.spawn(body), job: None };
+        };
+        let turns = parent.turns;
+        let place = Place { id: turns.places.fetch_add(1, Ordering::Relaxed), turns };
+        let job = Arc::new(Job::default());
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push(job.clone());
+        place.turns.wake(place.id);
+        let end = End { place, job: job.clone() };
+        let thread = self.threads.spawn(move || {
+            PLACE.set(Some(end.place.clone()));
+            end.place.await_turn(|| true);
+            body()
+        });
+        Handle { thread, job: Some(job) }
+    }
+}
+
+/// A thread that may be waited for.
+pub struct Handle<'scope, T> {
+    thread: thread::ScopedJoinHandle<'scope, T>,
+    job: Option<Arc<Job>>,
+}
+
+impl<T> Handle<'_, T> {
+    /// Waits for its end; an error if it has panicked.
+    pub fn join(self) -> thread::Result<T> {
+        if let Some(job) = &self.job {
+            wait(job.ended());
+        }
+        self.thread.join()
+    }
+
+    /// Whether it has come to its end.
+    pub fn is_finished(&self) -> bool {
+        self.job.as_ref().map_or_else(|| self.thread.is_finished(), |job| job.lock().0)
+    }
+}
+
+/// Whether a thread has ended, and who waits for that.
+#[derive(Default)]
+struct Job(Mutex<(bool, Vec<Waker>)>);
+
+impl Job {
+    fn lock(&self) -> MutexGuard<'_, (bool, Vec<Waker>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn ended(&self) {
+        std::future::poll_fn(|context| {
+            let mut job = self.lock();
+            if job.0 {
+                return Poll::Ready(());
+            }
+            job.1.push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// The end of a thread, even by a panic: whoever waits for it is woken, and the next one has the turn.
+struct End {
+    place: Place,
+    job: Arc<Job>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let wakers = {
+            let mut job = self.job.lock();
+            job.0 = true;
+            std::mem::take(&mut job.1)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        if thread::panicking() {
+            self.place.turns.end();
+        }
+        self.place.return_turn();
+    }
+}
+
+/// Where so many threads wait for each other, and then start at once.
+pub struct Line {
+    missing: AtomicUsize,
+}
+
+impl Line {
+    /// For so many.
+    pub fn new(count: usize) -> Line {
+        Line { missing: AtomicUsize::new(count) }
+    }
+
+    /// Waits until all are there.
+    pub fn wait(&self) {
+        self.missing.fetch_sub(1, Ordering::AcqRel);
+        while self.missing.load(Ordering::Acquire) > 0 {
+            pause();
+        }
+    }
+}
+
+/// Polls `future` until it is ready, but `polls_max` times at most, and drops it.
+pub fn poll_at_most<T>(polls_max: usize, future: impl Future<Output = T>) -> Poll<T> {
+    let (mut left, mut future) = (polls_max, pin!(future));
+    wait(std::future::poll_fn(|context| {
+        if left == 0 {
+            return Poll::Ready(Poll::Pending);
+        }
+        left -= 1;
+        match future.as_mut().poll(context) {
+            Poll::Pending if left > 0 => Poll::Pending,
+            polled => Poll::Ready(polled),
+        }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use halite_sim::Profile;
+
+    use super::*;
+
+    /// Looks until `count` threads have been seen, each of which then goes on.
+    fn meet(world: &World, count: usize) -> u64 {
+        let line = Line::new(count);
+        scope(|scope| (0..count).for_each(|_| drop(scope.spawn(|| line.wait()))));
+        world.now_ns()
+    }
+
+    #[test]
+    fn threads_take_turns_and_time_passes_while_they_wait() {
+        let took = [0, 1].map(|_| {
+            let world = World::new(1, Profile::local());
+            let _told = Told::in_world(&world);
+            meet(&world, 5)
+        });
+        assert!(took[0] >= PAUSE_NS, "those who came first have waited");
+        assert_eq!(took[0], took[1], "the same threads take the same time");
+    }
+
+    #[test]
+    #[should_panic = "a thread of the story has failed"]
+    fn a_thread_that_fails_is_told_instead_of_a_hang() {
+        let world = World::new(1, Profile::local());
+        let _told = Told::in_world(&world);
+        scope(|scope| {
+            scope.spawn(|| panic!("it fails"));
+            scope.spawn(|| wait(std::future::pending::<()>()));
+        });
+    }
+
+    #[test]
+    #[should_panic = "the story hangs"]
+    fn what_never_comes_is_told_instead_of_a_hang() {
+        let world = World::new(1, Profile::local());
+        let _told = Told::in_world(&world);
+        wait(std::future::pending::<()>());
+    }
+}

@@ -1,0 +1,92 @@
+//! Nodes on hosts of a world.
+
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use halite::{Config, Driven, JoinError, NodeId, Step, Surroundings};
+use halite_fabric::Fabric;
+use halite_sim::{HostClock, HostId, Random, SimFabric, World};
+
+use crate::giving_up::before;
+
+/// When all worlds begin: somewhere in the year 2023.
+const BEGIN_SINCE_1970_NS: u64 = 1_700_000_000_000_000_000;
+
+/// How a node begins to live.
+pub struct Birth {
+    /// On which host, which runs.
+    pub host: HostId,
+    /// How often a node of its number has begun to live, this time included: no two have the same address.
+    pub life: u32,
+    /// Where its random numbers come from.
+    pub stream: String,
+}
+
+impl Birth {
+    /// A node that lives, and is moved forward as long as its host runs; it has not joined anybody yet.
+    pub fn of(&self, world: &World, config: &Config) -> Result<Rc<Driven>, JoinError> {
+        let mut fabric = None;
+        let clock = world.clock(self.host);
+        let node = config.node.map_or(0, |node| node.0);
+        let made = Made {
+            clock_since_1970_ns: BEGIN_SINCE_1970_NS + world.now_ns() - clock.now_ns(),
+            clock,
+            random: Mutex::new(world.random(&self.stream)),
+            node,
+        };
+        let driven = Driven::new(config.clone(), Arc::new(made), |seat| {
+            let address = format!("{}.{}", seat.name, self.life);
+            let opened = world.fabric(self.host, &address, seat.hello.clone());
+            fabric = Some(opened.clone());
+            Ok(opened)
+        })?;
+        let (driven, fabric) = (Rc::new(driven), fabric.expect("it was opened"));
+        let keep = keep(world.clone(), self.host, fabric, driven.clone());
+        world.spawn(Some(self.host), format!("keeper {node}"), keep);
+        Ok(driven)
+    }
+
+    /// The number of the process that a node is.
+    pub fn pid(node: NodeId) -> u32 {
+        node.0 + 1
+    }
+}
+
+/// Moves a node forward for as long as it is there.
+async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Driven>) {
+    let clock = world.clock(host);
+    loop {
+        let seen = fabric.doorbell();
+        match driven.step() {
+            Step::Next(due_ns) => drop(before(clock.sleep_until(due_ns), fabric.rung(seen)).await),
+            Step::Left => return,
+        }
+    }
+}
+
+/// What a simulated node takes from its surroundings.
+struct Made {
+    clock: HostClock,
+    /// When the clock showed 0, in nanoseconds since 1970.
+    clock_since_1970_ns: u64,
+    random: Mutex<Random>,
+    node: u32,
+}
+
+impl Surroundings for Made {
+    fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    fn since_1970_ns(&self) -> u64 {
+        self.clock_since_1970_ns + self.now_ns()
+    }
+
+    fn random(&self) -> u64 {
+        self.random.lock().expect("drawing does not panic").bits()
+    }
+
+    fn pid(&self) -> u32 {
+        Birth::pid(NodeId(self.node))
+    }
+}
