@@ -236,6 +236,22 @@ impl Segment {
         Ok(())
     }
 
+    /// From now on, what is written through this mapping is seen by nobody else, as though its process had been killed: for
+    /// simulations, where the values of a process that was killed are dropped, and must not do any more in that than the dead do.
+    /// `owned` is the same segment as its owner has it.
+    pub fn make_private(&self, owned: &Segment) -> io::Result<()> {
+        let fd = owned.fd().ok_or(io::ErrorKind::Unsupported)?;
+        if owned.len < self.len {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: it replaces a mapping of our own whole and at once, by one of the same length and access; whoever uses it
+        // by windows expects its bytes to change at any time.
+        unsafe { rustix::mm::mmap(self.base.as_ptr().cast(), self.len, access, flags, fd, 0) }?;
+        Ok(())
+    }
+
     /// How many bytes of memory the segment takes from the system now.  Only its owner can ask.
     pub fn resident_bytes(&self) -> io::Result<u64> {
         let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
@@ -323,6 +339,21 @@ mod tests {
         window.write(0, b"pong").unwrap();
         ours.window(0, MIB).unwrap().read(100, &mut seen).unwrap();
         assert_eq!(&seen, b"pong");
+    }
+
+    #[test]
+    fn what_is_written_after_a_mapping_became_private_is_seen_by_nobody_else() {
+        let ours = create(MIB);
+        let theirs = reopened(&ours, MIB).unwrap();
+        let (our_word, their_word) = (ours.window(0, 8).unwrap(), theirs.window(0, 8).unwrap());
+        their_word.store_u64(0, 7).unwrap();
+        theirs.make_private(&ours).unwrap();
+        assert_eq!(their_word.fetch_add_u64(0, 1), Ok(7));
+        assert_eq!((our_word.load_u64(0), their_word.load_u64(0)), (Ok(7), Ok(8)));
+        ours.make_private(&ours).unwrap();
+        our_word.store_u64(0, 9).unwrap();
+        assert_eq!(reopened(&ours, MIB).unwrap().window(0, 8).unwrap().load_u64(0), Ok(7));
+        assert!(ours.make_private(&theirs).is_err(), "who has no descriptor is not its owner");
     }
 
     #[test]

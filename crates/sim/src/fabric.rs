@@ -11,6 +11,7 @@ use halite_fabric::{
 };
 use halite_mem::{Segment, Window};
 
+use crate::hardware::Reach;
 use crate::shared::Shared;
 use crate::world::HostId;
 
@@ -61,13 +62,16 @@ impl Fabric for SimFabric {
         vec!["sim"]
     }
 
-    fn capabilities(&self, _: PeerId) -> Capabilities {
-        self.shared.with(|net| Capabilities {
-            provider: "sim",
-            direct: false,
-            atomics: Atomics::Processor,
-            send_bytes_max: net.profile.send_bytes_max,
-            inline_bytes_max: net.profile.inline_bytes_max,
+    fn capabilities(&self, peer: PeerId) -> Capabilities {
+        self.shared.with(|net| {
+            let (profile, reach) = net.profile_to(self.endpoint, peer);
+            Capabilities {
+                provider: "sim",
+                direct: reach == Reach::Within,
+                atomics: Atomics::Processor,
+                send_bytes_max: profile.send_bytes_max,
+                inline_bytes_max: profile.inline_bytes_max,
+            }
         })
     }
 
@@ -95,8 +99,8 @@ impl Fabric for SimFabric {
         self.shared.with(|net| net.poll_event(self.endpoint))
     }
 
-    fn direct(&self, _: PeerId, _: Key) -> Option<Window> {
-        None
+    fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
+        self.shared.with(|net| net.direct(self.endpoint, peer, key))
     }
 
     fn cut_off(&self, peer: PeerId) -> CutOff {

@@ -17,6 +17,7 @@ mod clock;
 mod counters;
 mod digest;
 mod fabric;
+mod hardware;
 mod link;
 mod net;
 mod profile;

@@ -2,7 +2,8 @@
 
 use serde::Deserialize;
 
-/// The costs and limits of one kind of hardware; every host of a world has the same.
+/// The costs and limits of one kind of hardware, which all hosts of a world have between them; the processes of a host may
+/// have another, see [`crate::World::with_processes`].
 ///
 /// Times are in nanoseconds, lengths in bytes.  Profiles are TOML files with exactly these fields; those of the tree
 /// are in `crates/sim/profiles` and say where their numbers come from.
@@ -167,6 +168,16 @@ impl Profile {
             });
         }
         Ok(())
+    }
+
+    /// Whether adapters carry everything out, and not the processors of those who ask for it.
+    pub fn is_adapter(&self) -> bool {
+        self.cut_off == CutOffBy::Target
+    }
+
+    /// How often a lost packet is sent again, and after how long.
+    pub(crate) fn patience(&self) -> (u32, u64) {
+        (self.retries_max, self.retransmit_ns)
     }
 
     pub(crate) fn dma_ns(&self, len: u64) -> u64 {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::clock::{HostClock, Sleep};
 use crate::counters::Counters;
 use crate::fabric::SimFabric;
+use crate::hardware::Hardware;
 use crate::link::Link;
 use crate::net::{HostState, Net};
 use crate::profile::Profile;
@@ -18,7 +19,8 @@ use crate::shared::Shared;
 use crate::tasks::{TaskId, Tasks};
 use crate::trace::Trace;
 
-/// A host of a world, numbered from 0 in the order in which they were added.
+/// A host of a world, numbered from 0 in the order in which they were added; or, where hosts have several processes, one of
+/// those: it runs, stops and crashes by itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HostId(pub u32);
 
@@ -85,7 +87,18 @@ impl Drop for Inner {
 impl World {
     /// An empty world at time 0.  Panics if `profile` holds a value that makes no sense, see [`Profile::check`].
     pub fn new(seed: u64, profile: Profile) -> World {
-        let shared = Shared::new(Net::new(seed, profile));
+        World::made_of(seed, Hardware::new(profile, None))
+    }
+
+    /// An empty world whose hosts may have several processes: `across` holds between hosts, and `within` between the processes
+    /// of one, whose loads and stores reach each other's memory.  Each process is taken to have an adapter to itself.  Panics
+    /// as [`World::new`] does, and unless `across` is of adapters and `within` is not.
+    pub fn with_processes(seed: u64, across: Profile, within: Profile) -> World {
+        World::made_of(seed, Hardware::new(across, Some(within)))
+    }
+
+    fn made_of(seed: u64, hardware: Hardware) -> World {
+        let shared = Shared::new(Net::new(seed, hardware));
         let inner = Inner {
             seed,
             truth: HostClock::truth(shared.clone()),
@@ -134,12 +147,28 @@ impl World {
 
     /// Adds a host, which runs.
     pub fn add_host(&self) -> HostId {
-        let host = self.inner.shared.with(Net::add_host);
+        let host = self.inner.shared.with(|net| net.add_process(None));
         // An hour: so far apart that nobody mixes clocks up unpunished.
         let offset_ns =
             Random::new(self.inner.seed, &format!("clock of host {}", host.0)).below(3_600_000_000_000);
         self.inner.clocks.borrow_mut().push(HostClock::new(self.inner.shared.clone(), offset_ns));
         host
+    }
+
+    /// Adds a process to the host that `other` stands on, whose clock it shares.  Panics if hosts have one process each.
+    pub fn add_process(&self, other: HostId) -> HostId {
+        let added = self.inner.shared.with(|net| {
+            assert!(net.hardware.has_processes(), "nothing says what stands between processes of one host");
+            net.add_process(Some(other))
+        });
+        let clock = self.clock(other);
+        self.inner.clocks.borrow_mut().push(clock);
+        added
+    }
+
+    /// Whether two processes stand on one host.
+    pub fn share_a_host(&self, one: HostId, other: HostId) -> bool {
+        self.inner.shared.with(|net| net.stands_on(one) == net.stands_on(other))
     }
 
     /// Whether a host runs: is neither paused nor down.
@@ -161,8 +190,17 @@ impl World {
 
     /// Ends all that runs on the host, at once and without a word; what it has put on the wire still arrives.
     pub fn crash(&self, host: HostId) {
-        self.inner.shared.with(|net| net.crash(host));
+        self.inner.shared.with(|net| net.crash(host, true));
         self.end_tasks(host);
+    }
+
+    /// Ends all processes of the host that `host` stands on, kernel and all: nobody tells other hosts.
+    pub fn crash_whole_host(&self, host: HostId) {
+        let all = self.inner.shared.with(|net| net.processes_beside(host));
+        for process in all {
+            self.inner.shared.with(|net| net.crash(process, false));
+            self.end_tasks(process);
+        }
     }
 
     /// Lets a host that has crashed run again, with nothing on it.
@@ -193,9 +231,9 @@ impl World {
         self.inner.shared.with(|net| net.set_link(from, to, link));
     }
 
-    /// The profile of the hardware.
-    pub fn profile(&self) -> Profile {
-        self.inner.shared.with(|net| net.profile.clone())
+    /// The profile of what stands between two hosts, or processes.
+    pub fn profile(&self, one: HostId, other: HostId) -> Profile {
+        self.inner.shared.with(|net| net.hardware.of(net.reach(one, other)).clone())
     }
 
     // Looking at a run.

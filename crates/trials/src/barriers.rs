@@ -127,9 +127,7 @@ impl Drop for Stay {
         let doubt_ns = match () {
             () if stage.is_undisturbed() => DOUBT_NS,
             // Kernels tell of every death, and all hear each other.
-            () if !stage.was_anyone_isolated() && stage.deaths_are_told() => {
-                stage.world.profile().notice_ns + DOUBT_NS
-            }
+            () if !stage.was_anyone_isolated() && stage.deaths_are_told() => stage.notice_ns() + DOUBT_NS,
             // The home may hear late of those who are cut off.
             () => stage.consequences_ns(),
         };

@@ -51,24 +51,44 @@ fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
         2 if stage.is_up(node) => story(stage, "pause", async move {
             shared.stop(node, long).await;
         }),
-        3 if node != other => cut(stage, &[(node, other), (other, node)], long),
-        4 if node != other => cut(stage, &[(node, other)], long),
-        5 if node != other => {
+        3 => cut(stage, &[ways(stage, node, other), ways(stage, other, node)].concat(), long),
+        4 => cut(stage, &ways(stage, node, other), long),
+        5 => {
             let noise = some_noise(random);
-            stage.isolate(node);
-            stage.isolate(other);
-            change(stage, &[(node, other)], long, "noise", move |link| Link { ..noise(link) });
+            let ways = ways(stage, node, other);
+            isolate(stage, &ways);
+            change(stage, &ways, long, "noise", move |link| Link { ..noise(link) });
         }
         6 => stage.world.set_drift_ppm(stage.host(node), random.below(400) as i64 - 200),
+        7 if stage.is_up(node) => {
+            stage.crash_host(node);
+            for node in stage.beside(node) {
+                let shared = stage.clone();
+                story(stage, "restart", async move { restart_after(&shared, node, long).await });
+            }
+        }
         _ => {}
     }
 }
 
-fn cut(stage: &Rc<Stage>, ways: &[(u32, u32)], long: Duration) {
+/// The ways from one node to another, and between those that stand beside them; none on one host.
+fn ways(stage: &Stage, from: u32, to: u32) -> Vec<(u32, u32)> {
+    let beside = |node| stage.beside(node).into_iter();
+    match stage.world.share_a_host(stage.host(from), stage.host(to)) {
+        true => Vec::new(),
+        false => beside(from).flat_map(|from| beside(to).map(move |to| (from, to))).collect(),
+    }
+}
+
+fn isolate(stage: &Stage, ways: &[(u32, u32)]) {
     for (from, to) in ways {
         stage.isolate(*from);
         stage.isolate(*to);
     }
+}
+
+fn cut(stage: &Rc<Stage>, ways: &[(u32, u32)], long: Duration) {
+    isolate(stage, ways);
     change(stage, ways, long, "partition", Link::down);
 }
 

@@ -1,5 +1,6 @@
 //! What trials have found: each a short story that went wrong once.
 
+use std::cell::Cell;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -9,11 +10,11 @@ use halite::{
     AccessCause, CallCause, Function, Lh, LockCause, LockError, Mailbox, NodeId, Permissions, Placement,
     Port, RegionCause, SendCause, ServeCause, ServeOptions, Session, Who,
 };
-use halite_sim::{Link, RunEnd, World};
+use halite_sim::{Link, RunEnd};
 
 use crate::plan::Plan;
-use crate::stage::Stage;
-use crate::trial::hardware;
+use crate::stage::{CHUNK_BYTES, Stage};
+use crate::trial;
 
 /// Runs a story on nodes that have joined; nobody else does anything.  Returns the digest of all that happened.
 fn on_nodes<F: Future<Output = ()> + 'static>(
@@ -28,9 +29,25 @@ fn on_hardware<F: Future<Output = ()> + 'static>(
     nodes: u32,
     story: impl FnOnce(Rc<Stage>) -> F + 'static,
 ) -> u64 {
-    let plan = format!("name = 'found'\nnodes = {nodes}\nprofile = '{profile}'\n");
-    let plan = Plan::from_toml(&plan).expect("it is a good plan");
-    let world = World::new(1, hardware(&plan).expect("it is known"));
+    on_plan(&format!("nodes = {nodes}\nprofile = '{profile}'"), story)
+}
+
+/// On nodes that stand on hosts, so many on each, which adapters connect.
+fn on_hosts<F: Future<Output = ()> + 'static>(
+    nodes: &[u32],
+    story: impl FnOnce(Rc<Stage>) -> F + 'static,
+) -> u64 {
+    let all: u32 = nodes.iter().sum();
+    on_plan(&format!("nodes = {all}\nprofile = 'rnic-100g'\nhosts = {nodes:?}"), story)
+}
+
+fn on_plan<F: Future<Output = ()> + 'static>(
+    plan: &str,
+    story: impl FnOnce(Rc<Stage>) -> F + 'static,
+) -> u64 {
+    let plan = Plan::from_toml(&format!("name = 'found'\n{plan}\n")).expect("it is a good plan");
+    let nodes = plan.nodes;
+    let world = trial::world(&plan, 1).expect("it is known");
     let stage = Stage::new(world.clone(), plan);
     let told = stage.clone();
     world.spawn(None, "the story", async move {
@@ -418,6 +435,80 @@ fn what_was_under_way_when_the_own_node_left_is_said_to_be_done_or_not() {
         let mut bytes = [0; 12];
         other.read(theirs, 0, &mut bytes).await.expect("it may be read");
         assert_eq!(&bytes, b"\x07\0\0\0\0\0\0\0salt");
+    });
+}
+
+/// Where it lies decides, not who asks: each piece is told with what stands in between.
+#[test]
+fn words_of_one_region_are_changed_by_instructions_and_by_adapters_and_none_is_lost() {
+    on_hosts(&[2, 1], |stage| async move {
+        let [near, beside, far] = [0, 1, 2].map(|node| session_of(&stage, node));
+        let spread = Placement::Spread([0, 1, 2].map(NodeId).to_vec());
+        let len = 3 * CHUNK_BYTES;
+        let lh = near.alloc(Some("tally"), len, spread, ALL).await.expect("there is room");
+        let told = near.explain(lh).await.expect("it is ours");
+        let verbs: Vec<_> = told.pieces.iter().map(|piece| (piece.node, piece.verbs.atomic)).collect();
+        let (instruction, posted) = ("atomic instruction", "posted atomic");
+        assert_eq!(verbs, [(0, instruction), (1, instruction), (2, posted)]);
+        let direct = async |node| {
+            let told = near.explain_peer(NodeId(node)).await.expect("it is known");
+            told.capabilities.expect("it is connected").direct
+        };
+        assert_eq!((direct(1).await, direct(2).await), (true, false));
+
+        let data: Vec<u8> = (0..len).map(|at| at as u8).collect();
+        near.write(lh, 0, &data).await.expect("it may be written");
+        let begun = Rc::new(Cell::new(0));
+        let adding = [near.clone(), beside, far].into_iter().zip(0..).map(|(session, node)| {
+            let (world, begun, data) = (stage.world.clone(), begun.clone(), data.clone());
+            stage.world.spawn(Some(stage.host(node)), format!("node {node} adds"), async move {
+                let lh = session.map("tally", ALL).await.expect("it is there");
+                let mut seen = vec![0; len as usize];
+                session.read(lh, 0, &mut seen).await.expect("it may be read");
+                assert!(seen == data);
+                begun.set(begun.get() + 1);
+                while begun.get() < 3 {
+                    world.sleep(None, Duration::from_micros(1)).await;
+                }
+                for round in 0..30 {
+                    let offset = round % 3 * CHUNK_BYTES;
+                    session.fetch_add(lh, offset, 1).await.expect("it may be changed");
+                }
+            })
+        });
+        let adding: Vec<_> = adding.collect();
+        while adding.iter().any(|task| stage.world.is_alive(*task)) {
+            stage.world.sleep(None, Duration::from_micros(1)).await;
+        }
+        for chunk in 0..3 {
+            let mut word = [0; 8];
+            near.read(lh, chunk * CHUNK_BYTES, &mut word).await.expect("it may be read");
+            let at = (chunk * CHUNK_BYTES) as usize;
+            let before = u64::from_le_bytes(data[at..at + 8].try_into().expect("eight"));
+            assert_eq!(u64::from_le_bytes(word), before + 30, "chunk {chunk}");
+        }
+    });
+}
+
+/// Its guard, dropped with all else that the process had, gave the lock up through memory that others share.
+#[test]
+fn a_lock_of_a_killed_process_is_recovered_by_the_one_beside_it() {
+    on_hosts(&[2, 1], |stage| async move {
+        let other = session_of(&stage, 1);
+        drop(other.lock("ledger").await.expect("it is free"));
+        let held = Rc::new(Cell::new(0));
+        let (session, token) = (session_of(&stage, 0), held.clone());
+        stage.world.spawn(Some(stage.host(0)), "a holder", async move {
+            let guard = session.lock("ledger").await.expect("it is free");
+            token.set(guard.token());
+            std::future::pending::<()>().await;
+        });
+        stage.world.sleep(None, TIMEOUT).await;
+        stage.crash(0);
+        assert_ne!(held.get(), 0);
+        let taken = other.lock("ledger").await;
+        let guard = taken.expect("its home lives");
+        assert!(guard.recovered() && guard.token() == held.get() + 1);
     });
 }
 

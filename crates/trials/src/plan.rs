@@ -30,9 +30,15 @@ pub struct Plan {
     /// Bytes of the ring through which a node sends another its requests and messages: a power of two from 4096 to 2^30.
     #[serde(default = "defaults::ring_bytes")]
     pub ring_bytes: u64,
-    /// The hardware: the name of a profile of the simulator.
+    /// The hardware between nodes, or between hosts if several nodes stand on one: the name of a profile of the simulator.
     #[serde(default = "defaults::profile")]
     pub profile: String,
+    /// How nodes stand on hosts; each on one of its own if that is not said.
+    #[serde(default)]
+    pub hosts: Option<Hosts>,
+    /// What stands between the nodes of one host: the name of a profile, of processes that share memory.
+    #[serde(default)]
+    pub host_profile: Option<String>,
     /// How many work requests a connection takes before its queue is full, if not as many as in the profile.
     #[serde(default)]
     pub queue_depth: Option<usize>,
@@ -42,6 +48,16 @@ pub struct Plan {
     /// What goes wrong, and how often.
     #[serde(default)]
     pub faults: Faults,
+}
+
+/// How nodes stand on hosts.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Hosts {
+    /// On so many, to which they are dealt in turn.
+    Dealt(u32),
+    /// So many on each, in the order of their numbers.
+    Filled(Vec<u32>),
 }
 
 /// Weights: a session does each in proportion.
@@ -97,6 +113,8 @@ pub struct Faults {
     pub noise: u32,
     /// A node's clock runs fast or slow.
     pub drift: u32,
+    /// A host dies with all its nodes, of which nobody tells the others, and they come back.
+    pub host_crash: u32,
     /// How long something goes wrong at most, in hundredths of a lease.
     pub long_percent: u32,
 }
@@ -155,6 +173,7 @@ impl Default for Faults {
             one_way: 1,
             noise: 3,
             drift: 1,
+            host_crash: 0,
             long_percent: 300,
         }
     }
@@ -228,15 +247,57 @@ impl Plan {
             () if faults.gap_us > 0 && faults.weights().iter().sum::<u32>() == 0 => {
                 bad("faults have a gap but no weight at all")
             }
-            () => self.profile().map(drop),
+            () => self.check_hosts(),
         }
     }
 
-    /// The hardware.
+    fn check_hosts(&self) -> Result<(), PlanError> {
+        let bad = |what| Err(PlanError::Bad { plan: self.name.clone(), what });
+        let (across, within) = (self.profile()?, self.host_profile()?);
+        let dealt = match &self.hosts {
+            None if self.host_profile.is_some() => return bad("host_profile says nothing without hosts"),
+            None if self.faults.host_crash > 0 => return bad("host_crash says nothing without hosts"),
+            None => return Ok(()),
+            Some(Hosts::Dealt(hosts)) => (1..=self.nodes).contains(hosts),
+            Some(Hosts::Filled(hosts)) => {
+                let nodes = hosts.iter().try_fold(0, |sum: u32, nodes| sum.checked_add(*nodes));
+                nodes == Some(self.nodes) && !hosts.contains(&0)
+            }
+        };
+        match () {
+            () if !dealt => bad("hosts must be at most as many as nodes, or say how many nodes each has"),
+            () if !across.is_adapter() => bad("profile must be of adapters where nodes stand on hosts"),
+            () if within.is_adapter() => bad("host_profile must be of processes that share memory"),
+            () => Ok(()),
+        }
+    }
+
+    /// The hardware between nodes, or between hosts if several nodes stand on one.
     pub fn profile(&self) -> Result<Profile, PlanError> {
+        self.hardware(&self.profile)
+    }
+
+    /// What stands between the nodes of one host, if several do.
+    pub fn host_profile(&self) -> Result<Profile, PlanError> {
+        self.hardware(self.host_profile.as_deref().unwrap_or("local"))
+    }
+
+    fn hardware(&self, name: &str) -> Result<Profile, PlanError> {
         let bad = |source| PlanError::Profile { plan: self.name.clone(), source };
-        let profile = Profile::named(&self.profile).map_err(bad)?;
+        let profile = Profile::named(name).map_err(bad)?;
         Ok(Profile { queue_depth: self.queue_depth.unwrap_or(profile.queue_depth), ..profile })
+    }
+
+    /// The host of each node.
+    pub(crate) fn hosts_of_nodes(&self) -> Vec<u32> {
+        match &self.hosts {
+            None => (0..self.nodes).collect(),
+            Some(Hosts::Dealt(hosts)) => (0..self.nodes).map(|node| node % hosts).collect(),
+            Some(Hosts::Filled(hosts)) => {
+                let each = (0..).zip(hosts);
+                each.flat_map(|(host, nodes)| std::iter::repeat_n(host, *nodes as usize)).collect()
+            }
+        }
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -259,14 +320,26 @@ impl Faults {
     }
 
     /// In the order of the fields.
-    pub(crate) fn weights(&self) -> [u32; 7] {
-        [self.crash, self.leave, self.pause, self.partition, self.one_way, self.noise, self.drift]
+    pub(crate) fn weights(&self) -> [u32; 8] {
+        let Faults { crash, leave, pause, partition, one_way, noise, drift, host_crash, .. } = *self;
+        [crash, leave, pause, partition, one_way, noise, drift, host_crash]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_are_dealt_to_hosts_or_fill_one_after_the_other() {
+        let hosts = |said: &str| {
+            let text = format!("name = 'x'\nnodes = 5\nprofile = 'rnic-100g'\n{said}");
+            Plan::from_toml(&text).unwrap().hosts_of_nodes()
+        };
+        assert_eq!(hosts(""), [0, 1, 2, 3, 4]);
+        assert_eq!(hosts("hosts = 2"), [0, 1, 0, 1, 0]);
+        assert_eq!(hosts("hosts = [2, 2, 1]"), [0, 0, 1, 1, 2]);
+    }
 
     #[test]
     fn a_plan_that_cannot_be_is_refused_with_the_reason() {
@@ -276,6 +349,14 @@ mod tests {
         assert!(refusal("name = 'x'\nnodes = 1\nspeed = 7").contains("speed"));
         assert!(refusal("name = 'x'\nnodes = 1\nprofile = 'abacus'").contains("abacus"));
         assert!(refusal("name = 'x'\nnodes = 1\nqueue_depth = 3").contains("queue_depth must be"));
+        let mixed = |rest: &str| refusal(&format!("name = 'x'\nnodes = 3\nprofile = 'rnic-100g'\n{rest}"));
+        for hosts in ["4", "0", "[2, 2]", "[3, 0]", "[4294967295, 4]"] {
+            assert!(mixed(&format!("hosts = {hosts}")).contains("hosts must be"), "{hosts}");
+        }
+        assert!(mixed("host_profile = 'local'").contains("without hosts"));
+        assert!(mixed("faults = { host_crash = 1 }").contains("without hosts"));
+        assert!(mixed("hosts = 2\nhost_profile = 'rnic-100g'").contains("share memory"));
+        assert!(refusal("name = 'x'\nnodes = 3\nhosts = 2").contains("of adapters"));
         assert!(
             refusal("name = 'x'\nnodes = 1\n[work]\nrows_per_mille = 1001")
                 .contains("rows_per_mille must be")

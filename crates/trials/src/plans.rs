@@ -2,7 +2,7 @@
 
 use crate::plan::{Plan, PlanError};
 
-const PLANS: [(&str, &str); 12] = [
+const PLANS: [(&str, &str); 13] = [
     ("calm", include_str!("../../../plans/calm.toml")),
     ("storm", include_str!("../../../plans/storm.toml")),
     ("crashes", include_str!("../../../plans/crashes.toml")),
@@ -11,6 +11,7 @@ const PLANS: [(&str, &str); 12] = [
     ("torn", include_str!("../../../plans/torn.toml")),
     ("partitions", include_str!("../../../plans/partitions.toml")),
     ("adapters", include_str!("../../../plans/adapters.toml")),
+    ("mixed", include_str!("../../../plans/mixed.toml")),
     ("rings", include_str!("../../../plans/rings.toml")),
     ("rows", include_str!("../../../plans/rows.toml")),
     ("frantic", include_str!("../../../plans/frantic.toml")),
@@ -20,8 +21,8 @@ const PLANS: [(&str, &str); 12] = [
 /// The plans of the tree.
 impl Plan {
     /// Those of which thousands of seeds are walked: a trial takes some milliseconds.
-    pub const SMALL: [&str; 9] =
-        ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters", "torn", "rings"];
+    pub const SMALL: [&str; 10] =
+        ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters", "mixed", "torn", "rings"];
 
     /// The names of all.
     pub fn names() -> impl Iterator<Item = &'static str> {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use halite::{Config, Driven, JoinError, NodeId, Step};
-use halite_sim::{CutOffBy, Fence, HostId, Link, TaskId, World};
+use halite_sim::{Fence, HostId, Link, Profile, TaskId, World};
 
 use crate::actor;
 use crate::barriers::Barriers;
@@ -46,6 +46,8 @@ pub(crate) struct Stage {
     pub(crate) watches: RefCell<Watches>,
     /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
+    /// What there is between nodes.
+    profiles: Vec<Profile>,
     seats: Vec<Seat>,
     anyone_isolated: Cell<bool>,
     faults: RefCell<Vec<TaskId>>,
@@ -80,8 +82,9 @@ struct Seat {
 
 impl Stage {
     pub(crate) fn new(world: World, plan: Plan) -> Rc<Stage> {
-        let seat = |_| Seat {
-            host: world.add_host(),
+        let hosts = put_up(&world, &plan);
+        let seat = |host: &HostId| Seat {
+            host: *host,
             lives: Cell::new(0),
             node: RefCell::default(),
             up: Cell::new(false),
@@ -90,8 +93,9 @@ impl Stage {
             stopped: Cell::new(false),
             missed_until_ns: Cell::new(0),
         };
-        let seats = (0..plan.nodes).map(seat).collect();
-        let profile = world.profile();
+        let seats = hosts.iter().map(seat).collect();
+        let mut profiles: Vec<Profile> = hosts.iter().map(|host| world.profile(hosts[0], *host)).collect();
+        profiles.dedup();
         Rc::new(Stage {
             judge: Judge::new(world.clone()),
             regions: RefCell::default(),
@@ -101,9 +105,11 @@ impl Stage {
             messages: RefCell::default(),
             barriers: RefCell::default(),
             watches: RefCell::default(),
-            cut_off_is_death: profile.cut_off == CutOffBy::Exit
-                && profile.fence == Fence::Kill
+            cut_off_is_death: profiles
+                .iter()
+                .all(|profile| !profile.is_adapter() && profile.fence == Fence::Kill)
                 && !plan.faults.break_links(),
+            profiles,
             seats,
             anyone_isolated: Cell::new(false),
             faults: RefCell::default(),
@@ -123,6 +129,12 @@ impl Stage {
 
     pub(crate) fn host(&self, node: u32) -> HostId {
         self.seats[node as usize].host
+    }
+
+    /// All nodes that stand on its host.
+    pub(crate) fn beside(&self, node: u32) -> Vec<u32> {
+        let host = self.host(node);
+        (0..self.nodes()).filter(|other| self.world.share_a_host(host, self.host(*other))).collect()
     }
 
     /// How often a node has begun to live.
@@ -157,7 +169,12 @@ impl Stage {
 
     /// Whether others hear of the end of a node's process at once, and not only by its silence.
     pub(crate) fn deaths_are_told(&self) -> bool {
-        self.world.profile().cut_off == CutOffBy::Exit
+        !self.profiles.iter().any(Profile::is_adapter)
+    }
+
+    /// How long that takes.
+    pub(crate) fn notice_ns(&self) -> u64 {
+        self.profiles.iter().map(|profile| profile.notice_ns).max().unwrap_or(0)
     }
 
     /// Whether nothing at all has gone wrong so far.  Noise counts: a connection may end of it, and stay so.
@@ -251,11 +268,21 @@ impl Stage {
 
     /// Ends a node without a word.
     pub(crate) fn crash(&self, node: u32) {
+        self.world.crash(self.host(node));
+        self.end_life(node);
+    }
+
+    /// Ends a host with all its nodes.
+    pub(crate) fn crash_host(&self, node: u32) {
+        self.world.crash_whole_host(self.host(node));
+        self.beside(node).into_iter().for_each(|node| self.end_life(node));
+    }
+
+    fn end_life(&self, node: u32) {
         self.judge.note_trouble();
         let seat = &self.seats[node as usize];
         seat.up.set(false);
         seat.down.set(true);
-        self.world.crash(seat.host);
         // Its memory goes with the last who refers to it.
         drop(seat.node.borrow_mut().take());
     }
@@ -388,6 +415,17 @@ impl Stage {
         self.working.set(self.working.get() + 1);
         Working(self.clone())
     }
+}
+
+/// Adds a process for each node to the world, on the host that the plan says.
+fn put_up(world: &World, plan: &Plan) -> Vec<HostId> {
+    let mut first = BTreeMap::new();
+    let places = plan.hosts_of_nodes().into_iter();
+    let stand = |host| match first.get(&host) {
+        Some(other) => world.add_process(*other),
+        None => *first.entry(host).or_insert_with(|| world.add_host()),
+    };
+    places.map(stand).collect()
 }
 
 /// See [`Stage::count_in`].

@@ -33,7 +33,7 @@ const STEPS_PER_NODE_US: u64 = 20_000;
 
 /// Runs a trial.  A panic in it is a violation like any other.
 pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
-    let world = World::new(seed, hardware(plan)?);
+    let world = world(plan, seed)?;
     world.set_trace(match keep {
         Keep::Nothing => Trace::Off,
         Keep::Last(lines) => Trace::Last(lines),
@@ -53,13 +53,19 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     Ok(told.unwrap_or_else(|panic| report_panic(stage, seed, panic)))
 }
 
-/// The plan's hardware, whose patience is as short as the leases of trials are: a node that joins while another is stopped
-/// has its turn.
-pub(crate) fn hardware(plan: &Plan) -> Result<Profile, PlanError> {
+/// A world of the plan's hardware, whose patience is as short as the leases of trials are: a node that joins while another is
+/// stopped has its turn.
+pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
     let lease_ns = plan.lease().as_nanos() as u64;
-    let mut profile = plan.profile()?;
-    profile.connect_timeout_ns = profile.connect_timeout_ns.min(2 * lease_ns);
-    Ok(profile)
+    let hasty = |profile: Profile| {
+        let connect_timeout_ns = profile.connect_timeout_ns.min(2 * lease_ns);
+        Profile { connect_timeout_ns, ..profile }
+    };
+    let profile = hasty(plan.profile()?);
+    Ok(match plan.hosts {
+        None => World::new(seed, profile),
+        Some(_) => World::with_processes(seed, profile, hasty(plan.host_profile()?)),
+    })
 }
 
 /// What is left to be said after a panic.

@@ -40,7 +40,12 @@ fn row(name: &'static str) -> Result<Row, halite_trials::PlanError> {
         duration_us: plan.duration_us,
         lease_us: plan.lease_us,
         fault_gap_us: plan.faults.gap_us,
-        profile: plan.profile,
+        profile: match plan.hosts {
+            None => plan.profile,
+            Some(_) => {
+                format!("{} in {}", plan.host_profile.unwrap_or_else(|| "local".to_owned()), plan.profile)
+            }
+        },
         soaked: Plan::SMALL.contains(&name),
     })
 }

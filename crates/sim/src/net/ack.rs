@@ -24,7 +24,7 @@ impl Net {
         match self.transmit(from, to, ready_ns, 0) {
             Transit::Lost => self.await_ack(qp, number),
             Transit::Sent { arrives_ns, .. } => {
-                let at_ns = arrives_ns + self.profile.completion_ns;
+                let at_ns = arrives_ns + self.profile(qp).completion_ns;
                 if !self.know_later(qp, number, at_ns) {
                     self.schedule(at_ns, Event::Acknowledge { qp, number });
                 }
@@ -75,7 +75,7 @@ impl Net {
 
     /// No acknowledgement is under way: who posted will miss it.
     pub(super) fn await_ack(&mut self, qp: u32, number: u64) {
-        let at_ns = self.now_ns + self.profile.retransmit_ns;
+        let at_ns = self.now_ns + self.profile(qp).retransmit_ns;
         self.schedule(at_ns, Event::AckTimeout { qp, number });
     }
 
@@ -151,7 +151,7 @@ impl Net {
 
     /// Counts another attempt at a request; breaks the connection off, and returns false, if there were enough.
     pub(super) fn spend_attempt(&mut self, qp: u32, number: u64) -> bool {
-        let retries_max = self.profile.retries_max;
+        let retries_max = self.profile(qp).retries_max;
         let Some(work) = self.qps[qp as usize].work(number) else {
             return false;
         };

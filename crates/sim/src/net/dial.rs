@@ -58,11 +58,13 @@ impl Net {
     fn dial(&mut self, from: u32, to: u32, hello: &[u8]) {
         let dial = self.dials.len() as u32;
         self.dials.push(Dial { from, to, hello: hello.to_vec(), over: false, qp: None });
-        let arrives_ns = self.word_ns(self.host_of(from), self.host_of(to));
+        let (from_host, to_host) = (self.host_of(from), self.host_of(to));
+        let arrives_ns = self.word_ns(from_host, to_host);
         if let Some(at_ns) = arrives_ns {
             self.schedule(at_ns, Event::DialArrives { dial });
         }
-        let at_ns = self.now_ns + self.profile.connect_timeout_ns;
+        let profile = self.hardware.of(self.reach(HostId(from_host), HostId(to_host)));
+        let at_ns = self.now_ns + profile.connect_timeout_ns;
         self.schedule(at_ns, Event::DialTimeout { dial });
     }
 
@@ -92,8 +94,9 @@ impl Net {
         let said = std::mem::take(&mut self.dials[dial as usize].hello);
         let shown = self.endpoints[to as usize].hello.clone();
         let ours = self.qps.len() as u32;
-        self.qps.push(Qp::new(from, from_host, to_host, shown, true));
-        self.qps.push(Qp::new(to, to_host, from_host, said, false));
+        let reach = self.reach(HostId(from_host), HostId(to_host));
+        self.qps.push(Qp::new(from, [from_host, to_host], reach, shown, true));
+        self.qps.push(Qp::new(to, [to_host, from_host], reach, said, false));
         self.establish(ours ^ 1);
         ours
     }

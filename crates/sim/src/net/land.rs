@@ -24,7 +24,7 @@ impl Net {
     /// end stops it.
     pub(super) fn lets_in(&self, qp: u32) -> bool {
         let end = &self.qps[qp as usize];
-        if self.copies_by_processor() {
+        if self.copies_by_processor(qp) {
             !end.fenced
         } else {
             matches!(end.state, QpState::Open | QpState::Leaving)
@@ -66,7 +66,7 @@ impl Net {
         let end = &self.qps[target as usize];
         // What arrives at a closed end is not kept.
         let consumes = packet.last && verb.needs_receive() && end.state == QpState::Open;
-        !consumes || end.unpolled < self.profile.receive_depth
+        !consumes || end.unpolled < self.profile(target).receive_depth
     }
 
     /// The packet, and those behind it, are asked for again in a while.
@@ -74,7 +74,7 @@ impl Net {
         self.counters.receiver_not_ready += 1;
         let index = self.packets.add(packet);
         self.qps[target as usize].stalled.push_back(index);
-        let at_ns = self.now_ns + self.profile.rnr_ns;
+        let at_ns = self.now_ns + self.profile(target).rnr_ns;
         self.schedule(at_ns, Event::ReceiverRetry { qp: target });
     }
 
@@ -186,7 +186,7 @@ impl Net {
             }
             Some(Err(_)) | None => Status::RemoteAccess,
         };
-        self.acknowledge(qp, number, status, self.profile.atomic_ns);
+        self.acknowledge(qp, number, status, self.profile(qp).atomic_ns);
     }
 
     fn begin_read(&mut self, target: u32, qp: u32, number: u64, remote: RemoteAddress, len: u64) {
@@ -196,7 +196,8 @@ impl Net {
         }
         if let Some(work) = self.qps[qp as usize].work(number) {
             work.delivered = true;
-            self.schedule(self.now_ns + self.profile.pcie_ns, Event::Respond { qp, number });
+            let at_ns = self.now_ns + self.profile(qp).pcie_ns;
+            self.schedule(at_ns, Event::Respond { qp, number });
         }
     }
 
@@ -211,7 +212,7 @@ impl Net {
             let window = &self.endpoints[end.endpoint as usize].segments[key];
             window.write(offset + piece, &bytes).expect("the range was checked when it was posted");
             if last {
-                let at_ns = self.now_ns + self.profile.completion_ns;
+                let at_ns = self.now_ns + self.profile(qp).completion_ns;
                 self.schedule(at_ns, Event::Acknowledge { qp, number });
             }
         }

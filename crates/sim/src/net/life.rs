@@ -4,6 +4,7 @@ use halite_fabric::{CutOff, Event as FabricEvent, PeerId, Status};
 
 use super::qp::QpState;
 use super::{Event, HostState, Net};
+use crate::hardware::Reach;
 use crate::profile::Fence;
 use crate::world::HostId;
 
@@ -29,6 +30,7 @@ impl Net {
     fn close_end(&mut self, qp: u32, status: Status) {
         let end = &mut self.qps[qp as usize];
         let (endpoint, peer, was_open) = (end.endpoint, end.peer, end.sends());
+        end.mapped.give_up();
         if !was_open {
             // Its fabric does not know of it yet, or not any more.
             end.state = QpState::Closed;
@@ -39,7 +41,7 @@ impl Net {
         // What the peer said before is heard before its end.
         self.endpoints[endpoint as usize].show_all(self.now_ns);
         self.tell(endpoint, FabricEvent::Disconnected { peer });
-        if !self.copies_by_processor() {
+        if !self.copies_by_processor(qp) {
             // An adapter drops what comes for a connection that is closed.
             self.fence(qp, false);
         }
@@ -49,7 +51,7 @@ impl Net {
     }
 
     /// From now on the peer does not reach this end's memory; whether that is so because it has crashed.
-    fn fence(&mut self, qp: u32, exited: bool) {
+    pub(super) fn fence(&mut self, qp: u32, exited: bool) {
         let end = &mut self.qps[qp as usize];
         if end.fenced {
             return;
@@ -82,40 +84,44 @@ impl Net {
     /// Tells the peer, behind what is on the wire to it.
     pub(super) fn say_goodbye(&mut self, qp: u32) {
         self.say(Word { qp, after_ns: 0, event: Event::PeerLeft { qp: qp ^ 1 } });
+        if self.qps[qp as usize].reach == Reach::Within {
+            self.detach(qp);
+        }
     }
 
     /// The peer has closed its end.
     pub(super) fn handle_peer_left(&mut self, qp: u32) {
         let event = Event::PeerLeft { qp };
         let host = self.qps[qp as usize].from_host;
-        if self.copies_by_processor() {
+        if self.copies_by_processor(qp) {
             // The process itself gives the peer's memory up, when it runs and no copy is under way.
             if !self.has_processor(host, event) {
                 return;
             }
             if self.is_copying(qp) {
-                let at_ns = self.now_ns + self.profile.wire_ns.max(1);
+                let at_ns = self.now_ns + self.profile(qp).wire_ns.max(1);
                 return self.schedule(at_ns, event);
             }
         }
         // Who has left as well has said so already.
         let answers = self.qps[qp as usize].state != QpState::Closed;
         self.close_end(qp, Status::PeerGone);
-        if self.copies_by_processor() {
-            // The peer left, hence gave our memory up; and hears that we gave up its.
-            self.fence(qp, false);
-            if answers {
-                self.say_detached(qp);
+        match self.qps[qp as usize].reach {
+            // The peer says by itself when it holds no memory of ours any more.
+            Reach::Within if answers => self.detach(qp),
+            Reach::Across if self.copies_by_processor(qp) => {
+                // The peer left, hence gave our memory up; and hears that we gave up its.
+                self.fence(qp, false);
+                if answers {
+                    self.say_detached(qp);
+                }
             }
+            _ => {}
         }
     }
 
-    fn say_detached(&mut self, qp: u32) {
+    pub(super) fn say_detached(&mut self, qp: u32) {
         self.say(Word { qp, after_ns: 0, event: Event::PeerDetached { qp: qp ^ 1 } });
-    }
-
-    pub(super) fn handle_peer_detached(&mut self, qp: u32) {
-        self.fence(qp, false);
     }
 
     /// Whether a processor is in the middle of a copy.
@@ -145,7 +151,7 @@ impl Net {
         if self.qps[qp as usize].fenced {
             return CutOff::Done;
         }
-        if !self.copies_by_processor() {
+        if !self.copies_by_processor(qp) {
             self.break_off(qp, Status::PeerGone);
             return CutOff::Done;
         }
@@ -155,11 +161,12 @@ impl Net {
     fn cut_off_by_exit(&mut self, qp: u32) -> CutOff {
         let end = &self.qps[qp as usize];
         // Nobody kills the host that it runs on itself.
-        if self.profile.fence == Fence::Never || end.from_host == end.to_host {
+        let profile = self.profile(qp);
+        if profile.fence == Fence::Never || end.from_host == end.to_host {
             return CutOff::NotPermitted;
         }
         let endpoint = self.qps[(qp ^ 1) as usize].endpoint;
-        let at_ns = self.now_ns + self.profile.fence_ns;
+        let at_ns = self.now_ns + profile.fence_ns;
         self.schedule(at_ns, Event::Fence { endpoint });
         CutOff::Started
     }
@@ -168,7 +175,7 @@ impl Net {
         let host = HostId(self.endpoints[endpoint as usize].host);
         // Not what has been started there since.
         if self.endpoints[endpoint as usize].alive {
-            self.crash(host);
+            self.crash(host, true);
             self.killed.push_back(host);
         }
     }
@@ -229,20 +236,22 @@ impl Net {
         }
     }
 
-    /// Ends everything of a host but its packets.  Its tasks are the caller's to end.
-    pub(crate) fn crash(&mut self, host: HostId) {
+    /// Ends everything of a host but its packets.  Its tasks are the caller's to end.  `is_told` if its kernel goes on, and
+    /// tells other hosts.
+    pub(crate) fn crash(&mut self, host: HostId, is_told: bool) {
         let crashed = &mut self.hosts[host.0 as usize];
         crashed.state = HostState::Crashed;
         crashed.held.clear();
         self.trace(host.0, |_| "crashes".to_owned());
         for index in 0..self.endpoints.len() {
             if self.endpoints[index].host == host.0 {
-                self.crash_endpoint(index);
+                self.crash_endpoint(index, is_told);
             }
         }
     }
 
-    fn crash_endpoint(&mut self, index: usize) {
+    fn crash_endpoint(&mut self, index: usize, is_told: bool) {
+        self.silence(index);
         self.endpoints[index].forget();
         // All of them, for the peers of those that are not open yet may think otherwise.
         let all = 0..self.qps.len() as u32;
@@ -254,16 +263,18 @@ impl Net {
             end.outstanding.clear();
             end.departing = end.first;
             end.offset = 0;
-            self.report_crash(qp);
+            end.mapped.give_up();
+            if is_told {
+                self.report_crash(qp);
+            }
         }
         self.release_memory(index);
     }
 
     /// Forgets the memory of a fabric that is gone, once nobody can reach it.
     fn release_memory(&mut self, index: usize) {
-        let by_processor = self.copies_by_processor();
         let is_over = |qp: &u32| {
-            let is_reached = by_processor && self.qps[(*qp ^ 1) as usize].sends();
+            let is_reached = self.copies_by_processor(*qp) && self.qps[(*qp ^ 1) as usize].sends();
             !self.qps[*qp as usize].sends() && !is_reached
         };
         if !self.endpoints[index].alive && self.endpoints[index].peers.iter().all(is_over) {
@@ -273,7 +284,7 @@ impl Net {
 
     /// The kernel tells the peer; by when, nothing of the crashed process is on the wire any more.
     fn report_crash(&mut self, qp: u32) {
-        let after_ns = self.profile.notice_ns;
+        let after_ns = self.profile(qp).notice_ns;
         self.say(Word { qp, after_ns, event: Event::PeerCrashed { qp: qp ^ 1 } });
     }
 }

@@ -15,6 +15,7 @@
 
 mod ack;
 mod dial;
+mod direct;
 mod endpoint;
 mod land;
 mod life;
@@ -30,7 +31,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Waker;
 
-use halite_fabric::{Completion, CompletionKind, Event as FabricEvent};
+use halite_fabric::{Completion, CompletionKind, Event as FabricEvent, PeerId};
 
 use self::dial::Dial;
 use self::endpoint::Endpoint;
@@ -40,8 +41,9 @@ use self::qp::Qp;
 use self::queue::{Event, EventQueue};
 use crate::counters::Counters;
 use crate::digest::Digest;
+use crate::hardware::{Hardware, Reach};
 use crate::link::{Link, Transit, Wire};
-use crate::profile::{CutOffBy, Profile};
+use crate::profile::Profile;
 use crate::random::Random;
 use crate::shared::TimerKey;
 use crate::trace::Log;
@@ -55,16 +57,19 @@ pub(crate) enum HostState {
     Crashed,
 }
 
+/// A process and what it has for itself; hosts that have one are the same thing.
 #[derive(Debug)]
 struct Host {
     state: HostState,
+    /// The first process of the host that it stands on, which all of that host share.
+    stands_on: HostId,
     /// Events that need its processor, which is paused.
     held: Vec<Event>,
 }
 
 /// See the header of this file.
 pub(crate) struct Net {
-    pub(crate) profile: Profile,
+    pub(crate) hardware: Hardware,
     pub(crate) counters: Counters,
     pub(crate) digest: Digest,
     pub(crate) log: Log,
@@ -89,10 +94,9 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub(crate) fn new(seed: u64, profile: Profile) -> Net {
-        profile.check().unwrap_or_else(|error| panic!("{error}"));
+    pub(crate) fn new(seed: u64, hardware: Hardware) -> Net {
         Net {
-            profile,
+            hardware,
             counters: Counters::default(),
             digest: Digest::default(),
             log: Log::default(),
@@ -187,6 +191,7 @@ impl Net {
             Event::DialAnswered { dial, qp } => self.handle_dial_answered(dial, qp),
             Event::DialTimeout { dial } => self.handle_dial_timeout(dial),
             Event::Fence { endpoint } => self.handle_fence(endpoint),
+            Event::LookAtWindows { qp } => self.handle_look_at_windows(qp),
         }
     }
 
@@ -251,12 +256,46 @@ impl Net {
 
     // Hosts and wires.
 
-    pub(crate) fn add_host(&mut self) -> HostId {
-        let link = Link::new(self.profile.wire_ns, self.profile.bandwidth_bytes_per_us);
-        self.wires.iter_mut().for_each(|wires| wires.push(Wire::new(link)));
-        self.hosts.push(Host { state: HostState::Running, held: Vec::new() });
-        self.wires.push(vec![Wire::new(link); self.hosts.len()]);
-        HostId(self.hosts.len() as u32 - 1)
+    /// Adds a process, on a host of its own or on that of another.
+    pub(crate) fn add_process(&mut self, beside: Option<HostId>) -> HostId {
+        let added = HostId(self.hosts.len() as u32);
+        let stands_on = beside.map_or(added, |other| self.stands_on(other));
+        self.hosts.push(Host { state: HostState::Running, stands_on, held: Vec::new() });
+        let wire = |other| {
+            let profile = self.hardware.of(self.reach(added, HostId(other)));
+            Wire::new(Link::new(profile.wire_ns, profile.bandwidth_bytes_per_us))
+        };
+        let wires: Vec<Wire> = (0..=added.0).map(wire).collect();
+        self.wires.iter_mut().zip(&wires).for_each(|(others, wire)| others.push(wire.clone()));
+        self.wires.push(wires);
+        added
+    }
+
+    pub(crate) fn stands_on(&self, host: HostId) -> HostId {
+        self.hosts[host.0 as usize].stands_on
+    }
+
+    /// All that stand on the host of one of them.
+    pub(crate) fn processes_beside(&self, host: HostId) -> Vec<HostId> {
+        let all = (0..self.hosts.len() as u32).map(HostId);
+        all.filter(|other| self.stands_on(*other) == self.stands_on(host)).collect()
+    }
+
+    pub(crate) fn reach(&self, one: HostId, other: HostId) -> Reach {
+        let is_shared = self.stands_on(one) == self.stands_on(other);
+        if self.hardware.has_processes() && is_shared { Reach::Within } else { Reach::Across }
+    }
+
+    /// What stands between the two ends of a connection.
+    fn profile(&self, qp: u32) -> &Profile {
+        self.hardware.of(self.qps[qp as usize].reach)
+    }
+
+    /// What stands between a fabric and a peer of it.
+    pub(crate) fn profile_to(&self, endpoint: u32, peer: PeerId) -> (&Profile, Reach) {
+        let qp = self.endpoints[endpoint as usize].qp(peer);
+        let reach = qp.map_or(Reach::Across, |qp| self.qps[qp as usize].reach);
+        (self.hardware.of(reach), reach)
     }
 
     pub(crate) fn state(&self, host: HostId) -> HostState {
@@ -278,8 +317,9 @@ impl Net {
     /// Sends a packet with `len` bytes of payload, not before `ready_ns`.
     #[inline]
     fn transmit(&mut self, from: u32, to: u32, ready_ns: u64, len: u64) -> Transit {
+        let header_bytes = self.hardware.of(self.reach(HostId(from), HostId(to))).header_bytes;
         let wire = &mut self.wires[from as usize][to as usize];
-        wire.send(ready_ns, len + self.profile.header_bytes, &mut self.random, &mut self.counters)
+        wire.send(ready_ns, len + header_bytes, &mut self.random, &mut self.counters)
     }
 
     /// When a word of the kernels, of no size and not repeated, would arrive; `None` if the link is down.
@@ -297,16 +337,17 @@ impl Net {
         host.state == HostState::Running
     }
 
-    /// Whether processors copy, and not adapters.
-    fn copies_by_processor(&self) -> bool {
-        self.profile.cut_off == CutOffBy::Exit
+    /// Whether processors copy between the two ends, and not adapters.
+    fn copies_by_processor(&self, qp: u32) -> bool {
+        !self.profile(qp).is_adapter()
     }
 
     // What fabrics see.
 
     fn complete(&mut self, endpoint: u32, completion: Completion) {
         let armed = self.endpoints[endpoint as usize].armed;
-        let delay_ns = if armed { self.profile.interrupt_ns } else { self.profile.poll_ns };
+        let (profile, _) = self.profile_to(endpoint, completion.peer);
+        let delay_ns = if armed { profile.interrupt_ns } else { profile.poll_ns };
         let at_ns = self.endpoints[endpoint as usize].push(self.now_ns + delay_ns, completion);
         if at_ns > self.now_ns {
             self.schedule(at_ns, Event::Show { endpoint });
@@ -317,7 +358,8 @@ impl Net {
 
     /// Queues a completion for whoever polls next.
     fn complete_quietly(&mut self, endpoint: u32, completion: Completion) {
-        let at_ns = self.now_ns + self.profile.poll_ns;
+        let (profile, _) = self.profile_to(endpoint, completion.peer);
+        let at_ns = self.now_ns + profile.poll_ns;
         self.endpoints[endpoint as usize].push(at_ns, completion);
     }
 

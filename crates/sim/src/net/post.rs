@@ -11,10 +11,11 @@ use halite_mem::Segment;
 use super::qp::{QpState, Source, Verb, Work};
 use super::{Event, Net, POST_WORD};
 use crate::digest::checksum;
+use crate::hardware::Reach;
 
 impl Net {
     pub(crate) fn register(&mut self, endpoint: u32, segment: Arc<Segment>) -> Result<Key, RegisterError> {
-        let max = self.profile.keys_max;
+        let max = self.hardware.of(Reach::Across).keys_max;
         let endpoint = &mut self.endpoints[endpoint as usize];
         if endpoint.segments.len() >= max {
             return Err(RegisterError::TooManyKeys { max });
@@ -44,23 +45,24 @@ impl Net {
         Ok(())
     }
 
-    fn open_qp(&self, endpoint: u32, peer: PeerId) -> Option<u32> {
+    pub(super) fn open_qp(&self, endpoint: u32, peer: PeerId) -> Option<u32> {
         let qp = self.endpoints[endpoint as usize].qp(peer)?;
         (self.qps[qp as usize].state == QpState::Open).then_some(qp)
     }
 
     fn post_one(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
         self.take_known(qp);
-        if self.qps[qp as usize].outstanding.len() >= self.profile.queue_depth {
+        if self.qps[qp as usize].outstanding.len() >= self.profile(qp).queue_depth {
             return Err(PostCause::QueueFull);
         }
         let (verb, inline) = self.parse(qp, &request.operation)?;
         self.note_post(qp, request, inline);
         let mut copy = self.packets.buffer();
         copy.extend_from_slice(inline);
+        let post_ns = self.profile(qp).post_ns;
         let end = &mut self.qps[qp as usize];
         // Each connection is taken to be posted to by a processor of its own.
-        end.posted_ns = end.posted_ns.max(self.now_ns) + self.profile.post_ns;
+        end.posted_ns = end.posted_ns.max(self.now_ns) + post_ns;
         end.outstanding.push_back(Work {
             id: request.id,
             signalled: request.signalled,
@@ -108,7 +110,7 @@ impl Net {
             }
             Operation::WriteImm { local, remote, imm } => self
                 .parse_write(qp, local, |source, len| Verb::Write { source, remote, len, imm: Some(imm) })?,
-            Operation::Send { bytes, .. } if bytes.len() > self.profile.send_bytes_max => {
+            Operation::Send { bytes, .. } if bytes.len() > self.profile(qp).send_bytes_max => {
                 return Err(PostCause::Malformed);
             }
             Operation::Send { bytes, imm } => (Verb::Send { len: bytes.len() as u64, imm }, bytes),
@@ -126,7 +128,9 @@ impl Net {
         verb: impl Fn(Source, u64) -> Verb,
     ) -> Result<(Verb, &'r [u8]), PostCause> {
         match local {
-            Local::Inline(bytes) if bytes.len() > self.profile.inline_bytes_max => Err(PostCause::Malformed),
+            Local::Inline(bytes) if bytes.len() > self.profile(qp).inline_bytes_max => {
+                Err(PostCause::Malformed)
+            }
             Local::Inline(bytes) => Ok((verb(Source::Inline, bytes.len() as u64), bytes)),
             Local::Registered { key, offset, len } => {
                 let key = self.local_key(qp, key, offset, len)?;
@@ -148,14 +152,15 @@ impl Net {
             return;
         }
         let end = &mut self.qps[qp as usize];
-        end.posted_ns += self.profile.doorbell_ns;
+        let profile = self.hardware.of(end.reach);
+        end.posted_ns += profile.doorbell_ns;
         // The doorbell, or the requests written along with it, cross the bus.
-        let ready_ns = end.posted_ns + self.profile.pcie_ns;
+        let ready_ns = end.posted_ns + profile.pcie_ns;
         let before = end.outstanding.len() - posted;
         for work in end.outstanding.iter_mut().skip(before) {
             let fetches = matches!(work.verb, Verb::Write { source: Source::Registered { .. }, .. });
             // There and back for a source that must be fetched.
-            work.ready_ns = ready_ns + if fetches { 2 * self.profile.pcie_ns } else { 0 };
+            work.ready_ns = ready_ns + if fetches { 2 * profile.pcie_ns } else { 0 };
         }
         self.start_sending(qp);
     }

@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 
 use halite_fabric::{PeerId, RemoteAddress, Status, WorkId};
 
+use super::direct::Mapped;
+use crate::hardware::Reach;
+
 /// Where a request's bytes are on the side of who posted it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
@@ -105,6 +108,8 @@ pub(super) struct Qp {
     pub(super) fenced: bool,
     pub(super) from_host: u32,
     pub(super) to_host: u32,
+    /// How the two are related.
+    pub(super) reach: Reach,
     /// Posted and not completed, in order.
     pub(super) outstanding: VecDeque<Work>,
     /// The number of the first of them.
@@ -124,10 +129,18 @@ pub(super) struct Qp {
     pub(super) stalled: VecDeque<u32>,
     /// Messages and immediates from the peer that nobody has polled yet.
     pub(super) unpolled: usize,
+    /// What of the peer's memory loads and stores reach.
+    pub(super) mapped: Mapped,
 }
 
 impl Qp {
-    pub(super) fn new(endpoint: u32, from_host: u32, to_host: u32, hello: Vec<u8>, initiator: bool) -> Qp {
+    pub(super) fn new(
+        endpoint: u32,
+        [from_host, to_host]: [u32; 2],
+        reach: Reach,
+        hello: Vec<u8>,
+        initiator: bool,
+    ) -> Qp {
         Qp {
             endpoint,
             peer: PeerId(0),
@@ -137,6 +150,7 @@ impl Qp {
             fenced: false,
             from_host,
             to_host,
+            reach,
             outstanding: VecDeque::new(),
             first: 0,
             departing: 0,
@@ -148,6 +162,7 @@ impl Qp {
             answered_ns: 0,
             stalled: VecDeque::new(),
             unpolled: 0,
+            mapped: Mapped::default(),
         }
     }
 

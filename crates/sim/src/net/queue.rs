@@ -34,6 +34,8 @@ pub(super) enum Event {
     DialTimeout { dial: u32 },
     /// A fabric's host is brought down, to cut it off.
     Fence { endpoint: u32 },
+    /// It is looked whether the end of `qp`, which is closed, still holds memory of its peer.
+    LookAtWindows { qp: u32 },
 }
 
 impl Event {
@@ -54,6 +56,7 @@ impl Event {
             Event::DialAnswered { dial, qp } => [12, dial.into(), qp.map_or(0, |qp| u64::from(qp) + 1)],
             Event::DialTimeout { dial } => [13, dial.into(), 0],
             Event::Fence { endpoint } => [14, endpoint.into(), 0],
+            Event::LookAtWindows { qp } => [15, qp.into(), 0],
         }
     }
 }

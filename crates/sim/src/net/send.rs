@@ -21,7 +21,7 @@ impl Net {
     /// Sends the next packet of a queue pair.  Those behind one that is lost wait for it, as in go-back-N.
     pub(super) fn handle_depart(&mut self, qp: u32) {
         let host = self.qps[qp as usize].from_host;
-        if self.copies_by_processor() && !self.has_processor(host, Event::Depart { qp }) {
+        if self.copies_by_processor(qp) && !self.has_processor(host, Event::Depart { qp }) {
             return;
         }
         let Some(piece) = self.next_piece(qp) else {
@@ -39,7 +39,7 @@ impl Net {
     }
 
     fn next_piece(&mut self, qp: u32) -> Option<Piece> {
-        let mtu = self.profile.mtu_bytes;
+        let mtu = self.profile(qp).mtu_bytes;
         let end = &mut self.qps[qp as usize];
         let (number, offset) = (end.departing, end.offset);
         if !end.sends() {
@@ -57,9 +57,10 @@ impl Net {
         if damaged {
             self.damage(&mut bytes);
         }
-        let moves_ns = if piece.len == 0 { 0 } else { 2 * self.profile.dma_ns(piece.len) };
+        let profile = self.profile(qp);
+        let moves_ns = if piece.len == 0 { 0 } else { 2 * profile.dma_ns(piece.len) } + profile.pcie_ns;
         let end = &mut self.qps[qp as usize];
-        end.landed_ns = end.landed_ns.max(arrives_ns + moves_ns + self.profile.pcie_ns);
+        end.landed_ns = end.landed_ns.max(arrives_ns + moves_ns);
         let lands_ns = end.landed_ns;
         let work = end.work(piece.number).expect("it departs");
         work.departed = true;
@@ -104,18 +105,19 @@ impl Net {
 
     fn depart_again(&mut self, qp: u32) {
         let end = &mut self.qps[qp as usize];
+        let (retries_max, retransmit_ns) = self.hardware.of(end.reach).patience();
         end.attempts += 1;
-        if end.attempts > self.profile.retries_max {
+        if end.attempts > retries_max {
             return self.break_off(qp, Status::RetryExceeded);
         }
         self.counters.retransmitted += 1;
-        let at_ns = self.now_ns + self.profile.retransmit_ns;
+        let at_ns = self.now_ns + retransmit_ns;
         self.trace(self.qps[qp as usize].from_host, |_| format!("connection {qp}: packet lost"));
         self.schedule(at_ns, Event::Depart { qp });
     }
 
     fn go_on_sending(&mut self, qp: u32, left_ns: u64) {
-        let mtu = self.profile.mtu_bytes;
+        let mtu = self.profile(qp).mtu_bytes;
         let end = &mut self.qps[qp as usize];
         end.attempts = 0;
         let number = end.departing;
@@ -140,7 +142,7 @@ impl Net {
     pub(super) fn handle_respond(&mut self, qp: u32, number: u64) {
         let event = Event::Respond { qp, number };
         let (from, to) = (self.qps[qp as usize].from_host, self.qps[qp as usize].to_host);
-        if self.copies_by_processor() && !self.has_processor(from, event) {
+        if self.copies_by_processor(qp) && !self.has_processor(from, event) {
             return;
         }
         if !self.qps[qp as usize].sends() {
@@ -164,7 +166,7 @@ impl Net {
     }
 
     fn next_answer(&mut self, qp: u32, number: u64) -> Option<Piece> {
-        let mtu = self.profile.mtu_bytes;
+        let mtu = self.profile(qp).mtu_bytes;
         let work = self.qps[qp as usize].work(number)?;
         let Verb::Read { len, .. } = work.verb else {
             unreachable!("only reads are answered in pieces");
@@ -186,7 +188,8 @@ impl Net {
         if damaged {
             self.damage(&mut bytes);
         }
-        let moves_ns = 2 * self.profile.dma_ns(piece.len) + 2 * self.profile.pcie_ns;
+        let profile = self.profile(qp);
+        let moves_ns = 2 * profile.dma_ns(piece.len) + 2 * profile.pcie_ns;
         let end = &mut self.qps[qp as usize];
         end.answered_ns = end.answered_ns.max(arrives_ns + moves_ns);
         let lands_ns = end.answered_ns;
@@ -202,7 +205,7 @@ impl Net {
 
     fn respond_again(&mut self, qp: u32, number: u64) {
         if self.spend_attempt(qp, number) {
-            let at_ns = self.now_ns + self.profile.retransmit_ns;
+            let at_ns = self.now_ns + self.profile(qp).retransmit_ns;
             self.schedule(at_ns, Event::Respond { qp, number });
         }
     }

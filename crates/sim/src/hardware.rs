@@ -1,0 +1,44 @@
+//! The hardware of a world: what stands between its hosts, and between the processes of one.
+
+use crate::profile::Profile;
+
+/// Which profile holds for a pair of processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    /// They stand on different hosts, or each host has one process.
+    Across,
+    /// They share a host, and its memory: loads and stores of one reach what the other has registered.
+    Within,
+}
+
+/// See the header of this file.
+pub(crate) struct Hardware {
+    across: Profile,
+    within: Option<Profile>,
+}
+
+impl Hardware {
+    /// Panics if a profile makes no sense where it stands.
+    pub(crate) fn new(across: Profile, within: Option<Profile>) -> Hardware {
+        for profile in [&across].into_iter().chain(&within) {
+            profile.check().unwrap_or_else(|error| panic!("{error}"));
+        }
+        if let Some(within) = &within {
+            assert!(across.is_adapter(), "hosts with several processes reach each other by adapters");
+            assert!(!within.is_adapter(), "processes of one host reach each other without an adapter");
+        }
+        Hardware { across, within }
+    }
+
+    /// Whether hosts have several processes.
+    pub(crate) fn has_processes(&self) -> bool {
+        self.within.is_some()
+    }
+
+    pub(crate) fn of(&self, reach: Reach) -> &Profile {
+        match (reach, &self.within) {
+            (Reach::Within, Some(within)) => within,
+            _ => &self.across,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Memory of a peer on the same host, which loads and stores reach: mapped once, as a process does, and given up when
+//! nobody in the process holds a window into it any more.
+
+use std::sync::{Arc, Weak};
+
+use halite_fabric::{Key, PeerId};
+use halite_mem::{Segment, Window};
+
+use super::{Event, Net};
+use crate::hardware::Reach;
+
+/// Segments of a peer in the addresses of this end's process.
+#[derive(Debug, Default)]
+pub(super) struct Mapped {
+    /// By key.
+    segments: Vec<Option<Arc<Segment>>>,
+    /// Those that were given up, as long as somebody holds windows into them.
+    given_up: Vec<Weak<Segment>>,
+}
+
+impl Mapped {
+    /// Hands out no more windows.
+    pub(super) fn give_up(&mut self) {
+        let segments = std::mem::take(&mut self.segments);
+        self.given_up.extend(segments.into_iter().flatten().map(|segment| Arc::downgrade(&segment)));
+    }
+
+    /// Its process is killed, and what is still done through its windows is seen by nobody else.
+    fn become_private(&self, owned: &[Window]) {
+        for (segment, owned) in self.segments.iter().zip(owned) {
+            if let Some(segment) = segment {
+                make_private(segment, owned);
+            }
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        self.given_up.iter().any(|segment| segment.strong_count() > 0)
+    }
+
+    fn get(&mut self, key: usize, segment: &Segment) -> Option<&Arc<Segment>> {
+        if self.segments.len() <= key {
+            self.segments.resize(key + 1, None);
+        }
+        let place = &mut self.segments[key];
+        if place.is_none() {
+            *place = Some(Segment::open(segment.fd()?, segment.len()).ok()?);
+        }
+        place.as_ref()
+    }
+}
+
+impl Net {
+    pub(crate) fn direct(&mut self, endpoint: u32, peer: PeerId, key: Key) -> Option<Window> {
+        let qp = self.open_qp(endpoint, peer)?;
+        if self.qps[qp as usize].reach != Reach::Within {
+            return None;
+        }
+        let target = self.qps[(qp ^ 1) as usize].endpoint;
+        let registered = self.endpoints[target as usize].segments.get(key.0 as usize)?;
+        let mapped = self.qps[qp as usize].mapped.get(key.0 as usize, registered.segment())?;
+        mapped.window(0, mapped.len())
+    }
+
+    /// The process of a fabric is killed: while its values are dropped, nothing that they do is seen by others.
+    pub(super) fn silence(&self, index: usize) {
+        if !self.hardware.has_processes() {
+            return;
+        }
+        let own = &self.endpoints[index].segments;
+        own.iter().for_each(|window| make_private(window.segment(), window));
+        for qp in &self.endpoints[index].peers {
+            let peer = self.qps[(*qp ^ 1) as usize].endpoint;
+            self.qps[*qp as usize].mapped.become_private(&self.endpoints[peer as usize].segments);
+        }
+    }
+
+    /// Tells the peer that its memory is given up, as soon as that is so.
+    pub(super) fn detach(&mut self, qp: u32) {
+        if !self.qps[qp as usize].mapped.is_held() {
+            return self.say_detached(qp);
+        }
+        let at_ns = self.now_ns + self.profile(qp).notice_ns.max(1);
+        self.schedule(at_ns, Event::LookAtWindows { qp });
+    }
+
+    pub(super) fn handle_look_at_windows(&mut self, qp: u32) {
+        let host = self.qps[qp as usize].from_host;
+        if self.has_processor(host, Event::LookAtWindows { qp }) {
+            self.detach(qp);
+        }
+    }
+
+    /// The peer holds none of the memory of this end any more.
+    pub(super) fn handle_peer_detached(&mut self, qp: u32) {
+        let event = Event::PeerDetached { qp };
+        let end = &self.qps[qp as usize];
+        let (host, is_open, reach) = (end.from_host, end.sends(), end.reach);
+        if reach == Reach::Within && !self.has_processor(host, event) {
+            return;
+        }
+        // That it left is heard first, which may have to wait for a copy.
+        if reach == Reach::Within && is_open {
+            let at_ns = self.now_ns + self.profile(qp).wire_ns.max(1);
+            return self.schedule(at_ns, event);
+        }
+        self.fence(qp, false);
+    }
+}
+
+fn make_private(segment: &Segment, owned: &Window) {
+    segment.make_private(owned.segment()).expect("the same length of the same memory can be mapped again");
+}
