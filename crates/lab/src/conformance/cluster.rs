@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use halite::{Config, JoinError, Lh, NodeId, NodeState, NodeStatus, Permissions, Placement};
 
 use super::session::Session;
-use super::turns::pause;
+use super::turns::pause_again;
 
 /// Bytes per chunk in all cases: small, so that ordinary lengths cross borders.
 pub const CHUNK: u64 = 64 << 10;
@@ -36,6 +36,9 @@ pub trait Nodes {
 
     /// Makes a node leave, and returns when it has left.
     fn leave(&self, node: NodeId);
+
+    /// Ends a node without a word.
+    fn kill(&self, node: NodeId);
 
     /// The process that a node is, as others are told.
     fn pid(&self, node: NodeId) -> u32;
@@ -133,6 +136,11 @@ impl Cluster {
         self.place.leave(NodeId(index as u32));
     }
 
+    /// Ends node `index` without a word.
+    pub fn kill(&mut self, index: usize) {
+        self.place.kill(NodeId(index as u32));
+    }
+
     /// The process that node `index` is.
     pub fn pid(&self, index: usize) -> u32 {
         self.place.pid(NodeId(index as u32))
@@ -161,12 +169,12 @@ impl Cluster {
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
     const ATTEMPTS_MAX: u32 = 20_000;
     let mut last = String::new();
-    for _ in 0..ATTEMPTS_MAX {
+    for looks in 0..ATTEMPTS_MAX {
         match attempt() {
             Ok(value) => return value,
             Err(why) => last = why,
         }
-        pause();
+        pause_again(looks);
     }
     panic!("waited in vain until {what}: {last}");
 }

@@ -23,6 +23,7 @@ pub mod dropped;
 pub mod explain;
 pub mod free;
 pub mod handles;
+pub mod killed;
 pub mod locks;
 pub mod members;
 pub mod memory;
@@ -281,6 +282,16 @@ macro_rules! conformance_cases {
                 a_returned_node_is_a_new_one
                 who_joins_later_sees_everything
             }
+            killed {
+                accesses_on_a_killed_node_fail_and_others_go_on
+                names_of_a_killed_node_are_told_as_lost
+                calls_on_a_killed_node_are_told_that_they_may_have_run
+                messages_to_a_killed_node_are_told_to_be_lost
+                the_lock_of_a_killed_node_is_recovered
+                a_barrier_does_not_wait_for_a_killed_node
+                a_killed_node_comes_back_as_a_new_one
+                the_owner_takes_back_what_a_killed_node_had_mapped
+            }
             explain {
                 an_explanation_accounts_for_every_byte
                 an_explanation_tells_what_a_handle_lacks
@@ -387,6 +398,7 @@ mod tests {
             include_str!("handles.rs"),
             include_str!("directory.rs"),
             include_str!("members.rs"),
+            include_str!("killed.rs"),
             include_str!("explain.rs"),
             include_str!("dropped.rs"),
         ];

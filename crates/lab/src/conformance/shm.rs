@@ -15,6 +15,10 @@ use super::cluster::{Harness, Nodes, Place, Sessions};
 pub struct Direct;
 
 impl Harness for Direct {
+    fn cannot(&self, case: &str) -> Option<&'static str> {
+        cannot(case)
+    }
+
     fn found(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(Node::embedded))
     }
@@ -24,6 +28,10 @@ impl Harness for Direct {
 pub struct Posted;
 
 impl Harness for Posted {
+    fn cannot(&self, case: &str) -> Option<&'static str> {
+        cannot(case)
+    }
+
     fn found(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(|config| {
             Node::wrap(config, |fabric| Arc::new(Tracer::new(fabric, TRACE_RECORDS_MAX)))
@@ -35,6 +43,10 @@ impl Harness for Posted {
 pub struct ByCall;
 
 impl Harness for ByCall {
+    fn cannot(&self, case: &str) -> Option<&'static str> {
+        cannot(case)
+    }
+
     fn found(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(|config| {
             Node::wrap(config, |fabric| {
@@ -42,6 +54,13 @@ impl Harness for ByCall {
             })
         }))
     }
+}
+
+/// Why some cases are not told over nodes of one process; the scenarios tell them over nodes with processes of their own.
+const KILLS_ITSELF: &str = "all nodes are this very process, which would end itself";
+
+fn cannot(case: &str) -> Option<&'static str> {
+    super::killed::CASES.contains(&case).then_some(KILLS_ITSELF)
 }
 
 /// Nobody reads the trace here.
@@ -76,6 +95,10 @@ impl Nodes for Embedded {
     fn leave(&self, node: NodeId) {
         let node = self.nodes.borrow_mut().remove(&node);
         node.expect("the node has not left").leave();
+    }
+
+    fn kill(&self, _: NodeId) {
+        unreachable!("cases that kill are not told here: {KILLS_ITSELF}");
     }
 
     fn pid(&self, _: NodeId) -> u32 {

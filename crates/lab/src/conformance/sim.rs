@@ -106,6 +106,13 @@ impl Nodes for Hosts {
         self.world.crash(host);
     }
 
+    fn kill(&self, node: NodeId) {
+        let (host, driven) = self.nodes.borrow_mut().remove(&node).expect("the node has not left");
+        // First the host, so that nothing is said any more.
+        self.world.crash(host);
+        drop(driven);
+    }
+
     fn pid(&self, node: NodeId) -> u32 {
         Birth::pid(node)
     }

@@ -117,8 +117,13 @@ pub fn wait_for_bytes<F: Future>(bytes: u64, future: F) -> F::Output {
 
 /// Lets others go on, for who looks again for what they do.
 pub fn pause() {
+    pause_again(0);
+}
+
+/// As [`pause`], for who has looked so often: the more, the longer, so that what takes a lease is seen, too.
+pub fn pause_again(looks: u32) {
     match PLACE.with_borrow(Clone::clone) {
-        Some(place) => place.sleep_ns(PAUSE_NS),
+        Some(place) => place.sleep_ns(PAUSE_NS * (1 + u64::from(looks))),
         None => thread::yield_now(),
     }
 }
