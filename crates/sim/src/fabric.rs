@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use halite_fabric::{
-    Atomics, Capabilities, Completion, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError,
-    RegisterError, WorkRequest,
+    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError,
+    WorkRequest,
 };
 use halite_mem::{Segment, Window};
 
@@ -68,7 +68,7 @@ impl Fabric for SimFabric {
             Capabilities {
                 provider: "sim",
                 direct: reach == Reach::Within,
-                atomics: Atomics::Processor,
+                atomics: profile.atomics.into(),
                 send_bytes_max: profile.send_bytes_max,
                 inline_bytes_max: profile.inline_bytes_max,
             }

@@ -1,5 +1,6 @@
 //! Profiles: what hardware takes how long, as data.
 
+use halite_fabric::Atomics;
 use serde::Deserialize;
 
 /// The costs and limits of one kind of hardware, which all hosts of a world have between them; the processes of a host may
@@ -20,6 +21,8 @@ pub struct Profile {
     pub dma_ns_per_kib: u64,
     /// What an atomic takes at the adapter of its target.
     pub atomic_ns: u64,
+    /// Who carries it out there.
+    pub atomics: AtomicsBy,
     /// The latency of links, unless [`crate::World::set_link`] says otherwise.
     pub wire_ns: u64,
     /// Their bandwidth, unless that says otherwise.
@@ -62,6 +65,25 @@ pub struct Profile {
     pub fence_ns: u64,
 }
 
+/// Who carries posted atomics out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AtomicsBy {
+    /// In one piece with what processors do.
+    Processor,
+    /// The adapter of the target, which reads the word and writes it `atomic_ns` later, whatever else has changed it meanwhile.
+    Adapter,
+}
+
+impl From<AtomicsBy> for Atomics {
+    fn from(by: AtomicsBy) -> Atomics {
+        match by {
+            AtomicsBy::Processor => Atomics::Processor,
+            AtomicsBy::Adapter => Atomics::Adapter,
+        }
+    }
+}
+
 /// Who can keep a peer from touching our memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -98,6 +120,9 @@ pub enum ProfileError {
         /// What would do.
         wanted: &'static str,
     },
+    /// Where processors copy, there is no adapter to carry atomics out.
+    #[error("cannot use a hardware profile: atomics by \"adapter\" need a cut_off by \"target\"")]
+    NoAdapter,
     /// None of the tree has that name.
     #[error("there is no hardware profile {name:?}; known are {}", Profile::NAMES.join(", "))]
     Unknown {
@@ -108,7 +133,7 @@ pub enum ProfileError {
 
 impl Profile {
     /// Names of the profiles in the tree.
-    pub const NAMES: [&str; 3] = ["local", "local-torn", "rnic-100g"];
+    pub const NAMES: [&str; 4] = ["local", "local-torn", "rnic-100g", "rnic-100g-hca"];
 
     /// Reads a profile.
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
@@ -123,6 +148,7 @@ impl Profile {
             "local" => Ok(Profile::local()),
             "local-torn" => Ok(Profile::local_torn()),
             "rnic-100g" => Ok(Profile::rnic_100g()),
+            "rnic-100g-hca" => Ok(Profile::rnic_100g_hca()),
             _ => Err(ProfileError::Unknown { name: name.to_owned() }),
         }
     }
@@ -142,6 +168,11 @@ impl Profile {
         Profile::from_toml(include_str!("../profiles/rnic-100g.toml")).expect("a test reads it")
     }
 
+    /// The same, but with atomics that are the adapters' own, as verbs' `IBV_ATOMIC_HCA`.
+    pub fn rnic_100g_hca() -> Profile {
+        Profile { atomics: AtomicsBy::Adapter, ..Profile::rnic_100g() }
+    }
+
     /// Whether all values make sense.
     pub fn check(&self) -> Result<(), ProfileError> {
         let positive = [
@@ -158,6 +189,9 @@ impl Profile {
             if value == 0 {
                 return Err(ProfileError::Value { field, value, wanted: "at least 1" });
             }
+        }
+        if self.atomics == AtomicsBy::Adapter && !self.is_adapter() {
+            return Err(ProfileError::NoAdapter);
         }
         if !self.mtu_bytes.is_multiple_of(8) {
             let (field, value) = ("mtu_bytes", self.mtu_bytes);
@@ -206,5 +240,6 @@ mod tests {
         assert!(error(&local.replace("queue_depth = ", "queue_depth = 0 # ")).contains("queue_depth is 0"));
         assert!(error(&local.replace("mtu_bytes = ", "mtu_bytes = 12 # ")).contains("mtu_bytes is 12"));
         assert!(error("post_ns = \"soon\"").contains("post_ns"));
+        assert!(error(&local.replace("\"processor\"", "\"adapter\"")).contains("cut_off"));
     }
 }

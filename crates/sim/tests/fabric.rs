@@ -14,6 +14,7 @@ use halite_sim::Profile;
 fn each(story: impl Fn(Pair)) {
     story(pair(1, Profile::local()));
     story(pair(1, Profile::rnic_100g()));
+    story(pair(1, Profile::rnic_100g_hca()));
 }
 
 #[test]
@@ -62,6 +63,47 @@ fn atomics_return_what_the_word_held_before() {
         assert_eq!(one.poll().into_iter().map(old).collect::<Vec<_>>(), [0, 3, 7, 1]);
         assert_eq!(two.memory.load_u64(16), Ok(1));
     });
+}
+
+/// Whether the first of two additions, by an adapter and by a processor while that is about it, is lost.
+fn loses_one_of_two_additions(profile: Profile) -> bool {
+    let Pair { world, one, two } = pair(1, profile);
+    let far = remote(two.key, 16);
+    one.post(1, Operation::FetchAdd { remote: far, add: 1 });
+    // As long as that takes to land, and half as long as the adapter has the word.
+    let Profile { post_ns, doorbell_ns, pcie_ns, wire_ns, atomic_ns, .. } = Profile::rnic_100g();
+    pass(&world, post_ns + doorbell_ns + 2 * pcie_ns + wire_ns + atomic_ns / 2);
+    let old = two.memory.fetch_add_u64(16, 1).unwrap();
+    pass(&world, LONG_NS);
+    assert_eq!(one.ended(), [(1, Status::Success)]);
+    let sum = two.memory.load_u64(16).unwrap();
+    assert!(old + 1 == sum || old == 0 && sum == 1, "{old} {sum}");
+    sum == 1
+}
+
+#[test]
+fn an_adapter_overwrites_what_a_processor_did_to_its_word() {
+    assert!(loses_one_of_two_additions(Profile::rnic_100g_hca()));
+    assert!(!loses_one_of_two_additions(Profile::rnic_100g()));
+}
+
+#[test]
+fn atomics_of_an_adapter_are_in_one_piece_among_themselves_and_keep_their_place() {
+    let Pair { world, one, two } = pair(1, Profile::rnic_100g_hca());
+    let three = common::open(&world, "three");
+    three.fabric.connect("two", b"I am three").unwrap();
+    pass(&world, 1_000_000);
+    let (far, peer) = (remote(two.key, 16), common::connected(&three.fabric));
+    for id in 0..20 {
+        one.post(id, Operation::FetchAdd { remote: far, add: 1 });
+        three.fabric.post(peer, &[common::request(id, Operation::FetchAdd { remote: far, add: 1 })]).unwrap();
+    }
+    // Behind all of one connection's, whatever the other has under way.
+    one.post(20, Operation::Write { local: Local::Inline(&[1]), remote: remote(two.key, 0) });
+    one.post(21, Operation::CompareSwap { remote: remote(two.key, 0), expected: 1, new: 2 });
+    pass(&world, LONG_NS);
+    assert_eq!((two.memory.load_u64(16), two.memory.load_u64(0)), (Ok(40), Ok(2)));
+    assert!(one.ended().iter().all(|(_, status)| *status == Status::Success));
 }
 
 #[test]

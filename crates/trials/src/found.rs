@@ -24,7 +24,7 @@ fn on_nodes<F: Future<Output = ()> + 'static>(
     on_hardware("local", nodes, story)
 }
 
-fn on_hardware<F: Future<Output = ()> + 'static>(
+pub(crate) fn on_hardware<F: Future<Output = ()> + 'static>(
     profile: &str,
     nodes: u32,
     story: impl FnOnce(Rc<Stage>) -> F + 'static,
@@ -65,28 +65,28 @@ fn on_plan<F: Future<Output = ()> + 'static>(
     world.digest()
 }
 
-fn session_of(stage: &Stage, node: u32) -> Session {
+pub(crate) fn session_of(stage: &Stage, node: u32) -> Session {
     stage.driven(node).expect("it is up").session()
 }
 
 /// Polls a future outside of any task: nobody is woken for it.
-fn look<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+pub(crate) fn look<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
 /// A region of a few words on the session's own node.
-async fn alloc_here(session: &Session, name: &str) -> Lh {
+pub(crate) async fn alloc_here(session: &Session, name: &str) -> Lh {
     session.alloc(Some(name), 64, Placement::Local, ALL).await.expect("there is room")
 }
 
-const TIMEOUT: Duration = Duration::from_micros(50);
+pub(crate) const TIMEOUT: Duration = Duration::from_micros(50);
 /// A call has ended so long after its time is over.
 const ENOUGH: Duration = Duration::from_micros(60);
 /// Bytes that do not fit into a slot.
 const LONG: usize = 100 << 10;
 const FUNCTION: Function = Function(77);
 /// Whatever a region may be used for.
-const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
+pub(crate) const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
 
 /// Only what makes room woke it, or a look once in a millisecond.
 #[test]

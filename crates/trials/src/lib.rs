@@ -15,6 +15,8 @@
 
 mod actor;
 mod barriers;
+#[cfg(test)]
+mod by_call;
 mod calls;
 mod census;
 mod faults;

@@ -378,3 +378,50 @@ fn own_shard() -> usize {
     };
     OWN.get().unwrap_or_else(assign)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use halite_fabric::Status;
+
+    use super::*;
+    use crate::posted::Posted;
+    use crate::wait::Wakes;
+
+    const PEER: PeerId = PeerId(1);
+    const DONE: Ended = Ended { status: Status::Success, old: 7 };
+
+    fn is_under_way(posted: &Posted, id: WorkId) -> bool {
+        posted.table.is_under_way(OperationId::of(id))
+    }
+
+    #[test]
+    fn a_call_ends_by_the_answer_of_its_peer_and_nothing_else_does() {
+        let (posted, wakes) = (Posted::new(1), &mut Wakes::default());
+        let (read, call) = (posted.begin(PEER), posted.begin_call(PEER).unwrap());
+        posted.answer(PEER, read.id(), DONE, wakes);
+        posted.answer(PeerId(2), call.id(), DONE, wakes);
+        posted.answer(PEER, WorkId(u64::MAX), DONE, wakes);
+        assert!(is_under_way(&posted, read.id()) && is_under_way(&posted, call.id()));
+        posted.answer(PEER, call.id(), DONE, wakes);
+        assert!(!is_under_way(&posted, call.id()));
+        posted.handle_disconnected(PEER, wakes);
+        assert!(is_under_way(&posted, read.id()), "the fabric tells its end");
+    }
+
+    #[test]
+    fn calls_have_a_window_that_their_ends_open_again() {
+        let (posted, wakes) = (Posted::new(1), &mut Wakes::default());
+        let calls: Vec<_> = (0..CALLS_PER_SHARD_MAX).map(|_| posted.begin_call(PEER).unwrap()).collect();
+        assert!(posted.begin_call(PEER).is_none());
+        posted.answer(PEER, calls[3].id(), DONE, wakes);
+        let late = posted.begin_call(PeerId(2)).expect("one has ended");
+        assert!(posted.begin_call(PEER).is_none());
+        posted.handle_disconnected(PEER, wakes);
+        assert!(is_under_way(&posted, late.id()), "it is another's");
+        drop(calls);
+        let again: Vec<_> = (1..CALLS_PER_SHARD_MAX).map(|_| posted.begin_call(PEER).unwrap()).collect();
+        assert!(posted.begin_call(PEER).is_none());
+        drop((again, late));
+        assert!(posted.begin_call(PEER).is_some(), "what was not posted has ended");
+    }
+}

@@ -106,3 +106,84 @@ impl Rpc {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
+    use halite_fabric::kind::OperationKind;
+    use halite_fabric::{RemoteAddress, WorkId};
+    use halite_mem::{PagePolicy, Segment};
+    use halite_providers::{ShmConfig, ShmFabric};
+    use halite_tier::access::Atomic;
+    use halite_tier::ids::NodeId;
+
+    use super::*;
+    use crate::posted::Posted;
+
+    const PEER: PeerId = PeerId(7);
+    const ARENA: Key = Key(40);
+
+    fn add(key: Key, offset: u64) -> Vec<u8> {
+        let word = RemoteAddress { key, offset };
+        AtomicCall { id: WorkId(1), word, atomic: Atomic::FetchAdd { add: 1 } }.emit().to_vec()
+    }
+
+    /// An owner of 64 bytes to which nothing can be posted, with `rule` for trying.
+    fn owner(name: &str, rule: Rule) -> (Rpc, Window) {
+        let dir = std::env::temp_dir().join(format!("halite-atomics-{name}-{}", std::process::id()));
+        let fabric = ShmFabric::open(ShmConfig::new(&dir, "owner")).unwrap();
+        // Nobody connects through it.
+        std::fs::remove_dir_all(dir).unwrap();
+        let fabric = FaultInjector::new(fabric, FaultPlan::new(0).rule(rule));
+        let rpc = Rpc::new(Arc::new(fabric), Arc::new(Posted::new(1)), NodeId(0), 1 << 16).unwrap();
+        let window = Segment::create("halite-test", 64, PagePolicy::Normal).unwrap().window(0, 64).unwrap();
+        rpc.handle_grown(ARENA, window.clone());
+        (rpc, window)
+    }
+
+    fn refused_sends() -> Rule {
+        Rule::new(Moment::Post(OperationKind::Send), Fault::QueueFull)
+    }
+
+    #[test]
+    fn words_are_changed_in_the_arena_and_for_those_who_are_connected() {
+        let (rpc, window) = owner("words", refused_sends().times(0));
+        rpc.handle_atomic(PEER, &add(ARENA, 8));
+        assert_eq!(window.load_u64(8), Ok(0), "it has not been introduced");
+        rpc.handle_connected(PEER, NodeId(1));
+        for nowhere in [add(Key(0), 8), add(Key(41), 8), add(ARENA, 4), add(ARENA, 64), add(ARENA, u64::MAX)]
+        {
+            rpc.handle_atomic(PEER, &nowhere);
+        }
+        for nonsense in [&b""[..], &[7; 40], &[0; 41]] {
+            rpc.handle_atomic(PEER, nonsense);
+        }
+        rpc.handle_atomic(PEER, &add(ARENA, 8));
+        assert_eq!(window.load_u64(8), Ok(1));
+        rpc.handle_disconnected(PEER, &mut Wakes::default());
+        rpc.handle_atomic(PEER, &add(ARENA, 8));
+        assert_eq!(window.load_u64(8), Ok(1), "it is gone");
+    }
+
+    #[test]
+    fn answers_wait_in_order_until_the_fabric_takes_them_or_their_peer_is_gone() {
+        // The introduction, three calls, and the first try again.
+        let (rpc, _) = owner("answers", refused_sends().times(5));
+        let owed = || {
+            let reach = lock(&rpc.atomics.reach);
+            reach.owed.get(&PEER).map(|owed| owed.iter().map(|answer| answer.old).collect::<Vec<_>>())
+        };
+        rpc.handle_connected(PEER, NodeId(1));
+        (0..3).for_each(|_| rpc.handle_atomic(PEER, &add(ARENA, 0)));
+        assert_eq!(owed(), Some(vec![Some(0), Some(1), Some(2)]));
+        assert!(rpc.is_stuck());
+        rpc.retry_atomics();
+        assert_eq!(owed().map(|owed| owed.len()), Some(3));
+        rpc.retry_atomics();
+        assert_eq!(owed(), Some(vec![]));
+        rpc.handle_disconnected(PEER, &mut Wakes::default());
+        assert_eq!(owed(), None);
+    }
+}

@@ -6,6 +6,8 @@ use std::task::Waker;
 use halite_fabric::{Completion, Event, PeerId};
 use halite_mem::Window;
 
+use super::adapter::Atomics;
+
 /// Completions that one poll returns at most.
 const POLL_COMPLETIONS_MAX: usize = 256;
 
@@ -27,6 +29,8 @@ pub(super) struct Endpoint {
     pub(super) doorbell: u32,
     pub(super) armed: bool,
     wakers: Vec<Waker>,
+    /// What its adapter carries out, and what waits for that.
+    pub(super) atomics: Atomics,
 }
 
 impl Endpoint {
@@ -44,6 +48,7 @@ impl Endpoint {
             doorbell: 0,
             armed: false,
             wakers: Vec::new(),
+            atomics: Atomics::default(),
         }
     }
 

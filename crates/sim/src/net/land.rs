@@ -3,10 +3,12 @@
 use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
 use halite_mem::{AccessError, Window};
 
+use super::adapter::Atomic;
 use super::packet::{Cargo, Packet};
 use super::qp::{QpState, Verb};
 use super::{Event, Net};
 use crate::digest::checksum;
+use crate::profile::AtomicsBy;
 
 impl Net {
     pub(super) fn handle_land(&mut self, index: u32) {
@@ -35,7 +37,8 @@ impl Net {
         let target = packet.qp ^ 1;
         // Who is spoken to is connected, even if that word is late.
         self.establish_early(target);
-        if !self.qps[target as usize].stalled.is_empty() {
+        let end = &self.qps[target as usize];
+        if end.in_atomic || !end.stalled.is_empty() {
             let index = self.packets.add(packet);
             self.qps[target as usize].stalled.push_back(index);
             return;
@@ -83,7 +86,8 @@ impl Net {
         while let Some(index) = stalled.pop_front() {
             let packet = self.packets.take(index);
             self.land_request(packet);
-            if !self.qps[target as usize].stalled.is_empty() {
+            let end = &self.qps[target as usize];
+            if end.in_atomic || !end.stalled.is_empty() {
                 break;
             }
         }
@@ -111,6 +115,11 @@ impl Net {
                 self.arrive(target, CompletionKind::Received { bytes, imm }, solicited);
                 self.acknowledge(qp, number, Status::Success, 0);
             }
+            Verb::FetchAdd { remote, .. } | Verb::CompareSwap { remote, .. }
+                if self.profile(target).atomics == AtomicsBy::Adapter =>
+            {
+                self.begin_atomic(target, Atomic { qp, number, verb, remote });
+            }
             Verb::FetchAdd { remote, add } => {
                 self.atomic(target, qp, number, remote, |word| word.fetch_add_u64(remote.offset, add));
             }
@@ -126,7 +135,7 @@ impl Net {
         });
     }
 
-    fn segment(&self, target: u32, remote: RemoteAddress) -> Option<&Window> {
+    pub(super) fn segment(&self, target: u32, remote: RemoteAddress) -> Option<&Window> {
         let endpoint = self.qps[target as usize].endpoint;
         self.endpoints[endpoint as usize].segments.get(remote.key.0 as usize)
     }

@@ -14,6 +14,7 @@
 //! connection, but never order, and nothing is done twice.
 
 mod ack;
+mod adapter;
 mod dial;
 mod direct;
 mod endpoint;
@@ -181,6 +182,7 @@ impl Net {
             Event::Land { packet } => self.handle_land(packet),
             Event::ReceiverRetry { qp } => self.handle_receiver_retry(qp),
             Event::Respond { qp, number } => self.handle_respond(qp, number),
+            Event::AtomicWritten { endpoint } => self.handle_atomic_written(endpoint),
             Event::Acknowledge { qp, number } => self.handle_acknowledge(qp, number),
             Event::AckTimeout { qp, number } => self.handle_ack_timeout(qp, number),
             Event::Show { endpoint } => self.show(endpoint),

@@ -125,8 +125,10 @@ pub(super) struct Qp {
     /// When the last packet lands at the peer; and the last answer here.
     pub(super) landed_ns: u64,
     pub(super) answered_ns: u64,
-    /// Packets that have arrived here and wait for a receive.
+    /// Packets that have arrived here and wait for a receive, or for the adapter to be done with an atomic before them.
     pub(super) stalled: VecDeque<u32>,
+    /// Whether the adapter here has an atomic of the other end's to carry out.
+    pub(super) in_atomic: bool,
     /// Messages and immediates from the peer that nobody has polled yet.
     pub(super) unpolled: usize,
     /// What of the peer's memory loads and stores reach.
@@ -161,6 +163,7 @@ impl Qp {
             landed_ns: 0,
             answered_ns: 0,
             stalled: VecDeque::new(),
+            in_atomic: false,
             unpolled: 0,
             mapped: Mapped::default(),
         }

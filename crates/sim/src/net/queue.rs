@@ -14,6 +14,8 @@ pub(super) enum Event {
     ReceiverRetry { qp: u32 },
     /// The target of the read `number` of `qp` sends the next piece of the answer.
     Respond { qp: u32, number: u64 },
+    /// The adapter of an endpoint writes the word of the atomic that it carries out.
+    AtomicWritten { endpoint: u32 },
     /// The request `number` of `qp` is acknowledged.
     Acknowledge { qp: u32, number: u64 },
     /// An acknowledgement did not come.
@@ -57,6 +59,7 @@ impl Event {
             Event::DialTimeout { dial } => [13, dial.into(), 0],
             Event::Fence { endpoint } => [14, endpoint.into(), 0],
             Event::LookAtWindows { qp } => [15, qp.into(), 0],
+            Event::AtomicWritten { endpoint } => [16, endpoint.into(), 0],
         }
     }
 }

@@ -79,6 +79,11 @@ impl Job {
         }
     }
 
+    /// Whether it changes a word in one piece.
+    pub(super) fn is_atomic(self) -> bool {
+        matches!(self, Job::FetchAdd | Job::CompareSwap)
+    }
+
     /// Whether its bytes cross the network.
     pub(super) fn carries_bytes(self) -> bool {
         matches!(
