@@ -12,8 +12,10 @@ use halite_trials::Birth;
 use super::cluster::{Harness, Nodes, Place, Sessions};
 use super::turns::{Told, wait};
 
-/// What cases run with.  Everything follows from it.
+/// What cases run with, unless [`SEED_VARIABLE`] says otherwise.  Everything follows from it.
 const SEED: u64 = 1;
+/// For who looks further: the seed of all cases.
+const SEED_VARIABLE: &str = "HALITE_SIM_SEED";
 /// How often is looked whether a node that leaves has left.
 const LEAVING_LOOK: Duration = Duration::from_micros(50);
 /// How long a process lives on after its node has left.
@@ -29,7 +31,8 @@ pub struct Simulated {
 impl Simulated {
     /// With the costs of a profile in `crates/sim/profiles`.
     pub fn profile(name: &str) -> Simulated {
-        Simulated::seeded(name, SEED)
+        let wanted = std::env::var(SEED_VARIABLE).ok();
+        Simulated::seeded(name, wanted.map_or(SEED, |seed| seed.parse().expect("the seed is a number")))
     }
 
     /// As [`Simulated::profile`], with another seed.
@@ -51,8 +54,8 @@ impl Harness for Simulated {
     fn found(&self) -> Box<dyn Place> {
         let world = World::new(self.seed, self.profile.clone());
         let told = Told::in_world(&world);
-        let digest = self.digest.clone();
-        Box::new(Hosts { world, lives: RefCell::default(), nodes: RefCell::default(), digest, told })
+        let (seed, digest) = (self.seed, self.digest.clone());
+        Box::new(Hosts { seed, world, lives: RefCell::default(), nodes: RefCell::default(), digest, told })
     }
 
     /// What is done again happens again.
@@ -72,6 +75,7 @@ pub const CANNOT: &[(&str, &str)] = &[(
 )];
 
 struct Hosts {
+    seed: u64,
     world: World,
     /// How often each number was started.
     lives: RefCell<BTreeMap<NodeId, u32>>,
@@ -126,6 +130,9 @@ impl Sessions for Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("it fails again with {SEED_VARIABLE}={}", self.seed);
+        }
         self.digest.set(self.world.digest());
         self.world.end();
     }

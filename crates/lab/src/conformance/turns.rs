@@ -6,7 +6,7 @@
 //! by what is here: one that blocks otherwise while it has the turn stops the world.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -55,6 +55,8 @@ struct State {
     running: usize,
     /// Who has been woken since, in this order.
     woken: VecDeque<usize>,
+    /// Who has no turn any more, although some waker of theirs may still be rung.
+    ended: BTreeSet<usize>,
     /// The story has failed: whoever waits is to end.
     is_over: bool,
 }
@@ -209,6 +211,9 @@ impl Place {
 
     fn give_turn(&self, id: usize) {
         let mut state = self.turns.lock();
+        if state.ended.contains(&id) {
+            return;
+        }
         state.running = id;
         self.turns.changed.notify_all();
         while state.running != 0 {
@@ -380,6 +385,7 @@ impl Drop for End {
         if thread::panicking() {
             self.place.turns.end();
         }
+        self.place.turns.lock().ended.insert(self.place.id);
         self.place.return_turn();
     }
 }
@@ -441,6 +447,23 @@ mod tests {
         });
         assert!(took[0] >= PAUSE_NS, "those who came first have waited");
         assert_eq!(took[0], took[1], "the same threads take the same time");
+    }
+
+    #[test]
+    fn who_has_ended_has_no_turn_however_late_it_is_woken() {
+        let world = World::new(1, Profile::local());
+        let _told = Told::in_world(&world);
+        let late = Mutex::new(None);
+        scope(|scope| {
+            scope.spawn(|| {
+                wait(std::future::poll_fn(|context| {
+                    *late.lock().unwrap() = Some(context.waker().clone());
+                    Poll::Ready(())
+                }));
+            });
+        });
+        late.into_inner().unwrap().expect("it has waited").wake();
+        pause();
     }
 
     #[test]
