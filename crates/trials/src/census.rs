@@ -70,14 +70,17 @@ async fn all_up(stage: &Rc<Stage>) {
     }
 }
 
-/// Whether one of those that are up takes one of `lost` for alive.
-/// Whether one of those before it has no connection to a node: who is dead to its home may be dead to whoever holds memory for
-/// that home, too, and then stays so.
+/// Whether a node and another do not see each other, or not for long: one of the two may have been told first that the other
+/// is dead.  Either may be home of what the other has mapped, and whoever holds memory for that home keeps it back for as
+/// long as the mapper lives.
 fn is_unseen(stage: &Stage, node: u32) -> bool {
-    let mut before = (0..node).filter_map(|other| stage.driven(other));
-    before.any(|other| !other.is_connected_to(NodeId(node)))
+    let Some(driven) = stage.driven(node) else { return false };
+    let mut others =
+        (0..stage.nodes()).filter(|other| *other != node).filter_map(|other| stage.driven(other));
+    others.any(|other| !other.is_connected_to(driven.id()) || !driven.is_connected_to(other.id()))
 }
 
+/// Whether one of those that are up takes one of `lost` for alive.
 fn anyone_sees(stage: &Stage, lost: &[u32]) -> bool {
     let up = (0..stage.nodes()).filter(|node| stage.is_up(*node)).filter_map(|node| stage.driven(node));
     up.into_iter().any(|driven| lost.iter().any(|node| driven.is_connected_to(NodeId(*node))))

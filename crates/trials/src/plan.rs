@@ -80,8 +80,10 @@ pub struct Work {
     pub watches: u32,
     /// Rights that are taken away while they are used.
     pub rights: u32,
-    /// How many accesses in a thousand touch many words; twice as many regions are long.
+    /// How many accesses in a thousand touch many words.
     pub long_per_mille: u32,
+    /// How many regions in a thousand are long: of many chunks, which lie on several nodes if the region is spread.
+    pub long_regions_per_mille: u32,
     /// How many calls a session has under way at most.
     pub calls_posted_max: u32,
     /// How often in a thousand times calls that are under way together are posted together, and handlers receive and answer
@@ -154,6 +156,7 @@ impl Default for Work {
             watches: 2,
             rights: 1,
             long_per_mille: 125,
+            long_regions_per_mille: 250,
             calls_posted_max: 4,
             rows_per_mille: 0,
             think_us_max: 10,
@@ -236,6 +239,9 @@ impl Plan {
             }
             () if self.work.rows_per_mille > 1000 => bad("rows_per_mille must be 1000 at most"),
             () if self.work.long_per_mille > 1000 => bad("long_per_mille must be 1000 at most"),
+            () if self.work.long_regions_per_mille > 1000 => {
+                bad("long_regions_per_mille must be 1000 at most")
+            }
             () if self.work.think_us_max > US_MAX => bad("think_us_max must be 60000000 at most"),
             () if self.work.given_up_per_mille > 1000 => bad("given_up_per_mille must be 1000 at most"),
             () if !(1..=10_000).contains(&faults.long_percent) => bad("long_percent must be from 1 to 10000"),

@@ -73,13 +73,13 @@ impl Regions {
         name: usize,
         owner: usize,
         everyone: Permissions,
-        long: u64,
+        is_long: bool,
     ) -> Option<(LifeId, u64)> {
         let id = self.lives.len() as u64;
         if id + 1 >= LIVES_MAX {
             return None;
         }
-        let words = long * LIVES_MAX + id + 1;
+        let words = u64::from(is_long) * LIVES_MAX + id + 1;
         self.lives.push(Life {
             name,
             words: Words::fresh(words as usize),

@@ -38,10 +38,11 @@ pub(super) async fn alloc(actor: &mut Actor) {
     }
     let name = actor.random.below(NAMES) as usize;
     let everyone = some_rights(actor);
-    let long = u64::from(actor.random.chance(2 * u64::from(actor.stage.plan.work.long_per_mille), 1000));
+    let is_long = actor.random.chance(actor.stage.plan.work.long_regions_per_mille.into(), 1000);
     let placement = some_placement(actor);
     let begin_ns = actor.now_ns();
-    let begun = actor.stage.regions.borrow_mut().begin_life(begin_ns, name, actor.principal, everyone, long);
+    let begun =
+        actor.stage.regions.borrow_mut().begin_life(begin_ns, name, actor.principal, everyone, is_long);
     let Some((id, len)) = begun else { return };
     note_places(actor, id, nodes_of(actor, &placement));
     let session = actor.session.clone();
