@@ -5,7 +5,7 @@ mod cgroup;
 mod support;
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cgroup::Cgroup;
 use halite::{AllocOptions, Config, Node, NodeId, Placement};
@@ -67,14 +67,20 @@ fn up_after(scratch: &Scratch, line: &str, flags: &str) -> Running {
     up
 }
 
+/// Puts these bytes from a file, which it returns, and gets them back.
+fn put_on_node_1(scratch: &Scratch, content: &[u8]) -> PathBuf {
+    let from = scratch.write("from", content);
+    scratch.ok(&format!("put region {} --node 1", from.display()));
+    assert!(scratch.run("get region").stdout == content);
+    from
+}
+
 #[test]
 fn a_node_with_few_addresses_has_a_smaller_arena_and_says_so() {
     let scratch = Scratch::new("addresses");
     let _up = up_after(&scratch, "ulimit -v 1500000", "--nodes 2 --arena 4G");
     let content = bytes(100 << 20);
-    let from = scratch.write("from", &content);
-    scratch.ok(&format!("put region {} --node 1", from.display()));
-    assert!(scratch.run("get region").stdout == content);
+    let from = put_on_node_1(&scratch, &content);
     // More than it can get: what it has stays, and is shown.
     let large = std::fs::File::create(scratch.file("large")).unwrap();
     large.set_len(2 << 30).unwrap();
@@ -135,10 +141,7 @@ fn a_limit_on_the_size_of_files_is_a_reason_and_no_sudden_end() {
     let scratch = Scratch::new("file-size");
     // In blocks of 512 bytes, as POSIX has it: enough to join, and not for an arena in one piece.
     let _up = up_after(&scratch, "ulimit -f 140000", "--nodes 2 --arena 256M");
-    let content = bytes(100 << 20);
-    let from = scratch.write("from", &content);
-    scratch.ok(&format!("put region {} --node 1", from.display()));
-    assert!(scratch.run("get region").stdout == content);
+    put_on_node_1(&scratch, &bytes(100 << 20));
     let complaint = complaint_after(&scratch, "ulimit -f 1", "get region").expect("nothing fits");
     assert!(complaint.contains("ulimit -v -n -f"), "{complaint}");
     let to = scratch.file("to");

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{CHUNK_BYTES, Cluster, LEASE_NS, slot};
+use common::{CHUNK_BYTES, Cluster, LEASE_NS, allocation, slot};
 use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::{NodeId, Principal};
@@ -77,14 +77,7 @@ fn a_spread_region_lies_on_its_nodes_in_turn_and_is_freed_on_all() {
 fn a_name_that_is_taken_costs_nobody_memory() {
     let mut cluster = Cluster::of(2);
     cluster.alloc(0, "salt", LEN, Placement::Local);
-    let again = Command::Alloc {
-        name: Some("salt".into()),
-        len: LEN,
-        chunk_bytes: CHUNK_BYTES,
-        placement: Placement::Spread(vec![NodeId(1), NodeId(0)]),
-        everyone: Permissions::empty(),
-        populate: false,
-    };
+    let again = allocation(Some("salt"), LEN, Placement::Spread(vec![NodeId(1), NodeId(0)]));
     let before = cluster.memory(0);
     assert_eq!(cluster.command(1, again), Err(Refusal::NameTaken.into()));
     assert_eq!(cluster.memory(0), before);
@@ -240,11 +233,7 @@ fn chunks_of_a_dead_home_are_free_once_nobody_maps_them() {
 #[test]
 fn memory_that_a_stopped_node_may_still_write_is_not_reused_until_it_is_cut_off() {
     let mut cluster = Cluster::of(3);
-    cluster.kills = false;
-    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(1)));
-    cluster.map(2, "salt");
-    cluster.stop(2);
-    let freeing = cluster.submit(0, Command::Order(lh, Order::Free));
+    let freeing = cluster.free_what_a_stopped_node_maps(LEN);
     cluster.run();
     assert_eq!(cluster.outcome(0, freeing), None, "the stopped node has not let go");
     cluster.sleep(2 * LEASE_NS);
@@ -278,31 +267,14 @@ fn a_restarted_directory_hears_all_names_before_it_answers() {
     let first = cluster.add(0, common::ARENA_BYTES);
     cluster.map(first, "salt");
     cluster.map(1, "pepper");
-    let taken = cluster.command(
-        first,
-        Command::Alloc {
-            name: Some("pepper".into()),
-            len: 1,
-            chunk_bytes: CHUNK_BYTES,
-            placement: Placement::Local,
-            everyone: Permissions::empty(),
-            populate: false,
-        },
-    );
+    let taken = cluster.command(first, allocation(Some("pepper"), 1, Placement::Local));
     assert_eq!(taken, Err(Refusal::NameTaken.into()));
 }
 
 #[test]
 fn a_region_without_a_name_ends_with_its_last_handle() {
     let mut cluster = Cluster::of(2);
-    let alloc = Command::Alloc {
-        name: None,
-        len: LEN,
-        chunk_bytes: CHUNK_BYTES,
-        placement: Placement::On(NodeId(1)),
-        everyone: Permissions::empty(),
-        populate: false,
-    };
+    let alloc = allocation(None, LEN, Placement::On(NodeId(1)));
     let lh = slot(cluster.command(0, alloc.clone()));
     assert_eq!(cluster.command(0, Command::Unmap(lh)), Ok(Outcome::Done));
     assert_eq!(cluster.memory(1), (0, 0));
@@ -321,14 +293,7 @@ fn a_region_without_a_name_ends_with_its_last_handle() {
 #[test]
 fn an_arena_holds_a_region_of_all_of_it_and_says_how_much_is_missing_for_more() {
     let mut cluster = Cluster::of(1);
-    let alloc = |len| Command::Alloc {
-        name: None,
-        len,
-        chunk_bytes: CHUNK_BYTES,
-        placement: Placement::Local,
-        everyone: Permissions::empty(),
-        populate: false,
-    };
+    let alloc = |len| allocation(None, len, Placement::Local);
     let refused = cluster.command(0, alloc(common::ARENA_BYTES + 1));
     let (wanted, available) = (common::ARENA_BYTES + 1, common::ARENA_BYTES);
     assert_eq!(refused, Err(Refusal::NoSpace { wanted, available }.into()));
@@ -341,14 +306,7 @@ fn an_arena_holds_a_region_of_all_of_it_and_says_how_much_is_missing_for_more() 
 #[test]
 fn freed_memory_that_is_still_being_cleaned_is_waited_for_and_not_called_missing() {
     let mut cluster = Cluster::of(1);
-    let alloc = Command::Alloc {
-        name: None,
-        len: common::ARENA_BYTES,
-        chunk_bytes: CHUNK_BYTES,
-        placement: Placement::Local,
-        everyone: Permissions::empty(),
-        populate: false,
-    };
+    let alloc = allocation(None, common::ARENA_BYTES, Placement::Local);
     let lh = slot(cluster.command(0, alloc.clone()));
     cluster.slow_to_clean = true;
     order(&mut cluster, 0, lh, Order::Free);
@@ -428,17 +386,7 @@ fn a_region_for_anywhere_goes_to_nodes_that_stay_and_not_into_applications() {
 }
 
 fn unnamed(cluster: &mut Cluster, host: usize, placement: Placement) -> SlotRef {
-    slot(cluster.command(
-        host,
-        Command::Alloc {
-            name: None,
-            len: LEN,
-            chunk_bytes: CHUNK_BYTES,
-            placement,
-            everyone: Permissions::READ,
-            populate: false,
-        },
-    ))
+    slot(cluster.command(host, allocation(None, LEN, placement)))
 }
 
 fn set_name(lh: SlotRef, name: &str) -> Command {

@@ -10,17 +10,6 @@ use halite_tier::layout::{Extent, Extents};
 use halite_tier::message::*;
 use halite_tier::permissions::*;
 
-fn alloc_cmd(name: &str, len: u64, placement: Placement) -> Command {
-    Command::Alloc {
-        name: Some(name.into()),
-        len,
-        chunk_bytes: CHUNK_BYTES,
-        placement,
-        everyone: Permissions::READ | Permissions::WRITE,
-        populate: false,
-    }
-}
-
 /// A zombie that mapped a region before the region's home died: the chunk owner must keep the chunks back.
 #[test]
 fn a_zombie_outlives_the_home_and_its_chunks_stay_back() {
@@ -72,7 +61,7 @@ fn lying_reserve(extent: impl Fn(NodeLife) -> Extent) -> Vec<u8> {
     let mut c = Cluster::of(3);
     let victim = c.alloc(0, "victim", CHUNK_BYTES, Placement::Local);
     c.write(0, victim, 0, b"precious");
-    c.submit(0, alloc_cmd("two", 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(0), NodeId(1)])));
+    c.submit(0, allocation(Some("two"), 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(0), NodeId(1)])));
     c.held = vec![(0, 1)];
     c.run();
     // What node 0 asked of node 1: find the request id.
@@ -117,14 +106,14 @@ fn a_name_is_not_given_to_the_dead() {
     c.held = vec![(2, 3)];
     let d = c.add_late(0, ARENA_BYTES);
     c.run();
-    let op = c.submit(1, alloc_cmd("salt", CHUNK_BYTES, Placement::Local));
+    let op = c.submit(1, allocation(Some("salt"), CHUNK_BYTES, Placement::Local));
     c.run();
     assert!(!c.has_ended(1, op), "parked");
     c.kill(1);
     c.run();
     c.held = vec![];
     c.run();
-    let r = c.command(d, alloc_cmd("salt", CHUNK_BYTES, Placement::Local));
+    let r = c.command(d, allocation(Some("salt"), CHUNK_BYTES, Placement::Local));
     println!("alloc of a dead node's name: {r:?}; stat {:?}", c.command(d, Command::Stat("salt".into())));
     assert!(r.is_ok(), "{r:?}");
 }
@@ -137,7 +126,8 @@ fn memory_is_not_reserved_for_the_dead() {
     let lh = c.alloc(0, "big", ARENA_BYTES, Placement::On(NodeId(1)));
     c.slow_to_clean = true;
     c.command(0, Command::Order(lh, Order::Free)).unwrap();
-    let op = c.submit(2, alloc_cmd("two", 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(2), NodeId(1)])));
+    let op =
+        c.submit(2, allocation(Some("two"), 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(2), NodeId(1)])));
     c.run();
     assert!(!c.has_ended(2, op));
     c.kill(2);
@@ -172,12 +162,12 @@ fn a_map_that_comes_back_after_the_goodbye_gives_no_handle() {
 fn a_name_has_one_region_even_if_the_directory_restarts_while_it_is_made() {
     let mut c = Cluster::of(3);
     c.held = vec![(1, 2)];
-    c.submit(1, alloc_cmd("salt", 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(1), NodeId(2)])));
+    c.submit(1, allocation(Some("salt"), 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(1), NodeId(2)])));
     c.run(); // claimed, reserve to 2 is under way
     c.kill(0);
     c.run();
     let d = c.add(0, ARENA_BYTES);
-    let r = c.command(d, alloc_cmd("salt", CHUNK_BYTES, Placement::Local));
+    let r = c.command(d, allocation(Some("salt"), CHUNK_BYTES, Placement::Local));
     c.held = vec![];
     c.run();
     let (used, _) = c.memory(1);

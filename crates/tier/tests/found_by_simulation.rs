@@ -88,14 +88,7 @@ fn a_newcomer_does_not_reach_what_a_node_took_back_from_a_home_it_has_lost_sight
 
 /// All memory of a node that does not reach the directory, so without a name.
 fn alloc_all() -> Command {
-    Command::Alloc {
-        name: None,
-        len: ARENA_BYTES,
-        chunk_bytes: CHUNK_BYTES,
-        placement: Placement::Local,
-        everyone: Permissions::empty(),
-        populate: false,
-    }
+    allocation(None, ARENA_BYTES, Placement::Local)
 }
 
 /// The node's new life was asked to copy into the memory of its old one, and answered that it did not understand.

@@ -2,11 +2,10 @@
 
 mod common;
 
-use common::{CHUNK_BYTES, Cluster, LEASE_NS, slot};
+use common::{Cluster, LEASE_NS, allocation, slot};
 use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::message::{NodeStatus, Order, Refusal};
-use halite_tier::permissions::Permissions;
 
 const MIB: u64 = 1 << 20;
 const ARENA: u64 = 64 * MIB;
@@ -20,15 +19,7 @@ fn node() -> Cluster {
 }
 
 fn alloc(cluster: &mut Cluster, len: u64) -> Result<SlotRef, CommandError> {
-    let command = Command::Alloc {
-        name: None,
-        len,
-        chunk_bytes: CHUNK_BYTES,
-        placement: Placement::Local,
-        everyone: Permissions::empty(),
-        populate: false,
-    };
-    cluster.command(0, command).map(|outcome| slot(Ok(outcome)))
+    cluster.command(0, allocation(None, len, Placement::Local)).map(|outcome| slot(Ok(outcome)))
 }
 
 fn status(cluster: &mut Cluster) -> NodeStatus {

@@ -195,11 +195,7 @@ fn who_is_killed_by_another_than_the_directory_is_told_as_killed() {
 #[test]
 fn quarantine_is_told_when_it_begins_and_when_it_is_over() {
     let mut cluster = Cluster::of(3);
-    cluster.kills = false;
-    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(1)));
-    cluster.map(2, "salt");
-    cluster.stop(2);
-    let freeing = cluster.submit(0, Command::Order(lh, Order::Free));
+    let freeing = cluster.free_what_a_stopped_node_maps(LEN);
     cluster.sleep(2 * LEASE_NS);
     assert_eq!(cluster.outcome(0, freeing), Some(Ok(Outcome::Done)));
     let bytes = LEN.next_multiple_of(64);

@@ -9,7 +9,6 @@ use halite_tier::effect::{Command, CommandError, OpId, Outcome, Placement};
 use halite_tier::ids::{NodeId, RequestId};
 use halite_tier::layout::{Extent, Extents};
 use halite_tier::message::{Leg, Message, Order, Refusal, Request, decode, encode};
-use halite_tier::permissions::Permissions;
 use proptest::prelude::*;
 
 fn at(slot: SlotRef, offset: u64) -> Spot {
@@ -98,14 +97,7 @@ fn a_region_is_freed_only_when_the_commands_on_it_are_over() {
 fn a_last_handle_is_given_up_only_when_the_commands_through_it_are_over() {
     let mut c = Cluster::reaching(3, true);
     // Nobody else maps it: with this handle the region ends.
-    let command = Command::Alloc {
-        name: None,
-        len: CHUNK_BYTES,
-        chunk_bytes: CHUNK_BYTES,
-        placement: Placement::On(NodeId(1)),
-        everyone: Permissions::empty(),
-        populate: false,
-    };
+    let command = allocation(None, CHUNK_BYTES, Placement::On(NodeId(1)));
     let lh = slot(c.command(2, command));
     slow_fill(&mut c, lh, CHUNK_BYTES);
     let unmapping = c.submit(2, Command::Unmap(lh));
@@ -178,14 +170,7 @@ fn memory_that_a_dead_nodes_command_still_runs_into_is_given_to_nobody() {
     assert_eq!(c.command(0, Command::Order(master, Order::Free)), Ok(Outcome::Done));
     assert_eq!(c.memory(1).0, len, "the step under way runs into it");
     // All that is left is too little for this.
-    let other = Command::Alloc {
-        name: None,
-        len: ARENA_BYTES - len + CHUNK_BYTES,
-        chunk_bytes: CHUNK_BYTES,
-        placement: Placement::On(NodeId(1)),
-        everyone: Permissions::empty(),
-        populate: false,
-    };
+    let other = allocation(None, ARENA_BYTES - len + CHUNK_BYTES, Placement::On(NodeId(1)));
     let refused = c.command(0, other.clone());
     assert!(matches!(refused, Err(CommandError::Refused(Refusal::NoSpace { .. }))), "{refused:?}");
     c.finish_copies();

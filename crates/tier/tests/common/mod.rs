@@ -15,6 +15,7 @@ use halite_tier::engine::{Connection, Engine, EngineConfig};
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::{self, Extent};
 use halite_tier::mapper::Reach;
+use halite_tier::message::Order;
 use halite_tier::news::News;
 use halite_tier::permissions::Permissions;
 
@@ -484,12 +485,7 @@ impl Cluster {
     }
 
     pub fn alloc(&mut self, host: usize, name: &str, len: u64, placement: Placement) -> SlotRef {
-        let everyone = Permissions::READ | Permissions::WRITE;
-        let name = Some(name.to_string());
-        slot(self.command(
-            host,
-            Command::Alloc { name, len, chunk_bytes: CHUNK_BYTES, placement, everyone, populate: false },
-        ))
+        slot(self.command(host, allocation(Some(name), len, placement)))
     }
 
     pub fn map(&mut self, host: usize, name: &str) -> SlotRef {
@@ -499,6 +495,15 @@ impl Cluster {
     /// Maps a region for more, or less.
     pub fn map_for(&mut self, host: usize, name: &str, wanted: Permissions) -> SlotRef {
         slot(self.command(host, Command::Map { name: name.into(), wanted }))
+    }
+
+    /// Gives the order to free a region on node 1 that node 2 maps, which has stopped and which nobody may kill.
+    pub fn free_what_a_stopped_node_maps(&mut self, len: u64) -> OpId {
+        self.kills = false;
+        let lh = self.alloc(0, "salt", len, Placement::On(NodeId(1)));
+        self.map(2, "salt");
+        self.stop(2);
+        self.submit(0, Command::Order(lh, Order::Free))
     }
 
     pub fn write(&self, host: usize, slot: SlotRef, offset: u64, bytes: &[u8]) {
@@ -566,6 +571,18 @@ impl Cluster {
             }
             other => panic!("status answers {other:?}"),
         }
+    }
+}
+
+/// A region that everyone may read and write, and that is not populated.
+pub fn allocation(name: Option<&str>, len: u64, placement: Placement) -> Command {
+    Command::Alloc {
+        name: name.map(str::to_owned),
+        len,
+        chunk_bytes: CHUNK_BYTES,
+        placement,
+        everyone: Permissions::READ | Permissions::WRITE,
+        populate: false,
     }
 }
 
