@@ -29,6 +29,8 @@ pub struct Counters {
     pub retransmitted: u64,
     /// Packets that arrived where their connection no longer was.
     pub dropped: u64,
+    /// Requests that an adapter refused, for the memory that they named, and their connections with them.
+    pub refused: u64,
     /// Times that a message found no receive waiting for it.
     pub receiver_not_ready: u64,
     /// Completions handed to pollers.

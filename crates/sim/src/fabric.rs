@@ -18,7 +18,9 @@ use crate::world::HostId;
 /// A fabric of one simulated host; see [`crate::World::fabric`].
 ///
 /// It keeps to what [`Fabric`] promises, with these choices of its own.  A request that the target refuses fails by
-/// itself; those behind it are carried out.  When a connection breaks, requests of which something may have been
+/// itself where processors copy, and those behind it are carried out; an adapter ends the connection of both, and what is
+/// behind it is flushed.  What names a segment of which an adapter's peer has not been told yet is held back, with all behind
+/// it, until it has been.  When a connection breaks, requests of which something may have been
 /// done say so, and only those that never left are flushed.  That a full queue has room again rings no doorbell, unless
 /// requests are signalled.  [`Fabric::wait`] returns at once, for time passes only
 /// while no task runs: tasks await [`SimFabric::rung`] instead.  Its doorbell begins unarmed.

@@ -8,7 +8,8 @@ use halite_fabric::trace::Tracer;
 use halite_fabric::{
     CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, Status, WorkId, WorkRequest,
 };
-use halite_sim::Profile;
+use halite_mem::{PagePolicy, Segment, Window};
+use halite_sim::{Link, Profile, World};
 
 /// Runs a story under each profile.
 fn each(story: impl Fn(Pair)) {
@@ -143,7 +144,8 @@ fn messages_and_immediates_arrive_in_order_and_after_their_bytes() {
 
 #[test]
 fn only_signalled_requests_and_failures_complete() {
-    each(|Pair { world, one, two }| {
+    for (profile, last) in [(Profile::local(), None), (Profile::rnic_100g(), Some((3, Status::Flushed)))] {
+        let Pair { world, one, two } = pair(1, profile);
         let quiet = |id, key| {
             let operation = Operation::Write { local: Local::Inline(b"x"), remote: remote(key, 0) };
             let mut request = common::request(id, operation);
@@ -154,28 +156,151 @@ fn only_signalled_requests_and_failures_complete() {
         quiet(2, Key(99));
         quiet(3, two.key);
         pass(&world, LONG_NS);
-        assert_eq!(one.ended(), [(2, Status::RemoteAccess)]);
-    });
+        assert_eq!(one.ended(), [(2, Status::RemoteAccess)].into_iter().chain(last).collect::<Vec<_>>());
+    }
+}
+
+/// Requests that name memory of two wrongly, from one.
+fn wrong(one: &common::Side, key: Key) -> [Operation<'_>; 5] {
+    let beyond = remote(key, common::SEGMENT_BYTES - 8999);
+    [
+        Operation::Write { local: one.source(9000), remote: beyond },
+        Operation::WriteImm { local: one.source(9000), remote: beyond, imm: 1 },
+        Operation::Read { local: one.source(9000), remote: beyond },
+        Operation::FetchAdd { remote: remote(key, 4), add: 1 },
+        Operation::FetchAdd { remote: remote(key, u64::MAX - 7), add: 1 },
+    ]
 }
 
 #[test]
-fn what_the_target_refuses_is_not_done_at_all_and_fails_alone() {
-    each(|Pair { world, one, two }| {
-        let end = common::SEGMENT_BYTES;
-        one.memory.fill(0, 9000, 7).unwrap();
-        let beyond = remote(two.key, end - 8999);
-        one.post(1, Operation::Write { local: one.source(9000), remote: beyond });
-        one.post(2, Operation::WriteImm { local: one.source(9000), remote: beyond, imm: 1 });
-        one.post(3, Operation::Read { local: one.source(9000), remote: beyond });
-        one.post(4, Operation::FetchAdd { remote: remote(two.key, 4), add: 1 });
-        one.post(5, Operation::FetchAdd { remote: remote(two.key, u64::MAX - 7), add: 1 });
-        one.post(6, Operation::Write { local: one.source(8), remote: remote(two.key, 0) });
-        pass(&world, LONG_NS);
-        let refused = (1..=5).map(|id| (id, Status::RemoteAccess));
-        assert_eq!(one.ended(), refused.chain([(6, Status::Success)]).collect::<Vec<_>>());
-        assert_eq!(two.bytes(end - 9000, 9000), vec![0; 9000]);
-        assert_eq!(two.poll(), []);
-    });
+fn what_a_processor_refuses_is_not_done_at_all_and_fails_alone() {
+    let Pair { world, one, two } = pair(1, Profile::local());
+    one.memory.fill(0, 9000, 7).unwrap();
+    for (id, operation) in (1..).zip(wrong(&one, two.key)) {
+        one.post(id, operation);
+    }
+    one.post(6, Operation::Write { local: one.source(8), remote: remote(two.key, 0) });
+    pass(&world, LONG_NS);
+    let refused = (1..=5).map(|id| (id, Status::RemoteAccess));
+    assert_eq!(one.ended(), refused.chain([(6, Status::Success)]).collect::<Vec<_>>());
+    assert_eq!(two.bytes(common::SEGMENT_BYTES - 9000, 9000), vec![0; 9000]);
+    assert_eq!(two.poll(), []);
+    assert_eq!((one.events(), two.events()), (vec![], vec![]));
+}
+
+#[test]
+fn what_an_adapter_refuses_ends_the_connection_for_both() {
+    for wrongly in 0..6 {
+        for is_lost in [false, true] {
+            let pair = pair(1, Profile::rnic_100g());
+            let Pair { world, one, two } = &pair;
+            one.memory.fill(0, 9000, 7).unwrap();
+            one.post(1, Operation::Write { local: one.source(9000), remote: remote(two.key, 0) });
+            let unknown = Operation::Write { local: one.source(8), remote: remote(Key(99), 0) };
+            one.post(2, wrong(one, two.key).into_iter().nth(wrongly).unwrap_or(unknown));
+            one.post(3, Operation::Write { local: one.source(8), remote: remote(two.key, 10_000) });
+            two.post(1, Operation::Send { bytes: b"unheard", imm: 0 });
+            if is_lost {
+                pair.back(Link::down);
+            }
+            pass(world, LONG_NS);
+            let peers = [one, two].map(|side| side.peer);
+            for (side, peer) in [one, two].into_iter().zip(peers) {
+                let ends = [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }];
+                assert_eq!(side.events(), ends, "{wrongly}");
+                let again = [request(9, Operation::Send { bytes: b"", imm: 0 })];
+                let error = side.fabric.post(peer, &again).unwrap_err();
+                assert_eq!(error.cause, PostCause::NotConnected);
+            }
+            assert_eq!(two.bytes(0, 9001), [vec![7; 9000], vec![0]].concat(), "what came before is done");
+            assert_eq!(two.bytes(10_000, 8), vec![0; 8], "what came behind is not");
+            let ended = one.ended();
+            match is_lost {
+                false => {
+                    use Status::{Flushed, RemoteAccess, Success};
+                    assert_eq!(ended, [(1, Success), (2, RemoteAccess), (3, Flushed)], "{wrongly}");
+                    assert_eq!(world.counters().refused, 1);
+                }
+                true => assert!(ended.iter().all(|(_, status)| *status != Status::Success), "{ended:?}"),
+            }
+        }
+    }
+}
+
+/// Registers another segment, whose key has not been told to anybody yet when this returns.
+fn another_key(side: &common::Side) -> (Key, Window) {
+    let segment = Segment::create("late", 4096, PagePolicy::Normal).unwrap();
+    let window = segment.window(0, 4096).unwrap();
+    (side.fabric.register(segment).unwrap(), window)
+}
+
+#[test]
+fn what_mentions_a_key_that_is_not_known_yet_waits_for_it_and_all_behind_it() {
+    for is_told_in_vain in [false, true] {
+        let pair = pair(1, Profile::rnic_100g());
+        if is_told_in_vain {
+            pair.back(Link::down);
+        }
+        let Pair { world, one, two } = &pair;
+        let (key, window) = another_key(two);
+        pair.back(|link| Link { up: true, ..link });
+        one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) });
+        one.post(2, Operation::Send { bytes: b"behind", imm: 0 });
+        pass(world, 3_000);
+        assert_eq!((one.ended(), two.poll()), (vec![], vec![]), "a known key would do now");
+        pass(world, LONG_NS);
+        assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
+        let mut seen = [0; 4];
+        window.read(0, &mut seen).unwrap();
+        assert_eq!(&seen, b"salt");
+        let took_ns = |operation| {
+            let began_ns = world.now_ns();
+            one.post(3, operation);
+            while one.ended().is_empty() {
+                pass(world, 10);
+            }
+            world.now_ns() - began_ns
+        };
+        let to = |key| Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) };
+        assert_eq!(took_ns(to(key)), took_ns(to(two.key)), "it costs nothing once it is known");
+    }
+}
+
+#[test]
+fn memory_that_is_registered_while_a_connection_comes_about_is_told_as_well() {
+    let world = World::new(1, Profile::rnic_100g());
+    let (mut one, mut two) = (common::open(&world, "one"), common::open(&world, "two"));
+    one.fabric.connect("two", b"I am one").unwrap();
+    let mut keys = vec![another_key(&one)];
+    pass(&world, 500);
+    two.peer = common::connected(&two.fabric);
+    keys.push(another_key(&two));
+    pass(&world, LONG_NS);
+    one.peer = common::connected(&one.fabric);
+    let packets = world.counters().packets;
+    two.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(keys[0].0, 0) });
+    one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(keys[1].0, 0) });
+    pass(&world, LONG_NS);
+    for (side, (_, window)) in [&one, &two].into_iter().zip(&keys) {
+        assert_eq!(side.ended(), [(1, Status::Success)]);
+        let mut seen = [0; 4];
+        window.read(0, &mut seen).unwrap();
+        assert_eq!(&seen, b"salt");
+    }
+    assert_eq!(world.counters().packets, packets + 4, "each is sent and acknowledged, and nobody asks");
+}
+
+#[test]
+fn who_waits_for_a_key_of_a_peer_that_does_not_answer_ends_with_the_connection() {
+    let pair = pair(1, Profile::rnic_100g());
+    let Pair { world, one, two } = &pair;
+    let (key, _) = another_key(two);
+    pair.there(Link::down);
+    one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) });
+    pass(world, LONG_NS);
+    assert_eq!(one.ended(), [(1, Status::Flushed)], "it never left");
+    let peer = one.peer;
+    assert_eq!(one.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }]);
 }
 
 #[test]

@@ -86,13 +86,24 @@ fn tell(stage: &Stage) -> Option<String> {
     let world = &stage.world;
     loop {
         match world.run_until(world.now_ns() + LOOK_NS) {
-            RunEnd::Finished => return None,
-            RunEnd::DeadlineReached if stage.judge.is_content() => overlaps::judge(stage),
+            RunEnd::Finished => return wrong_keys(stage),
+            RunEnd::DeadlineReached if stage.judge.is_content() => {
+                overlaps::judge(stage);
+                if let Some(what) = wrong_keys(stage) {
+                    return Some(what);
+                }
+            }
             RunEnd::DeadlineReached => return None,
             RunEnd::Stuck { waiting } => return Some(format!("all wait for ever: {}", waiting.join(", "))),
             RunEnd::StepsExhausted { task } => return Some(format!("it does not end; last seen: {task}")),
         }
     }
+}
+
+/// Nothing names memory that is not there, or not known yet: over a network that costs the connection.
+fn wrong_keys(stage: &Stage) -> Option<String> {
+    let refused = stage.world.counters().refused;
+    (refused > 0).then(|| format!("adapters refused {refused} requests for the memory that they named"))
 }
 
 async fn story(stage: Rc<Stage>) {

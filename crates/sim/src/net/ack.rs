@@ -95,10 +95,28 @@ impl Net {
         self.leave_when_sent(qp);
     }
 
+    /// The target has refused a request, and ended the connection: what came behind it was dropped there.
+    pub(super) fn handle_refused(&mut self, qp: u32, number: u64) {
+        if !self.qps[qp as usize].sends() {
+            return;
+        }
+        self.take_known(qp);
+        self.acknowledge_earlier(qp, number);
+        let end = &mut self.qps[qp as usize];
+        let first = end.first;
+        for (work, at) in end.outstanding.iter_mut().zip(first..) {
+            if at == number {
+                (work.acknowledged, work.status) = (true, Status::RemoteAccess);
+            }
+            work.departed &= at <= number;
+        }
+        self.close_end(qp, Status::PeerGone);
+    }
+
     /// An acknowledgement stands for all before it, except for answers that have not come themselves.
     fn acknowledge_earlier(&mut self, qp: u32, number: u64) {
         let end = &mut self.qps[qp as usize];
-        let count = (number - end.first) as usize;
+        let count = number.saturating_sub(end.first) as usize;
         for work in end.outstanding.iter_mut().take(count) {
             work.acknowledged |= work.delivered && !work.verb.has_answer();
         }

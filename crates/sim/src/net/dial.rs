@@ -13,6 +13,8 @@ pub(super) struct Dial {
     from: u32,
     to: u32,
     hello: Vec<u8>,
+    /// How many keys of its own went with it.
+    keys: u32,
     /// Its end has been told.
     over: bool,
     /// Our end, once the other knows of it.
@@ -57,7 +59,8 @@ impl Net {
 
     fn dial(&mut self, from: u32, to: u32, hello: &[u8]) {
         let dial = self.dials.len() as u32;
-        self.dials.push(Dial { from, to, hello: hello.to_vec(), over: false, qp: None });
+        let keys = self.keys_of(from);
+        self.dials.push(Dial { from, to, hello: hello.to_vec(), keys, over: false, qp: None });
         let (from_host, to_host) = (self.host_of(from), self.host_of(to));
         let arrives_ns = self.word_ns(from_host, to_host);
         if let Some(at_ns) = arrives_ns {
@@ -66,6 +69,10 @@ impl Net {
         let profile = self.hardware.of(self.reach(HostId(from_host), HostId(to_host)));
         let at_ns = self.now_ns + profile.connect_timeout_ns;
         self.schedule(at_ns, Event::DialTimeout { dial });
+    }
+
+    fn keys_of(&self, endpoint: u32) -> u32 {
+        self.endpoints[endpoint as usize].segments.len() as u32
     }
 
     fn host_of(&self, endpoint: u32) -> u32 {
@@ -90,13 +97,17 @@ impl Net {
 
     /// Makes both ends, and opens the one that was dialled.  Returns the other.
     fn join(&mut self, dial: u32, from_host: u32, to_host: u32) -> u32 {
-        let Dial { from, to, .. } = self.dials[dial as usize];
+        let Dial { from, to, keys, .. } = self.dials[dial as usize];
         let said = std::mem::take(&mut self.dials[dial as usize].hello);
         let shown = self.endpoints[to as usize].hello.clone();
         let ours = self.qps.len() as u32;
         let reach = self.reach(HostId(from_host), HostId(to_host));
         self.qps.push(Qp::new(from, [from_host, to_host], reach, shown, true));
         self.qps.push(Qp::new(to, [to_host, from_host], reach, said, false));
+        let shown_keys = self.keys_of(to);
+        let [one, other] = [ours, ours ^ 1].map(|qp| qp as usize);
+        (self.qps[one].keys_said, self.qps[one].keys_known) = (keys, shown_keys);
+        (self.qps[other].keys_said, self.qps[other].keys_known) = (shown_keys, keys);
         self.establish(ours ^ 1);
         ours
     }
@@ -142,6 +153,7 @@ impl Net {
         end.state = QpState::Open;
         let (hello, initiator) = (std::mem::take(&mut end.hello), end.initiator);
         self.tell(index, FabricEvent::Connected { peer, hello, initiator });
+        self.announce(qp);
     }
 
     pub(super) fn handle_dial_timeout(&mut self, dial: u32) {

@@ -8,6 +8,7 @@ use super::packet::{Cargo, Packet};
 use super::qp::{QpState, Verb};
 use super::{Event, Net};
 use crate::digest::checksum;
+use crate::link::Transit;
 use crate::profile::AtomicsBy;
 
 impl Net {
@@ -106,9 +107,13 @@ impl Net {
             Verb::Write { remote, len, imm, .. } => {
                 let status = self.write(target, remote, len, offset, &bytes);
                 self.packets.recycle(bytes);
-                if last {
-                    self.end_write(target, imm, solicited, status);
-                    self.acknowledge(qp, number, status, 0);
+                match status {
+                    Status::Success if last => {
+                        self.end_write(target, imm, solicited);
+                        self.acknowledge(qp, number, status, 0);
+                    }
+                    Status::Success => {}
+                    _ => self.refuse(qp, number, last),
                 }
             }
             Verb::Send { imm, .. } => {
@@ -155,9 +160,31 @@ impl Net {
         }
     }
 
-    fn end_write(&mut self, target: u32, imm: Option<u32>, solicited: bool, status: Status) {
-        // The peer is not told of a write that it refused.
-        if let Some(imm) = imm.filter(|_| status == Status::Success) {
+    /// Where adapters are, the first packet that names memory wrongly ends the connection, as RC has it: this end drops all
+    /// that comes later, and the other learns why.  A processor refuses the request and goes on; nobody is told of what it
+    /// refused.
+    fn refuse(&mut self, qp: u32, number: u64, last: bool) {
+        if self.copies_by_processor(qp) {
+            if last {
+                self.acknowledge(qp, number, Status::RemoteAccess, 0);
+            }
+            return;
+        }
+        self.counters.refused += 1;
+        let (from, to) = (self.qps[qp as usize].to_host, self.qps[qp as usize].from_host);
+        self.trace(from, |_| format!("refuses request {number} of host-{to}, and the connection with it"));
+        self.close_end(qp ^ 1, Status::PeerGone);
+        match self.transmit(from, to, self.now_ns, 0) {
+            Transit::Lost => self.await_ack(qp, number),
+            Transit::Sent { arrives_ns, .. } => {
+                let at_ns = arrives_ns + self.profile(qp).completion_ns;
+                self.schedule(at_ns, Event::Refused { qp, number });
+            }
+        }
+    }
+
+    fn end_write(&mut self, target: u32, imm: Option<u32>, solicited: bool) {
+        if let Some(imm) = imm {
             self.arrive(target, CompletionKind::Notified { imm }, solicited);
         }
     }
@@ -186,22 +213,19 @@ impl Net {
         change: impl FnOnce(&Window) -> Result<u64, AccessError>,
     ) {
         let changed = self.segment(target, remote).map(change);
-        let status = match changed {
-            Some(Ok(old)) => {
-                if let Some(work) = self.qps[qp as usize].work(number) {
-                    work.old = old;
-                }
-                Status::Success
-            }
-            Some(Err(_)) | None => Status::RemoteAccess,
+        let Some(Ok(old)) = changed else {
+            return self.refuse(qp, number, true);
         };
-        self.acknowledge(qp, number, status, self.profile(qp).atomic_ns);
+        if let Some(work) = self.qps[qp as usize].work(number) {
+            work.old = old;
+        }
+        self.acknowledge(qp, number, Status::Success, self.profile(qp).atomic_ns);
     }
 
     fn begin_read(&mut self, target: u32, qp: u32, number: u64, remote: RemoteAddress, len: u64) {
         let window = self.segment(target, remote);
         if !window.is_some_and(|window| Net::covers(window, remote, len)) {
-            return self.acknowledge(qp, number, Status::RemoteAccess, 0);
+            return self.refuse(qp, number, true);
         }
         if let Some(work) = self.qps[qp as usize].work(number) {
             work.delivered = true;

@@ -27,7 +27,7 @@ impl Net {
     }
 
     /// Closes one end: what is outstanding fails, and its fabric is told.
-    fn close_end(&mut self, qp: u32, status: Status) {
+    pub(super) fn close_end(&mut self, qp: u32, status: Status) {
         let end = &mut self.qps[qp as usize];
         let (endpoint, peer, was_open) = (end.endpoint, end.peer, end.sends());
         end.mapped.give_up();

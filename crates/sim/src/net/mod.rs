@@ -1,7 +1,8 @@
 //! The network: everything that is not a task.
 //!
 //! A request is written and rung for (`post`), sent in packets (`send`), lands in the memory of its target (`land`),
-//! is acknowledged and completes (`ack`).  Connections come about in `dial` and end in `life`.
+//! is acknowledged and completes (`ack`).  Connections come about in `dial` and end in `life`.  `keys` is about who may name
+//! which memory, `direct` about what loads and stores reach.
 //!
 //! ```text
 //!   post ──> Depart, per packet ──> Land ──> Acknowledge ──> Show ──> poll
@@ -18,6 +19,7 @@ mod adapter;
 mod dial;
 mod direct;
 mod endpoint;
+mod keys;
 mod land;
 mod life;
 mod packet;
@@ -194,6 +196,10 @@ impl Net {
             Event::DialTimeout { dial } => self.handle_dial_timeout(dial),
             Event::Fence { endpoint } => self.handle_fence(endpoint),
             Event::LookAtWindows { qp } => self.handle_look_at_windows(qp),
+            Event::KeysTold { qp, keys, is_answer } => self.handle_keys_told(qp, keys, is_answer),
+            Event::KeysAsked { qp } => self.handle_keys_asked(qp),
+            Event::AskAgain { qp } => self.handle_ask_again(qp),
+            Event::Refused { qp, number } => self.handle_refused(qp, number),
         }
     }
 

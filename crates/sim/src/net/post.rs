@@ -16,13 +16,15 @@ use crate::hardware::Reach;
 impl Net {
     pub(crate) fn register(&mut self, endpoint: u32, segment: Arc<Segment>) -> Result<Key, RegisterError> {
         let max = self.hardware.of(Reach::Across).keys_max;
-        let endpoint = &mut self.endpoints[endpoint as usize];
-        if endpoint.segments.len() >= max {
+        let segments = &mut self.endpoints[endpoint as usize].segments;
+        if segments.len() >= max {
             return Err(RegisterError::TooManyKeys { max });
         }
         let window = segment.window(0, segment.len()).expect("the whole segment");
-        endpoint.segments.push(window);
-        Ok(Key(endpoint.segments.len() as u32 - 1))
+        segments.push(window);
+        let key = Key(segments.len() as u32 - 1);
+        self.announce_to_all(endpoint);
+        Ok(key)
     }
 
     pub(crate) fn post(
@@ -77,6 +79,7 @@ impl Net {
             old: 0,
             answered: 0,
             attempts: 0,
+            is_key_asked: false,
             inline: copy,
         });
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use halite_fabric::{PeerId, RemoteAddress, Status, WorkId};
+use halite_fabric::{Key, PeerId, RemoteAddress, Status, WorkId};
 
 use super::direct::Mapped;
 use crate::hardware::Reach;
@@ -45,6 +45,29 @@ impl Verb {
         matches!(self, Verb::Send { .. } | Verb::Write { imm: Some(_), .. })
     }
 
+    /// The memory of the target that it names.
+    pub(super) fn remote(&self) -> Option<RemoteAddress> {
+        match *self {
+            Verb::Send { .. } => None,
+            Verb::Read { remote, .. }
+            | Verb::Write { remote, .. }
+            | Verb::FetchAdd { remote, .. }
+            | Verb::CompareSwap { remote, .. } => Some(remote),
+        }
+    }
+
+    /// The same, of other memory.
+    pub(super) fn with_key(mut self, key: Key) -> Verb {
+        match &mut self {
+            Verb::Send { .. } => {}
+            Verb::Read { remote, .. }
+            | Verb::Write { remote, .. }
+            | Verb::FetchAdd { remote, .. }
+            | Verb::CompareSwap { remote, .. } => remote.key = key,
+        }
+        self
+    }
+
     pub(super) fn name(&self) -> &'static str {
         match self {
             Verb::Read { .. } => "read",
@@ -80,6 +103,8 @@ pub(super) struct Work {
     /// How much of a read has been sent back.
     pub(super) answered: u64,
     pub(super) attempts: u32,
+    /// The peer has been asked for its key, so that it waits no longer.
+    pub(super) is_key_asked: bool,
     pub(super) inline: Vec<u8>,
 }
 
@@ -131,6 +156,11 @@ pub(super) struct Qp {
     pub(super) in_atomic: bool,
     /// Messages and immediates from the peer that nobody has polled yet.
     pub(super) unpolled: usize,
+    /// How many keys of the peer our provider knows, and of how many of ours the peer was told.
+    pub(super) keys_known: u32,
+    pub(super) keys_said: u32,
+    /// What is to be sent waits for an answer about keys.
+    pub(super) is_asking: bool,
     /// What of the peer's memory loads and stores reach.
     pub(super) mapped: Mapped,
 }
@@ -165,6 +195,9 @@ impl Qp {
             stalled: VecDeque::new(),
             in_atomic: false,
             unpolled: 0,
+            keys_known: 0,
+            keys_said: 0,
+            is_asking: false,
             mapped: Mapped::default(),
         }
     }

@@ -38,6 +38,14 @@ pub(super) enum Event {
     Fence { endpoint: u32 },
     /// It is looked whether the end of `qp`, which is closed, still holds memory of its peer.
     LookAtWindows { qp: u32 },
+    /// The provider of `qp`'s end hears how many keys its peer has, perhaps because it asked.
+    KeysTold { qp: u32, keys: u32, is_answer: bool },
+    /// The provider of `qp`'s end is asked that.
+    KeysAsked { qp: u32 },
+    /// There may have been no answer.
+    AskAgain { qp: u32 },
+    /// `qp` hears that its request `number` was refused, which ended the connection.
+    Refused { qp: u32, number: u64 },
 }
 
 impl Event {
@@ -60,6 +68,10 @@ impl Event {
             Event::Fence { endpoint } => [14, endpoint.into(), 0],
             Event::LookAtWindows { qp } => [15, qp.into(), 0],
             Event::AtomicWritten { endpoint } => [16, endpoint.into(), 0],
+            Event::KeysTold { qp, keys, .. } => [17, qp.into(), keys.into()],
+            Event::KeysAsked { qp } => [18, qp.into(), 0],
+            Event::AskAgain { qp } => [19, qp.into(), 0],
+            Event::Refused { qp, number } => [20, qp.into(), number],
         }
     }
 }

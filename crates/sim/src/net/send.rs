@@ -28,6 +28,9 @@ impl Net {
             self.qps[qp as usize].busy = false;
             return;
         };
+        if piece.offset == 0 && self.awaits_key(qp, piece.number) {
+            return self.ask_for_keys(qp);
+        }
         let to = self.qps[qp as usize].to_host;
         match self.transmit(host, to, self.now_ns, piece.len) {
             Transit::Lost => self.depart_again(qp),
@@ -66,6 +69,7 @@ impl Net {
         work.departed = true;
         let solicited = work.solicited;
         let Piece { number, verb, offset, last, .. } = *piece;
+        let verb = self.with_adapters_key(qp, verb);
         let packet = Packet { qp, number, cargo: Cargo::Request(verb), offset, last, solicited, bytes };
         let packet = self.packets.add(packet);
         self.schedule(lands_ns, Event::Land { packet });
