@@ -1,10 +1,12 @@
-//! Connection events.
+//! Events: what polling returns.
 
-use crate::PeerId;
+use crate::{Completion, PeerId};
 
-/// What happened to a connection.
+/// What has happened.  The events of a peer come in this order: `Connected`, completions, `Disconnected`, `CutOff`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
+    /// A request of ours has ended, or something has arrived.
+    Completed(Completion),
     /// Both ends can post to each other from now on.
     Connected {
         /// The new peer.
@@ -15,15 +17,13 @@ pub enum Event {
         initiator: bool,
     },
     /// A connection that we started did not come about.
-    ConnectFailed {
-        /// Where we tried.
-        address: String,
-        /// What went wrong, for a person to read.
-        reason: String,
-        /// Whether it is this process that lacks what a connection takes, such as addresses or descriptors.
-        is_ours: bool,
+    ConnectFailed(ConnectFailure),
+    /// The queue to a peer, which refused a request as [`crate::PostCause::QueueFull`], has room again.
+    Room {
+        /// For whom.
+        peer: PeerId,
     },
-    /// The peer is gone or has left.  Work posted to it completes with [`crate::Status::PeerGone`].
+    /// The peer is gone or has left.  Work posted to it has completed, with [`crate::Status::PeerGone`] where that is why.
     Disconnected {
         /// Who.
         peer: PeerId,
@@ -35,6 +35,27 @@ pub enum Event {
         /// Whether that is so because its process has exited, as the fabric knows for certain.
         exited: bool,
     },
+}
+
+/// Why a connection did not come about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConnectFailure {
+    /// Where it was tried.
+    pub address: String,
+    /// What went wrong, for a person to read.
+    pub reason: String,
+    /// Whether it is this process that lacks what a connection takes, such as addresses or descriptors.
+    pub is_ours: bool,
+}
+
+impl Event {
+    /// The completion that it is, or itself.
+    pub fn into_completion(self) -> Result<Completion, Event> {
+        match self {
+            Event::Completed(completion) => Ok(completion),
+            other => Err(other),
+        }
+    }
 }
 
 /// What became of the wish to cut a peer off.

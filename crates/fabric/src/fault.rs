@@ -16,8 +16,8 @@ pub use plan::{Fault, FaultPlan, Moment, Rule};
 
 use crate::kind::OperationKind;
 use crate::{
-    Atomics, Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, PeerId,
-    PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
+    Atomics, Capabilities, Completion, CompletionKind, CutOff, Event, Fabric, Key, PeerId, PostCause,
+    PostError, RegisterError, Status, WorkId, WorkRequest,
 };
 
 /// A fabric that fails as its plan says.
@@ -47,8 +47,8 @@ struct State {
     pending: BTreeMap<WorkId, Pending>,
     next_id: u64,
     polls: u64,
-    /// Completions withheld, in order; those behind a delayed one of the same peer wait with it, as they
-    /// would on a queue pair.
+    /// Events withheld, in order; those behind a delayed one of the same peer wait with it, as they would on a queue
+    /// pair.
     held: BTreeMap<PeerId, VecDeque<Held>>,
 }
 
@@ -71,7 +71,7 @@ enum Fate {
 struct Held {
     /// The number of the poll that may return it.
     due: u64,
-    completion: Completion,
+    event: Event,
 }
 
 impl FaultInjector {
@@ -119,7 +119,10 @@ impl FaultInjector {
                 self.fail_at_once(peer, request.id, status);
                 return Ok(());
             }
-            Some(Fault::QueueFull) => return Err(PostCause::QueueFull),
+            Some(Fault::QueueFull) => {
+                self.promise_room(peer);
+                return Err(PostCause::QueueFull);
+            }
             Some(Fault::Disconnect) => {
                 self.inner.disconnect(peer);
                 return Err(PostCause::NotConnected);
@@ -131,7 +134,13 @@ impl FaultInjector {
 
     fn fail_at_once(&self, peer: PeerId, id: WorkId, status: Status) {
         let kind = CompletionKind::Done { id };
-        self.lock().hold(Completion { peer, status, kind }, 0);
+        self.lock().hold(peer, Event::Completed(Completion { peer, status, kind }), 0);
+        self.inner.wake();
+    }
+
+    /// What is refused as full is tried again after the next poll.
+    fn promise_room(&self, peer: PeerId) {
+        self.lock().hold(peer, Event::Room { peer }, 0);
         self.inner.wake();
     }
 
@@ -155,8 +164,20 @@ impl State {
         ours
     }
 
+    /// Takes an event of the inner fabric.
+    fn take(&mut self, event: Event, events: &mut Vec<Event>) {
+        match event {
+            Event::Completed(completion) => self.take_completion(completion),
+            Event::ConnectFailed(_) => events.push(event),
+            Event::Connected { peer, .. }
+            | Event::Room { peer }
+            | Event::Disconnected { peer }
+            | Event::CutOff { peer, .. } => self.hold(peer, event, 0),
+        }
+    }
+
     /// Decides what becomes of a completion of the inner fabric.
-    fn take(&mut self, mut completion: Completion) {
+    fn take_completion(&mut self, mut completion: Completion) {
         let ours = match completion.kind {
             CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => id,
             CompletionKind::Received { .. } | CompletionKind::Notified { .. } => {
@@ -178,30 +199,30 @@ impl State {
             _ => CompletionKind::Done { id },
         };
         if signalled || !succeeded {
-            self.hold(completion, delay_polls);
+            self.hold(completion.peer, Event::Completed(completion), delay_polls);
         }
     }
 
     fn take_arrival(&mut self, completion: Completion) {
-        match self.plan.draw(Moment::Arrival, completion.peer) {
-            Some(Fault::Drop) => {}
-            Some(Fault::Delay { polls }) => self.hold(completion, polls),
-            _ => self.hold(completion, 0),
-        }
+        let polls = match self.plan.draw(Moment::Arrival, completion.peer) {
+            Some(Fault::Drop) => return,
+            Some(Fault::Delay { polls }) => polls,
+            _ => 0,
+        };
+        self.hold(completion.peer, Event::Completed(completion), polls);
     }
 
-    fn hold(&mut self, completion: Completion, polls: u64) {
+    fn hold(&mut self, peer: PeerId, event: Event, polls: u64) {
         let due = self.polls + polls;
-        let held = self.held.entry(completion.peer).or_default();
-        held.push_back(Held { due, completion });
+        self.held.entry(peer).or_default().push_back(Held { due, event });
     }
 
-    /// Moves what is due to `completions`.
-    fn release(&mut self, completions: &mut Vec<Completion>) {
+    /// Moves what is due to `events`.
+    fn release(&mut self, events: &mut Vec<Event>) {
         let polls = self.polls;
         for held in self.held.values_mut() {
             while held.front().is_some_and(|front| front.due <= polls) {
-                completions.extend(held.pop_front().map(|front| front.completion));
+                events.extend(held.pop_front().map(|front| front.event));
             }
         }
         self.held.retain(|_, held| !held.is_empty());
@@ -223,12 +244,8 @@ impl Fabric for FaultInjector {
         self.inner.register(segment)
     }
 
-    fn discover(&self) -> Result<Vec<String>, ConnectError> {
-        self.inner.discover()
-    }
-
-    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
-        self.inner.connect(address, hello)
+    fn connect(&self, address: &str, hello: &[u8]) {
+        self.inner.connect(address, hello);
     }
 
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
@@ -238,21 +255,17 @@ impl Fabric for FaultInjector {
         Ok(())
     }
 
-    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
-        let before = completions.len();
-        let mut arrived = Vec::new();
-        self.inner.poll(&mut arrived);
+    fn poll(&self, events: &mut Vec<Event>) -> usize {
+        let before = events.len();
+        let mut happened = Vec::new();
+        self.inner.poll(&mut happened);
         let mut state = self.lock();
         state.polls += 1;
-        for completion in arrived {
-            state.take(completion);
+        for event in happened {
+            state.take(event, events);
         }
-        state.release(completions);
-        completions.len() - before
-    }
-
-    fn poll_event(&self) -> Option<Event> {
-        self.inner.poll_event()
+        state.release(events);
+        events.len() - before
     }
 
     fn direct(&self, _: PeerId, _: Key) -> Option<Window> {

@@ -19,7 +19,7 @@ use halite_mem::{Segment, Window};
 
 pub use atomics::Atomics;
 pub use completion::{Completion, CompletionKind, Status};
-pub use event::{CutOff, Event};
+pub use event::{ConnectFailure, CutOff, Event};
 pub use request::{Local, Operation, RemoteAddress, WorkRequest};
 
 /// A connected peer, as one fabric instance numbers it.  Never reused within that instance.
@@ -52,7 +52,7 @@ pub struct Capabilities {
 
 /// One network, as one node sees it.
 ///
-/// All methods may be called from any thread.  `poll` and `poll_event` hand each completion and event to
+/// All methods may be called from any thread.  `poll` hands each event to
 /// exactly one caller; the tier lets one thread at a time poll (whoever holds the poll token).
 pub trait Fabric: Send + Sync {
     /// The names of the providers, as users see them.
@@ -65,22 +65,17 @@ pub trait Fabric: Send + Sync {
     /// A peer to which the key is mentioned afterwards in a message can use it at once.
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError>;
 
-    /// Names of the addresses at which peers can be found now (other than our own).
-    fn discover(&self) -> Result<Vec<String>, ConnectError>;
-
     /// Starts connecting to the peer at `address`; [`Event::Connected`] or [`Event::ConnectFailed`] follows.
     /// The peer is shown `hello`, at most [`HELLO_BYTES_MAX`] bytes that the fabric does not interpret.
-    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError>;
+    fn connect(&self, address: &str, hello: &[u8]);
 
     /// Posts requests to `peer` in order.  On an error the requests before `posted` are posted, the rest are not.
     /// Every posted and signalled request completes exactly once, with an error status if the peer goes away.
+    /// Where the queue was full, [`Event::Room`] follows when there is room again.
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
 
-    /// Appends completions that are ready (at most a provider-chosen batch) and returns how many.
-    fn poll(&self, completions: &mut Vec<Completion>) -> usize;
-
-    /// The next connection event, if any.
-    fn poll_event(&self) -> Option<Event>;
+    /// Appends what has happened (at most a provider-chosen batch) and returns how many events that are.
+    fn poll(&self, events: &mut Vec<Event>) -> usize;
 
     /// The memory behind `key` of `peer`, where loads and stores can reach it (see [`Capabilities::direct`]).
     /// `None` where they cannot, or the peer or key is unknown or gone.
@@ -132,33 +127,6 @@ pub enum RegisterError {
     Io(#[from] std::io::Error),
 }
 
-/// Why a connection could not be started.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// The hello is longer than [`HELLO_BYTES_MAX`].
-    #[error("hello of {len} bytes is longer than {HELLO_BYTES_MAX}")]
-    HelloTooLong {
-        /// Its length in bytes.
-        len: usize,
-    },
-    /// This process lacks what a connection takes, such as addresses or descriptors.
-    #[error("cannot connect to {address}: {reason}")]
-    Shortage {
-        /// Where.
-        address: String,
-        /// What it lacks.
-        reason: String,
-    },
-    /// Nobody answers there.
-    #[error("cannot connect to {address}: {source}")]
-    Unreachable {
-        /// Where.
-        address: String,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
-}
-
 /// Why a list of requests was not posted whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("only {posted} requests posted to peer {peer:?}: {cause}")]
@@ -174,7 +142,7 @@ pub struct PostError {
 /// See [`PostError`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostCause {
-    /// The queue to this peer is full; try again after it has made progress.
+    /// The queue to this peer is full; try again after [`Event::Room`].
     #[error("queue full")]
     QueueFull,
     /// No such peer, or its connection is down.

@@ -17,8 +17,8 @@ use halite_mem::{Segment, Window};
 use self::record::{Record, Step};
 use crate::kind::{OperationKind, payload_bytes};
 use crate::{
-    Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError,
-    RegisterError, Status, WorkRequest,
+    Capabilities, Completion, CompletionKind, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError,
+    Status, WorkRequest,
 };
 
 /// A fabric that remembers.
@@ -204,13 +204,9 @@ impl Fabric for Tracer {
         Ok(key)
     }
 
-    fn discover(&self) -> Result<Vec<String>, ConnectError> {
-        self.inner.discover()
-    }
-
-    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
+    fn connect(&self, address: &str, hello: &[u8]) {
         self.note(Step::Connect { address: address.to_owned() });
-        self.inner.connect(address, hello)
+        self.inner.connect(address, hello);
     }
 
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
@@ -226,21 +222,16 @@ impl Fabric for Tracer {
         result
     }
 
-    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
-        let before = completions.len();
-        let count = self.inner.poll(completions);
-        for completion in &completions[before..] {
-            self.note_completion(completion);
+    fn poll(&self, events: &mut Vec<Event>) -> usize {
+        let before = events.len();
+        let count = self.inner.poll(events);
+        for event in &events[before..] {
+            match event {
+                Event::Completed(completion) => self.note_completion(completion),
+                event => self.note(Step::Event(event.clone())),
+            }
         }
         count
-    }
-
-    fn poll_event(&self) -> Option<Event> {
-        let event = self.inner.poll_event();
-        if let Some(event) = &event {
-            self.note(Step::Event(event.clone()));
-        }
-        event
     }
 
     fn direct(&self, _: PeerId, _: Key) -> Option<Window> {

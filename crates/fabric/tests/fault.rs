@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{PEER, pair, poll, poll_ids, register, request, send};
+use common::{PEER, pair, poll, poll_events, poll_ids, register, request, send};
 use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
 use halite_fabric::kind::OperationKind;
 use halite_fabric::{
-    Atomics, CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, RemoteAddress, Status, WorkId,
-    WorkRequest,
+    Atomics, Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, RemoteAddress,
+    Status, WorkId, WorkRequest,
 };
 
 const SEND: Moment = Moment::Post(OperationKind::Send);
@@ -117,6 +117,7 @@ fn a_full_queue_empties_after_so_many_tries() {
     let requests = [send(1, b"a"), send(2, b"b")];
     let error = faulty.post(PEER, &requests).unwrap_err();
     assert_eq!((error.posted, error.cause), (1, PostCause::QueueFull));
+    assert!(poll_events(&faulty).contains(&Event::Room { peer: PEER }));
     assert!(faulty.post(PEER, &requests[1..]).is_err());
     faulty.post(PEER, &requests[1..]).unwrap();
     assert_eq!(poll(&*two).len(), 2);
@@ -130,12 +131,19 @@ fn a_peer_can_be_lost_after_so_many_operations() {
     let requests = [send(1, b"a"), send(2, b"b"), send(3, b"c")];
     let error = faulty.post(PEER, &requests).unwrap_err();
     assert_eq!((error.posted, error.cause), (2, PostCause::NotConnected));
-    for end in [&faulty as &dyn Fabric, &*two] {
-        assert_eq!(end.poll_event(), Some(Event::Disconnected { peer: PEER }));
-        assert_eq!(end.poll_event(), Some(Event::CutOff { peer: PEER, exited: false }));
-    }
-    // What was posted before still completes, exactly once.
-    assert_eq!(poll_ids(&faulty), [(1, Status::Success), (2, Status::Success)]);
+    let end = [Event::Disconnected { peer: PEER }, Event::CutOff { peer: PEER, exited: false }];
+    assert_eq!(poll_events(&*two)[2..], end);
+    // What was posted before still completes, exactly once, and before the end.
+    let told = poll_events(&faulty);
+    let ids: Vec<_> = told[..2]
+        .iter()
+        .map(|event| match event {
+            Event::Completed(Completion { status, kind: CompletionKind::Done { id }, .. }) => (id.0, *status),
+            event => panic!("expected the end of a request, got {event:?}"),
+        })
+        .collect();
+    assert_eq!(ids, [(1, Status::Success), (2, Status::Success)]);
+    assert_eq!(told[2..], end);
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use common::{PEER, pair, poll, register, request, send};
+use common::{PEER, pair, poll, poll_events, register, request, send};
 use halite_fabric::kind::OperationKind;
 use halite_fabric::trace::{Count, Tracer};
 use halite_fabric::{Fabric, Key, Operation, RemoteAddress};
@@ -22,15 +22,15 @@ fn a_dump_tells_the_story() {
     let tracer = Tracer::new(one, 100);
     let segment = Segment::create("test", 8192, PagePolicy::Normal).unwrap();
     tracer.register(segment).unwrap();
-    tracer.connect("elsewhere", b"").unwrap();
-    tracer.poll_event();
+    tracer.connect("elsewhere", b"");
+    poll_events(&tracer);
     tracer.post(PEER, &[send(1, b"hello"), add(2, Key(9)), add(3, key)]).unwrap();
     two.post(PEER, &[send(1, b"answer")]).unwrap();
     poll(&tracer);
     tracer.cut_off(PEER);
     tracer.disconnect(PEER);
     tracer.post(PEER, &[add(4, key)]).unwrap_err();
-    while tracer.poll_event().is_some() {}
+    poll_events(&tracer);
     tracer.close();
     let expected = "
      0 register key=0 len=8192

@@ -22,7 +22,6 @@ mod error;
 mod join;
 mod names;
 mod numbers;
-mod unlisted;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -30,8 +29,8 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use halite_providers::listening;
 use halite_providers::private_dir::{Create, Kind, NameLock, PrivateDir};
+use halite_providers::{listeners, listening};
 use halite_tier::ids::NodeId;
 
 use crate::config::EPHEMERAL_NODE_MIN;
@@ -42,7 +41,6 @@ pub(crate) use names::shm_name;
 use names::{
     JOIN_LOCK, LOGS, MARKER, NEXT_NUMBER, Name, lock_name, log_name, shm_lock_name, shm_socket_name,
 };
-pub use unlisted::Unlisted;
 
 /// What the marker says to people.
 const MARKER_TEXT: &str = "This directory belongs to a Halite cluster: nodes make and remove files here.\n";
@@ -68,9 +66,7 @@ pub struct ClusterDir {
 
 /// Held by whoever starts a cluster, so that no other takes its first files for an earlier cluster's.
 #[derive(Debug)]
-pub struct Starting {
-    _lock: NameLock,
-}
+pub struct Starting(#[allow(dead_code, reason = "it is held")] NameLock);
 
 /// The nodes that are in `dir`, and those that died there and were not replaced or cleaned up, in order.
 /// A directory that does not exist, or is empty, has none.
@@ -121,8 +117,7 @@ impl ClusterDir {
     pub fn start(&self) -> Result<Starting, ClusterDirError> {
         // The marker is there as long as the directory, and nobody else locks it.
         let lock = NameLock::take(&self.dir, MARKER, Create::No)?;
-        let starting = lock.map(|lock| Starting { _lock: lock });
-        starting.ok_or_else(|| ClusterDirError::Starting { dir: self.path().to_owned() })
+        lock.map(Starting).ok_or_else(|| ClusterDirError::Starting { dir: self.path().to_owned() })
     }
 
     /// Where it is.
@@ -144,6 +139,12 @@ impl ClusterDir {
             }
         }
         Ok(found)
+    }
+
+    /// Where all members but `node` can be connected to, as their fabric calls it.
+    pub(crate) fn listeners_but(&self, node: NodeId) -> Result<Vec<String>, ClusterDirError> {
+        let own = shm_socket_name(node);
+        Ok(listeners(&self.dir)?.into_iter().filter(|name| *name != own).collect())
     }
 
     fn presence(&self, node: NodeId) -> Result<Presence, ClusterDirError> {

@@ -62,9 +62,9 @@ impl Driven {
         Ok(Driven { member, leaving: RefCell::new(None) })
     }
 
-    /// Joins the nodes that the fabric finds.
-    pub async fn join(&self, config: &Config) -> Result<(), JoinError> {
-        if !self.member.meet_all(config).await? {
+    /// Joins the other members of the cluster, which are at `addresses` of the fabric.
+    pub async fn join(&self, config: &Config, addresses: &[String]) -> Result<(), JoinError> {
+        if !self.member.meet_all(addresses).await {
             return Err(JoinError::NoCluster { dir: config.dir.clone() });
         }
         self.member.be_known().await;

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use halite_fabric::{Completion, CompletionKind, Event as FabricEvent, Status};
+use halite_fabric::{Completion, CompletionKind, Event, PeerId, Status};
 use halite_tier::effect::{Command, OpId};
 use halite_tier::engine::Engine;
 use halite_tier::ids::SessionId;
@@ -45,8 +45,6 @@ const ROUNDS_BEFORE_YIELD: u32 = 128;
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// How often a thread that leaves the node looks whether it may go.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// How many polls in a row may be needed to take in what a peer said before it went.
-const LAST_WORDS_POLLS_MAX: usize = 4096;
 
 /// What all threads and sessions of a node share.
 pub(crate) struct Core {
@@ -70,12 +68,7 @@ pub(crate) struct Core {
 /// What polling needs; only the holder of the poll token has it.
 #[derive(Debug, Default)]
 struct Poller {
-    completions: Vec<Completion>,
-    /// Connections that came about, and other events, which are handled before and after completions.
-    connected: Vec<FabricEvent>,
-    events: Vec<FabricEvent>,
-    /// Events that are handled in the next round.
-    next: Vec<FabricEvent>,
+    events: Vec<Event>,
     intake: Intake,
 }
 
@@ -429,8 +422,7 @@ impl Drop for PollToken<'_> {
 
 /// See [`PollToken::drive`].
 fn drive(core: &Core, poller: &mut Poller, wakes: &mut Wakes) -> bool {
-    poller.gather(&core.ground);
-    let arrived = !poller.is_empty();
+    let arrived = core.ground.fabric.poll(&mut poller.events) > 0;
     if arrived {
         poller.introduce(core, wakes);
         poller.handle_unlocked(&core.ground.rpc, &core.ground.posted, wakes);
@@ -439,23 +431,29 @@ fn drive(core: &Core, poller: &mut Poller, wakes: &mut Wakes) -> bool {
         // What has arrived may have made room.
         core.ground.posted.retry(wakes);
     }
-    if !poller.is_empty() || core.ground.rpc.is_dirty() {
+    if !poller.events.is_empty() || core.ground.rpc.is_dirty() {
         wakes.append(core.change(|machine, now| poller.hand_over(machine, now)).1);
     }
     arrived
 }
 
-/// What a write with immediate says.
-fn imm_of(completion: &Completion) -> Option<u32> {
-    if let CompletionKind::Notified { imm } = completion.kind { Some(imm) } else { None }
+/// What a write with immediate says, and who made it.
+fn notice_of(event: &Event) -> Option<(PeerId, u32)> {
+    match event {
+        Event::Completed(Completion { peer, kind: CompletionKind::Notified { imm }, .. }) => {
+            Some((*peer, *imm))
+        }
+        _ => None,
+    }
 }
 
-fn are_notices_of_one(one: &Completion, next: &Completion) -> bool {
-    one.peer == next.peer && imm_of(one).is_some() && imm_of(next).is_some()
+fn are_notices_of_one(one: &Event, next: &Event) -> bool {
+    notice_of(one).zip(notice_of(next)).is_some_and(|((peer, _), (other, _))| peer == other)
 }
 
 /// Whether it is handled without the machine.
-fn is_handled_unlocked(completion: &Completion) -> bool {
+fn is_handled_unlocked(event: &Event) -> bool {
+    let Event::Completed(completion) = event else { return false };
     match completion.kind {
         CompletionKind::Notified { .. } => true,
         CompletionKind::Received { imm: NOTE_IMM | ATOMIC_IMM | ATOMIC_ANSWER_IMM, .. } => true,
@@ -532,66 +530,30 @@ impl Drop for Spin<'_> {
     }
 }
 
+/// Events of a peer come in order.  So it is enough that new peers come first, then what needs no lock, and the rest in
+/// the order in which it came: all that a peer said is handled before its end.
 impl Poller {
-    /// Polls the fabric.  A message's connection is known by the time the message is polled, and all messages of
-    /// a peer have been polled by the time its end is handled.
-    fn gather(&mut self, ground: &Ground) {
-        let mut events = std::mem::take(&mut self.next);
-        while let Some(event) = ground.fabric.poll_event() {
-            events.push(event);
-        }
-        let nothing_before = events.is_empty();
-        let ends = events.iter().any(|event| matches!(event, FabricEvent::Disconnected { .. }));
-        let rounds = if ends { LAST_WORDS_POLLS_MAX } else { 1 };
-        for _ in 0..rounds {
-            if ground.fabric.poll(&mut self.completions) == 0 {
-                break;
-            }
-        }
-        if nothing_before && self.completions.is_empty() {
-            // What connects from here on is found by the next poll, before any message of it.
-            return;
-        }
-        for event in events {
-            match event {
-                FabricEvent::Connected { .. } => self.connected.push(event),
-                _ => self.events.push(event),
-            }
-        }
-        while let Some(event) = ground.fabric.poll_event() {
-            match event {
-                FabricEvent::Connected { .. } => self.connected.push(event),
-                _ => self.next.push(event),
-            }
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.completions.is_empty()
-            && self.connected.is_empty()
-            && self.events.is_empty()
-            && self.next.is_empty()
-    }
-
     /// New peers are known before anything of theirs is handled.
     fn introduce(&mut self, core: &Core, wakes: &mut Wakes) {
-        if self.connected.is_empty() {
+        let is_new = |event: &mut Event| matches!(event, Event::Connected { .. });
+        if !self.events.iter_mut().any(is_new) {
             return;
         }
         let introduced = core.change(|machine, now| {
-            self.connected.drain(..).for_each(|event| machine.handle_event(now, event));
+            self.events.extract_if(.., is_new).for_each(|event| machine.handle_event(now, event));
         });
         wakes.append(introduced.1);
     }
 
     /// What calls and posted operations need is handled in order, and without the machine's lock.
     fn handle_unlocked(&mut self, rpc: &Rpc, posted: &Posted, wakes: &mut Wakes) {
-        let Poller { completions, intake, .. } = self;
-        for row in completions.chunk_by(are_notices_of_one) {
-            let Completion { peer, ref kind, status } = row[0];
+        let Poller { events, intake } = self;
+        for row in events.chunk_by(are_notices_of_one) {
+            let Event::Completed(Completion { peer, ref kind, status }) = row[0] else { continue };
             match kind {
                 CompletionKind::Notified { .. } => {
-                    rpc.handle_notified(peer, row.iter().filter_map(imm_of), intake, wakes);
+                    let imms = row.iter().filter_map(notice_of).map(|(_, imm)| imm);
+                    rpc.handle_notified(peer, imms, intake, wakes);
                 }
                 CompletionKind::Received { bytes, imm: NOTE_IMM } => rpc.handle_note(peer, bytes, wakes),
                 CompletionKind::Received { bytes, imm: ATOMIC_IMM } => rpc.handle_atomic(peer, bytes),
@@ -610,13 +572,10 @@ impl Poller {
                 CompletionKind::Done { .. } | CompletionKind::Received { .. } => {}
             }
         }
-        completions.retain(|completion| !is_handled_unlocked(completion));
+        events.retain(|event| !is_handled_unlocked(event));
     }
 
     fn hand_over(&mut self, machine: &mut Machine, now: u64) {
-        for completion in self.completions.drain(..) {
-            machine.handle_completion(now, completion);
-        }
         for event in self.events.drain(..) {
             machine.handle_event(now, event);
         }

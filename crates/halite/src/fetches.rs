@@ -36,14 +36,12 @@ struct Chunk {
     fetch: Fetch,
     posted: u64,
     under_way: u32,
-    /// The last slice was refused, for now.
-    is_stuck: bool,
     failed: Option<CopyFailure>,
 }
 
 impl Fetches {
     pub(crate) fn begin(&mut self, token: Token, fetch: Fetch) {
-        let chunk = Chunk { fetch, posted: 0, under_way: 0, is_stuck: false, failed: None };
+        let chunk = Chunk { fetch, posted: 0, under_way: 0, failed: None };
         self.chunks.insert(token, chunk);
     }
 
@@ -80,11 +78,6 @@ impl Fetches {
         });
         ended
     }
-
-    /// Whether a chunk waits for nothing but the fabric's queue.
-    pub(crate) fn is_stuck(&self) -> bool {
-        self.chunks.values().any(|chunk| chunk.is_stuck)
-    }
 }
 
 impl Chunk {
@@ -102,13 +95,14 @@ impl Chunk {
         let operation = Operation::Read { local, remote };
         let posted = fabric.post(peer, &[WorkRequest { id, operation, signalled: true, solicited: true }]);
         let cause = posted.err().map(|error| error.cause);
-        self.is_stuck = cause == Some(PostCause::QueueFull);
-        if cause.is_some() && !self.is_stuck {
-            self.failed = Some(CopyFailure::PeerGone);
-        }
-        if cause.is_none() {
-            self.posted += len;
-            self.under_way += 1;
+        match cause {
+            None => {
+                self.posted += len;
+                self.under_way += 1;
+            }
+            // It is tried again when the machine settles, which room that is made sees to.
+            Some(PostCause::QueueFull) => {}
+            Some(_) => self.failed = Some(CopyFailure::PeerGone),
         }
         cause.is_none()
     }

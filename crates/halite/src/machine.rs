@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use halite_fabric::{Completion, CompletionKind, CutOff, Event as FabricEvent, Fabric, PeerId};
+use halite_fabric::{
+    Completion, CompletionKind, ConnectFailure, CutOff, Event as FabricEvent, Fabric, PeerId,
+};
 use halite_mem::Grace;
 use halite_tier::access::DataPath;
 use halite_tier::effect::{Command, Effect, OpId, Quiesce, Token};
@@ -25,8 +27,8 @@ use crate::rpc::Rpc;
 use crate::ticket::{Chore, Tickets, Undo};
 use crate::wait::{Event, Wakes};
 
-/// How soon a full queue is tried again at the latest.
-const BACKLOG_RETRY_NS: u64 = 1_000_000;
+/// How soon is looked again for what nobody tells: room in a peer's ring for requests, and memory.
+const LOOK_AGAIN_NS: u64 = 1_000_000;
 /// How often it is looked whether local accesses are over: each takes 26 us at most, unless its thread is
 /// descheduled in the middle.
 const GRACE_LOOK_NS: u64 = 50_000;
@@ -54,7 +56,7 @@ pub(crate) struct Machine {
     fetches: Fetches,
     peers: BTreeMap<PeerId, NodeLife>,
     pub(crate) alarms: Alarms,
-    /// When callers try again for whom the fabric's queue was full.
+    /// When those look again who are told by nobody.
     retry_ns: Option<u64>,
     pub(crate) dialling: Dialling,
 }
@@ -71,16 +73,7 @@ struct Waiting {
 #[derive(Debug, Default)]
 pub(crate) struct Dialling {
     pub(crate) under_way: usize,
-    pub(crate) failed: Vec<NotDialled>,
-}
-
-/// A connection that did not come about.
-#[derive(Clone, Debug)]
-pub(crate) struct NotDialled {
-    pub(crate) address: String,
-    pub(crate) reason: String,
-    /// Whether it is this process that lacks what it takes.
-    pub(crate) is_ours: bool,
+    pub(crate) failed: Vec<ConnectFailure>,
 }
 
 impl Machine {
@@ -139,6 +132,7 @@ impl Machine {
     pub(crate) fn handle_event(&mut self, now: u64, event: FabricEvent) {
         let Some(engine) = &mut self.engine else { return };
         match event {
+            FabricEvent::Completed(completion) => self.handle_completion(now, completion),
             FabricEvent::Connected { peer, hello, initiator } => {
                 let life = message::decode_hello(&hello).map(|hello| hello.life);
                 let send_bytes_max = self.ground.fabric.capabilities(peer).send_bytes_max;
@@ -152,9 +146,12 @@ impl Machine {
                 }
                 self.dialled(initiator);
             }
-            FabricEvent::ConnectFailed { address, reason, is_ours } => {
-                self.dialling_failed(NotDialled { address, reason, is_ours });
+            FabricEvent::ConnectFailed(failure) => {
+                self.dialling.failed.push(failure);
+                self.dialled(true);
             }
+            // Who waits in the machine tries again when it settles.
+            FabricEvent::Room { .. } => self.ground.posted.retry(&mut self.wakes),
             FabricEvent::Disconnected { peer } => {
                 self.outbox.forget(peer);
                 engine.handle_disconnected(now, peer);
@@ -166,12 +163,6 @@ impl Machine {
                 self.peers.remove(&peer);
             }
         }
-    }
-
-    /// A connection that we began does not come about.
-    pub(crate) fn dialling_failed(&mut self, failed: NotDialled) {
-        self.dialling.failed.push(failed);
-        self.dialled(true);
     }
 
     fn dialled(&mut self, by_us: bool) {
@@ -195,9 +186,7 @@ impl Machine {
         }
     }
 
-    pub(crate) fn handle_completion(&mut self, now: u64, completion: Completion) {
-        // What completes makes room.
-        self.retry_ns = self.retry_ns.map(|_| now);
+    fn handle_completion(&mut self, now: u64, completion: Completion) {
         match completion.kind {
             CompletionKind::Received { bytes, .. } => {
                 if let Some(engine) = &mut self.engine {
@@ -238,6 +227,7 @@ impl Machine {
         self.alarms.ring(now, &mut self.wakes);
         if self.retry_ns.is_some_and(|due| due <= now) {
             self.retry_ns = None;
+            self.ground.rpc.end_shortage();
             self.ground.posted.retry(&mut self.wakes);
         }
         if self.ground.rpc.next_deadline_ns() <= now {
@@ -254,6 +244,9 @@ impl Machine {
             }
         }
         self.settle_calls();
+        if self.ground.rpc.is_short() {
+            self.look_again_soon(now);
+        }
         self.outbox.flush(&*self.ground.fabric);
     }
 
@@ -369,20 +362,15 @@ impl Machine {
         }
         let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
         let grace = if self.graces.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
-        let retry = if self.is_stuck() { now + BACKLOG_RETRY_NS } else { u64::MAX };
         let overdue = self.ground.rpc.next_deadline_ns();
         let alarm = self.alarms.next_ns().unwrap_or(u64::MAX);
-        let retry = retry.min(self.retry_ns.unwrap_or(u64::MAX));
+        let retry = self.retry_ns.unwrap_or(u64::MAX);
         timeout.min(grace).min(retry).min(overdue).min(alarm)
     }
 
-    fn is_stuck(&self) -> bool {
-        !self.outbox.is_empty() || self.fetches.is_stuck() || self.ground.rpc.is_stuck()
-    }
-
-    /// A caller found the fabric's queue full, and waits for [`Posted::progress_after`].
-    pub(crate) fn note_full(&mut self, now: u64) {
-        self.retry_ns.get_or_insert(now + BACKLOG_RETRY_NS);
+    /// Somebody waits, by [`Posted::progress_after`], for what nobody tells.
+    pub(crate) fn look_again_soon(&mut self, now: u64) {
+        self.retry_ns.get_or_insert(now + LOOK_AGAIN_NS);
     }
 
     /// The engine, unless the node has left.

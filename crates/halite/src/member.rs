@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use halite_fabric::{ConnectError, Fabric, Key, PeerId};
+use halite_fabric::{Fabric, Key, PeerId};
 use halite_mem::Window;
 use halite_tier::access::DataPath;
 use halite_tier::engine::{Engine, EngineConfig};
@@ -15,7 +15,7 @@ use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
 use crate::config::Config;
 use crate::driver::Core;
 use crate::error::JoinError;
-use crate::machine::{Ground, Machine, NotDialled};
+use crate::machine::{Ground, Machine};
 use crate::posted::Posted;
 use crate::rpc::Rpc;
 use crate::session::Session;
@@ -86,27 +86,19 @@ impl Member {
         Session::new(self.core.clone(), self.life, id, principal, random, self.chunk_bytes)
     }
 
-    /// Connects to all nodes that can be found; whether the first node is among them, or this is it.
-    pub(crate) async fn meet_all(&self, config: &Config) -> Result<bool, JoinError> {
-        let fabric = &self.core.ground.fabric;
+    /// Connects to all other members, which are at `addresses`; whether the first node is among them, or this is it.
+    pub(crate) async fn meet_all(&self, addresses: &[String]) -> bool {
         self.core.with(|machine, _| machine.begin_to_meet());
-        let addresses = fabric.discover().map_err(|error| JoinError::Unreachable {
-            dir: config.dir.clone(),
-            address: "the other nodes".into(),
-            reason: error.to_string(),
-        })?;
         let hello = self.core.look(|machine| machine.hello());
         for address in addresses {
             // Counted before the answer can arrive.
             self.core.with(|machine, _| machine.dialling.under_way += 1);
-            if let Err(error) = fabric.connect(&address, &hello) {
-                self.core.with(|machine, _| machine.dialling_failed(not_dialled(address, error)));
-            }
+            self.core.ground.fabric.connect(address, &hello);
         }
         self.all_dialled().await;
         self.core.with(|machine, now| machine.handle_all_met(now));
         let is_joined = |machine: &Machine| machine.is_connected_to(NodeId::FIRST);
-        Ok(self.life.node == NodeId::FIRST || self.core.look(is_joined))
+        self.life.node == NodeId::FIRST || self.core.look(is_joined)
     }
 
     async fn all_dialled(&self) {
@@ -124,13 +116,6 @@ impl Member {
     /// that dies meanwhile is no reason not to join.
     pub(crate) async fn be_known(&self) {
         let _ = self.session(None).status().await;
-    }
-}
-
-fn not_dialled(address: String, error: ConnectError) -> NotDialled {
-    match error {
-        ConnectError::Shortage { reason, .. } => NotDialled { address, reason, is_ours: true },
-        error => NotDialled { address, reason: error.to_string(), is_ours: false },
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use halite_fabric::Fabric;
+use halite_fabric::{ConnectFailure, Fabric};
 use halite_providers::{ShmConfig, ShmFabric};
 use halite_tier::ids::{NodeId, NodeLife};
 
@@ -13,7 +13,6 @@ use crate::config::{Config, EPHEMERAL_NODE_MIN};
 use crate::error::JoinError;
 use crate::keeper::Keeper;
 use crate::leaving::{self, Leaving};
-use crate::machine::NotDialled;
 use crate::member::{self, Checked, Member};
 use crate::session::Session;
 use crate::surroundings::Around;
@@ -99,7 +98,8 @@ impl Node {
         let keeper = Keeper::start(member.core.clone()).map_err(JoinError::io(&config.dir))?;
         let node = Node { member, keeper: Some(keeper), lock: Some(lock) };
         // From here on, dropping the node is leaving.
-        let is_joined = node.member.core.block_on(node.member.meet_all(config))?;
+        let others = dir.listeners_but(life.node)?;
+        let is_joined = node.member.core.block_on(node.member.meet_all(&others));
         // A part of the cluster may be out of reach, but not because of what this process lacks: the next one to be
         // asked for memory would be that part.
         if let Some(lack) = node.shortage() {
@@ -118,7 +118,7 @@ impl Node {
     }
 
     /// What this process lacked to connect to all.
-    fn shortage(&self) -> Option<NotDialled> {
+    fn shortage(&self) -> Option<ConnectFailure> {
         self.member.core.look(|machine| machine.dialling.failed.iter().find(|failed| failed.is_ours).cloned())
     }
 
@@ -137,7 +137,7 @@ impl Node {
         });
         let dir = dir.path().to_owned();
         match failed.filter(|_| runs) {
-            Some(NotDialled { address, reason, .. }) => JoinError::Unreachable { dir, address, reason },
+            Some(ConnectFailure { address, reason, .. }) => JoinError::Unreachable { dir, address, reason },
             None => JoinError::NoCluster { dir },
         }
     }

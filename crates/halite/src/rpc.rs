@@ -111,6 +111,8 @@ pub(crate) struct Rpc {
     stuck: AtomicBool,
     /// Somebody waits for room in a ring.
     hungry: AtomicBool,
+    /// Somebody waits for memory.
+    short: AtomicBool,
 }
 
 /// Which way requests go.
@@ -155,6 +157,7 @@ impl Rpc {
             dirty: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
             hungry: AtomicBool::new(false),
+            short: AtomicBool::new(false),
         })
     }
 
@@ -329,8 +332,24 @@ impl Rpc {
 
     /// Whether somebody waits for room in a ring; from now on only those who do later count.
     pub(crate) fn take_hungry(&self) -> bool {
-        // A hint: whoever is missed looks again after a moment.
+        // The lock of what room was made in orders this: who waits sets it before looking there.
         self.hungry.load(Relaxed) && self.hungry.swap(false, Relaxed)
+    }
+
+    /// There is no memory for what is to be posted.  Nothing tells when there is: it is tried again in a while.
+    pub(crate) fn set_short(&self) {
+        self.short.store(true, Relaxed);
+        self.set_dirty();
+    }
+
+    /// Whether somebody waits for memory.
+    pub(crate) fn is_short(&self) -> bool {
+        self.short.load(Relaxed)
+    }
+
+    /// Those who wait for memory try again.
+    pub(crate) fn end_shortage(&self) {
+        self.short.store(false, Relaxed);
     }
 
     /// The node ends: so does all waiting.

@@ -5,9 +5,10 @@
 //! messages mean.
 //!
 //! ```text
-//!   offset 0       128                                        128 + capacity
-//!          | head  | line | line | line | line | ............ |
-//!            |
+//!   offset 0      64        128                                        128 + capacity
+//!          | head | waiting | line | line | line | line | ............ |
+//!            |      |
+//!            |      whether the producer waits for room; written by the producer only
 //!            bytes that may be overwritten; written by the consumer only, now and then
 //!
 //!   record, at the beginning of a line of 64 bytes:
@@ -26,6 +27,10 @@
 //! Positions count bytes since the beginning and never wrap in practice (2^64 bytes).  The capacity is a power
 //! of two, so a header never wraps.  The head moves an eighth of the ring at a time, for each time costs both
 //! sides a miss; so at least 7/8 are free when all has been consumed, and what takes half always fits in the end.
+//!
+//! A producer without room asks for it, looks once more and may then sleep.  The consumer looks whether it does when it
+//! has moved the head.  A sequentially consistent fence in between, on both sides, lets one of them see what the other has
+//! written: either the producer finds the room, or the consumer knows that it is to be woken.
 //!
 //! Each side keeps its own position privately and trusts only that; what the other side wrote is copied out once
 //! and then checked, so a hostile one can at most have its messages refused.
@@ -125,6 +130,8 @@ pub struct Producer {
     tail: u64,
     /// The consumer's position when it was last looked at, so that most pushes do not look.
     head_seen: u64,
+    /// What the consumer was last told of our wish for room.
+    waiting: bool,
 }
 
 /// The end that consumes; see [`Producer`].
@@ -138,6 +145,8 @@ pub struct Consumer {
     /// Lines in between that hold payload still where a header may be next: cleared together, for the producer
     /// has them in its cache, and a reply need not wait for each to come over.
     unclear: Vec<Range<u64>>,
+    /// Room was made for a producer that waits for it.
+    made_room: bool,
     corrupt: bool,
 }
 
@@ -155,7 +164,34 @@ impl Producer {
     }
 
     fn over(memory: Memory) -> Producer {
-        Producer { memory, tail: 0, head_seen: 0 }
+        Producer { memory, tail: 0, head_seen: 0, waiting: false }
+    }
+
+    /// Whether a payload of `len` bytes could be pushed now.  If not, the consumer knows from then on that it is to say when
+    /// it has made room, and until this finds some.
+    pub fn has_or_asks_for_room(&mut self, len: u64) -> Result<bool, PushError> {
+        if self.has_room(len)? {
+            if std::mem::take(&mut self.waiting) {
+                self.memory.set_waiting(false);
+            }
+            return Ok(true);
+        }
+        if self.waiting {
+            return Ok(false);
+        }
+        self.waiting = true;
+        self.memory.set_waiting(true);
+        // Pairs with the one in tell_head(): either that sees the wish, or the next look sees the head.
+        Memory::fence();
+        self.has_room(len)
+    }
+
+    fn has_room(&mut self, len: u64) -> Result<bool, PushError> {
+        match self.check_room(len) {
+            Ok(()) => Ok(true),
+            Err(PushError::Full { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The longest payload that this ring carries.
@@ -218,7 +254,7 @@ impl Consumer {
     }
 
     fn over(memory: Memory) -> Consumer {
-        Consumer { memory, head: 0, head_told: 0, unclear: Vec::new(), corrupt: false }
+        Consumer { memory, head: 0, head_told: 0, unclear: Vec::new(), made_room: false, corrupt: false }
     }
 
     /// The most messages that can be waiting at one time.
@@ -274,6 +310,15 @@ impl Consumer {
         // Pairs with the Acquire in the producer's load_head(): it may overwrite what we have copied and cleared.
         self.memory.store_head(self.head);
         self.head_told = self.head;
+        // Pairs with the one in has_or_asks_for_room().
+        Memory::fence();
+        self.made_room |= self.memory.is_waiting();
+    }
+
+    /// Whether room was made, since this was last asked, for a producer that waits for it and may be asleep.
+    #[inline]
+    pub fn take_made_room(&mut self) -> bool {
+        std::mem::take(&mut self.made_room)
     }
 }
 

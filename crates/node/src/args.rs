@@ -233,9 +233,9 @@ pub struct Revoke {
     pub permissions: Permissions,
 }
 
-/// Reads the command line.  Help, where that is asked for, is an error as complaints are: nothing else is to be done.
-pub fn parse() -> Result<Arguments, clap::Error> {
-    Arguments::try_parse()
+/// Reads the command line; prints help or complaints and exits if that is all there is to do.
+pub fn parse() -> Arguments {
+    Arguments::parse()
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! Node processes: starting them, waiting until they are ready, and stopping them.
 //!
 //! A start is awaited on a pipe, an end on a pidfd.  Whether a node lives is told by its locks in the cluster
-//! directory, and which process it is by the other end of its socket: never by what a file says, nor by a name.  Of those without
-//! files people are told.
+//! directory, and which process it is by the other end of its socket: never by what a file says, nor by a name.
 
 mod start;
 mod stop;
@@ -10,4 +9,4 @@ mod unlisted;
 
 pub use start::{FAILED, Lifetime, NodeProcess, Plan};
 pub use stop::{Found, GRACE, Outcome, Target, find, stop};
-pub use unlisted::describe_unlisted;
+pub use unlisted::Unlisted;

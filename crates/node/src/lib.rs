@@ -31,11 +31,8 @@ pub use bytes::{ByteCount, ByteCountError};
 /// status: 0 for success, 1 for failure, 2 for arguments that make no sense, 3 for a cluster that is not well.
 pub fn run() -> ExitCode {
     signals::refuse_large_files();
-    let done = match args::parse() {
-        Ok(arguments) => diagnostics::start(&arguments).and_then(|()| commands::run(arguments)),
-        Err(told) => output::print_told(&told),
-    };
-    match done {
+    let arguments = args::parse();
+    match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {
         Ok(status) => status,
         Err(error) => output::failure(&loss::explain(error)),
     }

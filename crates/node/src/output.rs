@@ -28,19 +28,6 @@ pub fn print(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Prints what the command line brought about, in colours where that is wanted: help, as any other result, or a complaint.
-pub fn print_told(told: &clap::Error) -> anyhow::Result<ExitCode> {
-    if told.use_stderr() {
-        // Whoever closed standard error does not want to know.
-        let _ = told.print();
-        return Ok(ExitCode::from(2));
-    }
-    standard_output()?;
-    told.print()?;
-    io::stdout().flush()?;
-    Ok(ExitCode::SUCCESS)
-}
-
 /// Writes one JSON object and a line feed to standard output.
 pub fn print_json(object: &impl Serialize) -> io::Result<()> {
     print(&(json_line(object) + "\n"))

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -16,28 +16,24 @@ const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
 /// Whether somebody asked for the end; the second time, the process ends at once.
 #[derive(Clone, Default, Debug)]
-pub struct Interrupt(Arc<AtomicUsize>);
+pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Starts to listen.
     pub fn listen() -> io::Result<Interrupt> {
-        let (asked, heard) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let asked = Arc::new(AtomicBool::new(false));
         for signal in ENDING {
             // In this order: the first signal finds the flag down and raises it, the second finds it up.
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())?;
             signal_hook::flag::register(signal, asked.clone())?;
-            signal_hook::flag::register_usize(signal, heard.clone(), signal as usize)?;
         }
-        Ok(Interrupt(heard))
+        Ok(Interrupt(asked))
     }
 
-    /// Fails if the end was asked for; `outcome` tells what then becomes of what was begun.
-    pub fn check(&self, outcome: impl FnOnce() -> String) -> Result<(), Interrupted> {
-        // Carries no data: only the number itself matters.
-        match self.0.load(Ordering::Relaxed) {
-            0 => Ok(()),
-            signal => Err(Interrupted { signal: signal as i32, outcome: outcome() }),
-        }
+    /// Whether the end was asked for.
+    pub fn is_asked(&self) -> bool {
+        // Carries no data: only the flag itself matters.
+        self.0.load(Ordering::Relaxed)
     }
 }
 

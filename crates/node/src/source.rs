@@ -92,7 +92,9 @@ impl Source {
     /// Whoever is at the other end of a pipe may say nothing for hours.
     fn await_bytes(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
         loop {
-            interrupt.check(|| format!("{} was not read to its end", self.label))?;
+            if interrupt.is_asked() {
+                bail!("interrupted");
+            }
             match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&LOOK_AGAIN)) {
                 Ok(0) | Err(Errno::INTR) => {}
                 // What cannot be waited for can be read at once.

@@ -10,8 +10,7 @@ use std::process::{Child, Command};
 use std::time::Instant;
 
 use halite_fabric::{
-    Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, RemoteAddress, WorkId,
-    WorkRequest,
+    CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, RemoteAddress, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_providers::{ShmConfig, ShmFabric};
@@ -55,7 +54,7 @@ fn measure(iterations: u64) -> Result<(), Failure> {
 /// What one thread does alone.
 fn one_process(one: &ShmFabric, sink: &ShmFabric, iterations: u64) -> Result<u64, Failure> {
     let key = sink.register(Segment::create("costs", 1 << 20, PagePolicy::Normal)?)?;
-    one.connect("sink.sock", b"")?;
+    one.connect("sink.sock", b"");
     let (to_sink, _) = (connected(one), connected(sink));
     let window = one.direct(to_sink, key).ok_or("the key was registered")?;
     let mut sum = 0;
@@ -70,12 +69,12 @@ fn one_process(one: &ShmFabric, sink: &ShmFabric, iterations: u64) -> Result<u64
         let local = Local::Inline(&n.to_ne_bytes());
         post(one, to_sink, Operation::Write { local, remote }, false);
     });
-    let mut completions = Vec::new();
+    let mut events = Vec::new();
     report("post and poll of a fetch-add", iterations, |_| {
         let remote = RemoteAddress { key, offset: 8 };
         post(one, to_sink, Operation::FetchAdd { remote, add: 1 }, true);
-        sum += one.poll(&mut completions) as u64;
-        completions.clear();
+        sum += one.poll(&mut events) as u64;
+        events.clear();
     });
     report_bursts(
         "post of a 48-byte write with immediate",
@@ -84,7 +83,7 @@ fn one_process(one: &ShmFabric, sink: &ShmFabric, iterations: u64) -> Result<u64
         || while sink.poll(&mut Vec::new()) > 0 {},
     );
     report("poll of nothing", iterations, |_| {
-        sum += one.poll(&mut completions) as u64;
+        sum += one.poll(&mut events) as u64;
     });
     Ok(sum + window.load_u64(0)? + window.load_u64(8)?)
 }
@@ -101,30 +100,30 @@ fn two_processes(one: &ShmFabric, iterations: u64) -> Result<u64, Failure> {
         await_word(&words, 128, n + 1);
     });
     for len in WRITE_BYTES {
-        let (mut bytes, mut completions) = (vec![0; len], Vec::new());
+        let (mut bytes, mut events) = (vec![0; len], Vec::new());
         report(&format!("round trip of {len}-byte writes with immediate"), iterations, |n| {
             bytes[0] = n as u8;
             post_write(one, peer, remote, &bytes, n as u32);
-            receive(one, &mut completions);
+            receive(one, &mut events);
         });
         let local = Local::Registered { key, offset: 0, len: len as u64 };
         report(&format!("round trip of {len} bytes, copied when posted"), iterations, |n| {
             let imm = n as u32;
             post(one, peer, Operation::WriteImm { local, remote, imm }, false);
-            receive(one, &mut completions);
+            receive(one, &mut events);
         });
     }
-    let mut completions = Vec::new();
+    let mut events = Vec::new();
     report(&format!("48-byte write with immediate and its echo, {WINDOW} under way"), iterations, |n| {
         if n >= WINDOW {
-            receive(one, &mut completions);
+            receive(one, &mut events);
         }
         post_write(one, peer, remote, &[1; 48], n as u32);
     });
-    (0..WINDOW).for_each(|_| drop(receive(one, &mut completions)));
+    (0..WINDOW).for_each(|_| drop(receive(one, &mut events)));
     report("round trip of 8-byte sends", iterations, |n| {
         post(one, peer, Operation::Send { bytes: &n.to_ne_bytes(), imm: 0 }, false);
-        receive(one, &mut completions);
+        receive(one, &mut events);
     });
     Ok(ours.window(0, 8).ok_or("a word")?.load_u64(0)? + words.load_u64(128)?)
 }
@@ -136,7 +135,7 @@ fn echo(dir: &Path, iterations: u64) -> Result<(), Failure> {
     pin_to(1)?;
     let ours = Segment::create("costs", 1 << 20, PagePolicy::Normal)?;
     let key = two.register(ours.clone())?;
-    two.connect("one.sock", b"")?;
+    two.connect("one.sock", b"");
     let peer = connected(&two);
     let remote = introduce(&two, peer, key)?;
     let words = ours.window(0, 1024).ok_or("the first lines")?;
@@ -144,27 +143,27 @@ fn echo(dir: &Path, iterations: u64) -> Result<(), Failure> {
         await_word(&words, 0, n);
         words.store_u64(128, n)?;
     }
-    let mut completions = Vec::new();
+    let mut events = Vec::new();
     for len in WRITE_BYTES {
         let mut bytes = vec![0; len];
         for n in 0..iterations {
-            receive(&two, &mut completions);
+            receive(&two, &mut events);
             words.read(0, &mut bytes)?;
             post_write(&two, peer, remote, &bytes, n as u32);
         }
         let local = Local::Registered { key, offset: 0, len: len as u64 };
         for n in 0..iterations {
-            receive(&two, &mut completions);
+            receive(&two, &mut events);
             let imm = n as u32;
             post(&two, peer, Operation::WriteImm { local, remote, imm }, false);
         }
     }
     for n in 0..iterations {
-        receive(&two, &mut completions);
+        receive(&two, &mut events);
         post_write(&two, peer, remote, &[1; 48], n as u32);
     }
     for _ in 0..iterations {
-        receive(&two, &mut completions);
+        receive(&two, &mut events);
         post(&two, peer, Operation::Send { bytes: &[0; 8], imm: 0 }, false);
     }
     // They end us once they have read the last reply.
@@ -176,8 +175,8 @@ fn echo(dir: &Path, iterations: u64) -> Result<(), Failure> {
 /// Tells the peer our key, and learns where its memory is.
 fn introduce(fabric: &ShmFabric, peer: PeerId, key: Key) -> Result<RemoteAddress, Failure> {
     post(fabric, peer, Operation::Send { bytes: &key.0.to_ne_bytes(), imm: 0 }, false);
-    let mut completions = Vec::new();
-    let CompletionKind::Received { bytes, .. } = receive(fabric, &mut completions).kind else {
+    let mut events = Vec::new();
+    let CompletionKind::Received { bytes, .. } = receive(fabric, &mut events) else {
         return Err("keys come in messages".into());
     };
     let key = Key(u32::from_ne_bytes(bytes.try_into().map_err(|_| "a key has four bytes")?));
@@ -231,7 +230,9 @@ fn print(what: &str, mut runs_ns: Vec<f64>) {
 fn connected(fabric: &ShmFabric) -> PeerId {
     loop {
         let seen = fabric.doorbell();
-        match fabric.poll_event() {
+        let mut events = Vec::new();
+        fabric.poll(&mut events);
+        match events.pop() {
             Some(Event::Connected { peer, .. }) => return peer,
             Some(event) => panic!("expected a connection, got {event:?}"),
             None => fabric.wait(seen, None),
@@ -255,9 +256,12 @@ fn await_word(words: &Window, offset: u64, value: u64) {
     }
 }
 
-fn receive(fabric: &ShmFabric, completions: &mut Vec<Completion>) -> Completion {
-    while completions.is_empty() && fabric.poll(completions) == 0 {
+fn receive(fabric: &ShmFabric, events: &mut Vec<Event>) -> CompletionKind {
+    while events.is_empty() && fabric.poll(events) == 0 {
         std::hint::spin_loop();
     }
-    completions.pop().expect("one was polled")
+    match events.pop() {
+        Some(Event::Completed(completion)) => completion.kind,
+        other => panic!("expected a completion, got {other:?}"),
+    }
 }

@@ -19,9 +19,8 @@ fn both_ends_hear_who_the_other_is() {
     config.hello = b"I am two".to_vec();
     let mut two = common::Node::open(config);
     let mut one = cluster.open("one");
-    assert_eq!(one.fabric.discover().unwrap(), ["two.sock"]);
-    assert_eq!(two.fabric.discover().unwrap(), ["one.sock"]);
-    one.fabric.connect("two.sock", b"I am one").unwrap();
+    assert_eq!(cluster.listeners(), ["one.sock", "two.sock"]);
+    one.fabric.connect("two.sock", b"I am one");
     assert!(matches!(
         one.event(),
         Event::Connected { hello, initiator: true, .. } if hello == b"I am two"
@@ -357,8 +356,8 @@ fn closing_delivers_the_last_words_then_cuts_both_ends_off() {
     assert_eq!(one.event(), Event::Disconnected { peer: to_two });
     assert_eq!(one.event(), Event::CutOff { peer: to_two, exited: false });
     assert!(one.fabric.direct(to_two, key).is_none());
-    assert!(one.fabric.connect("two.sock", b"").is_err());
-    assert_eq!(two.fabric.discover().unwrap(), [""; 0]);
+    assert_eq!(one.failure("two.sock", b"").reason, "this fabric is closed");
+    assert_eq!(cluster.listeners(), ["two.sock"]);
 }
 
 #[test]
@@ -376,7 +375,7 @@ fn a_peer_that_still_holds_a_window_is_not_cut_off_yet() {
     // One holds a window of two's memory, so two has no proof and must not reuse it.
     held.store_u64(0, 1).unwrap();
     assert_eq!(ours.load_u64(0), Ok(1));
-    assert_eq!(two.fabric.poll_event(), None);
+    assert_eq!(two.try_event(), None);
     assert_eq!(two.fabric.cut_off(to_one), CutOff::NotPermitted);
 
     drop(held);
@@ -421,9 +420,11 @@ fn misshapen_configurations_are_refused() {
     assert!(matches!(open(|config| config.ring_bytes = 5000), OpenError::RingBytes { ring_bytes: 5000 }));
     assert!(matches!(open(|config| config.name = "../one".to_owned()), OpenError::Name { .. }));
     assert!(matches!(open(|config| config.hello = vec![0; 1025]), OpenError::HelloTooLong { len: 1025 }));
-    let one = cluster.open("one");
-    assert!(one.fabric.connect("nobody.sock", b"").is_err());
-    assert!(one.fabric.connect("one.sock", &[0; 1025]).is_err());
+    let mut one = cluster.open("one");
+    let nobody = one.failure("nobody.sock", b"");
+    assert_eq!((&*nobody.address, nobody.is_ours), ("nobody.sock", false));
+    let long = one.failure("one.sock", &[0; 1025]);
+    assert_eq!(long.reason, "hello of 1025 bytes is longer than 1024");
 }
 
 #[test]

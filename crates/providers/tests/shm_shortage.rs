@@ -7,7 +7,7 @@ mod common;
 use std::os::fd::AsRawFd;
 
 use common::{Cluster, Node, Role, inline, remote, role_dir};
-use halite_fabric::{Event, Fabric, Key, Operation, PeerId};
+use halite_fabric::{ConnectFailure, Event, Fabric, Key, Operation, PeerId};
 use halite_providers::ShmConfig;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -19,7 +19,7 @@ const MUCH: u64 = 1 << 30;
 fn poor() {
     let Some(dir) = role_dir() else { return };
     let mut node = Node::open(ShmConfig::new(dir, "poor"));
-    node.fabric.connect("rich.sock", b"poor").unwrap();
+    node.fabric.connect("rich.sock", b"poor");
     let rich = node.connected();
     loop {
         let (order, key) = node.received();
@@ -32,10 +32,10 @@ fn poor() {
                 let operation = Operation::Write { local: inline(b"salt"), remote: remote(Key(key), 0) };
                 format!("{:?}", node.run(rich, operation).0)
             }
-            b"connect" => match node.fabric.connect("other.sock", b"poor") {
-                Ok(()) => told(node.event()),
-                Err(error) => error.to_string(),
-            },
+            b"connect" => {
+                node.fabric.connect("other.sock", b"poor");
+                told(node.event())
+            }
             order => panic!("{order:?} is no order"),
         };
         node.send(rich, answer.as_bytes(), 0).unwrap();
@@ -44,7 +44,7 @@ fn poor() {
 
 fn told(event: Event) -> String {
     match event {
-        Event::ConnectFailed { reason, is_ours: true, .. } => format!("not for me: {reason}"),
+        Event::ConnectFailed(ConnectFailure { reason, is_ours: true, .. }) => format!("not for me: {reason}"),
         event => format!("{event:?}"),
     }
 }

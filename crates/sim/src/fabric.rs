@@ -6,8 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use halite_fabric::{
-    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError,
-    WorkRequest,
+    Capabilities, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError, WorkRequest,
 };
 use halite_mem::{Segment, Window};
 
@@ -33,6 +32,11 @@ impl SimFabric {
     pub(crate) fn open(shared: Arc<Shared>, host: HostId, address: &str, hello: Vec<u8>) -> Arc<SimFabric> {
         let endpoint = shared.with(|net| net.open(host, address, hello));
         Arc::new(SimFabric { shared, endpoint })
+    }
+
+    /// Addresses of all other fabrics that are open: what a directory of members would know.
+    pub fn discover(&self) -> Vec<String> {
+        self.shared.with(|net| net.discover(self.endpoint))
     }
 
     /// Ends once the doorbell no longer is at `seen`.
@@ -81,24 +85,16 @@ impl Fabric for SimFabric {
         self.shared.with(|net| net.register(self.endpoint, segment))
     }
 
-    fn discover(&self) -> Result<Vec<String>, ConnectError> {
-        Ok(self.shared.with(|net| net.discover(self.endpoint)))
-    }
-
-    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
-        self.shared.with(|net| net.connect(self.endpoint, address, hello))
+    fn connect(&self, address: &str, hello: &[u8]) {
+        self.shared.with(|net| net.connect(self.endpoint, address, hello));
     }
 
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.shared.with(|net| net.post(self.endpoint, peer, requests))
     }
 
-    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
-        self.shared.with(|net| net.poll(self.endpoint, completions))
-    }
-
-    fn poll_event(&self) -> Option<Event> {
-        self.shared.with(|net| net.poll_event(self.endpoint))
+    fn poll(&self, events: &mut Vec<Event>) -> usize {
+        self.shared.with(|net| net.poll(self.endpoint, events))
     }
 
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {

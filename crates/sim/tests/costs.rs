@@ -124,9 +124,9 @@ fn long_writes_take_as_long_as_their_bandwidth_says() {
 #[test]
 fn connections_of_one_link_queue_for_it() {
     let Pair { world, one, two } = pair(1, Profile { bandwidth_bytes_per_us: 1000, ..free() });
-    one.fabric.connect("two", b"again").unwrap();
+    one.fabric.connect("two", b"again");
     pass(&world, 10_000);
-    let second = common::connected(&one.fabric);
+    let second = one.connected();
     let request = |peer: PeerId, id| {
         let operation = Operation::Write { local: one.source(10_000), remote: remote(two.key, 0) };
         one.fabric

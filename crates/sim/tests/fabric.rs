@@ -92,9 +92,9 @@ fn an_adapter_overwrites_what_a_processor_did_to_its_word() {
 fn atomics_of_an_adapter_are_in_one_piece_among_themselves_and_keep_their_place() {
     let Pair { world, one, two } = pair(1, Profile::rnic_100g_hca());
     let three = common::open(&world, "three");
-    three.fabric.connect("two", b"I am three").unwrap();
+    three.fabric.connect("two", b"I am three");
     pass(&world, 1_000_000);
-    let (far, peer) = (remote(two.key, 16), common::connected(&three.fabric));
+    let (far, peer) = (remote(two.key, 16), three.connected());
     for id in 0..20 {
         one.post(id, Operation::FetchAdd { remote: far, add: 1 });
         three.fabric.post(peer, &[common::request(id, Operation::FetchAdd { remote: far, add: 1 })]).unwrap();
@@ -270,13 +270,13 @@ fn what_mentions_a_key_that_is_not_known_yet_waits_for_it_and_all_behind_it() {
 fn memory_that_is_registered_while_a_connection_comes_about_is_told_as_well() {
     let world = World::new(1, Profile::rnic_100g());
     let (mut one, mut two) = (common::open(&world, "one"), common::open(&world, "two"));
-    one.fabric.connect("two", b"I am one").unwrap();
+    one.fabric.connect("two", b"I am one");
     let mut keys = vec![another_key(&one)];
     pass(&world, 500);
-    two.peer = common::connected(&two.fabric);
+    two.peer = two.connected();
     keys.push(another_key(&two));
     pass(&world, LONG_NS);
-    one.peer = common::connected(&one.fabric);
+    one.peer = one.connected();
     let packets = world.counters().packets;
     two.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(keys[0].0, 0) });
     one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(keys[1].0, 0) });
@@ -407,18 +407,25 @@ fn the_tracer_wraps_it_and_tells_virtual_time() {
 fn both_ends_hear_who_the_other_is() {
     let world = halite_sim::World::new(1, Profile::local());
     let (one, two) = (common::open(&world, "one"), common::open(&world, "two"));
-    assert_eq!(one.fabric.discover().unwrap(), ["two"]);
-    one.fabric.connect("two", b"I come from one").unwrap();
+    assert_eq!(one.fabric.discover(), ["two"]);
+    one.fabric.connect("two", b"I come from one");
     pass(&world, LONG_NS);
     let peer = halite_fabric::PeerId(1);
     let connected = |hello: &[u8], initiator| Event::Connected { peer, hello: hello.to_vec(), initiator };
     assert_eq!(one.events(), [connected(b"I am two", true)]);
     assert_eq!(two.events(), [connected(b"I come from one", false)]);
-    assert!(one.fabric.connect("nobody", b"").is_err());
-    assert!(one.fabric.connect("two", &[0; 2000]).is_err());
+    let why_not = |from: &common::Side, address: &str, hello: &[u8]| {
+        from.fabric.connect(address, hello);
+        match from.events().pop() {
+            Some(Event::ConnectFailed(failure)) => failure.reason,
+            other => panic!("expected no connection, got {other:?}"),
+        }
+    };
+    assert_eq!(why_not(&one, "nobody", b""), "there is nobody of that address");
+    assert_eq!(why_not(&one, "two", &[0; 2000]), "hello of 2000 bytes is longer than 1024");
     two.fabric.close();
-    assert!(one.fabric.discover().unwrap().is_empty());
-    assert!(two.fabric.connect("one", b"").is_err());
+    assert!(one.fabric.discover().is_empty());
+    assert_eq!(why_not(&two, "one", b""), "this fabric is closed");
 }
 
 #[test]

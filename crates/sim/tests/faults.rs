@@ -3,7 +3,7 @@
 mod common;
 
 use common::{LONG_NS, Pair, pair, pass, remote};
-use halite_fabric::{CompletionKind, Event, Fabric, Local, Operation, PostCause, Status};
+use halite_fabric::{CompletionKind, ConnectFailure, Event, Fabric, Local, Operation, PostCause, Status};
 use halite_sim::{Corruption, Link, Profile, Trace};
 
 fn profile() -> Profile {
@@ -193,23 +193,23 @@ fn connecting_fails_when_nobody_answers() {
     let link = world.link(one.host, two.host);
     let failed = |reason: &str| {
         let address = "two".to_owned();
-        vec![Event::ConnectFailed { address, reason: reason.to_owned(), is_ours: false }]
+        vec![Event::ConnectFailed(ConnectFailure { address, reason: reason.to_owned(), is_ours: false })]
     };
     // The word back is lost: two has heard of a connection that never comes about.
     world.set_link(two.host, one.host, link.down());
-    one.fabric.connect("two", b"").unwrap();
+    one.fabric.connect("two", b"");
     pass(&world, 3 * LONG_NS);
     assert_eq!(one.events(), failed("timed out"));
-    let peer = common::connected(&two.fabric);
+    let peer = two.connected();
     assert_eq!(two.events()[0], Event::Disconnected { peer });
     world.set_link(two.host, one.host, link);
     world.set_link(one.host, two.host, link.down());
-    one.fabric.connect("two", b"").unwrap();
+    one.fabric.connect("two", b"");
     pass(&world, 3 * LONG_NS);
     assert_eq!(one.events(), failed("timed out"));
     world.set_link(one.host, two.host, link);
     two.fabric.close();
-    one.fabric.connect("two", b"").unwrap();
+    one.fabric.connect("two", b"");
     pass(&world, LONG_NS);
     assert_eq!(one.events(), failed("connection refused"));
 }
@@ -220,9 +220,9 @@ fn half_connected(profile: Profile, end: impl FnOnce(&halite_sim::World, &common
     let (one, mut two) = (common::open(&world, "one"), common::open(&world, "two"));
     let link = world.link(two.host, one.host);
     world.set_link(two.host, one.host, link.down());
-    one.fabric.connect("two", b"").unwrap();
+    one.fabric.connect("two", b"");
     pass(&world, 10_000);
-    two.peer = common::connected(&two.fabric);
+    two.peer = two.connected();
     world.set_link(two.host, one.host, link);
     end(&world, &two);
     pass(&world, 3 * LONG_NS);
@@ -233,7 +233,7 @@ fn half_connected(profile: Profile, end: impl FnOnce(&halite_sim::World, &common
 fn a_connection_that_ends_before_both_know_of_it_ends_for_both() {
     for profile in [Profile::local(), profile()] {
         let (address, reason) = ("two".to_owned(), "timed out".to_owned());
-        let failed = vec![Event::ConnectFailed { address, reason, is_ours: false }];
+        let failed = vec![Event::ConnectFailed(ConnectFailure { address, reason, is_ours: false })];
         let [one, _] = half_connected(profile.clone(), |world, two| world.crash(two.host));
         assert_eq!(one, failed);
         let [one, two] = half_connected(profile, |_, two| two.fabric.disconnect(two.peer));
@@ -249,13 +249,13 @@ fn who_is_spoken_to_is_connected_even_if_that_word_is_late() {
     let (one, mut two) = (common::open(&world, "one"), common::open(&world, "two"));
     let link = world.link(two.host, one.host);
     world.set_link(two.host, one.host, Link { latency_ns: 1_000_000, ..link });
-    one.fabric.connect("two", b"").unwrap();
+    one.fabric.connect("two", b"");
     pass(&world, 10_000);
-    two.peer = common::connected(&two.fabric);
+    two.peer = two.connected();
     world.set_link(two.host, one.host, link);
     two.post(1, Operation::Send { bytes: b"welcome", imm: 0 });
     pass(&world, 10_000);
-    let peer = common::connected(&one.fabric);
+    let peer = one.connected();
     assert_eq!(one.poll()[0].peer, peer);
     pass(&world, LONG_NS);
     assert_eq!(one.events(), [], "nobody connects twice");

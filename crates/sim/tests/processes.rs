@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{LONG_NS, Side, connected, open, open_on, pass, remote};
+use common::{LONG_NS, Side, open, open_on, pass, remote};
 use halite_fabric::{Capabilities, Event, Fabric, Local, Operation, Status};
 use halite_sim::{Profile, World};
 
@@ -19,20 +19,20 @@ fn three() -> Three {
     let mut a = open(&world, "a");
     let mut b = open_on(&world, world.add_process(a.host), "b");
     let mut c = open(&world, "c");
-    a.fabric.connect("b", b"I am a").unwrap();
+    a.fabric.connect("b", b"I am a");
     pass(&world, LONG_NS);
-    a.peer = connected(&a.fabric);
-    b.peer = connected(&b.fabric);
-    a.fabric.connect("c", b"I am a").unwrap();
+    a.peer = a.connected();
+    b.peer = b.connected();
+    a.fabric.connect("c", b"I am a");
     pass(&world, LONG_NS);
-    c.peer = connected(&c.fabric);
+    c.peer = c.connected();
     Three { world, a, b, c }
 }
 
 #[test]
 fn each_peer_is_reached_as_what_stands_in_between_allows() {
     let Three { world, a, b, c } = three();
-    let to_c = connected(&a.fabric);
+    let to_c = a.connected();
     assert!(world.share_a_host(a.host, b.host) && !world.share_a_host(a.host, c.host));
     let Capabilities { direct, inline_bytes_max, .. } = a.fabric.capabilities(a.peer);
     assert_eq!((direct, inline_bytes_max), (true, Profile::local().inline_bytes_max));

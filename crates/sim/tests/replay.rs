@@ -58,9 +58,9 @@ async fn trouble(world: World) {
 
 async fn talk(world: World, side: Side) {
     let mut random = world.random(&format!("talker {:?} {}", side.host, world.now_ns()));
-    for address in side.fabric.discover().unwrap() {
+    for address in side.fabric.discover() {
         // Its host may have crashed by now.
-        let _ = side.fabric.connect(&address, b"hello");
+        side.fabric.connect(&address, b"hello");
     }
     let side = Rc::new(side);
     let mut peers = Vec::new();
@@ -119,5 +119,5 @@ fn digests_are_the_same_on_every_machine() {
     // To be changed with a word in the changelog: seeds of before then mean other runs.
     let digest = |profile| busy(42, profile, Trace::Off).digest();
     let digests = [digest(Profile::local()), digest(Profile::rnic_100g())];
-    assert_eq!(digests, [12242666230372888707, 11904692120895957617]);
+    assert_eq!(digests, [1714254977203211828, 11904692120895957617]);
 }

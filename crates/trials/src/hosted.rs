@@ -23,8 +23,9 @@ pub struct Birth {
 }
 
 impl Birth {
-    /// A node that lives, and is moved forward as long as its host runs; it has not joined anybody yet.
-    pub fn of(&self, world: &World, config: &Config) -> Result<Rc<Driven>, JoinError> {
+    /// A node that lives, and is moved forward as long as its host runs, and its fabric, which finds the others; it has not
+    /// joined anybody yet.
+    pub fn of(&self, world: &World, config: &Config) -> Result<(Rc<Driven>, Arc<SimFabric>), JoinError> {
         let mut fabric = None;
         let clock = world.clock(self.host);
         let node = config.node.map_or(0, |node| node.0);
@@ -41,9 +42,9 @@ impl Birth {
             Ok(opened)
         })?;
         let (driven, fabric) = (Rc::new(driven), fabric.expect("it was opened"));
-        let keep = keep(world.clone(), self.host, fabric, driven.clone());
+        let keep = keep(world.clone(), self.host, fabric.clone(), driven.clone());
         world.spawn(Some(self.host), format!("keeper {node}"), keep);
-        Ok(driven)
+        Ok((driven, fabric))
     }
 
     /// The number of the process that a node is.

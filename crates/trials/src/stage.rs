@@ -4,10 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use halite::{Config, Driven, JoinError, NodeId, Step};
-use halite_sim::{Fence, HostId, Link, Profile, TaskId, World};
+use halite_sim::{Fence, HostId, Link, Profile, SimFabric, TaskId, World};
 
 use crate::actor;
 use crate::barriers::Barriers;
@@ -227,9 +228,9 @@ impl Stage {
 
     async fn boot(self: &Rc<Stage>, node: u32) -> Result<(), JoinError> {
         let _turn = Turn::take(self).await;
-        let (driven, config) = self.make(node)?;
-        let patience = self.plan.lease() * 20;
-        let joined = before(self.world.sleep(Some(self.host(node)), patience), driven.join(&config)).await;
+        let (driven, config, fabric) = self.make(node)?;
+        let patience = self.world.sleep(Some(self.host(node)), self.plan.lease() * 20);
+        let joined = before(patience, driven.join(&config, &fabric.discover())).await;
         match joined {
             Some(joined) => joined?,
             None => {
@@ -242,14 +243,14 @@ impl Stage {
         Ok(())
     }
 
-    fn make(self: &Rc<Stage>, node: u32) -> Result<(Rc<Driven>, Config), JoinError> {
+    fn make(self: &Rc<Stage>, node: u32) -> Result<(Rc<Driven>, Config, Arc<SimFabric>), JoinError> {
         let seat = &self.seats[node as usize];
         let life = seat.lives.get();
         let birth = Birth { host: seat.host, life, stream: format!("node {node} life {life}") };
         let config = self.config(node);
-        let driven = birth.of(&self.world, &config)?;
+        let (driven, fabric) = birth.of(&self.world, &config)?;
         *seat.node.borrow_mut() = Some(driven.clone());
-        Ok((driven, config))
+        Ok((driven, config, fabric))
     }
 
     fn config(&self, node: u32) -> Config {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::kind::OperationKind;
-use crate::{CutOff, Event, Key, PeerId, PostCause, Status, WorkId};
+use crate::{ConnectFailure, CutOff, Event, Key, PeerId, PostCause, Status, WorkId};
 
 #[derive(Debug)]
 pub(super) struct Record {
@@ -95,7 +95,9 @@ fn fmt_event(event: &Event, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             let how = if *initiator { "dialled" } else { "accepted" };
             write!(f, "event connected peer={} {how}", peer.0)
         }
-        Event::ConnectFailed { address, reason, .. } => {
+        Event::Completed(completion) => write!(f, "event completed peer={}", completion.peer.0),
+        Event::Room { peer } => write!(f, "event room peer={}", peer.0),
+        Event::ConnectFailed(ConnectFailure { address, reason, .. }) => {
             write!(f, "event connect_failed address={address} reason={reason:?}")
         }
         Event::Disconnected { peer } => write!(f, "event disconnected peer={}", peer.0),

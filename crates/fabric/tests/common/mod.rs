@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use halite_fabric::{
-    Atomics, Capabilities, Completion, CompletionKind, ConnectError, CutOff, Event, Fabric, Key, Local,
+    Atomics, Capabilities, Completion, CompletionKind, ConnectFailure, CutOff, Event, Fabric, Key, Local,
     Operation, PeerId, PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
@@ -17,7 +17,6 @@ pub const PEER: PeerId = PeerId(1);
 #[derive(Default)]
 struct State {
     segments: Vec<Window>,
-    completions: VecDeque<Completion>,
     events: VecDeque<Event>,
     rings: u32,
     connected: bool,
@@ -61,11 +60,16 @@ pub fn send(id: u64, bytes: &[u8]) -> WorkRequest<'_> {
 }
 
 /// One poll.
+pub fn poll_events(fabric: &dyn Fabric) -> Vec<Event> {
+    let mut events = Vec::new();
+    let count = fabric.poll(&mut events);
+    assert_eq!(count, events.len());
+    events
+}
+
+/// One poll, without what happens to connections.
 pub fn poll(fabric: &dyn Fabric) -> Vec<Completion> {
-    let mut completions = Vec::new();
-    let count = fabric.poll(&mut completions);
-    assert_eq!(count, completions.len());
-    completions
+    poll_events(fabric).into_iter().filter_map(|event| event.into_completion().ok()).collect()
 }
 
 /// One poll, by number of the request and how it ended.
@@ -81,7 +85,8 @@ impl End {
     fn arrive(&self, kind: CompletionKind) {
         let mut state = self.state.lock().unwrap();
         state.rings += 1;
-        state.completions.push_back(Completion { peer: PEER, status: Status::Success, kind });
+        let completion = Completion { peer: PEER, status: Status::Success, kind };
+        state.events.push_back(Event::Completed(completion));
     }
 
     fn segment(&self, key: Key) -> Option<Window> {
@@ -148,18 +153,13 @@ impl Fabric for End {
         Ok(Key(state.segments.len() as u32 - 1))
     }
 
-    fn discover(&self) -> Result<Vec<String>, ConnectError> {
-        Ok(vec!["other".to_owned()])
-    }
-
-    fn connect(&self, address: &str, _: &[u8]) -> Result<(), ConnectError> {
-        let event = Event::ConnectFailed {
+    fn connect(&self, address: &str, _: &[u8]) {
+        let failure = ConnectFailure {
             address: address.to_owned(),
             reason: "there is nobody else".to_owned(),
             is_ours: false,
         };
-        self.state.lock().unwrap().events.push_back(event);
-        Ok(())
+        self.state.lock().unwrap().events.push_back(Event::ConnectFailed(failure));
     }
 
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
@@ -172,20 +172,16 @@ impl Fabric for End {
             let (status, kind) = self.execute(&other, request);
             if request.signalled || status != Status::Success {
                 let completion = Completion { peer, status, kind };
-                self.state.lock().unwrap().completions.push_back(completion);
+                self.state.lock().unwrap().events.push_back(Event::Completed(completion));
             }
         }
         Ok(())
     }
 
-    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
-        let before = completions.len();
-        completions.extend(self.state.lock().unwrap().completions.drain(..));
-        completions.len() - before
-    }
-
-    fn poll_event(&self) -> Option<Event> {
-        self.state.lock().unwrap().events.pop_front()
+    fn poll(&self, events: &mut Vec<Event>) -> usize {
+        let before = events.len();
+        events.extend(self.state.lock().unwrap().events.drain(..));
+        events.len() - before
     }
 
     fn direct(&self, _: PeerId, key: Key) -> Option<Window> {

@@ -87,8 +87,6 @@ impl Core {
 
     /// The fabric's queue is full; `seen` is [`super::Posted::progress_count`] before it was tried.
     pub(crate) async fn wait_for_room(&self, seen: u64) {
-        self.ground.posted.note_full();
-        self.with(|machine, now| machine.note_full(now));
         self.ground.posted.progress_after(seen).await;
     }
 }

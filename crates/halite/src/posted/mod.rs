@@ -19,8 +19,6 @@ mod pipeline;
 mod staging;
 mod table;
 
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 
 use halite_fabric::{Fabric, Local, PeerId, Status, WorkId};
@@ -44,8 +42,6 @@ pub(crate) struct Posted {
     staging: Staging,
     /// The fabric may take more.
     progress: Event,
-    /// Whether anybody waits for that.
-    is_full: AtomicBool,
 }
 
 /// How a posted operation ended.
@@ -73,12 +69,7 @@ impl Posted {
     /// For so many threads that post at once.
     pub(crate) fn new(threads: usize) -> Posted {
         let shards = threads.clamp(1, Table::SHARDS_MAX);
-        Posted {
-            table: Table::new(shards),
-            staging: Staging::new(shards),
-            progress: Event::default(),
-            is_full: AtomicBool::new(false),
-        }
+        Posted { table: Table::new(shards), staging: Staging::new(shards), progress: Event::default() }
     }
 
     /// Begins an operation on memory of `peer`.  Its address must be looked up after this.
@@ -127,10 +118,6 @@ impl Posted {
         if let Some(slot) = completed.slot {
             self.staging.give_back(slot);
         }
-        // Who misses it tries again in a while.
-        if self.is_full.load(Relaxed) {
-            self.retry(wakes);
-        }
     }
 
     /// `peer` has answered a call.  An answer that nobody expects of it changes nothing.
@@ -167,15 +154,8 @@ impl Posted {
         self.progress.count()
     }
 
-    /// Somebody is about to wait for [`Posted::progress_after`].
-    pub(crate) fn note_full(&self) {
-        // A hint: see Posted::complete().
-        self.is_full.store(true, Relaxed);
-    }
-
-    /// Lets those try again for whom the fabric's queue was full.
+    /// Lets those try again who found no room.
     pub(crate) fn retry(&self, wakes: &mut Wakes) {
-        self.is_full.store(false, Relaxed);
         self.progress.happen(wakes);
     }
 

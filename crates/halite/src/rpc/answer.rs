@@ -279,7 +279,10 @@ impl Rpc {
         if bytes.len() <= link.inline_bytes_max {
             return Ok(Source { id: CALL_WORK, local: Local::Inline(bytes) });
         }
-        let block = self.pool.allocate(&*self.fabric, bytes.len() as u64).ok_or(PostCause::QueueFull)?;
+        let Some(block) = self.pool.allocate(&*self.fabric, bytes.len() as u64) else {
+            self.set_short();
+            return Err(PostCause::QueueFull);
+        };
         block.window().write(0, bytes).expect("the block is as long");
         let local = block.local();
         Ok(Source { id: self.posted.keep(peer, Box::new(block)), local })

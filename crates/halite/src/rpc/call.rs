@@ -469,10 +469,18 @@ impl Core {
         request: &Request<'_>,
     ) -> Result<Pending<'_>, PostFailure> {
         let mut request = *request;
+        let mut waits = false;
         loop {
-            // Read before the attempt, so that room that is made during it is not missed.
+            // Both before the attempt, so that room that is made during it is not missed.
             let seen = self.ground.posted.progress_count();
+            if waits {
+                self.ground.rpc.set_hungry();
+            }
             match self.try_post_request(node, &request) {
+                Err(None) if !waits => {
+                    waits = true;
+                    continue;
+                }
                 Err(None) => {}
                 Err(Some(failure)) => return Err(failure),
                 Ok(pending) => return Ok(pending),
@@ -485,8 +493,8 @@ impl Core {
             if request.to.is_none() {
                 return Err(PostFailure::PeerDown);
             }
-            self.ground.rpc.set_hungry();
-            self.with(|machine, now| machine.note_full(now));
+            // The peer's word of its head is a plain write, which wakes nobody.
+            self.with(|machine, now| machine.look_again_soon(now));
             self.within(left, self.ground.posted.progress_after(seen)).await;
         }
     }

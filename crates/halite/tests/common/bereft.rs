@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use halite_fabric::{
-    Capabilities, Completion, ConnectError, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError,
-    WorkRequest,
+    Capabilities, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError, WorkRequest,
 };
 use halite_mem::{Segment, Window};
 
@@ -62,12 +61,8 @@ impl Fabric for Bereft {
         self.inner.register(segment)
     }
 
-    fn discover(&self) -> Result<Vec<String>, ConnectError> {
-        self.inner.discover()
-    }
-
-    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
-        self.inner.connect(address, hello)
+    fn connect(&self, address: &str, hello: &[u8]) {
+        self.inner.connect(address, hello);
     }
 
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
@@ -76,12 +71,8 @@ impl Fabric for Bereft {
         self.inner.post(peer, requests)
     }
 
-    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
-        self.inner.poll(completions)
-    }
-
-    fn poll_event(&self) -> Option<Event> {
-        self.inner.poll_event()
+    fn poll(&self, events: &mut Vec<Event>) -> usize {
+        self.inner.poll(events)
     }
 
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {

@@ -93,9 +93,9 @@ impl Nodes for Hosts {
         let life = *self.lives.borrow_mut().entry(node).and_modify(|life| *life += 1).or_insert(1);
         let host = self.world.add_host();
         let birth = Birth { host, life, stream: format!("node {node} life {life}") };
-        let driven = birth.of(&self.world, &config)?;
+        let (driven, fabric) = birth.of(&self.world, &config)?;
         self.nodes.borrow_mut().insert(node, (host, driven.clone()));
-        wait(driven.join(&config))
+        wait(driven.join(&config, &fabric.discover()))
     }
 
     fn leave(&self, node: NodeId) {

@@ -57,3 +57,23 @@ fn loom_room_that_is_told_late_is_found_in_the_end() {
     // Told every two lines: the third message waits until the first two have been consumed.
     check(16, &[&[1; 400], &[2; 400], &[3; 400]]);
 }
+
+#[test]
+fn loom_a_producer_that_waits_for_room_finds_it_or_is_known_to_wait() {
+    loom::model(|| {
+        // Told at every message: of two lines, one is to be free.
+        let memory = Memory::private(2 * LINE_BYTES);
+        let mut producer = Producer::over(memory.clone());
+        let mut consumer = Consumer::over(memory);
+        producer.try_push(1, 0, &[]).unwrap();
+        producer.try_push(1, 1, &[]).unwrap();
+        let waiter = loom::thread::spawn(move || (producer.has_or_asks_for_room(0).unwrap(), producer));
+        consumer.try_pop().unwrap().unwrap();
+        let (found, mut producer) = waiter.join().unwrap();
+        let is_known = consumer.take_made_room();
+        assert!(found || is_known, "it would sleep for ever");
+        assert_eq!(producer.has_or_asks_for_room(0), Ok(true));
+        consumer.try_pop().unwrap().unwrap();
+        assert!(!consumer.take_made_room(), "nobody waits any more");
+    });
+}

@@ -10,6 +10,10 @@ pub(crate) use shared::Memory;
 /// Where the consumer's position is.
 #[cfg_attr(loom, allow(dead_code))]
 pub(super) const HEAD_OFFSET: u64 = 0;
+/// Where the producer says whether it waits for room: in another line, which the consumer reads only when it tells its
+/// position.
+#[cfg_attr(loom, allow(dead_code))]
+pub(super) const WAITING_OFFSET: u64 = 64;
 
 fn check_capacity(window_bytes: u64) -> Option<u64> {
     let capacity = window_bytes.checked_sub(super::DATA_OFFSET)?;
@@ -19,10 +23,10 @@ fn check_capacity(window_bytes: u64) -> Option<u64> {
 #[cfg(not(loom))]
 mod shared {
     use std::sync::atomic::AtomicU64;
-    use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+    use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
     use super::super::{BadRing, DATA_OFFSET};
-    use super::{HEAD_OFFSET, check_capacity};
+    use super::{HEAD_OFFSET, WAITING_OFFSET, check_capacity};
     use crate::Window;
     use crate::window::OutOfBounds;
 
@@ -69,6 +73,20 @@ mod shared {
 
         pub(crate) fn store_head(&self, head: u64) {
             self.word(HEAD_OFFSET).store(head, Release);
+        }
+
+        pub(crate) fn is_waiting(&self) -> bool {
+            // Ordered by the fences of ask_for_room() and tell_head().
+            self.word(WAITING_OFFSET).load(Relaxed) != 0
+        }
+
+        pub(crate) fn set_waiting(&self, waiting: bool) {
+            // Ordered by the fences of ask_for_room() and tell_head().
+            self.word(WAITING_OFFSET).store(waiting.into(), Relaxed);
+        }
+
+        pub(crate) fn fence() {
+            std::sync::atomic::fence(SeqCst);
         }
 
         /// Copies `bytes` in at `position`, around the end if need be; at most the capacity.
@@ -139,7 +157,7 @@ mod model {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicU64;
-    use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+    use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
     use super::super::{BadRing, LINE_BYTES};
     use super::check_capacity;
@@ -157,6 +175,7 @@ mod model {
     #[derive(Debug)]
     struct Words {
         head: AtomicU64,
+        waiting: AtomicU64,
         lines: Vec<Line>,
     }
 
@@ -183,7 +202,7 @@ mod model {
         pub(crate) fn private(capacity: u64) -> Memory {
             let line = |_| Line { first: AtomicU64::new(0), rest: UnsafeCell::new([0; LINE]) };
             let lines = (0..capacity / LINE_BYTES).map(line).collect();
-            Memory { words: Arc::new(Words { head: AtomicU64::new(0), lines }) }
+            Memory { words: Arc::new(Words { head: AtomicU64::new(0), waiting: AtomicU64::new(0), lines }) }
         }
 
         pub(crate) fn capacity(&self) -> u64 {
@@ -208,6 +227,18 @@ mod model {
 
         pub(crate) fn store_head(&self, head: u64) {
             self.words.head.store(head, Release);
+        }
+
+        pub(crate) fn is_waiting(&self) -> bool {
+            self.words.waiting.load(Relaxed) != 0
+        }
+
+        pub(crate) fn set_waiting(&self, waiting: bool) {
+            self.words.waiting.store(waiting.into(), Relaxed);
+        }
+
+        pub(crate) fn fence() {
+            loom::sync::atomic::fence(SeqCst);
         }
 
         pub(crate) fn write(&self, mut position: u64, mut bytes: &[u8]) {

@@ -58,6 +58,23 @@ fn a_full_ring_takes_more_once_something_was_consumed() {
 }
 
 #[test]
+fn a_consumer_knows_that_somebody_waits_for_room_until_it_is_found() {
+    let (mut producer, mut consumer, window) = ring(512);
+    while producer.try_push(0, 0, &[&[7; 56]]).is_ok() {}
+    assert_eq!(producer.has_or_asks_for_room(56), Ok(false));
+    assert!(!consumer.take_made_room(), "none is made yet");
+    pop(&mut consumer);
+    assert!(consumer.take_made_room() && !consumer.take_made_room());
+    assert_eq!(producer.has_or_asks_for_room(56), Ok(true));
+    pop(&mut consumer);
+    assert!(!consumer.take_made_room(), "nobody waits any more");
+    // What it finds there may be anything: at worst it wakes somebody in vain.
+    window.store_u64(64, u64::MAX).unwrap();
+    pop(&mut consumer);
+    assert!(consumer.take_made_room());
+}
+
+#[test]
 fn the_head_is_told_an_eighth_at_a_time_and_half_always_fits_an_empty_ring() {
     let (mut producer, mut consumer, window) = ring(4096);
     let longest = vec![7; payload_bytes_max(4096) as usize];

@@ -10,7 +10,7 @@ use halite::EPHEMERAL_NODE_MIN;
 use halite::cluster_dir::{ClusterDir, ClusterDirError};
 
 use crate::args::Down;
-use crate::control::{self, Found, GRACE, Outcome};
+use crate::control::{self, Found, GRACE, Outcome, Unlisted};
 use crate::output;
 
 /// How often to look for nodes that joined while others were being stopped.
@@ -24,9 +24,19 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
         opened => opened.with_context(|| format!("cannot stop what runs in {}", path.display()))?,
     };
     let wanted = |node| args.all || node < EPHEMERAL_NODE_MIN;
-    let stopped = stop_found(&dir, wanted)?;
+    let unlisted = Unlisted::find(&dir, wanted).unwrap_or_else(|error| {
+        let reason = output::reasons(&error);
+        output::note(&format!("cannot ask the first node who is there ({reason}): going by the files alone"));
+        Unlisted::default()
+    });
+    let mut stopped = 0;
+    if !unlisted.is_empty() {
+        // All but the first node, which alone knows of these.
+        stopped += stop_found(&dir, |node| node != 0 && wanted(node))?;
+        everybody_is_listed(unlisted, path)?;
+    }
+    stopped += stop_found(&dir, wanted)?;
     nobody_is_left(&find(&dir, wanted)?, path)?;
-    everybody_is_listed(&dir, wanted)?;
     if stopped == 0 {
         output::note(&format!("no node is running in {}", path.display()));
     }
@@ -61,15 +71,20 @@ fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Found>
     control::find(dir, wanted).with_context(|| format!("cannot see what runs in {}", dir.path().display()))
 }
 
-/// Who has no files is not ended: people are told which process it is.
-fn everybody_is_listed(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<()> {
-    match control::describe_unlisted(dir, wanted) {
-        None => Ok(()),
-        Some(list) => bail!(
-            "nodes live whose files were removed from {}: {list}; end what is named, and try again",
-            dir.path().display()
-        ),
+/// No process is ended by hearsay: people are told which it is.
+fn everybody_is_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
+    let remaining = unlisted.remaining()?;
+    if remaining.is_empty() {
+        return Ok(());
     }
+    let nodes: Vec<String> =
+        remaining.iter().map(|target| format!("node {} is process {}", target.node, target.pid)).collect();
+    bail!(
+        "nodes live whose files are gone from {}: the first node, which stays, says that {}: end what it names, and \
+         try again",
+        path.display(),
+        nodes.join(", ")
+    )
 }
 
 fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {

@@ -90,9 +90,8 @@ fn copy(
     let mut buffer = vec![0; PIECE_BYTES];
     let mut offset = 0;
     while offset < len {
-        if let Some(interrupt) = interrupt {
-            interrupt
-                .check(|| format!("{offset} of {len} bytes of {name:?} were copied, and none is left"))?;
+        if interrupt.is_some_and(Interrupt::is_asked) {
+            bail!("interrupted after {offset} of {len} bytes of {name:?}");
         }
         let piece = &mut buffer[..(len - offset).min(PIECE_BYTES as u64) as usize];
         session.read(lh, offset, piece)?;

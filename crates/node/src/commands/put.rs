@@ -130,7 +130,7 @@ impl Putting<'_> {
             }
         }
         let len = parts.filled.iter().map(|(_, filled)| filled).sum();
-        Ok((self.join(&parts.filled, len, &input.interrupt)?, len))
+        Ok((self.join(&parts.filled, len)?, len))
     }
 
     /// The next part, shorter where there is no room for all of it.
@@ -150,11 +150,10 @@ impl Putting<'_> {
         }
     }
 
-    fn join(&self, parts: &[(Lh, u64)], len: u64, interrupt: &Interrupt) -> anyhow::Result<Lh> {
+    fn join(&self, parts: &[(Lh, u64)], len: u64) -> anyhow::Result<Lh> {
         let whole = self.alloc_for(len)?;
         let mut offset = 0;
         for (part, part_len) in parts {
-            interrupt.check(|| "all was read, and not brought into one piece".to_owned())?;
             self.session.copy(whole, offset, *part, 0, *part_len)?;
             self.session.free(*part)?;
             offset += part_len;

@@ -64,12 +64,6 @@ fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
             running.join(", ")
         );
     }
-    if let Some(list) = control::describe_unlisted(&dir, |node| node < EPHEMERAL_NODE_MIN) {
-        bail!(
-            "nodes of an earlier cluster live whose files were removed from {}: {list}; end what is named, and try again",
-            path.display()
-        );
-    }
     // They would be joined to both clusters, the one that is no more and the new one.
     if let Some(applications) = applications(&dir)? {
         bail!("{applications} in {0}: end them, or let `halite down --all --dir {0}` do it", path.display());

@@ -19,7 +19,7 @@ const KILL_GRACE: Duration = Duration::from_secs(30);
 const HIDDEN_PATIENCE: Duration = GRACE;
 
 /// How long until the next look.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A process that is to end.
 #[derive(Debug)]
@@ -67,6 +67,11 @@ pub enum StopError {
 impl Target {
     /// Takes hold of a child that was not waited for; `None` if it was.  No other process can have its number.
     pub fn of_child(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
+        Target::of_pid(node, pid)
+    }
+
+    /// Takes hold of whatever process has that number now; `None` if none has.
+    pub(super) fn of_pid(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
         let refused = |source: Errno| StopError::Refused { node, pid, source: source.into() };
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(refused(Errno::INVAL))?;
         match pidfd_open(number, PidfdFlags::empty()) {
@@ -151,7 +156,10 @@ fn stop_together(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, O
 }
 
 /// Waits until all have ended or `grace` is over; returns who has ended and who has not.
-fn await_ends(targets: Vec<Target>, grace: Duration) -> Result<(Vec<Target>, Vec<Target>), StopError> {
+pub(super) fn await_ends(
+    targets: Vec<Target>,
+    grace: Duration,
+) -> Result<(Vec<Target>, Vec<Target>), StopError> {
     let deadline = Instant::now() + grace;
     let mut ended = Vec::new();
     let mut staying = targets;

@@ -1,28 +1,96 @@
-//! Nodes whose files somebody removed from the cluster directory while they live.
+//! Nodes that live although no file in the cluster directory tells of them: somebody removed the files.
 //!
-//! What the kernel shows of them is told to people, and ends no process: for that, only the other end of a node's socket
-//! tells which process it is.
+//! Only the other nodes know of these.  What they say is told to people, and ends no process: for that, only the other
+//! end of a node's socket tells which process it is.
 
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
-use halite::cluster_dir::{ClusterDir, Unlisted};
+use anyhow::{Context, bail};
+use halite::cluster_dir::ClusterDir;
+use serde::Deserialize;
 
-use super::stop::{GRACE, LOOK_AGAIN};
+use super::stop::{GRACE, StopError, Target, await_ends};
 
-/// The nodes whose files are gone from `dir`, of those that are `wanted`, as people read it; `None` if there is none.
-pub fn describe_unlisted(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Option<String> {
-    let deadline = Instant::now() + GRACE;
-    loop {
-        let unlisted = dir.unlisted();
-        let told = |Unlisted { node, pid }: &Unlisted| format!("node {node} is process {pid}");
-        let list: Vec<String> = unlisted.iter().filter(|each| wanted(each.node.0)).map(told).collect();
-        if list.is_empty() {
-            return None;
+/// How long the first node may take to say who is there.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Living processes of nodes of which no file tells.
+#[derive(Default, Debug)]
+pub struct Unlisted(Vec<Target>);
+
+/// A line of `halite status --json`.
+#[derive(Deserialize, Debug)]
+struct Member {
+    node: u32,
+    pid: u32,
+    state: String,
+    /// Told by members, not by files.
+    provider: Option<String>,
+}
+
+impl Unlisted {
+    /// Asks the first node of the cluster in `dir` which of the nodes that are `wanted` have no files.  Where it does
+    /// not run, nobody knows of any; fails if it runs and cannot be asked.
+    pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Unlisted> {
+        if !listed(dir)?.contains(&0) {
+            return Ok(Unlisted::default());
         }
-        // Whoever leaves removes its files before its process ends.
-        if Instant::now() >= deadline {
-            return Some(list.join(", "));
+        let members = members(dir.path())?;
+        // Looked at afterwards, so that whoever joins meanwhile has files.
+        let listed = listed(dir)?;
+        let mut unlisted = Vec::new();
+        for Member { node, pid, state, .. } in members {
+            // Nobody can connect to those without files, so that they seem to be silent.
+            let lives = matches!(state.as_str(), "alive" | "silent");
+            if lives && wanted(node) && !listed.contains(&node) {
+                unlisted.extend(Target::of_pid(node, pid)?);
+            }
         }
-        std::thread::sleep(LOOK_AGAIN);
+        Ok(Unlisted(unlisted))
     }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those that do not end by themselves within [`GRACE`]: whoever leaves has no files either.
+    pub fn remaining(self) -> Result<Vec<Target>, StopError> {
+        let (_, remaining) = await_ends(self.0, GRACE)?;
+        Ok(remaining)
+    }
+}
+
+/// The nodes that live by what their files tell.
+fn listed(dir: &ClusterDir) -> anyhow::Result<BTreeSet<u32>> {
+    let nodes = dir.nodes()?;
+    Ok(nodes.into_iter().filter(|presence| presence.alive).map(|presence| presence.node.0).collect())
+}
+
+/// What `halite status` shows, which is a process of its own: one that waits for a node can be given up at any time,
+/// and is no application of ours that has joined.
+fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("--dir").arg(dir).args(["status", "--json"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut status = command.spawn()?;
+    let stdout = BufReader::new(status.stdout.take().expect("standard output is piped"));
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || tell.send(stdout.lines().collect::<io::Result<Vec<String>>>()));
+    let lines = told.recv_timeout(PATIENCE);
+    // If it has ended already, there is nothing to kill.
+    let _ = status.kill();
+    status.wait()?;
+    let lines = lines.with_context(|| format!("it has not answered within {} s", PATIENCE.as_secs()))??;
+    let members: Vec<Member> =
+        lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+    if !members.iter().any(|member| member.node == 0 && member.provider.is_some()) {
+        bail!("`halite status` tells why");
+    }
+    Ok(members)
 }

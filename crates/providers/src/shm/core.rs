@@ -3,28 +3,28 @@
 //! Locks are taken in this order, each briefly: a link's state; then a peer's outgoing end or the registered
 //! segments; then any one of the others.  Nothing calls out of the fabric while holding one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, RwLock};
 
-use halite_fabric::{Event, PeerId};
+use halite_fabric::{ConnectFailure, Event, PeerId};
 use halite_mem::doorbell::DOORBELL_BYTES;
 use halite_mem::{Doorbell, PagePolicy, Segment, Window};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::process::PidfdFlags;
 
-use super::completions::Completions;
 use super::door::FabricNumber;
+use super::events::Events;
 use super::inbox::Inbox;
 use super::link::Link;
 use super::peer::Peer;
+use super::room::Waiters;
+use super::shortage::Trouble;
 use super::socket::Listener;
 use super::{ShmConfig, lock, write};
-use crate::private_dir::PrivateDir;
 
 /// See the header of this file.
 #[derive(Debug)]
@@ -32,9 +32,6 @@ pub(super) struct Core {
     pub(super) number: FabricNumber,
     pub(super) config: ShmConfig,
     pub(super) own: Own,
-    /// Where our listener is, or was until we closed, and how its socket is called there.
-    pub(super) dir: Arc<PrivateDir>,
-    pub(super) file_name: String,
     /// `None` once closed.
     pub(super) listener: Mutex<Option<Listener>>,
     pub(super) epoll: OwnedFd,
@@ -47,10 +44,9 @@ pub(super) struct Core {
     /// From connected until cut off.
     pub(super) peers: RwLock<BTreeMap<PeerId, Arc<Peer>>>,
     pub(super) inbox: Mutex<Inbox>,
-    pub(super) completions: Completions,
-    events: Mutex<VecDeque<Event>>,
-    /// How many events wait, for those who poll: mostly none.
-    events_waiting: AtomicUsize,
+    pub(super) events: Events,
+    /// Whose rings were full.
+    pub(super) waiters: Waiters,
 }
 
 /// What this fabric shows of itself to every peer.
@@ -86,8 +82,6 @@ impl Core {
         let core = Core {
             number: FabricNumber::new(),
             own: Own::new()?,
-            dir: listener.dir().clone(),
-            file_name: listener.file_name().to_owned(),
             listener: Mutex::new(None),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             kick,
@@ -96,9 +90,8 @@ impl Core {
             links: Mutex::default(),
             peers: RwLock::default(),
             inbox: Mutex::default(),
-            completions: Completions::default(),
-            events: Mutex::default(),
-            events_waiting: AtomicUsize::new(0),
+            events: Events::default(),
+            waiters: Waiters::default(),
             config,
         };
         core.watch(&core.kick, Source::Kick, epoll::EventFlags::IN)?;
@@ -109,30 +102,28 @@ impl Core {
 
     /// Queues an event and wakes whoever waits for it.
     pub(super) fn event(&self, event: Event) {
-        {
-            let mut events = lock(&self.events);
-            events.push_back(event);
-            // Pairs with the Acquire in next_event().
-            self.events_waiting.store(events.len(), Release);
-        }
+        self.events.extend([event]);
         self.own.doorbell.wake();
     }
 
-    pub(super) fn next_event(&self) -> Option<Event> {
-        // Pairs with the Release in event(); the doorbell, which that rings next, orders a look that misses it.
-        if self.events_waiting.load(Acquire) == 0 {
-            return None;
+    /// Tells that a connection that we started does not come about.
+    pub(super) fn fail_to_connect(&self, address: &str, trouble: &Trouble) {
+        let (reason, is_ours) = (trouble.to_string(), trouble.is_ours());
+        self.event(Event::ConnectFailed(ConnectFailure { address: address.to_owned(), reason, is_ours }));
+    }
+
+    /// Wakes a peer that sleeps until there is room in its ring.
+    pub(super) fn ring(&self, peer: PeerId) {
+        let door = self.peer(peer).map(|peer| peer.door.clone());
+        if let Some(outgoing) = door.as_deref().map(|door| lock(door)).as_deref().and_then(Option::as_ref) {
+            outgoing.ring();
         }
-        let mut events = lock(&self.events);
-        let event = events.pop_front();
-        self.events_waiting.store(events.len(), Release);
-        event
     }
 
     /// Whether so many events wait that no more peers should be let in.
     pub(super) fn is_crowded(&self) -> bool {
         let links = lock(&self.links).by_token.len();
-        let events = lock(&self.events).len();
+        let events = self.events.of_connections();
         links >= self.config.peers_max || events >= 4 * self.config.peers_max
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Polling takes a few messages from each ring in turn, so that one busy peer does not starve the others.
 
-use halite_fabric::{Completion, CompletionKind, PeerId, Status};
+use halite_fabric::{Completion, CompletionKind, Event, PeerId, Status};
 use halite_mem::Window;
 use halite_mem::ring::{Consumer, Message};
 
@@ -17,6 +17,8 @@ pub(super) struct Inbox {
     incoming: Vec<Incoming>,
     /// Whose turn is first in the next poll.
     first: usize,
+    /// Peers that wait for room in their rings, and for whom there is some now.
+    made_room: Vec<PeerId>,
     /// Windows of our own segments, as in the table that all threads share, but behind no lock of its own.
     registered: Vec<Window>,
 }
@@ -24,6 +26,8 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 struct Incoming {
     peer: PeerId,
+    /// That it is connected, until somebody has been told.
+    connected: Option<Event>,
     ring: Consumer,
 }
 
@@ -37,23 +41,28 @@ impl Inbox {
         self.registered.push(window);
     }
 
-    pub(super) fn add(&mut self, peer: PeerId, ring: Consumer) {
-        self.incoming.push(Incoming { peer, ring });
+    /// A peer's ring, of which `connected` is told before anything that is in it.
+    pub(super) fn add(&mut self, peer: PeerId, connected: Event, ring: Consumer) {
+        self.incoming.push(Incoming { peer, connected: Some(connected), ring });
     }
 
-    /// Gives every ring one turn, until `completions` holds `len_max`.  A ring that is found scribbled is taken
-    /// out and reported; what it held before the scribble has been delivered.
-    pub(super) fn poll(&mut self, completions: &mut Vec<Completion>, len_max: usize) -> Option<Scribbled> {
+    /// Gives every ring one turn, until `events` holds `len_max`.  A ring that is found scribbled is taken out and
+    /// reported; what it held before the scribble has been delivered.
+    pub(super) fn poll(&mut self, events: &mut Vec<Event>, len_max: usize) -> Option<Scribbled> {
         let rings = self.incoming.len();
         // A ring may have been taken out since.
         let first = if self.first < rings { self.first } else { 0 };
         for index in (first..rings).chain(0..first) {
-            if completions.len() >= len_max {
+            if events.len() >= len_max {
                 break;
             }
-            let turn_end = len_max.min(completions.len() + TURN_MESSAGES_MAX);
+            let turn_end = len_max.min(events.len() + TURN_MESSAGES_MAX);
             let incoming = &mut self.incoming[index];
-            if let Err(scribbled) = incoming.take(completions, turn_end, &self.registered) {
+            let taken = incoming.take(events, turn_end, &self.registered);
+            if incoming.ring.take_made_room() {
+                self.made_room.push(incoming.peer);
+            }
+            if let Err(scribbled) = taken {
                 self.incoming.remove(index);
                 return Some(scribbled);
             }
@@ -62,14 +71,20 @@ impl Inbox {
         None
     }
 
+    /// Peers that sleep, perhaps, until there is room in their rings, and for whom some was made since this was last asked.
+    #[inline]
+    pub(super) fn take_made_room(&mut self) -> Vec<PeerId> {
+        std::mem::take(&mut self.made_room)
+    }
+
     /// Takes the ring of `peer` out, lands the writes that it still holds and returns what it says.
-    pub(super) fn remove(&mut self, peer: PeerId) -> Vec<Completion> {
+    pub(super) fn remove(&mut self, peer: PeerId) -> Vec<Event> {
         let mut rest = Vec::new();
         let found = self.incoming.iter().position(|incoming| incoming.peer == peer);
         if let Some(index) = found {
             let mut incoming = self.incoming.remove(index);
             // The peer may be alive and pushing still: what one ring can hold at a time is enough.
-            let len_max = incoming.ring.messages_max() as usize;
+            let len_max = 1 + incoming.ring.messages_max() as usize;
             let _ = incoming.take(&mut rest, len_max, &self.registered);
         }
         rest
@@ -79,18 +94,19 @@ impl Inbox {
 impl Incoming {
     fn take(
         &mut self,
-        completions: &mut Vec<Completion>,
+        events: &mut Vec<Event>,
         len_max: usize,
         registered: &[Window],
     ) -> Result<(), Scribbled> {
         let peer = self.peer;
-        while completions.len() < len_max {
+        events.extend(self.connected.take());
+        while events.len() < len_max {
             let Some(popped) = self.ring.try_pop() else {
                 break;
             };
             let kind = popped.ok().and_then(|message| receive(&message, registered));
             let kind = kind.ok_or(Scribbled(peer))?;
-            completions.push(Completion { peer, status: Status::Success, kind });
+            events.push(Event::Completed(Completion { peer, status: Status::Success, kind }));
         }
         Ok(())
     }
@@ -136,11 +152,42 @@ mod tests {
         (Producer::new(window.clone()).unwrap(), Consumer::new(window).unwrap())
     }
 
+    /// A ring whose peer is known already.
+    fn add(inbox: &mut Inbox, peer: u32, ring: Consumer) {
+        inbox.incoming.push(Incoming { peer: PeerId(peer), connected: None, ring });
+    }
+
+    fn completion(event: &Event) -> &Completion {
+        match event {
+            Event::Completed(completion) => completion,
+            event => panic!("expected a completion, got {event:?}"),
+        }
+    }
+
     fn poll(inbox: &mut Inbox, len_max: usize) -> (Vec<u32>, Option<Scribbled>) {
-        let mut completions = Vec::new();
-        let scribbled = inbox.poll(&mut completions, len_max);
-        let peers = completions.iter().map(|completion| completion.peer.0);
+        let mut events = Vec::new();
+        let scribbled = inbox.poll(&mut events, len_max);
+        let peers = events.iter().map(|event| completion(event).peer.0);
         (peers.collect(), scribbled)
+    }
+
+    #[test]
+    fn a_peer_is_connected_before_it_says_anything_even_if_it_has_left() {
+        let connected = |peer| Event::Connected { peer: PeerId(peer), hello: vec![], initiator: false };
+        let mut inbox = Inbox::default();
+        let mut producers = Vec::new();
+        for peer in [1, 2] {
+            let (mut producer, end) = ring();
+            producer.try_push(record::NOTICE, 0, &[]).unwrap();
+            inbox.add(PeerId(peer), connected(peer), end);
+            producers.push(producer);
+        }
+        let gone = inbox.remove(PeerId(2));
+        assert_eq!((&gone[0], completion(&gone[1]).peer), (&connected(2), PeerId(2)));
+        let mut events = Vec::new();
+        inbox.poll(&mut events, 10);
+        assert_eq!((&events[0], completion(&events[1]).peer), (&connected(1), PeerId(1)));
+        assert_eq!((gone.len(), events.len()), (2, 2));
     }
 
     #[test]
@@ -148,8 +195,8 @@ mod tests {
         let mut inbox = Inbox::default();
         let (mut flood, flooded) = ring();
         let (mut calm, calmed) = ring();
-        inbox.add(PeerId(1), flooded);
-        inbox.add(PeerId(2), calmed);
+        add(&mut inbox, 1, flooded);
+        add(&mut inbox, 2, calmed);
         for _ in 0..60 {
             flood.try_push(record::NOTICE, 0, &[]).unwrap();
         }
@@ -168,8 +215,8 @@ mod tests {
         let mut inbox = Inbox::default();
         let (mut bad, bad_end) = ring();
         let (mut good, good_end) = ring();
-        inbox.add(PeerId(1), bad_end);
-        inbox.add(PeerId(2), good_end);
+        add(&mut inbox, 1, bad_end);
+        add(&mut inbox, 2, good_end);
         bad.try_push(record::SEND, 0, &[]).unwrap();
         bad.try_push(record::NOTICE, 0, &[&[77]]).unwrap();
         good.try_push(record::NOTICE, 0, &[]).unwrap();
@@ -182,12 +229,12 @@ mod tests {
     fn what_a_leaving_peer_said_last_is_kept() {
         let mut inbox = Inbox::default();
         let (mut leaving, end) = ring();
-        inbox.add(PeerId(1), end);
+        add(&mut inbox, 1, end);
         for imm in 0..60 {
             leaving.try_push(record::NOTICE, imm, &[]).unwrap();
         }
         let rest = inbox.remove(PeerId(1));
-        let imms = rest.iter().map(|completion| match completion.kind {
+        let imms = rest.iter().map(|event| match completion(event).kind {
             CompletionKind::Notified { imm } => imm,
             _ => panic!("only notifications were pushed"),
         });
@@ -216,7 +263,7 @@ mod tests {
         inbox.register(one.clone());
         inbox.register(two.clone());
         let (mut writer, end) = ring();
-        inbox.add(PeerId(1), end);
+        add(&mut inbox, 1, end);
         push_write(&mut writer, 1, 4092, b"last");
         assert_eq!(bytes_at(&two, 4092), [0; 4]);
         assert_eq!(poll(&mut inbox, 10), (vec![1], None));
@@ -229,7 +276,7 @@ mod tests {
         let target = segment();
         inbox.register(target.clone());
         let (mut leaving, end) = ring();
-        inbox.add(PeerId(1), end);
+        add(&mut inbox, 1, end);
         push_write(&mut leaving, 0, 0, b"last");
         assert_eq!(inbox.remove(PeerId(1)).len(), 1);
         assert_eq!(bytes_at(&target, 0), *b"last");
@@ -251,7 +298,7 @@ mod tests {
             let target = segment();
             inbox.register(target.clone());
             let (mut liar, end) = ring();
-            inbox.add(PeerId(1), end);
+            add(&mut inbox, 1, end);
             push_write(&mut liar, 0, 0, b"true");
             lie(&mut liar);
             assert_eq!(poll(&mut inbox, 10), (vec![1], Some(Scribbled(PeerId(1)))));

@@ -223,10 +223,11 @@ impl Link {
         let peer = Peer::new(id, self.token, greeting.process, outgoing, windows);
         let peer = Arc::new(peer);
         state.phase = Phase::Connected { peer: peer.clone() };
-        // In this order, whoever sees the event can post, and whoever receives a message can find the event.
+        // In this order, who sees the event can post.  It comes out of the inbox in front of what is in the ring.
         core.add_peer(peer);
-        core.event(Event::Connected { peer: id, hello: greeting.hello, initiator: self.dialled.is_some() });
-        lock(&core.inbox).add(id, greeting.incoming);
+        let connected =
+            Event::Connected { peer: id, hello: greeting.hello, initiator: self.dialled.is_some() };
+        lock(&core.inbox).add(id, connected, greeting.incoming);
         // What came before the ring was looked at rang in vain.
         core.own.doorbell.wake();
         Ok(())
@@ -275,11 +276,7 @@ impl Link {
         state.phase = Phase::Over;
         core.remove_link(self.token);
         if let Some(address) = &self.dialled {
-            core.event(Event::ConnectFailed {
-                address: address.clone(),
-                reason: trouble.to_string(),
-                is_ours: trouble.is_ours(),
-            });
+            core.fail_to_connect(address, trouble);
         }
     }
 
@@ -292,7 +289,7 @@ impl Link {
         // What the peer published before it left still arrives, and before the event; its small writes land now,
         // and none will later, when the memory may have another use.
         let last_words = lock(&core.inbox).remove(peer.id);
-        core.completions.extend(last_words);
+        core.events.extend(last_words);
         core.event(Event::Disconnected { peer: peer.id });
         state.phase = Phase::Leaving { peer, theirs, cut_off: false };
         // The gate looks on whether the peer's memory is still held.

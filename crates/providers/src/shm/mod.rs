@@ -25,9 +25,9 @@
 //!
 //! Messages that a peer published before it died or left are delivered, before [`Event::Disconnected`].
 
-mod completions;
 mod core;
 mod door;
+mod events;
 mod gate;
 mod greeting;
 mod inbox;
@@ -35,6 +35,7 @@ mod link;
 mod peer;
 mod post;
 mod record;
+mod room;
 mod shortage;
 mod socket;
 mod warning;
@@ -47,8 +48,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use halite_fabric::{
-    Atomics, Capabilities, Completion, ConnectError, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, PeerId,
-    PostError, RegisterError, WorkRequest,
+    Atomics, Capabilities, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, PeerId, PostError, RegisterError,
+    WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window, ring};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
@@ -58,12 +59,13 @@ use self::inbox::Scribbled;
 use self::link::Link;
 use self::peer::Peer;
 use self::post::Access;
-pub use self::socket::{Listening, listening};
+use self::shortage::Trouble;
+pub use self::socket::{Listening, listeners, listening};
 
 /// No ring is larger, whoever made it, so that no message makes its receiver allocate more.
 pub const RING_BYTES_MAX: u64 = 64 << 20;
-/// Completions that one poll returns at most.
-const POLL_COMPLETIONS_MAX: usize = 256;
+/// Events that one poll returns at most, or a few more.
+const POLL_EVENTS_MAX: usize = 256;
 
 /// How a shm fabric is to be opened.
 #[derive(Clone, Debug)]
@@ -189,16 +191,15 @@ pub enum OpenError {
 /// # let dir = std::env::temp_dir().join(format!("halite-doc-{}", std::process::id()));
 /// let one = ShmFabric::open(ShmConfig::new(&dir, "one"))?;
 /// let two = ShmFabric::open(ShmConfig::new(&dir, "two"))?;
-/// assert_eq!(one.discover()?, ["two.sock"]);
-/// one.connect("two.sock", b"hello, two")?;
-/// let event = loop {
+/// one.connect("two.sock", b"hello, two");
+/// let mut events = Vec::new();
+/// while events.is_empty() {
 ///     let seen = two.doorbell();
-///     match two.poll_event() {
-///         Some(event) => break event,
-///         None => two.wait(seen, None),
+///     if two.poll(&mut events) == 0 {
+///         two.wait(seen, None);
 ///     }
-/// };
-/// assert!(matches!(event, Event::Connected { hello, initiator: false, .. } if hello == b"hello, two"));
+/// }
+/// assert!(matches!(&events[0], Event::Connected { hello, initiator: false, .. } if hello == b"hello, two"));
 /// # drop((one, two));
 /// # std::fs::remove_dir(&dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -280,52 +281,35 @@ impl Fabric for ShmFabric {
         Ok(key)
     }
 
-    fn discover(&self) -> Result<Vec<String>, ConnectError> {
-        let dir = &self.core.dir;
-        socket::discover(dir, &self.core.file_name).map_err(|error| ConnectError::Unreachable {
-            address: dir.path().display().to_string(),
-            source: error.into(),
-        })
-    }
-
-    /// `address` is the file name of a socket in the cluster directory, as `discover` returns it, or a path.
-    fn connect(&self, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
-        if hello.len() > HELLO_BYTES_MAX {
-            return Err(ConnectError::HelloTooLong { len: hello.len() });
+    /// `address` is the file name of a socket in the cluster directory, as [`listeners`] has it, or a path.
+    fn connect(&self, address: &str, hello: &[u8]) {
+        if let Err(trouble) = self.dial(address, hello) {
+            self.core.fail_to_connect(address, &trouble);
         }
-        let unreachable = |source: io::Error| match shortage::of(&source) {
-            Some(reason) => ConnectError::Shortage { address: address.to_owned(), reason },
-            None => ConnectError::Unreachable { address: address.to_owned(), source },
-        };
-        if self.core.is_closed() {
-            return Err(unreachable(io::ErrorKind::NotConnected.into()));
-        }
-        // Joining an absolute path yields that path.
-        let path = self.core.config.dir.join(address);
-        let socket = socket::connect(&path).map_err(unreachable)?;
-        let dialled = Some(address.to_owned());
-        Link::open(&self.core, socket, dialled, hello).map_err(unreachable)
     }
 
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.core.post(peer, requests)
     }
 
-    fn poll(&self, completions: &mut Vec<Completion>) -> usize {
-        let before = completions.len();
-        let len_max = before + POLL_COMPLETIONS_MAX;
+    fn poll(&self, events: &mut Vec<Event>) -> usize {
+        let before = events.len();
+        let len_max = before + POLL_EVENTS_MAX;
         // Half at most, so that arrivals have their turn, too.
-        self.core.completions.take(completions, POLL_COMPLETIONS_MAX / 2);
-        let scribbled = lock(&self.core.inbox).poll(completions, len_max);
+        self.core.events.take(events, POLL_EVENTS_MAX / 2);
+        let (scribbled, made_room) = {
+            let inbox = &mut *lock(&self.core.inbox);
+            (inbox.poll(events, len_max), inbox.take_made_room())
+        };
+        // Not under the inbox's lock, which leaving takes.
         if let Some(Scribbled(peer)) = scribbled {
-            // Not under the inbox's lock, which leaving takes.
             self.leave(peer, "the peer scribbled over its ring");
         }
-        completions.len() - before
-    }
-
-    fn poll_event(&self) -> Option<Event> {
-        self.core.next_event()
+        for peer in made_room {
+            self.core.ring(peer);
+        }
+        self.core.tell_of_room(events);
+        events.len() - before
     }
 
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
@@ -391,6 +375,20 @@ impl Fabric for ShmFabric {
 }
 
 impl ShmFabric {
+    fn dial(&self, address: &str, hello: &[u8]) -> Result<(), Trouble> {
+        if hello.len() > HELLO_BYTES_MAX {
+            return Err(format!("hello of {} bytes is longer than {HELLO_BYTES_MAX}", hello.len()).into());
+        }
+        if self.core.is_closed() {
+            return Err("this fabric is closed".into());
+        }
+        // Joining an absolute path yields that path.
+        let path = self.core.config.dir.join(address);
+        let socket = socket::connect(&path)?;
+        let dialled = Some(address.to_owned());
+        Ok(Link::open(&self.core, socket, dialled, hello)?)
+    }
+
     fn may_kill(&self, peer: &Peer) -> bool {
         self.core.config.fence != Fence::Never && peer.process.pid != self.core.own.pid
     }

@@ -191,6 +191,11 @@ impl Outgoing {
         self.ring.check_room(0).map_err(cause_of)
     }
 
+    /// Whether a message of `len` bytes would find room.  If not, the peer rings when it has made some.
+    pub(super) fn has_or_asks_for_room(&mut self, len: usize) -> Result<bool, PostCause> {
+        self.ring.has_or_asks_for_room(len as u64).map_err(cause_of)
+    }
+
     /// Wakes the peer if it sleeps.
     #[inline]
     pub(super) fn ring(&self) {

@@ -4,8 +4,8 @@
 //! when `post` returns, so a peer that leaves leaves no request without its completion.
 
 use halite_fabric::{
-    Completion, CompletionKind, Key, Local, Operation, PeerId, PostCause, PostError, RemoteAddress, Status,
-    WorkRequest,
+    Completion, CompletionKind, Event, Key, Local, Operation, PeerId, PostCause, PostError, RemoteAddress,
+    Status, WorkRequest,
 };
 use halite_mem::{AccessError, OutOfBounds, Window};
 
@@ -58,6 +58,9 @@ impl Core {
         if progress.completed {
             self.own.doorbell.ring();
         }
+        if result == Err(PostCause::QueueFull) {
+            self.wait_for_room(id);
+        }
         result.map_err(|cause| PostError { peer: id, posted: progress.posted, cause })
     }
 
@@ -68,7 +71,7 @@ impl Core {
         progress: &mut Progress,
     ) -> Result<(), PostCause> {
         // Looked at once per list: the queue may exceed its limit by one list for each posting thread.
-        if self.completions.len() >= self.config.completions_max {
+        if self.events.len() >= self.config.completions_max {
             return Err(PostCause::QueueFull);
         }
         if requests.first().is_some_and(is_message) {
@@ -143,6 +146,30 @@ impl Core {
             });
         }
         result
+    }
+
+    /// Who found the queue full is told when it no longer is.
+    #[cold]
+    fn wait_for_room(&self, id: PeerId) {
+        self.waiters.add(id);
+        // There may be room already: somebody is to look.
+        self.own.doorbell.ring();
+    }
+
+    /// Tells, as far as there is room again, those who found a queue full.
+    pub(super) fn tell_of_room(&self, events: &mut Vec<Event>) {
+        for id in self.waiters.take_all() {
+            // A peer that is gone has no queue.
+            let Some(peer) = self.peer(id) else { continue };
+            let has_room = Outgoing::behind(&peer.door, |outgoing| {
+                outgoing.has_or_asks_for_room(self.config.send_bytes_max())
+            });
+            if self.events.len() < self.config.completions_max && has_room != Ok(false) {
+                events.push(Event::Room { peer: id });
+            } else {
+                self.waiters.add(id);
+            }
+        }
     }
 
     #[inline]
@@ -294,7 +321,7 @@ impl Core {
         };
         let due = request.signalled || status != Status::Success;
         if due {
-            self.completions.extend([Completion { peer, status, kind }]);
+            self.events.extend([Event::Completed(Completion { peer, status, kind })]);
         }
         due
     }

@@ -46,6 +46,12 @@ impl From<&str> for Trouble {
     }
 }
 
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Trouble {
+        of(&error).map_or_else(|| Trouble::Peer(error.to_string()), Trouble::Ours)
+    }
+}
+
 impl From<BadGreeting> for Trouble {
     fn from(error: BadGreeting) -> Trouble {
         let lack = match &error {
@@ -59,8 +65,10 @@ impl From<BadGreeting> for Trouble {
 
 impl From<OpenError> for Trouble {
     fn from(error: OpenError) -> Trouble {
-        let lack = if let OpenError::Io(error) = &error { of(error) } else { None };
-        lack.map_or_else(|| Trouble::Peer(error.to_string()), Trouble::Ours)
+        match error {
+            OpenError::Io(error) => error.into(),
+            error => Trouble::Peer(error.to_string()),
+        }
     }
 }
 

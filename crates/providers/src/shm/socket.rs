@@ -69,15 +69,6 @@ impl Listener {
             Err(errno) => Err(errno.into()),
         }
     }
-
-    /// The directory that it was checked to be in.
-    pub(super) fn dir(&self) -> &Arc<PrivateDir> {
-        &self.dir
-    }
-
-    pub(super) fn file_name(&self) -> &str {
-        &self.file_name
-    }
 }
 
 impl AsFd for Listener {
@@ -100,11 +91,11 @@ fn lock_name(socket_name: &str) -> String {
     format!("{name}.lock")
 }
 
-/// File names of the sockets in `dir` whose owners live, but `own`.
-pub(super) fn discover(dir: &PrivateDir, own: &str) -> Result<Vec<String>, DirError> {
+/// File names of the sockets in `dir` whose owners live, as [`ShmFabric::connect`](super::ShmFabric) takes them.
+pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
     let mut names = Vec::new();
     for name in dir.entries()? {
-        let Some(name) = name.to_str().filter(|name| name.ends_with(SUFFIX) && *name != own) else {
+        let Some(name) = name.to_str().filter(|name| name.ends_with(SUFFIX)) else {
             continue;
         };
         // What has no lock of ours is not ours either.

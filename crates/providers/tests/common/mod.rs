@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use halite_fabric::{
-    Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, PostError, RemoteAddress,
-    Status, WorkId, WorkRequest,
+    Completion, CompletionKind, ConnectFailure, Event, Fabric, Key, Local, Operation, PeerId, PostError,
+    RemoteAddress, Status, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
-use halite_providers::{ShmConfig, ShmFabric};
+use halite_providers::private_dir::PrivateDir;
+use halite_providers::{ShmConfig, ShmFabric, listeners};
 
 /// Turns a hang into a failure; no test is meant to come anywhere near.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -36,6 +37,11 @@ impl Cluster {
     pub fn open(&self, name: &str) -> Node {
         Node::open(self.config(name))
     }
+
+    /// Who can be connected to.
+    pub fn listeners(&self) -> Vec<String> {
+        listeners(&PrivateDir::open(&self.0).unwrap()).unwrap()
+    }
 }
 
 impl Drop for Cluster {
@@ -48,11 +54,16 @@ impl Drop for Cluster {
 pub struct Node {
     pub fabric: Arc<ShmFabric>,
     completions: VecDeque<Completion>,
+    events: VecDeque<Event>,
 }
 
 impl Node {
     pub fn open(config: ShmConfig) -> Node {
-        Node { fabric: ShmFabric::open(config).unwrap(), completions: VecDeque::new() }
+        Node::of(ShmFabric::open(config).unwrap())
+    }
+
+    pub fn of(fabric: Arc<ShmFabric>) -> Node {
+        Node { fabric, completions: VecDeque::new(), events: VecDeque::new() }
     }
 
     /// Sleeps on the doorbell until `find` finds something.
@@ -71,7 +82,7 @@ impl Node {
     }
 
     pub fn event(&mut self) -> Event {
-        self.wait_for(|node| node.fabric.poll_event())
+        self.wait_for(|node| node.try_event())
     }
 
     pub fn completion(&mut self) -> Completion {
@@ -80,11 +91,37 @@ impl Node {
 
     pub fn try_completion(&mut self) -> Option<Completion> {
         if self.completions.is_empty() {
-            let mut polled = Vec::new();
-            self.fabric.poll(&mut polled);
-            self.completions.extend(polled);
+            self.poll();
         }
         self.completions.pop_front()
+    }
+
+    /// The next event that is not a completion.
+    pub fn try_event(&mut self) -> Option<Event> {
+        if self.events.is_empty() {
+            self.poll();
+        }
+        self.events.pop_front()
+    }
+
+    fn poll(&mut self) {
+        let mut polled = Vec::new();
+        self.fabric.poll(&mut polled);
+        for event in polled {
+            match event.into_completion() {
+                Ok(completion) => self.completions.push_back(completion),
+                Err(event) => self.events.push_back(event),
+            }
+        }
+    }
+
+    /// Why a connection does not come about.
+    pub fn failure(&mut self, address: &str, hello: &[u8]) -> ConnectFailure {
+        self.fabric.connect(address, hello);
+        match self.event() {
+            Event::ConnectFailed(failure) => failure,
+            event => panic!("expected no connection, got {event:?}"),
+        }
     }
 
     /// Expects a connection and returns who it is with.
@@ -134,7 +171,7 @@ impl Node {
 
 /// Connects `one` to `two`; returns what each calls the other.
 pub fn connect(one: &mut Node, two: &mut Node, address: &str) -> (PeerId, PeerId) {
-    one.fabric.connect(address, b"").unwrap();
+    one.fabric.connect(address, b"");
     (one.connected(), two.connected())
 }
 

@@ -38,6 +38,7 @@ impl Net {
         let end = &mut self.qps[qp as usize];
         let is_behind_others = number > end.first;
         if end.state != QpState::Open
+            || end.wants_room
             || is_behind_others && end.work(number - 1).is_none_or(|before| before.known_ns.is_none())
         {
             return false;
@@ -60,6 +61,7 @@ impl Net {
             let work = self.pop_acknowledged(qp).expect("it is acknowledged");
             self.complete_work(qp, work);
         }
+        self.see_to_room(qp);
     }
 
     /// Whoever leaves waits for all acknowledgements: the last that would come without an event has one.
@@ -92,6 +94,7 @@ impl Net {
         while let Some(work) = self.pop_acknowledged(qp) {
             self.complete_work(qp, work);
         }
+        self.see_to_room(qp);
         self.leave_when_sent(qp);
     }
 

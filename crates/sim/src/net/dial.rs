@@ -1,6 +1,6 @@
 //! Connecting: a word there and a word back.
 
-use halite_fabric::{ConnectError, Event as FabricEvent, HELLO_BYTES_MAX, PeerId};
+use halite_fabric::{ConnectFailure, Event as FabricEvent, HELLO_BYTES_MAX, PeerId};
 
 use super::endpoint::Endpoint;
 use super::qp::{Qp, QpState};
@@ -40,21 +40,28 @@ impl Net {
         alive.map(|(address, _)| address.clone()).collect()
     }
 
-    pub(crate) fn connect(&mut self, from: u32, address: &str, hello: &[u8]) -> Result<(), ConnectError> {
-        if hello.len() > HELLO_BYTES_MAX {
-            return Err(ConnectError::HelloTooLong { len: hello.len() });
+    pub(crate) fn connect(&mut self, from: u32, address: &str, hello: &[u8]) {
+        let to = self.addresses.get(address).copied();
+        match to {
+            _ if hello.len() > HELLO_BYTES_MAX => {
+                let len = hello.len();
+                self.fail_to_connect(
+                    from,
+                    address,
+                    &format!("hello of {len} bytes is longer than {HELLO_BYTES_MAX}"),
+                );
+            }
+            _ if !self.endpoints[from as usize].alive => {
+                self.fail_to_connect(from, address, "this fabric is closed")
+            }
+            Some(to) => self.dial(from, to, hello),
+            None => self.fail_to_connect(from, address, "there is nobody of that address"),
         }
-        let unreachable = |kind: std::io::ErrorKind| {
-            Err(ConnectError::Unreachable { address: address.to_owned(), source: kind.into() })
-        };
-        if !self.endpoints[from as usize].alive {
-            return unreachable(std::io::ErrorKind::NotConnected);
-        }
-        let Some(to) = self.addresses.get(address).copied() else {
-            return unreachable(std::io::ErrorKind::NotFound);
-        };
-        self.dial(from, to, hello);
-        Ok(())
+    }
+
+    fn fail_to_connect(&mut self, from: u32, address: &str, reason: &str) {
+        let (address, reason) = (address.to_owned(), reason.to_owned());
+        self.tell(from, FabricEvent::ConnectFailed(ConnectFailure { address, reason, is_ours: false }));
     }
 
     fn dial(&mut self, from: u32, to: u32, hello: &[u8]) {
@@ -174,10 +181,7 @@ impl Net {
         self.dials[dial as usize].over = true;
         let address = self.endpoints[to as usize].address.clone();
         if self.endpoints[from as usize].alive {
-            self.tell(
-                from,
-                FabricEvent::ConnectFailed { address, reason: reason.to_owned(), is_ours: false },
-            );
+            self.fail_to_connect(from, &address, reason);
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
-use halite_fabric::{Completion, Event, PeerId};
+use halite_fabric::{Event, PeerId};
 use halite_mem::Window;
 
 use super::adapter::Atomics;
 
-/// Completions that one poll returns at most.
-const POLL_COMPLETIONS_MAX: usize = 256;
+/// Events that one poll returns at most.
+const POLL_EVENTS_MAX: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Endpoint {
@@ -22,10 +22,10 @@ pub(super) struct Endpoint {
     pub(super) segments: Vec<Window>,
     /// The connection of each peer, whose ids begin at 1.
     pub(super) peers: Vec<u32>,
-    completions: VecDeque<(u64, Completion)>,
+    /// What waits to be polled, and from when on it can be seen.
+    events: VecDeque<(u64, Event)>,
     /// When the last of them can be seen.
     visible_ns: u64,
-    events: VecDeque<Event>,
     pub(super) doorbell: u32,
     pub(super) armed: bool,
     wakers: Vec<Waker>,
@@ -42,9 +42,8 @@ impl Endpoint {
             alive: true,
             segments: Vec::new(),
             peers: Vec::new(),
-            completions: VecDeque::new(),
-            visible_ns: 0,
             events: VecDeque::new(),
+            visible_ns: 0,
             doorbell: 0,
             armed: false,
             wakers: Vec::new(),
@@ -57,39 +56,31 @@ impl Endpoint {
         self.peers.get(index).copied()
     }
 
-    /// Queues a completion to be seen at `at_ns`, or behind those before it.  Returns when.
-    pub(super) fn push(&mut self, at_ns: u64, completion: Completion) -> u64 {
+    /// Queues an event to be seen at `at_ns`, or behind those before it.  Returns when.
+    pub(super) fn push(&mut self, at_ns: u64, event: Event) -> u64 {
         self.visible_ns = self.visible_ns.max(at_ns);
-        self.completions.push_back((self.visible_ns, completion));
+        self.events.push_back((self.visible_ns, event));
         self.visible_ns
     }
 
     /// Lets everything that waits be seen now, since somebody is told next that nothing more comes.
     pub(super) fn show_all(&mut self, now_ns: u64) {
-        self.completions.iter_mut().for_each(|(at_ns, _)| *at_ns = now_ns.min(*at_ns));
+        self.events.iter_mut().for_each(|(at_ns, _)| *at_ns = now_ns.min(*at_ns));
         self.visible_ns = self.visible_ns.min(now_ns);
     }
 
-    /// Moves what can be seen to `completions`.
-    pub(super) fn poll(&mut self, now_ns: u64, completions: &mut Vec<Completion>) -> usize {
-        let before = completions.len();
-        while completions.len() - before < POLL_COMPLETIONS_MAX {
-            match self.completions.front() {
+    /// Moves what can be seen to `events`.
+    pub(super) fn poll(&mut self, now_ns: u64, events: &mut Vec<Event>) -> usize {
+        let before = events.len();
+        while events.len() - before < POLL_EVENTS_MAX {
+            match self.events.front() {
                 Some((at_ns, _)) if *at_ns <= now_ns => {
-                    completions.extend(self.completions.pop_front().map(|(_, completion)| completion));
+                    events.extend(self.events.pop_front().map(|(_, event)| event));
                 }
                 _ => break,
             }
         }
-        completions.len() - before
-    }
-
-    pub(super) fn push_event(&mut self, event: Event) {
-        self.events.push_back(event);
-    }
-
-    pub(super) fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        events.len() - before
     }
 
     /// Rings whether armed or not.
@@ -108,7 +99,6 @@ impl Endpoint {
     /// What a crash leaves: nothing that could wake, keep or tell anybody anything.
     pub(super) fn forget(&mut self) {
         self.alive = false;
-        self.completions = VecDeque::new();
         self.events = VecDeque::new();
         self.wakers = Vec::new();
     }

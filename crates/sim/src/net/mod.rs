@@ -34,7 +34,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Waker;
 
-use halite_fabric::{Completion, CompletionKind, Event as FabricEvent, PeerId};
+use halite_fabric::{Completion, CompletionKind, ConnectFailure, Event as FabricEvent, PeerId};
 
 use self::dial::Dial;
 use self::endpoint::Endpoint;
@@ -353,10 +353,14 @@ impl Net {
     // What fabrics see.
 
     fn complete(&mut self, endpoint: u32, completion: Completion) {
+        self.deliver(endpoint, completion.peer, FabricEvent::Completed(completion));
+    }
+
+    fn deliver(&mut self, endpoint: u32, peer: PeerId, event: FabricEvent) {
         let armed = self.endpoints[endpoint as usize].armed;
-        let (profile, _) = self.profile_to(endpoint, completion.peer);
+        let (profile, _) = self.profile_to(endpoint, peer);
         let delay_ns = if armed { profile.interrupt_ns } else { profile.poll_ns };
-        let at_ns = self.endpoints[endpoint as usize].push(self.now_ns + delay_ns, completion);
+        let at_ns = self.endpoints[endpoint as usize].push(self.now_ns + delay_ns, event);
         if at_ns > self.now_ns {
             self.schedule(at_ns, Event::Show { endpoint });
         } else {
@@ -368,7 +372,7 @@ impl Net {
     fn complete_quietly(&mut self, endpoint: u32, completion: Completion) {
         let (profile, _) = self.profile_to(endpoint, completion.peer);
         let at_ns = self.now_ns + profile.poll_ns;
-        self.endpoints[endpoint as usize].push(at_ns, completion);
+        self.endpoints[endpoint as usize].push(at_ns, FabricEvent::Completed(completion));
     }
 
     /// Rings for what can be seen now, if that is wanted.
@@ -385,24 +389,23 @@ impl Net {
     fn tell(&mut self, endpoint: u32, event: FabricEvent) {
         let host = self.endpoints[endpoint as usize].host;
         self.trace(host, |_| describe(&event));
-        self.endpoints[endpoint as usize].push_event(event);
+        // What went before is seen before, and nothing waits for it.
+        self.endpoints[endpoint as usize].show_all(self.now_ns);
+        self.endpoints[endpoint as usize].push(self.now_ns, event);
         self.wake(endpoint);
     }
 
-    pub(crate) fn poll(&mut self, endpoint: u32, completions: &mut Vec<Completion>) -> usize {
-        let count = self.endpoints[endpoint as usize].poll(self.now_ns, completions);
-        self.counters.completions += count as u64;
-        for completion in &completions[completions.len() - count..] {
+    pub(crate) fn poll(&mut self, endpoint: u32, events: &mut Vec<FabricEvent>) -> usize {
+        let count = self.endpoints[endpoint as usize].poll(self.now_ns, events);
+        for event in &events[events.len() - count..] {
+            let FabricEvent::Completed(completion) = event else { continue };
+            self.counters.completions += 1;
             if let CompletionKind::Received { .. } | CompletionKind::Notified { .. } = completion.kind {
                 let qp = self.endpoints[endpoint as usize].qp(completion.peer).expect("it sent something");
                 self.qps[qp as usize].unpolled -= 1;
             }
         }
         count
-    }
-
-    pub(crate) fn poll_event(&mut self, endpoint: u32) -> Option<FabricEvent> {
-        self.endpoints[endpoint as usize].poll_event()
     }
 
     /// `None` once the doorbell has moved beyond `seen`; else `waker` is woken when it does.
@@ -430,7 +433,11 @@ fn describe(event: &FabricEvent) -> String {
         FabricEvent::Connected { peer, initiator, .. } => {
             format!("connected to peer {}, {}", peer.0, if *initiator { "by us" } else { "by it" })
         }
-        FabricEvent::ConnectFailed { address, reason, .. } => format!("not connected to {address}: {reason}"),
+        FabricEvent::Completed(_) => "a request has ended, or something has arrived".to_owned(),
+        FabricEvent::ConnectFailed(ConnectFailure { address, reason, .. }) => {
+            format!("not connected to {address}: {reason}")
+        }
+        FabricEvent::Room { peer } => format!("room for peer {}", peer.0),
         FabricEvent::Disconnected { peer } => format!("disconnected from peer {}", peer.0),
         FabricEvent::CutOff { peer, .. } => format!("peer {} is cut off", peer.0),
     }

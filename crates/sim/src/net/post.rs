@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use halite_fabric::kind::payload_bytes;
 use halite_fabric::{
-    Key, Local, Operation, PeerId, PostCause, PostError, RegisterError, Status, WorkRequest,
+    Event as FabricEvent, Key, Local, Operation, PeerId, PostCause, PostError, RegisterError, Status,
+    WorkRequest,
 };
 use halite_mem::Segment;
 
@@ -55,6 +56,8 @@ impl Net {
     fn post_one(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
         self.take_known(qp);
         if self.qps[qp as usize].outstanding.len() >= self.profile(qp).queue_depth {
+            self.qps[qp as usize].wants_room = true;
+            self.see_to_room(qp);
             return Err(PostCause::QueueFull);
         }
         let (verb, inline) = self.parse(qp, &request.operation)?;
@@ -83,6 +86,27 @@ impl Net {
             inline: copy,
         });
         Ok(())
+    }
+
+    /// Who found the queue full is told when a quarter of it is free: so they come back with lists, and not one by one.
+    pub(super) fn see_to_room(&mut self, qp: u32) {
+        let most = self.profile(qp).queue_depth / 4 * 3;
+        let end = &mut self.qps[qp as usize];
+        if !end.wants_room || end.state != QpState::Open {
+            return;
+        }
+        let too_many = end.outstanding.len().saturating_sub(most);
+        if too_many == 0 {
+            end.wants_room = false;
+            let (endpoint, peer) = (end.endpoint, end.peer);
+            return self.deliver(endpoint, peer, FabricEvent::Room { peer });
+        }
+        // Nobody is told otherwise of what is known to be done by then.
+        let known = end.outstanding.iter().take(too_many).map_while(|work| work.known_ns);
+        if let Some((step, at_ns)) = known.enumerate().last() {
+            let number = end.first + step as u64;
+            self.schedule(at_ns.max(self.now_ns), Event::Acknowledge { qp, number });
+        }
     }
 
     fn note_post(&mut self, qp: u32, request: &WorkRequest<'_>, inline: &[u8]) {

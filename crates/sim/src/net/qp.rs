@@ -139,6 +139,8 @@ pub(super) struct Qp {
     pub(super) outstanding: VecDeque<Work>,
     /// The number of the first of them.
     pub(super) first: u64,
+    /// Somebody found so many of them that no more could be posted, and waits to be told of room.
+    pub(super) wants_room: bool,
     /// The number of the one being sent, how much of it has been, and how often its next packet was lost.
     pub(super) departing: u64,
     pub(super) offset: u64,
@@ -185,6 +187,7 @@ impl Qp {
             reach,
             outstanding: VecDeque::new(),
             first: 0,
+            wants_room: false,
             departing: 0,
             offset: 0,
             attempts: 0,

@@ -3,6 +3,7 @@
 // Each test binary uses only some of these.
 #![allow(dead_code)]
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use halite_fabric::{
@@ -24,6 +25,9 @@ pub struct Side {
     pub memory: Window,
     /// What the other is called here.
     pub peer: PeerId,
+    /// Polled, and not asked for yet.
+    completions: RefCell<Vec<Completion>>,
+    events: RefCell<Vec<Event>>,
 }
 
 pub struct Pair {
@@ -36,10 +40,10 @@ pub struct Pair {
 pub fn pair(seed: u64, profile: Profile) -> Pair {
     let world = World::new(seed, profile);
     let (mut one, mut two) = (open(&world, "one"), open(&world, "two"));
-    one.fabric.connect("two", b"I am one").unwrap();
+    one.fabric.connect("two", b"I am one");
     pass(&world, 1_000_000);
-    one.peer = connected(&one.fabric);
-    two.peer = connected(&two.fabric);
+    one.peer = one.connected();
+    two.peer = two.connected();
     Pair { world, one, two }
 }
 
@@ -56,19 +60,13 @@ pub fn open_on(world: &World, host: HostId, address: &str) -> Side {
     let memory = segment.window(0, SEGMENT_BYTES).unwrap();
     let key = fabric.register(segment).unwrap();
     fabric.arm(true);
-    Side { host, fabric, key, memory, peer: PeerId(0) }
+    let (completions, events) = Default::default();
+    Side { host, fabric, key, memory, peer: PeerId(0), completions, events }
 }
 
 /// Lets `ns` pass.
 pub fn pass(world: &World, ns: u64) {
     world.run_until(world.now_ns() + ns);
-}
-
-pub fn connected(fabric: &SimFabric) -> PeerId {
-    match fabric.poll_event() {
-        Some(Event::Connected { peer, .. }) => peer,
-        other => panic!("expected a connection, got {other:?}"),
-    }
 }
 
 pub fn remote(key: Key, offset: u64) -> RemoteAddress {
@@ -84,10 +82,30 @@ impl Side {
         self.fabric.post(self.peer, &[request(id, operation)]).unwrap();
     }
 
+    /// Expects a connection and returns who it is with.
+    pub fn connected(&self) -> PeerId {
+        self.poll_all();
+        match self.events.borrow_mut().drain(..1).next() {
+            Some(Event::Connected { peer, .. }) => peer,
+            other => panic!("expected a connection, got {other:?}"),
+        }
+    }
+
+    /// Completions that nobody has asked for yet.
     pub fn poll(&self) -> Vec<Completion> {
-        let mut completions = Vec::new();
-        self.fabric.poll(&mut completions);
-        completions
+        self.poll_all();
+        std::mem::take(&mut *self.completions.borrow_mut())
+    }
+
+    fn poll_all(&self) {
+        let mut polled = Vec::new();
+        self.fabric.poll(&mut polled);
+        for event in polled {
+            match event.into_completion() {
+                Ok(completion) => self.completions.borrow_mut().push(completion),
+                Err(event) => self.events.borrow_mut().push(event),
+            }
+        }
     }
 
     /// Ids of our own requests that have ended, and how.
@@ -95,8 +113,10 @@ impl Side {
         self.poll().iter().filter_map(ended).collect()
     }
 
+    /// What has become of connections, as far as nobody has asked for it yet.
     pub fn events(&self) -> Vec<Event> {
-        std::iter::from_fn(|| self.fabric.poll_event()).collect()
+        self.poll_all();
+        std::mem::take(&mut *self.events.borrow_mut())
     }
 
     pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {

@@ -1,46 +1,51 @@
-//! Completions that wait to be polled: of our own requests, and the last words of peers that left.
+//! Events that wait to be polled: ends of our own requests, last words of peers that left, what connections become.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use halite_fabric::Completion;
+use halite_fabric::Event;
 
 use super::lock;
 
 /// A queue whose length is known without its lock, for both who posts and who polls look at it each time, and
 /// mostly nothing is there.
 #[derive(Debug, Default)]
-pub(super) struct Completions {
+pub(super) struct Events {
     /// Written under the lock.
     len: AtomicUsize,
-    queue: Mutex<VecDeque<Completion>>,
+    queue: Mutex<VecDeque<Event>>,
 }
 
-impl Completions {
+impl Events {
     #[inline]
     pub(super) fn len(&self) -> usize {
         // Pairs with the Release in extend() and take().
         self.len.load(Acquire)
     }
 
-    pub(super) fn extend(&self, completions: impl IntoIterator<Item = Completion>) {
+    /// How many of them are not ends of requests or arrivals.
+    pub(super) fn of_connections(&self) -> usize {
+        lock(&self.queue).iter().filter(|event| !matches!(event, Event::Completed(_))).count()
+    }
+
+    pub(super) fn extend(&self, events: impl IntoIterator<Item = Event>) {
         let mut queue = lock(&self.queue);
-        queue.extend(completions);
+        queue.extend(events);
         // Pairs with the Acquire in len(), as does the one in take().
         self.len.store(queue.len(), Release);
     }
 
-    /// Moves the oldest ones, at most `count_max`, to `completions`.
+    /// Moves the oldest ones, at most `count_max`, to `events`.
     #[inline]
-    pub(super) fn take(&self, completions: &mut Vec<Completion>, count_max: usize) {
+    pub(super) fn take(&self, events: &mut Vec<Event>, count_max: usize) {
         if self.len() == 0 {
             return;
         }
         let mut queue = lock(&self.queue);
         let count = queue.len().min(count_max);
-        completions.extend(queue.drain(..count));
+        events.extend(queue.drain(..count));
         self.len.store(queue.len(), Release);
     }
 }

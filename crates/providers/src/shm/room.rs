@@ -1,0 +1,39 @@
+//! Peers to whose rings nothing more could be posted, and who is told when there is room again.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use halite_fabric::PeerId;
+
+use super::lock;
+
+/// Mostly empty, and looked at by each poll.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    /// Written under the lock.
+    count: AtomicUsize,
+    peers: Mutex<BTreeSet<PeerId>>,
+}
+
+impl Waiters {
+    pub(super) fn add(&self, peer: PeerId) {
+        let mut peers = lock(&self.peers);
+        peers.insert(peer);
+        // Pairs with the Acquire in take_all(); who adds rings next, which orders a look that misses it.
+        self.count.store(peers.len(), Release);
+    }
+
+    /// All of them; who still waits is to be added again.
+    #[inline]
+    pub(super) fn take_all(&self) -> BTreeSet<PeerId> {
+        // Pairs with the Release in add().
+        if self.count.load(Acquire) == 0 {
+            return BTreeSet::new();
+        }
+        let mut peers = lock(&self.peers);
+        self.count.store(0, Release);
+        std::mem::take(&mut peers)
+    }
+}
