@@ -6,12 +6,15 @@
 
 mod atomics;
 pub mod completion;
+pub mod composite;
 pub mod event;
 pub mod fault;
 pub mod kind;
 pub mod request;
+mod sleepers;
 pub mod trace;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +22,10 @@ use halite_mem::{Segment, Window};
 
 pub use atomics::Atomics;
 pub use completion::{Completion, CompletionKind, Status};
+pub use composite::{Composite, CompositeError};
 pub use event::{ConnectFailure, CutOff, Event};
 pub use request::{Local, Operation, RemoteAddress, WorkRequest};
+pub use sleepers::Sleepers;
 
 /// A connected peer, as one fabric instance numbers it.  Never reused within that instance.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -106,6 +111,12 @@ pub trait Fabric: Send + Sync {
     /// Rings our own doorbell, from any thread.
     fn wake(&self);
 
+    /// What becomes readable with each ring of the doorbell that is asked for, and each [`Fabric::wake`], for those who sleep in
+    /// epoll.  It is watched for edges: it may stay readable, and is never read by who sleeps.  `None` where there is none.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Leaves: unmaps all peers' memory and tells them that we can no longer reach theirs.
     fn close(&self);
 }
@@ -121,6 +132,16 @@ pub enum RegisterError {
     TooManyKeys {
         /// How many keys there are.
         max: usize,
+    },
+    /// Of several providers, one gave another key than the others: its own fault, and no segment can be registered after that.
+    #[error("cannot register a segment: {provider} calls it {given:?}, where {expected:?} was to come")]
+    Mismatch {
+        /// Which provider.
+        provider: &'static str,
+        /// The key that the others gave.
+        expected: Key,
+        /// The key that it gave.
+        given: Key,
     },
     /// The operating system refused.
     #[error("cannot register a segment: {0}")]

@@ -7,6 +7,7 @@ mod record;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -267,6 +268,10 @@ impl Fabric for Tracer {
 
     fn wake(&self) {
         self.inner.wake();
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor()
     }
 
     fn close(&self) {

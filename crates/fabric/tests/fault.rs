@@ -24,7 +24,7 @@ fn add(id: u64, key: Key) -> WorkRequest<'static> {
 #[test]
 fn without_rules_everything_passes_but_direct_access() {
     let (one, two) = pair();
-    let (key, word) = register(&two);
+    let (key, word) = register(&*two);
     let faulty = FaultInjector::new(one.clone(), FaultPlan::new(0));
     assert!(one.capabilities(PEER).direct && !faulty.capabilities(PEER).direct);
     assert!(one.direct(PEER, key).is_some() && faulty.direct(PEER, key).is_none());
@@ -41,7 +41,7 @@ fn without_rules_everything_passes_but_direct_access() {
 #[test]
 fn a_fabric_without_atomics_takes_none() {
     let (one, two) = pair();
-    let (key, word) = register(&two);
+    let (key, word) = register(&*two);
     let faulty = FaultInjector::new(one.clone(), FaultPlan::new(0)).without_atomics();
     let offered = [one.capabilities(PEER).atomics, faulty.capabilities(PEER).atomics];
     assert_eq!(offered, [Atomics::Processor, Atomics::None]);
@@ -53,7 +53,7 @@ fn a_fabric_without_atomics_takes_none() {
 #[test]
 fn unsignalled_requests_stay_so() {
     let (one, two) = pair();
-    let (key, _) = register(&two);
+    let (key, _) = register(&*two);
     let faulty = FaultInjector::new(one, FaultPlan::new(0));
     let quiet = |request| WorkRequest { signalled: false, ..request };
     let requests = [quiet(add(1, key)), quiet(add(2, Key(9))), add(3, key)];
@@ -78,7 +78,7 @@ fn a_delayed_completion_holds_up_those_behind_it() {
 #[test]
 fn a_request_may_fail_though_it_was_done() {
     let (one, two) = pair();
-    let (key, word) = register(&two);
+    let (key, word) = register(&*two);
     for (done, value) in [(false, 0), (true, 1)] {
         let status = Status::RetryExceeded;
         let rule = Rule::new(Moment::AnyPost, Fault::Fail { status, done });
@@ -149,7 +149,7 @@ fn a_peer_can_be_lost_after_so_many_operations() {
 #[test]
 fn a_request_that_the_fabric_refuses_leaves_nothing_behind() {
     let (one, two) = pair();
-    let (key, _) = register(&two);
+    let (key, _) = register(&*two);
     one.disconnect(PEER);
     let faulty = FaultInjector::new(one, FaultPlan::new(0));
     let remote = RemoteAddress { key, offset: 0 };

@@ -18,7 +18,7 @@ fn add(id: u64, key: Key) -> halite_fabric::WorkRequest<'static> {
 #[test]
 fn a_dump_tells_the_story() {
     let (one, two) = pair();
-    let (key, _) = register(&two);
+    let (key, _) = register(&*two);
     let tracer = Tracer::new(one, 100);
     let segment = Segment::create("test", 8192, PagePolicy::Normal).unwrap();
     tracer.register(segment).unwrap();
@@ -56,7 +56,7 @@ fn a_dump_tells_the_story() {
 #[test]
 fn only_the_last_steps_are_kept_but_all_are_counted() {
     let (one, two) = pair();
-    let (key, _) = register(&two);
+    let (key, _) = register(&*two);
     let tracer = Tracer::new(one, 2);
     for id in 0..10 {
         tracer.post(PEER, &[send(id, b"four")]).unwrap();

@@ -1,7 +1,10 @@
 //! Two ends of a fabric within one thread: what is posted at one end is done, and arrives, at once.
 #![allow(dead_code, missing_docs)]
 
+pub mod scripted;
+
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -26,6 +29,7 @@ struct State {
 pub struct End {
     state: Mutex<State>,
     other: Weak<End>,
+    bell: OwnedFd,
 }
 
 /// Two connected ends.
@@ -33,6 +37,7 @@ pub fn pair() -> (Arc<End>, Arc<End>) {
     let new = |other: &Weak<End>| End {
         state: Mutex::new(State { connected: true, ..State::default() }),
         other: other.clone(),
+        bell: bell(),
     };
     let mut second = None;
     let first = Arc::new_cyclic(|first| {
@@ -44,8 +49,18 @@ pub fn pair() -> (Arc<End>, Arc<End>) {
     (first, second.expect("made along with the first"))
 }
 
+/// What becomes readable with each ring.
+pub fn bell() -> OwnedFd {
+    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+    rustix::event::eventfd(0, flags).unwrap()
+}
+
+pub fn ring(bell: &OwnedFd) {
+    rustix::io::write(bell, &1u64.to_ne_bytes()).unwrap();
+}
+
 /// A segment of a page, registered at `end`.
-pub fn register(end: &End) -> (Key, Window) {
+pub fn register(end: &dyn Fabric) -> (Key, Window) {
     let segment = Segment::create("test", 4096, PagePolicy::Normal).unwrap();
     let window = segment.window(0, 4096).unwrap();
     (end.register(segment).unwrap(), window)
@@ -85,6 +100,7 @@ impl End {
     fn arrive(&self, kind: CompletionKind) {
         let mut state = self.state.lock().unwrap();
         state.rings += 1;
+        ring(&self.bell);
         let completion = Completion { peer: PEER, status: Status::Success, kind };
         state.events.push_back(Event::Completed(completion));
     }
@@ -212,6 +228,11 @@ impl Fabric for End {
 
     fn wake(&self) {
         self.state.lock().unwrap().rings += 1;
+        ring(&self.bell);
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.bell.as_fd())
     }
 
     fn close(&self) {

@@ -1,0 +1,321 @@
+//! Several fabrics as one, so that a node reaches each peer by the network that suits it.
+//!
+//! Which of them reaches a peer is fixed when the pair connects, and stands in the peer's number: what is posted
+//! finds its way, and what happens is renumbered, by arithmetic alone.
+//!
+//! ```text
+//!   PeerId   31  30 | 29 ........................ 0
+//!            part   | the peer, as the part calls it
+//!
+//!   Address  shm:node-3.sock      by the part of that name
+//!            node-3.sock          by the first part
+//! ```
+//!
+//! A key is the ordinal of its registration, the same in all parts: whoever is told a key needs not know by which
+//! network it will be used.
+
+mod keys;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use halite_mem::{Segment, Window};
+
+use self::keys::Keys;
+use crate::sleepers::Sleepers;
+use crate::{
+    Capabilities, Completion, ConnectFailure, CutOff, Event, Fabric, Key, PeerId, PostCause, PostError,
+    RegisterError, WorkRequest,
+};
+
+/// Most fabrics that one composite is made of.
+pub const PARTS_MAX: usize = 4;
+
+/// Peers that each part may number, from zero: a thousand connections a second, for twelve days.
+const PEERS_MAX: u32 = 1 << PEER_BITS;
+const PEER_BITS: u32 = u32::BITS - (PARTS_MAX as u32 - 1).count_ones();
+
+/// See the header of this file.
+pub struct Composite {
+    parts: Vec<Part>,
+    keys: Mutex<Keys>,
+    /// Connections that no part was asked for, until they are polled.
+    failures: Mutex<Vec<ConnectFailure>>,
+    has_failures: AtomicBool,
+    /// `None` where there is one part, which sleeps as it likes.
+    sleepers: Option<Sleepers>,
+}
+
+/// One of the fabrics that a composite is made of.
+struct Part {
+    name: &'static str,
+    fabric: Arc<dyn Fabric>,
+}
+
+/// Why fabrics cannot be made one.
+#[derive(Debug, thiserror::Error)]
+pub enum CompositeError {
+    /// None, or too many.
+    #[error("cannot make one fabric of {parts}: from 1 to {PARTS_MAX} are needed")]
+    Parts {
+        /// How many.
+        parts: usize,
+    },
+    /// A name that addresses cannot begin with, or that two parts have.
+    #[error("cannot make one fabric of several: {name:?} is no name of its own without a colon")]
+    Name {
+        /// Which.
+        name: &'static str,
+    },
+    /// It shows no descriptor, so nobody can sleep for it and for others at once.
+    #[error("cannot make one fabric of several: {name} shows no descriptor to sleep on")]
+    NoDescriptor {
+        /// Which part.
+        name: &'static str,
+    },
+    /// The operating system refused.
+    #[error("cannot make one fabric of several: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl Composite {
+    /// Makes one fabric of `parts`, which are new and known to nobody else, by the names that addresses call them.
+    /// Where there are several, each shows a descriptor.
+    pub fn new(parts: Vec<(&'static str, Arc<dyn Fabric>)>) -> Result<Composite, CompositeError> {
+        let parts: Vec<Part> = parts.into_iter().map(|(name, fabric)| Part { name, fabric }).collect();
+        if parts.is_empty() || parts.len() > PARTS_MAX {
+            return Err(CompositeError::Parts { parts: parts.len() });
+        }
+        for (index, Part { name, .. }) in parts.iter().enumerate() {
+            let is_taken = parts[..index].iter().any(|other| other.name == *name);
+            if name.is_empty() || name.contains(':') || is_taken {
+                return Err(CompositeError::Name { name });
+            }
+        }
+        let sleepers = if parts.len() > 1 { Some(sleepers(&parts)?) } else { None };
+        Ok(Composite {
+            parts,
+            keys: Mutex::default(),
+            failures: Mutex::default(),
+            has_failures: AtomicBool::new(false),
+            sleepers,
+        })
+    }
+
+    /// The part that reaches `peer`, and what that calls it.
+    #[inline]
+    fn route(&self, peer: PeerId) -> Option<(&Part, PeerId)> {
+        let part = self.parts.get((peer.0 >> PEER_BITS) as usize)?;
+        Some((part, PeerId(peer.0 % PEERS_MAX)))
+    }
+
+    /// The part that reaches `address`, and what that calls it; or the name that no part has.
+    fn find<'a>(&self, address: &'a str) -> Result<(&Part, &'a str), &'a str> {
+        let Some((name, rest)) = address.split_once(':') else {
+            return Ok((&self.parts[0], address));
+        };
+        let part = self.parts.iter().find(|part| part.name == name);
+        part.map(|part| (part, rest)).ok_or(name)
+    }
+
+    /// Makes `event` of the part at `index` one of ours.  `false` if nobody is to hear of it.
+    fn adopt(&self, index: usize, event: &mut Event) -> bool {
+        let peer = match event {
+            Event::ConnectFailed(failure) => {
+                failure.address = self.address(index, &failure.address);
+                return true;
+            }
+            Event::Completed(Completion { peer, .. })
+            | Event::Connected { peer, .. }
+            | Event::Room { peer }
+            | Event::Disconnected { peer }
+            | Event::CutOff { peer, .. } => peer,
+        };
+        if peer.0 < PEERS_MAX {
+            *peer = number(index, *peer);
+            return true;
+        }
+        self.turn_away(index, event)
+    }
+
+    /// A peer for which no number is left was never here.
+    fn turn_away(&self, index: usize, event: &mut Event) -> bool {
+        let Event::Connected { peer, initiator, .. } = *event else {
+            return false;
+        };
+        self.parts[index].fabric.disconnect(peer);
+        *event = Event::ConnectFailed(ConnectFailure {
+            address: self.address(index, ""),
+            reason: format!("all {PEERS_MAX} numbers of its peers have been used"),
+            is_ours: true,
+        });
+        initiator
+    }
+
+    fn fail(&self, failure: ConnectFailure) {
+        let mut failures = self.failures.lock().expect(POISONED);
+        failures.push(failure);
+        // Pairs with the Acquire in take_failures().
+        self.has_failures.store(true, Release);
+        drop(failures);
+        self.wake();
+    }
+
+    fn take_failures(&self, events: &mut Vec<Event>) {
+        // Pairs with the Release in fail(), whose ring comes later: who misses it looks again.
+        if self.has_failures.load(Acquire) {
+            let mut failures = self.failures.lock().expect(POISONED);
+            self.has_failures.store(false, Relaxed);
+            events.extend(failures.drain(..).map(Event::ConnectFailed));
+        }
+    }
+
+    /// Makes what a part has added to `events` from `begin` on ours.
+    fn adopt_all(&self, index: usize, begin: usize, events: &mut Vec<Event>) {
+        let mut at = 0;
+        events.retain_mut(|event| {
+            at += 1;
+            at <= begin || self.adopt(index, event)
+        });
+    }
+
+    /// What we call what the part at `index` calls `address`.
+    fn address(&self, index: usize, address: &str) -> String {
+        match index {
+            0 => address.to_owned(),
+            _ => format!("{}:{address}", self.parts[index].name),
+        }
+    }
+}
+
+/// Nothing panics while it holds the lock.
+const POISONED: &str = "a thread panicked while it held the failures of a composite fabric";
+
+/// What we call the peer that the part at `index` calls `peer`.
+fn number(index: usize, peer: PeerId) -> PeerId {
+    PeerId((index as u32) << PEER_BITS | peer.0)
+}
+
+fn sleepers<'a>(parts: &'a [Part]) -> Result<Sleepers, CompositeError> {
+    let descriptor =
+        |part: &'a Part| part.fabric.descriptor().ok_or(CompositeError::NoDescriptor { name: part.name });
+    let descriptors: Vec<BorrowedFd<'a>> = parts.iter().map(descriptor).collect::<Result<_, _>>()?;
+    Ok(Sleepers::new(descriptors)?)
+}
+
+impl Fabric for Composite {
+    fn providers(&self) -> Vec<&'static str> {
+        self.parts.iter().flat_map(|part| part.fabric.providers()).collect()
+    }
+
+    fn capabilities(&self, peer: PeerId) -> Capabilities {
+        // The first part will do for a number that is nobody's.
+        let (part, peer) = self.route(peer).unwrap_or((&self.parts[0], peer));
+        part.fabric.capabilities(peer)
+    }
+
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
+        let mut keys = self.keys.lock().expect("a part panicked while it registered a segment");
+        keys.register(&self.parts, segment)
+    }
+
+    /// `address` is `name:address`, of which the part of that name gets the rest, or the first part's.  A failure names it
+    /// as `name:address`, and as the first part has it where it is that one's.
+    fn connect(&self, address: &str, hello: &[u8]) {
+        match self.find(address) {
+            Ok((part, address)) => part.fabric.connect(address, hello),
+            Err(name) => {
+                let names: Vec<&str> = self.parts.iter().map(|part| part.name).collect();
+                let failure = ConnectFailure {
+                    address: address.to_owned(),
+                    reason: format!("no network is called {name:?} here, only {}", names.join(", ")),
+                    is_ours: false,
+                };
+                self.fail(failure);
+            }
+        }
+    }
+
+    #[inline]
+    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        let Some((part, theirs)) = self.route(peer) else {
+            return Err(PostError { peer, posted: 0, cause: PostCause::NotConnected });
+        };
+        part.fabric.post(theirs, requests).map_err(|error| PostError { peer, ..error })
+    }
+
+    /// Each part has its turn in each poll, and says itself how much it tells at a time.
+    fn poll(&self, events: &mut Vec<Event>) -> usize {
+        let before = events.len();
+        self.take_failures(events);
+        for (index, part) in self.parts.iter().enumerate() {
+            let begin = events.len();
+            if part.fabric.poll(events) > 0 {
+                self.adopt_all(index, begin, events);
+            }
+        }
+        events.len() - before
+    }
+
+    fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
+        let (part, peer) = self.route(peer)?;
+        part.fabric.direct(peer, key)
+    }
+
+    fn cut_off(&self, peer: PeerId) -> CutOff {
+        // Who was never connected reaches nothing.
+        self.route(peer).map_or(CutOff::Done, |(part, peer)| part.fabric.cut_off(peer))
+    }
+
+    fn warn(&self, peer: PeerId, text: &str) {
+        if let Some((part, peer)) = self.route(peer) {
+            part.fabric.warn(peer, text);
+        }
+    }
+
+    fn disconnect(&self, peer: PeerId) {
+        if let Some((part, peer)) = self.route(peer) {
+            part.fabric.disconnect(peer);
+        }
+    }
+
+    fn arm(&self, armed: bool) {
+        for part in &self.parts {
+            part.fabric.arm(armed);
+        }
+    }
+
+    fn wait(&self, seen: u32, timeout: Option<Duration>) {
+        match &self.sleepers {
+            None => self.parts[0].fabric.wait(seen, timeout),
+            Some(sleepers) => sleepers.sleep(timeout, || self.doorbell() != seen),
+        }
+    }
+
+    /// One doorbell that rings makes another sum of all.
+    fn doorbell(&self) -> u32 {
+        self.parts.iter().map(|part| part.fabric.doorbell()).fold(0, u32::wrapping_add)
+    }
+
+    fn wake(&self) {
+        self.parts[0].fabric.wake();
+    }
+
+    /// Only of a single part: nobody needs one of several yet.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.sleepers {
+            None => self.parts[0].fabric.descriptor(),
+            Some(_) => None,
+        }
+    }
+
+    fn close(&self) {
+        for part in &self.parts {
+            part.fabric.close();
+        }
+    }
+}
