@@ -76,7 +76,7 @@ pub trait Fabric: Send + Sync {
 
     /// Posts requests to `peer` in order.  On an error the requests before `posted` are posted, the rest are not.
     /// Every posted and signalled request completes exactly once, with an error status if the peer goes away.
-    /// Where the queue was full, [`Event::Room`] follows when there is room again.
+    /// Where the queue was full, [`Event::Room`] follows when there is room again, or [`Event::Disconnected`].
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
 
     /// Appends what has happened (at most a provider-chosen batch) and returns how many events that are.

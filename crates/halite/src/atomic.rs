@@ -120,7 +120,11 @@ impl Inner {
         // Begun before the place is looked up once more, so that whoever changes that will wait for it.
         let is_call = !ground.fabric.capabilities(peer).atomics.are_coherent();
         let begun = if is_call { ground.posted.begin_call(peer) } else { Some(ground.posted.begin(peer)) };
-        let Some(mut posted) = begun else { return self.wait_for_room(seen).await };
+        let Some(mut posted) = begun else {
+            // Of ends of calls nobody tells who waits for one.
+            self.core.with(|machine, now| machine.look_again_soon(now));
+            return self.wait_for_room(seen).await;
+        };
         let place = self.path.locate(self.id, lh.slot, Permissions::ATOMIC, offset, WORD_BYTES);
         let address = match place {
             Err(Blocked::Post { peer: found, address, .. }) if found == peer => address,

@@ -156,6 +156,8 @@ impl Machine {
                 self.outbox.forget(peer);
                 engine.handle_disconnected(now, peer);
                 self.ground.rpc.handle_disconnected(peer, &mut self.wakes);
+                // There will be no room for who waits for it.
+                self.ground.posted.retry(&mut self.wakes);
             }
             FabricEvent::CutOff { peer, exited } => {
                 engine.handle_cut_off(now, peer, exited);

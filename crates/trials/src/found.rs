@@ -531,3 +531,27 @@ fn accesses_that_nobody_goes_on_with_hold_up_no_others() {
         drop(reads);
     });
 }
+
+/// Nobody is told of room in the queue to a peer that is gone, for which they waited.
+#[test]
+fn who_waits_for_room_in_the_queue_to_a_peer_hears_of_its_end() {
+    on_plan("nodes = 2\nqueue_depth = 4\nlease_us = 100000", |stage| async move {
+        let session = session_of(&stage, 0);
+        let lh = session.alloc(None, 64, Placement::On(NodeId(1)), ALL).await.expect("there is room");
+        let link = stage.world.link(stage.host(0), stage.host(1));
+        stage.world.set_link(stage.host(0), stage.host(1), link.down());
+        let ended = Rc::new(Cell::new(0));
+        for _ in 0..10 {
+            let (session, ended) = (session.clone(), ended.clone());
+            stage.world.spawn(Some(stage.host(0)), "a writer", async move {
+                session.write(lh, 0, b"salt").await.expect_err("nobody is there");
+                ended.set(ended.get() + 1);
+            });
+        }
+        stage.world.sleep(None, TIMEOUT).await;
+        assert_eq!(ended.get(), 0);
+        stage.crash(1);
+        stage.world.sleep(None, 10 * TIMEOUT).await;
+        assert_eq!(ended.get(), 10);
+    });
+}

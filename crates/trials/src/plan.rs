@@ -5,6 +5,8 @@ use std::time::Duration;
 use halite_sim::{Profile, ProfileError};
 use serde::Deserialize;
 
+use crate::stage::ARENA_BYTES;
+
 /// A trial without its seed.
 ///
 /// ```
@@ -42,6 +44,9 @@ pub struct Plan {
     /// How many work requests a connection takes before its queue is full, if not as many as in the profile.
     #[serde(default)]
     pub queue_depth: Option<usize>,
+    /// By how many bytes arenas grow, at least: a power of two, at most a quarter of the arena.
+    #[serde(default = "defaults::segment_bytes")]
+    pub segment_bytes: u64,
     /// What sessions do, and how often.
     #[serde(default)]
     pub work: Work,
@@ -127,6 +132,8 @@ const US_MAX: u64 = 60_000_000;
 const WEIGHT_MAX: u32 = 1_000_000;
 
 mod defaults {
+    use crate::stage::ARENA_BYTES;
+
     pub(super) fn sessions() -> u32 {
         2
     }
@@ -138,6 +145,9 @@ mod defaults {
     }
     pub(super) fn ring_bytes() -> u64 {
         16 << 10
+    }
+    pub(super) fn segment_bytes() -> u64 {
+        ARENA_BYTES / 4
     }
     pub(super) fn profile() -> String {
         "local".to_owned()
@@ -230,6 +240,11 @@ impl Plan {
             () if !(100..=US_MAX).contains(&self.lease_us) => bad("lease_us must be from 100 to 60000000"),
             () if !self.ring_bytes.is_power_of_two() || !(4096..=1 << 30).contains(&self.ring_bytes) => {
                 bad("ring_bytes must be a power of two from 4096 to 1073741824")
+            }
+            () if !self.segment_bytes.is_power_of_two()
+                || !(1 << 16..=ARENA_BYTES / 4).contains(&self.segment_bytes) =>
+            {
+                bad("segment_bytes must be a power of two from 65536 to 1048576")
             }
             () if self.queue_depth.is_some_and(|depth| !(4..=1 << 20).contains(&depth)) => {
                 bad("queue_depth must be from 4 to 1048576")
@@ -355,6 +370,7 @@ mod tests {
         assert!(refusal("name = 'x'\nnodes = 1\nspeed = 7").contains("speed"));
         assert!(refusal("name = 'x'\nnodes = 1\nprofile = 'abacus'").contains("abacus"));
         assert!(refusal("name = 'x'\nnodes = 1\nqueue_depth = 3").contains("queue_depth must be"));
+        assert!(refusal("name = 'x'\nnodes = 1\nsegment_bytes = 3").contains("segment_bytes must be"));
         let mixed = |rest: &str| refusal(&format!("name = 'x'\nnodes = 3\nprofile = 'rnic-100g'\n{rest}"));
         for hosts in ["4", "0", "[2, 2]", "[3, 0]", "[4294967295, 4]"] {
             assert!(mixed(&format!("hosts = {hosts}")).contains("hosts must be"), "{hosts}");

@@ -258,7 +258,7 @@ impl Stage {
             dir: PathBuf::from("simulated"),
             node: Some(NodeId(node)),
             arena_bytes: ARENA_BYTES,
-            segment_bytes: ARENA_BYTES / 4,
+            segment_bytes: self.plan.segment_bytes,
             chunk_bytes: CHUNK_BYTES,
             request_ring_bytes: self.plan.ring_bytes,
             lease: self.plan.lease(),

@@ -140,7 +140,13 @@ impl Net {
         });
     }
 
+    /// The segment that `remote` names for the other end of `target`.  To an adapter, who has not been told of a key names
+    /// nothing.
     pub(super) fn segment(&self, target: u32, remote: RemoteAddress) -> Option<&Window> {
+        let is_known = remote.key.0 < self.qps[target as usize ^ 1].keys_known;
+        if !is_known && !self.copies_by_processor(target) {
+            return None;
+        }
         let endpoint = self.qps[target as usize].endpoint;
         self.endpoints[endpoint as usize].segments.get(remote.key.0 as usize)
     }
