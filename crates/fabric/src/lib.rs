@@ -7,6 +7,8 @@
 mod atomics;
 pub mod completion;
 pub mod composite;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod event;
 pub mod fault;
 pub mod kind;
@@ -66,11 +68,12 @@ pub trait Fabric: Send + Sync {
     /// What can be done for `peer`.  It is the same from its [`Event::Connected`] on, and of no meaning before.
     fn capabilities(&self, peer: PeerId) -> Capabilities;
 
-    /// Makes `segment` reachable by all connected peers, now and later, and returns its key.
+    /// Makes `segment` reachable by all connected peers, now and later, and returns its key: how many were registered before.
     /// A peer to which the key is mentioned afterwards in a message can use it at once.
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError>;
 
-    /// Starts connecting to the peer at `address`; [`Event::Connected`] or [`Event::ConnectFailed`] follows.
+    /// Starts connecting to the peer at `address`; [`Event::Connected`] or [`Event::ConnectFailed`] follows, also if this fabric
+    /// is closed meanwhile.
     /// The peer is shown `hello`, at most [`HELLO_BYTES_MAX`] bytes that the fabric does not interpret.
     fn connect(&self, address: &str, hello: &[u8]);
 
@@ -79,7 +82,8 @@ pub trait Fabric: Send + Sync {
     /// Where the queue was full, [`Event::Room`] follows when there is room again, or [`Event::Disconnected`].
     fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
 
-    /// Appends what has happened (at most a provider-chosen batch) and returns how many events that are.
+    /// Appends what has happened (at most a provider-chosen batch) and returns how many events that are.  A peer that sends
+    /// without end does not keep others from being heard.
     fn poll(&self, events: &mut Vec<Event>) -> usize;
 
     /// The memory behind `key` of `peer`, where loads and stores can reach it (see [`Capabilities::direct`]).

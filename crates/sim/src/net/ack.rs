@@ -138,8 +138,7 @@ impl Net {
         let Work { id, signalled, verb, status, old, inline, .. } = work;
         self.packets.recycle(inline);
         let end = &self.qps[qp as usize];
-        let wanted = signalled || status != Status::Success;
-        if !wanted || end.state == QpState::Leaving {
+        if !signalled && status == Status::Success {
             return;
         }
         let is_atomic = verb.has_answer() && !matches!(verb, super::qp::Verb::Read { .. });

@@ -72,21 +72,23 @@ impl Net {
         self.read_next_word(endpoint);
     }
 
-    /// Writes what becomes of the value that was read, whatever the word holds by now.
+    /// Writes what becomes of the value that was read, whatever the word holds by now; refuses an atomic that named no word.
     fn write_word(&mut self, atomic: &Atomic, old: Option<u64>) {
         let Atomic { qp, number, verb, remote } = *atomic;
-        let new = old.and_then(|old| match verb {
+        let Some(old) = old else {
+            return self.refuse(qp, number, true);
+        };
+        let new = match verb {
             Verb::FetchAdd { add, .. } => Some(old.wrapping_add(add)),
             Verb::CompareSwap { expected, new, .. } => (old == expected).then_some(new),
             _ => unreachable!("only atomics come here"),
-        });
+        };
         if let (Some(new), Some(window)) = (new, self.segment(qp ^ 1, remote)) {
             window.store_u64(remote.offset, new).expect("the word was read");
         }
-        let status = if old.is_some() { Status::Success } else { Status::RemoteAccess };
-        if let (Some(old), Some(work)) = (old, self.qps[qp as usize].work(number)) {
+        if let Some(work) = self.qps[qp as usize].work(number) {
             work.old = old;
         }
-        self.acknowledge(qp, number, status, 0);
+        self.acknowledge(qp, number, Status::Success, 0);
     }
 }

@@ -7,6 +7,9 @@ use super::qp::{Qp, QpState};
 use super::{Event, HostState, Net};
 use crate::world::HostId;
 
+/// Why a closed fabric connects to nobody.
+const CLOSED: &str = "this fabric is closed";
+
 /// An attempt to connect.
 #[derive(Debug)]
 pub(super) struct Dial {
@@ -51,9 +54,7 @@ impl Net {
                     &format!("hello of {len} bytes is longer than {HELLO_BYTES_MAX}"),
                 );
             }
-            _ if !self.endpoints[from as usize].alive => {
-                self.fail_to_connect(from, address, "this fabric is closed")
-            }
+            _ if !self.endpoints[from as usize].alive => self.fail_to_connect(from, address, CLOSED),
             Some(to) => self.dial(from, to, hello),
             None => self.fail_to_connect(from, address, "there is nobody of that address"),
         }
@@ -164,6 +165,19 @@ impl Net {
     }
 
     pub(super) fn handle_dial_timeout(&mut self, dial: u32) {
+        self.give_up_dial(dial, "timed out");
+    }
+
+    /// A fabric closes: what it dialled is answered by that, unless it has been already.
+    pub(super) fn give_up_dials(&mut self, endpoint: u32) {
+        for dial in 0..self.dials.len() as u32 {
+            if self.dials[dial as usize].from == endpoint {
+                self.give_up_dial(dial, CLOSED);
+            }
+        }
+    }
+
+    fn give_up_dial(&mut self, dial: u32, reason: &str) {
         let opened = self.dials[dial as usize].qp;
         let established = opened.is_some_and(|qp| self.qps[qp as usize].peer != PeerId(0));
         if self.dials[dial as usize].over || established {
@@ -173,7 +187,7 @@ impl Net {
             self.qps[qp as usize].state = QpState::Closed;
             self.say_goodbye(qp);
         }
-        self.fail(dial, "timed out");
+        self.fail(dial, reason);
     }
 
     fn fail(&mut self, dial: u32, reason: &str) {

@@ -169,7 +169,7 @@ impl Net {
     /// Where adapters are, the first packet that names memory wrongly ends the connection, as RC has it: this end drops all
     /// that comes later, and the other learns why.  A processor refuses the request and goes on; nobody is told of what it
     /// refused.
-    fn refuse(&mut self, qp: u32, number: u64, last: bool) {
+    pub(super) fn refuse(&mut self, qp: u32, number: u64, last: bool) {
         if self.copies_by_processor(qp) {
             if last {
                 self.acknowledge(qp, number, Status::RemoteAccess, 0);

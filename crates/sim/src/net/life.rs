@@ -184,9 +184,11 @@ impl Net {
 
     /// Leaves all peers, once what has been posted is done.
     pub(crate) fn close(&mut self, endpoint: u32) {
-        if !std::mem::replace(&mut self.endpoints[endpoint as usize].alive, false) {
+        if !self.endpoints[endpoint as usize].alive {
             return;
         }
+        self.give_up_dials(endpoint);
+        self.endpoints[endpoint as usize].alive = false;
         let host = self.endpoints[endpoint as usize].host;
         self.trace(host, |net| format!("closes {}", net.endpoints[endpoint as usize].address));
         for qp in self.endpoints[endpoint as usize].peers.clone() {

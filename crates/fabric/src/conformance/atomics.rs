@@ -1,0 +1,91 @@
+//! Words that are changed in one piece.
+
+use super::node::{Node, Pair, connect, quiet, request};
+use super::{Harness, leave_out};
+use crate::{Atomics, CompletionKind, Operation, PostCause, Status};
+
+/// Whether there are any; else says so.
+fn are_offered(pair: &Pair<'_>) -> bool {
+    let offered = pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None;
+    if !offered {
+        leave_out("the provider has no atomics");
+    }
+    offered
+}
+
+/// Whether they change it or not.
+pub fn they_return_what_the_word_held_before(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    if !are_offered(&pair) {
+        return;
+    }
+    let remote = pair.at(16);
+    let add = |add| Operation::FetchAdd { remote, add };
+    let swap = |expected, new| Operation::CompareSwap { remote, expected, new };
+    let steps = [
+        (add(3), 0),
+        (add(4), 3),
+        (swap(7, 1), 7),
+        (swap(7, 2), 1),
+        (add(u64::MAX), 1),
+        (add(u64::MAX), 0),
+        (add(2), u64::MAX),
+    ];
+    for (id, (operation, _)) in (1..).zip(steps) {
+        pair.one.post(pair.to_two, id, operation);
+    }
+    for (id, (operation, before)) in (1..).zip(steps) {
+        let completion = pair.one.completion();
+        let CompletionKind::Atomic { id: ended, old } = completion.kind else { panic!("{completion:?}") };
+        assert_eq!((ended.0, completion.status, old), (id, Status::Success, before), "{operation:?}");
+    }
+    assert_eq!(pair.target.1.load_u64(16), Ok(1));
+    assert_eq!(pair.target.1.load_u64(8), Ok(0));
+    pair.two.expect_nothing();
+}
+
+/// Of two that post to one word at a time, together with the word's owner where processors carry them out.
+pub fn none_of_many_is_lost(harness: &dyn Harness) {
+    const EACH: u64 = 50;
+    let mut pair = Pair::new(harness);
+    if !are_offered(&pair) {
+        return;
+    }
+    let mut three = Node::open(harness, "three");
+    let (to_two, _) = connect(&mut three, &mut pair.two, "two");
+    let with_owner = pair.one.fabric.capabilities(pair.to_two).atomics.are_coherent();
+    let remote = pair.at(16);
+    for id in 0..EACH {
+        pair.one
+            .try_post(pair.to_two, &[quiet(id, Operation::FetchAdd { remote, add: 1 })])
+            .expect("it fits");
+        three.post(to_two, id, Operation::FetchAdd { remote, add: 1 });
+        if with_owner {
+            pair.target.1.fetch_add_u64(16, 1).expect("it is inside");
+        }
+    }
+    pair.one.post(pair.to_two, EACH, Operation::FetchAdd { remote, add: 0 });
+    assert_eq!(pair.one.ended(), (EACH, Status::Success));
+    for id in 0..EACH {
+        assert_eq!(three.ended(), (id, Status::Success));
+    }
+    let by = if with_owner { 3 } else { 2 };
+    assert_eq!(pair.target.1.load_u64(16), Ok(by * EACH));
+}
+
+/// So that whoever overlooks it learns of it, and nothing is done.
+pub fn where_there_are_none_they_are_malformed(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    if pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None {
+        return leave_out("the provider has atomics");
+    }
+    let remote = pair.at(16);
+    for operation in
+        [Operation::FetchAdd { remote, add: 1 }, Operation::CompareSwap { remote, expected: 0, new: 1 }]
+    {
+        let error = pair.one.try_post(pair.to_two, &[request(1, operation)]).expect_err("there are none");
+        assert_eq!((error.posted, error.cause), (0, PostCause::Malformed));
+    }
+    pair.one.expect_nothing();
+    assert_eq!(pair.target.1.load_u64(16), Ok(0));
+}

@@ -1,0 +1,151 @@
+//! How connections end, and what is over with them.
+
+use std::collections::BTreeMap;
+
+use super::node::{Pair, SEGMENT_BYTES, bytes_of, own, quiet};
+use super::{Harness, leave_out};
+use crate::{CompletionKind, CutOff, Event, Local, Operation, PostCause, Status};
+
+/// Whichever end it is that does.
+pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
+    for is_one in [true, false] {
+        let names = [format!("one-{is_one}"), format!("two-{is_one}")];
+        let mut pair = Pair::between(harness, [&names[0], &names[1]]);
+        let (to_two, to_one) = (pair.to_two, pair.to_one);
+        match is_one {
+            true => pair.one.fabric.disconnect(to_two),
+            false => pair.two.fabric.disconnect(to_one),
+        }
+        pair.one.gone(to_two);
+        pair.two.gone(to_one);
+        for (node, peer) in [(&mut pair.one, to_two), (&mut pair.two, to_one)] {
+            assert_eq!(node.fabric.cut_off(peer), CutOff::Done);
+            let late = node.try_post(peer, &[quiet(1, Operation::Send { bytes: b"too late", imm: 0 })]);
+            assert_eq!(late.expect_err("it is gone").cause, PostCause::NotConnected);
+            node.expect_nothing();
+        }
+    }
+}
+
+/// And is in place by then.
+pub fn what_was_posted_before_a_close_arrives_before_the_end(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    for imm in 0..20 {
+        pair.one.send(pair.to_two, b"last words", imm);
+    }
+    let write = Operation::WriteImm { local: Local::Inline(b"last"), remote: pair.at(8), imm: 20 };
+    pair.one.post(pair.to_two, 7, write);
+    pair.one.fabric.close();
+    for imm in 0..20 {
+        assert_eq!(pair.two.received(), (b"last words".to_vec(), imm));
+    }
+    assert_eq!(pair.two.completion().kind, CompletionKind::Notified { imm: 20 });
+    assert_eq!(bytes_of(&pair.target.1, 8, 4), b"last");
+    pair.two.gone(pair.to_one);
+    assert_eq!(pair.one.ended(), (7, Status::Success));
+    pair.one.gone(pair.to_two);
+    pair.one.expect_nothing();
+    pair.two.expect_nothing();
+}
+
+/// The quiet ones if they failed, each with the reason that it is the peer's end.
+pub fn each_request_completes_once_before_the_end(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let operation = |id: u64| match id % 3 {
+        0 => Operation::Write { local: pair.local(0, 60_000), remote: pair.at(0) },
+        1 => Operation::Read { local: pair.local(0, 60_000), remote: pair.at(0) },
+        _ => Operation::Send { bytes: b"message", imm: 0 },
+    };
+    for id in 0..60 {
+        let mut request = quiet(id, operation(id));
+        request.signalled = id % 2 == 0;
+        pair.one.try_post(pair.to_two, &[request]).expect("it fits");
+    }
+    pair.two.fabric.disconnect(pair.to_one);
+    let mut ended = BTreeMap::new();
+    let end = loop {
+        match pair.one.event() {
+            Event::Completed(completion) => {
+                let (id, status) = own(&completion).expect("nothing was sent to us");
+                assert_eq!(ended.insert(id, status), None, "{id} ended twice");
+            }
+            event => break event,
+        }
+    };
+    assert_eq!(end, Event::Disconnected { peer: pair.to_two });
+    for id in 0..60 {
+        use Status::{Flushed, PeerGone, RetryExceeded, Success};
+        match ended.get(&id) {
+            Some(Success) => assert!(id % 2 == 0, "{id} was not to be told"),
+            Some(PeerGone | RetryExceeded | Flushed) => {}
+            Some(status) => panic!("{id}: {status:?}"),
+            None => assert!(id % 2 == 1, "{id} has not ended"),
+        }
+    }
+    assert_eq!(pair.one.event(), Event::CutOff { peer: pair.to_two, exited: false });
+    pair.one.expect_nothing();
+}
+
+/// From when it is said to be done, or the event tells: not one byte, though much is on its way.
+pub fn who_is_cut_off_writes_nothing_any_more(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("it is inside");
+    let write = quiet(1, Operation::Write { local: pair.local(0, SEGMENT_BYTES), remote: pair.at(0) });
+    pair.one.try_post(pair.to_two, &[write; 4]).expect("they fit");
+    match pair.two.fabric.cut_off(pair.to_one) {
+        CutOff::NotPermitted => {
+            leave_out("a process does not cut itself off; this one disconnects");
+            pair.two.fabric.disconnect(pair.to_one);
+            pair.two.gone(pair.to_one);
+        }
+        CutOff::Done => {
+            let after = bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize);
+            pair.two.gone(pair.to_one);
+            assert!(after == bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize));
+        }
+        CutOff::Started => {
+            assert_eq!(pair.two.event(), Event::Disconnected { peer: pair.to_one });
+            assert!(matches!(pair.two.event(), Event::CutOff { .. }));
+        }
+    }
+    assert_eq!(pair.two.fabric.cut_off(pair.to_one), CutOff::Done);
+    pair.target.1.fill(0, SEGMENT_BYTES, 1).expect("it is inside");
+    let late = Operation::Write { local: Local::Inline(b"late"), remote: pair.at(0) };
+    let _ = pair.one.try_post(pair.to_two, &[quiet(2, late)]);
+    pair.two.expect_nothing();
+    assert!(bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize).iter().all(|byte| *byte == 1));
+}
+
+/// Where memory is reached by loads and stores: it must not be used for something else as long.
+pub fn who_still_holds_a_window_is_not_cut_off_yet(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let (to_two, to_one) = (pair.to_two, pair.to_one);
+    let Some(held) = pair.one.fabric.direct(to_two, pair.target.0) else {
+        return leave_out("memory of peers is not reached by loads and stores");
+    };
+    pair.two.fabric.disconnect(to_one);
+    assert_eq!(pair.two.event(), Event::Disconnected { peer: to_one });
+    pair.one.gone(to_two);
+    held.store_u64(0, 1).expect("it is inside");
+    assert_eq!(pair.target.1.load_u64(0), Ok(1));
+    pair.two.expect_nothing();
+    drop(held);
+    assert_eq!(pair.two.event(), Event::CutOff { peer: to_one, exited: false });
+}
+
+/// Nor does leaving whoever has left.
+pub fn leaving_twice_changes_nothing(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    for _ in 0..2 {
+        pair.one.fabric.disconnect(pair.to_two);
+        pair.two.fabric.disconnect(pair.to_one);
+    }
+    pair.one.gone(pair.to_two);
+    pair.two.gone(pair.to_one);
+    for _ in 0..2 {
+        pair.one.fabric.disconnect(pair.to_two);
+        pair.one.fabric.close();
+    }
+    pair.one.expect_nothing();
+    pair.two.expect_nothing();
+}

@@ -1,0 +1,75 @@
+//! Registered memory, and when peers can reach it.
+
+use super::Harness;
+use super::node::{Node, Pair, bytes_of, connect};
+use crate::{Key, Local, Operation, RemoteAddress, Status};
+
+fn write_to(key: Key) -> Operation<'static> {
+    Operation::Write { local: Local::Inline(b"salt"), remote: RemoteAddress { key, offset: 8 } }
+}
+
+/// From 0, whoever is connected: so they are the same in each provider of a node.
+pub fn keys_count_registrations(harness: &dyn Harness) {
+    let mut one = Node::open(harness, "one");
+    let mut two = Node::open(harness, "two");
+    assert_eq!([one.register(4096).0, one.register(8192).0], [Key(0), Key(1)]);
+    connect(&mut two, &mut one, "one");
+    assert_eq!([one.register(4096).0, two.register(4096).0], [Key(2), Key(0)]);
+}
+
+/// Who is told of it asks nobody.
+pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    for round in 0..100u32 {
+        let (key, window) = pair.two.register(4096);
+        window.store_u64(0, round.into()).expect("it is inside");
+        pair.two.send(pair.to_one, &key.0.to_le_bytes(), 0);
+        let (bytes, _) = pair.one.received();
+        let key = Key(u32::from_le_bytes(bytes.try_into().expect("four bytes")));
+        if pair.one.fabric.capabilities(pair.to_two).direct {
+            let mapped = pair.one.fabric.direct(pair.to_two, key).expect("a mentioned key");
+            assert_eq!(mapped.load_u64(0), Ok(round.into()));
+        }
+        let remote = RemoteAddress { key, offset: 0 };
+        pair.one.post(pair.to_two, 1, Operation::Read { local: pair.local(16, 8), remote });
+        assert_eq!(pair.one.ended(), (1, Status::Success));
+        assert_eq!(pair.source.1.load_u64(16), Ok(round.into()));
+    }
+}
+
+/// Before the answer to a dial, and just after it, at either end.
+pub fn memory_registered_while_a_connection_comes_about_is_reached(harness: &dyn Harness) {
+    let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
+    one.fabric.connect(&harness.address("two"), b"");
+    let ours = one.register(4096);
+    let to_one = two.connected();
+    let theirs = two.register(4096);
+    let to_two = one.connected();
+    let late = one.register(4096);
+    one.post(to_two, 1, write_to(theirs.0));
+    two.post(to_one, 1, write_to(ours.0));
+    two.post(to_one, 2, write_to(late.0));
+    assert_eq!(one.ended(), (1, Status::Success));
+    assert_eq!((two.ended(), two.ended()), ((1, Status::Success), (2, Status::Success)));
+    for (_, window) in [ours, theirs, late] {
+        assert_eq!(bytes_of(&window, 7, 6), b"\0salt\0");
+    }
+}
+
+/// More than fit into one message to a peer, before and after it is one.
+pub fn hundreds_of_segments_are_reached_at_once(harness: &dyn Harness) {
+    let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
+    let register = |node: &Node<'_>| (0..400).map(|_| node.register(4096)).collect::<Vec<_>>();
+    let (ours, mut theirs) = (register(&one), register(&two));
+    let (to_two, to_one) = connect(&mut one, &mut two, "two");
+    theirs.extend(register(&two));
+    for number in [0, 1, 398, 399, 799] {
+        one.post(to_two, number as u64, write_to(theirs[number].0));
+        assert_eq!(one.ended(), (number as u64, Status::Success));
+        assert_eq!(bytes_of(&theirs[number].1, 8, 4), b"salt");
+    }
+    two.post(to_one, 1, write_to(ours[399].0));
+    assert_eq!(two.ended(), (1, Status::Success));
+    assert_eq!(bytes_of(&ours[399].1, 8, 4), b"salt");
+    assert_eq!(bytes_of(&ours[398].1, 8, 4), [0; 4]);
+}

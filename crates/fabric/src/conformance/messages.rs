@@ -1,0 +1,100 @@
+//! What arrives at the other end.
+
+use super::Harness;
+use super::node::{Node, Pair, bytes_of, connect, quiet};
+use crate::{CompletionKind, Event, Local, Operation, Status};
+
+/// Up to the longest, both ways.
+pub fn messages_of_all_lengths_arrive_whole(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let longest = pair.one.fabric.capabilities(pair.to_two).send_bytes_max;
+    let bytes: Vec<u8> = (0..longest).map(|at| (at % 251) as u8).collect();
+    for (imm, len) in (0..).zip([0, 1, 7, 8, 63, 64, 65, 496, 497, longest - 1, longest]) {
+        pair.one.send(pair.to_two, &bytes[..len], imm);
+        assert_eq!(pair.two.received(), (bytes[..len].to_vec(), imm));
+        pair.two.send(pair.to_one, &bytes[..len], u32::MAX - imm);
+        assert_eq!(pair.one.received(), (bytes[..len].to_vec(), u32::MAX - imm));
+    }
+}
+
+/// Whether the bytes travel with it or are fetched, and from whom it comes.
+pub fn a_write_with_immediate_has_landed_when_it_is_told(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);
+    for (id, len) in (1u8..).zip([0, 1, 48, 49, 496, 497, 5000, 100_000]) {
+        let bytes = vec![id; len];
+        pair.source.1.write(0, &bytes).expect("it is inside");
+        let fetched = pair.local(0, len as u64);
+        let local = if len <= longest && id % 2 == 0 { Local::Inline(&bytes) } else { fetched };
+        let write = Operation::WriteImm { local, remote: pair.at(3), imm: id.into() };
+        pair.one.post(pair.to_two, id.into(), write);
+        let told = pair.two.completion();
+        assert_eq!((told.peer, told.status), (pair.to_one, Status::Success));
+        assert_eq!(told.kind, CompletionKind::Notified { imm: id.into() });
+        assert_eq!(bytes_of(&pair.target.1, 3, len), bytes);
+        assert_eq!(pair.one.ended(), (id.into(), Status::Success));
+    }
+    assert_eq!(bytes_of(&pair.target.1, 0, 3), [0; 3]);
+}
+
+/// Short ones and long ones, inline and fetched.
+pub fn all_kinds_arrive_in_the_order_of_their_list(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(1000);
+    pair.source.1.fill(0, 100_000, 7).expect("it is inside");
+    let bytes = vec![7; 1000];
+    let remote = pair.at(2000);
+    let operation = |imm: u32| match imm % 5 {
+        0 => Operation::WriteImm { local: pair.local(0, 60_000), remote, imm },
+        1 => Operation::Send { bytes: &bytes[..imm as usize], imm },
+        2 => Operation::WriteImm { local: Local::Inline(b""), remote, imm },
+        3 => Operation::WriteImm { local: Local::Inline(&bytes[..longest]), remote, imm },
+        _ => Operation::WriteImm { local: Local::Inline(b"\x07"), remote, imm },
+    };
+    let requests: Vec<_> = (0..40).map(|imm| quiet(0, operation(imm))).collect();
+    pair.one.try_post(pair.to_two, &requests).expect("all fit");
+    for expected in 0..40 {
+        let kind = pair.two.completion().kind;
+        match (expected % 5, kind) {
+            (1, CompletionKind::Received { bytes, imm }) => {
+                assert_eq!((bytes, imm), (vec![7; expected as usize], expected));
+            }
+            (_, CompletionKind::Notified { imm }) => assert_eq!(imm, expected),
+            (_, kind) => panic!("expected {expected}, got {kind:?}"),
+        }
+    }
+    assert_eq!(bytes_of(&pair.target.1, 2000, 60_001), [vec![7; 60_000], vec![0]].concat());
+    pair.one.expect_nothing();
+}
+
+/// However many polls it takes, it is not more than a few hundred.
+pub fn who_talks_without_end_does_not_silence_the_others(harness: &dyn Harness) {
+    let mut hub = Node::open(harness, "hub");
+    let mut others: Vec<_> = (0..6)
+        .map(|number| {
+            let mut other = Node::open(harness, &format!("other-{number}"));
+            let (to_hub, _) = connect(&mut other, &mut hub, "hub");
+            (other, to_hub)
+        })
+        .collect();
+    let (talker, to_hub) = others.remove(0);
+    let talk = [quiet(0, Operation::Send { bytes: b"and another thing", imm: 0 }); 100];
+    let talk_on = || while talker.try_post(to_hub, &talk).is_ok() {};
+    talk_on();
+    for (imm, (other, to_hub)) in (1..).zip(&others) {
+        other.send(*to_hub, b"may I?", imm);
+    }
+    let mut unheard = others.len();
+    for _ in 0..500 {
+        let mut polled = Vec::new();
+        hub.fabric.poll(&mut polled);
+        for event in polled {
+            let Event::Completed(completion) = event else { panic!("unexpected {event:?}") };
+            let CompletionKind::Received { imm, .. } = completion.kind else { panic!("{completion:?}") };
+            unheard -= usize::from(imm > 0);
+        }
+        talk_on();
+        harness.settle();
+    }
+    assert_eq!(unheard, 0);
+}

@@ -1,0 +1,227 @@
+//! A fabric and what was polled from it, as stories see it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use halite_mem::{PagePolicy, Segment, Window};
+
+use super::Harness;
+use crate::{
+    Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, PostError, RemoteAddress,
+    Status, WorkId, WorkRequest,
+};
+
+/// Bytes of the segment that each end of a [`Pair`] registers.
+pub const SEGMENT_BYTES: u64 = 1 << 20;
+
+/// A fabric, and what was polled from it but not asked for yet.  Fails as soon as events of a peer come in another order
+/// than they may.
+pub struct Node<'h> {
+    /// How things happen to it.
+    pub harness: &'h dyn Harness,
+    /// The fabric itself.
+    pub fabric: Arc<dyn Fabric>,
+    events: VecDeque<Event>,
+    peers: BTreeMap<PeerId, Phase>,
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Connected,
+    Disconnected,
+    CutOff,
+}
+
+impl<'h> Node<'h> {
+    /// Opens a fabric, which says of itself that it is `name`.
+    pub fn open(harness: &'h dyn Harness, name: &str) -> Node<'h> {
+        let fabric = harness.open(name, name.as_bytes());
+        Node { harness, fabric, events: VecDeque::new(), peers: BTreeMap::new() }
+    }
+
+    /// The next event, if it has happened.
+    pub fn try_event(&mut self) -> Option<Event> {
+        if self.events.is_empty() {
+            let mut polled = Vec::new();
+            let count = self.fabric.poll(&mut polled);
+            assert_eq!(count, polled.len(), "poll returns how many events it has appended");
+            polled.iter().for_each(|event| self.check_order(event));
+            self.events.extend(polled);
+        }
+        self.events.pop_front()
+    }
+
+    fn check_order(&mut self, event: &Event) {
+        let (peer, next) = match event {
+            Event::ConnectFailed(_) => return,
+            Event::Connected { peer, .. } => {
+                let known = self.peers.insert(*peer, Phase::Connected);
+                return assert_eq!(known, None, "{event:?}: numbers of peers are not used again");
+            }
+            Event::Completed(Completion { peer, .. }) | Event::Room { peer } => (peer, Phase::Connected),
+            Event::Disconnected { peer } => (peer, Phase::Disconnected),
+            Event::CutOff { peer, .. } => (peer, Phase::CutOff),
+        };
+        let before = if next == Phase::CutOff { Phase::Disconnected } else { Phase::Connected };
+        let known = self.peers.insert(*peer, next);
+        assert_eq!(known, Some(before), "{event:?} came out of order");
+    }
+
+    /// Asks that arrivals ring, polls once more, and sleeps, until `find` finds something.
+    pub fn until<T>(&mut self, mut find: impl FnMut(&mut Node<'h>) -> Option<T>) -> T {
+        self.fabric.arm(true);
+        loop {
+            let seen = self.fabric.doorbell();
+            if let Some(found) = find(self) {
+                self.fabric.arm(false);
+                return found;
+            }
+            assert!(self.harness.sleep(&*self.fabric, seen), "nothing came: an event or a ring is missing");
+        }
+    }
+
+    /// The next event, waited for.
+    pub fn event(&mut self) -> Event {
+        self.until(Node::try_event)
+    }
+
+    /// The next event, which is a completion.
+    pub fn completion(&mut self) -> Completion {
+        self.event().into_completion().unwrap_or_else(|event| panic!("expected a completion, got {event:?}"))
+    }
+
+    /// The next event, which is the end of a request of ours.
+    pub fn ended(&mut self) -> (u64, Status) {
+        let completion = self.completion();
+        own(&completion).unwrap_or_else(|| panic!("expected an end of a request, got {completion:?}"))
+    }
+
+    /// The next event, which is a message.
+    pub fn received(&mut self) -> (Vec<u8>, u32) {
+        match self.completion().kind {
+            CompletionKind::Received { bytes, imm } => (bytes, imm),
+            kind => panic!("expected a message, got {kind:?}"),
+        }
+    }
+
+    /// The next event, which is a connection.
+    pub fn connected(&mut self) -> PeerId {
+        match self.event() {
+            Event::Connected { peer, .. } => peer,
+            event => panic!("expected a connection, got {event:?}"),
+        }
+    }
+
+    /// The next events, which are the end of `peer`, by no death of a process.
+    pub fn gone(&mut self, peer: PeerId) {
+        assert_eq!(self.event(), Event::Disconnected { peer });
+        assert_eq!(self.event(), Event::CutOff { peer, exited: false });
+    }
+
+    /// Whatever comes by itself.
+    pub fn rest(&mut self) -> Vec<Event> {
+        self.harness.settle();
+        std::iter::from_fn(|| self.try_event()).collect()
+    }
+
+    /// Nothing comes by itself.
+    pub fn expect_nothing(&mut self) {
+        assert_eq!(self.rest(), []);
+    }
+
+    /// Registers a segment of its own.
+    pub fn register(&self, len: u64) -> (Key, Window) {
+        let segment = Segment::create("story", len, PagePolicy::Normal).expect("a segment can be made");
+        let window = segment.window(0, len).expect("the whole segment");
+        (self.fabric.register(segment).expect("it can be registered"), window)
+    }
+
+    /// Posts one request that is signalled and solicited, and must be taken.
+    pub fn post(&self, peer: PeerId, id: u64, operation: Operation<'_>) {
+        self.try_post(peer, &[request(id, operation)]).expect("it can be posted");
+    }
+
+    /// Posts a list.
+    pub fn try_post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        self.fabric.post(peer, requests)
+    }
+
+    /// Sends a message that is solicited, and does not complete.
+    pub fn send(&self, peer: PeerId, bytes: &[u8], imm: u32) {
+        let send = quiet(0, Operation::Send { bytes, imm });
+        self.try_post(peer, &[send]).expect("it can be posted");
+    }
+}
+
+/// Two fabrics that are connected, and a segment of each.
+pub struct Pair<'h> {
+    /// Who connected.
+    pub one: Node<'h>,
+    /// To whom.
+    pub two: Node<'h>,
+    /// What `one` calls `two`.
+    pub to_two: PeerId,
+    /// What `two` calls `one`.
+    pub to_one: PeerId,
+    /// What `one` has registered.
+    pub source: (Key, Window),
+    /// What `two` has.
+    pub target: (Key, Window),
+}
+
+impl<'h> Pair<'h> {
+    /// Opens and connects both.
+    pub fn new(harness: &'h dyn Harness) -> Pair<'h> {
+        Pair::between(harness, ["one", "two"])
+    }
+
+    /// The same by other names, for who needs several.
+    pub fn between(harness: &'h dyn Harness, names: [&str; 2]) -> Pair<'h> {
+        let [mut one, mut two] = names.map(|name| Node::open(harness, name));
+        let (source, target) = (one.register(SEGMENT_BYTES), two.register(SEGMENT_BYTES));
+        let (to_two, to_one) = connect(&mut one, &mut two, names[1]);
+        Pair { one, two, to_two, to_one, source, target }
+    }
+
+    /// A place in the memory of `two`.
+    pub fn at(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress { key: self.target.0, offset }
+    }
+
+    /// A part of the memory of `one`.
+    pub fn local(&self, offset: u64, len: u64) -> Local<'static> {
+        Local::Registered { key: self.source.0, offset, len }
+    }
+}
+
+/// Connects `one` to `two`, whose name is given; returns what each calls the other.
+pub fn connect(one: &mut Node<'_>, two: &mut Node<'_>, name: &str) -> (PeerId, PeerId) {
+    one.fabric.connect(&one.harness.address(name), b"");
+    (one.connected(), two.connected())
+}
+
+/// A request that is signalled and solicited.
+pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
+    WorkRequest { id: WorkId(id), operation, signalled: true, solicited: true }
+}
+
+/// A request that is solicited, and completes only if it fails.
+pub fn quiet(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
+    WorkRequest { signalled: false, ..request(id, operation) }
+}
+
+/// Which request of ours ended, and how; `None` for arrivals.
+pub fn own(completion: &Completion) -> Option<(u64, Status)> {
+    match completion.kind {
+        CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => Some((id.0, completion.status)),
+        CompletionKind::Received { .. } | CompletionKind::Notified { .. } => None,
+    }
+}
+
+/// What a window holds.
+pub fn bytes_of(window: &Window, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    window.read(offset, &mut bytes).expect("it is inside");
+    bytes
+}

@@ -1,0 +1,144 @@
+//! Reads, writes, and when they complete.
+
+use super::node::{Pair, SEGMENT_BYTES, bytes_of, own, quiet, request};
+use super::{Harness, leave_out};
+use crate::{Event, Key, Local, Operation, PeerId, Status};
+
+const DONE: Status = Status::Success;
+
+/// Inline or registered, short or long, there and back.
+pub fn writes_and_reads_reach_the_other_ends_memory(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let (_, source) = pair.source.clone();
+    let (_, target) = pair.target.clone();
+    let inline = Operation::Write { local: Local::Inline(b"inline"), remote: pair.at(100) };
+    pair.one.post(pair.to_two, 1, inline);
+    assert_eq!(pair.one.ended(), (1, DONE));
+    assert_eq!(bytes_of(&target, 99, 8), b"\0inline\0");
+
+    source.fill(0, SEGMENT_BYTES, 9).expect("it is inside");
+    let whole = Operation::Write { local: pair.local(0, SEGMENT_BYTES), remote: pair.at(0) };
+    pair.one.post(pair.to_two, 2, whole);
+    assert_eq!(pair.one.ended(), (2, DONE));
+    assert!(bytes_of(&target, 0, SEGMENT_BYTES as usize).iter().all(|byte| *byte == 9));
+
+    target.write(5000, b"read me").expect("it is inside");
+    pair.one.post(pair.to_two, 3, Operation::Read { local: pair.local(3, 7), remote: pair.at(5000) });
+    assert_eq!(pair.one.ended(), (3, DONE));
+    assert_eq!(bytes_of(&source, 2, 9), b"\x09read me\x09");
+
+    target.fill(0, SEGMENT_BYTES, 5).expect("it is inside");
+    let whole = Operation::Read { local: pair.local(0, SEGMENT_BYTES), remote: pair.at(0) };
+    pair.one.post(pair.to_two, 4, whole);
+    assert_eq!(pair.one.ended(), (4, DONE));
+    assert!(bytes_of(&source, 0, SEGMENT_BYTES as usize).iter().all(|byte| *byte == 5));
+    pair.one.expect_nothing();
+    pair.two.expect_nothing();
+}
+
+/// Up to the longest, whoever writes may use the bytes for something else at once.
+pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    // Where there is no limit, this is long.
+    let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);
+    for (id, len) in (1..).zip([1, 8, longest]) {
+        let mut bytes = vec![id as u8; len];
+        let write = Operation::Write { local: Local::Inline(&bytes), remote: pair.at(0) };
+        pair.one.post(pair.to_two, id, write);
+        bytes.fill(77);
+        assert_eq!(pair.one.ended(), (id, DONE));
+        assert_eq!(bytes_of(&pair.target.1, 0, len), vec![id as u8; len]);
+    }
+}
+
+/// The last one wins, though they have different lengths and sources.
+pub fn what_is_posted_to_one_place_is_done_in_its_order(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    pair.source.1.fill(0, 50_000, 1).expect("it is inside");
+    let long = quiet(1, Operation::Write { local: pair.local(0, 50_000), remote: pair.at(0) });
+    let short = quiet(2, Operation::Write { local: Local::Inline(b"second"), remote: pair.at(40_000) });
+    let last = request(3, Operation::Write { local: Local::Inline(b"third"), remote: pair.at(40_001) });
+    pair.one.try_post(pair.to_two, &[long, short, last]).expect("they can be posted");
+    assert_eq!(pair.one.ended(), (3, DONE));
+    assert_eq!(bytes_of(&pair.target.1, 39_999, 8), b"\x01sthird\x01");
+}
+
+/// Though nobody has waited for the write.
+pub fn a_read_sees_what_was_written_before_it(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    pair.source.1.fill(0, 50_000, 1).expect("it is inside");
+    let write = quiet(1, Operation::Write { local: pair.local(0, 50_000), remote: pair.at(0) });
+    let read = request(2, Operation::Read { local: pair.local(100_000, 50_000), remote: pair.at(0) });
+    pair.one.try_post(pair.to_two, &[write, read]).expect("they can be posted");
+    assert_eq!(pair.one.ended(), (2, DONE));
+    assert_eq!(bytes_of(&pair.source.1, 100_000, 50_000), vec![1; 50_000]);
+}
+
+/// An empty list is nothing; an empty access is one.
+pub fn requests_without_bytes_complete_too(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    pair.one.try_post(pair.to_two, &[]).expect("there is nothing to refuse");
+    pair.one.post(pair.to_two, 1, Operation::Write { local: Local::Inline(b""), remote: pair.at(8) });
+    pair.one.post(pair.to_two, 2, Operation::Write { local: pair.local(8, 0), remote: pair.at(8) });
+    pair.one.post(pair.to_two, 3, Operation::Read { local: pair.local(8, 0), remote: pair.at(8) });
+    pair.one.post(pair.to_two, 4, Operation::Send { bytes: b"", imm: 4 });
+    for id in 1..=4 {
+        assert_eq!(pair.one.ended(), (id, DONE));
+    }
+    assert_eq!(pair.two.received(), (vec![], 4));
+    pair.one.expect_nothing();
+}
+
+/// What succeeds unasked is not told.
+pub fn only_signalled_requests_complete(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let write = |id| quiet(id, Operation::Write { local: Local::Inline(b"x"), remote: pair.at(id) });
+    let send = |id| quiet(id, Operation::Send { bytes: b"x", imm: id as u32 });
+    let last = request(5, Operation::Write { local: Local::Inline(b"x"), remote: pair.at(5) });
+    pair.one.try_post(pair.to_two, &[write(1), send(2), write(3), send(4), last]).expect("all fit");
+    assert_eq!(pair.one.ended(), (5, DONE));
+    pair.one.expect_nothing();
+}
+
+/// Names need not differ, and come back in the order of the requests.
+pub fn each_request_completes_once_under_its_own_name(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let operation = |id: u64| match id % 4 {
+        0 => Operation::Write { local: Local::Inline(b"inline"), remote: pair.at(8 * id) },
+        1 => Operation::Read { local: pair.local(8 * id, 3000), remote: pair.at(8 * id) },
+        2 => Operation::Send { bytes: b"message", imm: 0 },
+        _ => Operation::WriteImm { local: pair.local(8 * id, 3000), remote: pair.at(8 * id), imm: 0 },
+    };
+    let requests: Vec<_> = (0..100).map(|number| request(number % 50, operation(number))).collect();
+    pair.one.try_post(pair.to_two, &requests).expect("all fit");
+    for number in 0..100 {
+        assert_eq!(pair.one.ended(), (number % 50, DONE));
+    }
+    pair.one.expect_nothing();
+    let arrived = pair.two.rest();
+    assert_eq!(arrived.len(), 50);
+    let is_arrival = |event: Event| event.into_completion().is_ok_and(|it| own(&it).is_none());
+    assert!(arrived.into_iter().all(is_arrival));
+}
+
+/// And what is not, is not lent.
+pub fn loads_and_stores_reach_what_is_said_to_be_direct(harness: &dyn Harness) {
+    let pair = Pair::new(harness);
+    let Pair { one, two, to_two, to_one, .. } = &pair;
+    let window = one.fabric.direct(*to_two, pair.target.0);
+    if !one.fabric.capabilities(*to_two).direct {
+        leave_out("memory of peers is not reached by loads and stores");
+        return assert!(window.is_none());
+    }
+    let theirs = window.expect("a registered segment");
+    let ours = &pair.target.1;
+    assert_eq!(theirs.len(), SEGMENT_BYTES);
+    theirs.store_u64(8, 5).expect("it is inside");
+    assert_eq!(ours.fetch_add_u64(8, 1), Ok(5));
+    assert_eq!(theirs.load_u64(8), Ok(6));
+    assert!(two.fabric.direct(*to_one, pair.source.0).is_some());
+    assert!(one.fabric.direct(*to_two, Key(1)).is_none(), "there is no such segment");
+    assert!(one.fabric.direct(PeerId(99), pair.target.0).is_none(), "there is no such peer");
+    one.fabric.disconnect(*to_two);
+    assert!(one.fabric.direct(*to_two, pair.target.0).is_none(), "there is no connection any more");
+}

@@ -1,0 +1,139 @@
+//! What is not done: by the target, or at once.
+
+use super::Harness;
+use super::node::{Node, Pair, SEGMENT_BYTES, bytes_of, quiet, request};
+use crate::{Atomics, CutOff, Key, Local, Operation, PeerId, PostCause, RemoteAddress, Status};
+
+/// Requests of 4 bytes, or of a word, that lead nowhere at `remote`.
+fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
+    let mut operations = vec![
+        Operation::Write { local: Local::Inline(b"1234"), remote },
+        Operation::Write { local: pair.local(0, 4), remote },
+        Operation::WriteImm { local: Local::Inline(b"1234"), remote, imm: 1 },
+        Operation::WriteImm { local: pair.local(0, 4), remote, imm: 1 },
+        Operation::Read { local: pair.local(0, 4), remote },
+    ];
+    if pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None {
+        operations.push(Operation::FetchAdd { remote, add: 1 });
+        operations.push(Operation::CompareSwap { remote, expected: 0, new: 1 });
+    }
+    operations
+}
+
+/// What came before is done.  Where the provider is a network, the connection ends with it, else it fails alone.
+pub fn a_wrong_key_or_range_is_refused_and_nothing_is_done(harness: &dyn Harness) {
+    let key = |key| RemoteAddress { key: Key(key), offset: 0 };
+    let offset = |offset| RemoteAddress { key: Key(0), offset };
+    let places =
+        [key(1), key(u32::MAX), offset(SEGMENT_BYTES - 3), offset(u64::MAX - 1), offset(u64::MAX - 7)];
+    let mut pairs = (0..).map(|number| {
+        let [one, two] = ["one", "two"].map(|name| format!("{name}-{number}"));
+        Pair::between(harness, [&one, &two])
+    });
+    let mut pair = pairs.next().expect("they do not end");
+    assert_eq!(pair.target.0, Key(0));
+    let mut operations: Vec<_> = places.into_iter().flat_map(|remote| wrong(&pair, remote)).collect();
+    if pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None {
+        operations.push(Operation::FetchAdd { remote: offset(4), add: 1 });
+    }
+    for operation in operations {
+        expect_refused(&mut pair, operation);
+        if harness.refusal_ends_connection() {
+            pair = pairs.next().expect("they do not end");
+        }
+    }
+}
+
+fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
+    let (to_two, to_one) = (pair.to_two, pair.to_one);
+    let before = request(1, Operation::Write { local: Local::Inline(b"before"), remote: pair.at(0) });
+    let behind = request(3, Operation::Write { local: Local::Inline(b"behind"), remote: pair.at(64) });
+    pair.one.try_post(to_two, &[before, request(2, operation), behind]).expect("they can be posted");
+    assert_eq!(pair.one.ended(), (1, Status::Success));
+    assert_eq!(pair.one.ended(), (2, Status::RemoteAccess), "{operation:?}");
+    let ends = pair.one.harness.refusal_ends_connection();
+    if ends {
+        assert_eq!(pair.one.ended(), (3, Status::Flushed));
+        pair.one.gone(to_two);
+        pair.two.gone(to_one);
+    } else {
+        assert_eq!(pair.one.ended(), (3, Status::Success));
+    }
+    pair.one.expect_nothing();
+    pair.two.expect_nothing();
+    let memory = bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize);
+    let mut expected = vec![0; SEGMENT_BYTES as usize];
+    expected[..6].copy_from_slice(b"before");
+    expected[64..70].copy_from_slice(if ends { &[0; 6] } else { b"behind" });
+    assert!(memory == expected, "{operation:?} changed something");
+}
+
+/// A failure is always told.
+pub fn what_is_refused_completes_even_if_nobody_asked(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let write =
+        |id, offset| quiet(id, Operation::Write { local: Local::Inline(b"x"), remote: pair.at(offset) });
+    pair.one.try_post(pair.to_two, &[write(1, 0), write(2, SEGMENT_BYTES), write(3, 1)]).expect("all fit");
+    assert_eq!(pair.one.ended(), (2, Status::RemoteAccess));
+    if harness.refusal_ends_connection() {
+        assert_eq!(pair.one.ended(), (3, Status::Flushed));
+        pair.one.gone(pair.to_two);
+    }
+    pair.one.expect_nothing();
+}
+
+/// The requests before are posted, those behind are not, and the connection goes on.
+pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let capabilities = pair.one.fabric.capabilities(pair.to_two);
+    let too_long = vec![0; capabilities.send_bytes_max + 1];
+    let too_much = vec![0; capabilities.inline_bytes_max.min(SEGMENT_BYTES as usize) + 1];
+    let local = |key, offset, len| Local::Registered { key: Key(key), offset, len };
+    let remote = pair.at(0);
+    let mut bad = vec![
+        Operation::Send { bytes: &too_long, imm: 0 },
+        Operation::Read { local: Local::Inline(b"no place to read into"), remote },
+        Operation::Read { local: local(0, SEGMENT_BYTES, 1), remote },
+        Operation::Write { local: local(0, SEGMENT_BYTES - 6, 7), remote },
+        Operation::Write { local: local(0, u64::MAX, 2), remote },
+        Operation::WriteImm { local: local(9, 0, 1), remote, imm: 1 },
+    ];
+    if capabilities.inline_bytes_max < SEGMENT_BYTES as usize {
+        bad.push(Operation::Write { local: Local::Inline(&too_much), remote });
+        bad.push(Operation::WriteImm { local: Local::Inline(&too_much), remote, imm: 1 });
+    }
+    for operation in &bad {
+        let fine = quiet(1, Operation::Send { bytes: b"fine", imm: 0 });
+        let list = [fine, request(2, *operation), fine];
+        let error = pair.one.try_post(pair.to_two, &list).expect_err("one of them is malformed");
+        assert_eq!((error.peer, error.posted, error.cause), (pair.to_two, 1, PostCause::Malformed));
+    }
+    for _ in &bad {
+        assert_eq!(pair.two.received(), (b"fine".to_vec(), 0));
+    }
+    pair.one.expect_nothing();
+    pair.two.expect_nothing();
+}
+
+/// Whoever was never met, or is gone.
+pub fn there_is_no_posting_to_strangers(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let refused = |node: &Node<'_>, peer| {
+        let fine = request(1, Operation::Send { bytes: b"fine", imm: 0 });
+        let error = node.try_post(peer, &[fine, fine]).expect_err("there is no such peer");
+        assert_eq!((error.peer, error.posted, error.cause), (peer, 0, PostCause::NotConnected));
+        assert!(node.fabric.direct(peer, Key(0)).is_none());
+    };
+    for stranger in [PeerId(0), PeerId(99), PeerId(u32::MAX)] {
+        refused(&pair.one, stranger);
+        pair.one.fabric.disconnect(stranger);
+        assert_eq!(pair.one.fabric.cut_off(stranger), CutOff::Done);
+    }
+    pair.two.fabric.close();
+    pair.one.gone(pair.to_two);
+    pair.two.gone(pair.to_one);
+    refused(&pair.one, pair.to_two);
+    refused(&pair.two, pair.to_one);
+    pair.one.expect_nothing();
+    pair.two.expect_nothing();
+}

@@ -1,0 +1,150 @@
+//! Queues that are full, and have room again.
+
+use super::Harness;
+use super::node::{Node, Pair, quiet, request};
+use crate::{CompletionKind, Event, Operation, PeerId, PostCause};
+
+const MESSAGE: [u8; 1000] = [7; 1000];
+/// More than any queue takes.
+const MANY: u32 = 8000;
+
+/// One end of a flood: posts while it may, and hears what comes.
+struct Flood<'a, 'h> {
+    node: &'a mut Node<'h>,
+    peer: PeerId,
+    posted: u32,
+    heard: u32,
+    may_post: bool,
+    refused: u32,
+}
+
+impl Flood<'_, '_> {
+    fn post(&mut self) {
+        while self.may_post && self.posted < MANY {
+            let numbers = self.posted..MANY.min(self.posted + 100);
+            let requests: Vec<_> =
+                numbers.map(|imm| quiet(0, Operation::Send { bytes: &MESSAGE, imm })).collect();
+            match self.node.try_post(self.peer, &requests) {
+                Ok(()) => self.posted += requests.len() as u32,
+                Err(error) => {
+                    assert_eq!(error.cause, PostCause::QueueFull);
+                    self.posted += error.posted as u32;
+                    self.may_post = false;
+                    self.refused += 1;
+                }
+            }
+        }
+    }
+
+    /// Whether anything had happened.
+    fn hear(&mut self) -> bool {
+        let mut is_any = false;
+        while let Some(event) = self.node.try_event() {
+            is_any = true;
+            match event {
+                Event::Room { peer } => {
+                    assert_eq!((peer, self.may_post), (self.peer, false), "nobody asked");
+                    self.may_post = true;
+                }
+                Event::Completed(completion) => {
+                    let CompletionKind::Received { bytes, imm } = completion.kind else {
+                        panic!("{completion:?}");
+                    };
+                    assert_eq!((imm, &bytes[..]), (self.heard, &MESSAGE[..]), "in order, and once");
+                    self.heard += 1;
+                }
+                event => panic!("unexpected {event:?}"),
+            }
+        }
+        is_any
+    }
+}
+
+/// Who posts only after [`Event::Room`] gets everything through, in order, once.
+pub fn a_flood_both_ways_loses_nothing(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let flood = |node, peer| Flood { node, peer, posted: 0, heard: 0, may_post: true, refused: 0 };
+    let mut floods = [flood(&mut pair.one, pair.to_two), flood(&mut pair.two, pair.to_one)];
+    let mut idle = 0;
+    while floods.iter().any(|flood| flood.heard < MANY) {
+        floods.iter_mut().for_each(Flood::post);
+        let is_any = floods.iter_mut().fold(false, |is_any, flood| flood.hear() | is_any);
+        idle = if is_any { 0 } else { idle + 1 };
+        assert!(idle < 100, "nothing moves any more");
+        harness.settle();
+    }
+    assert!(floods.iter().all(|flood| flood.refused > 0), "no queue takes so many");
+    pair.one.expect_nothing();
+    pair.two.expect_nothing();
+}
+
+/// Posts until nothing more is taken; returns how many were.
+fn fill(node: &Node<'_>, peer: PeerId) -> u32 {
+    for posted in 0..MANY {
+        let send = quiet(0, Operation::Send { bytes: &MESSAGE, imm: posted });
+        if let Err(error) = node.try_post(peer, &[send]) {
+            assert_eq!((error.posted, error.cause), (0, PostCause::QueueFull));
+            return posted;
+        }
+    }
+    panic!("the queue takes whatever is posted")
+}
+
+/// Though nothing of its own completes.
+pub fn who_found_a_queue_full_is_woken_when_there_is_room(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    for round in 0..3 {
+        let posted = fill(&pair.one, pair.to_two);
+        assert!(posted > 0, "round {round}");
+        let mut heard = 0;
+        let room = pair.one.until(|one| {
+            // The other end polls only while this one sleeps.
+            let event = one.try_event();
+            heard += std::iter::from_fn(|| pair.two.try_event()).count() as u32;
+            event
+        });
+        assert_eq!(room, Event::Room { peer: pair.to_two });
+        pair.one.post(pair.to_two, 1, Operation::Send { bytes: b"at last", imm: 0 });
+        assert_eq!(pair.one.ended().0, 1);
+        heard += pair.two.rest().len() as u32;
+        assert_eq!(heard, posted + 1);
+    }
+    pair.one.expect_nothing();
+}
+
+/// And who asked hears it once.
+pub fn nobody_hears_of_room_who_did_not_ask(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let posted = fill(&pair.one, pair.to_two);
+    assert_eq!(fill(&pair.one, pair.to_two), 0);
+    let mut heard = 0;
+    let mut rooms = 0;
+    for _ in 0..100 {
+        heard += pair.two.rest().len() as u32;
+        rooms += pair.one.rest().len();
+    }
+    assert_eq!((heard, rooms), (posted, 1));
+    let sends = [quiet(0, Operation::Send { bytes: &MESSAGE, imm: 0 }); 3];
+    pair.one.try_post(pair.to_two, &sends).expect("there is room");
+    assert_eq!(pair.two.rest().len(), 3);
+    pair.one.expect_nothing();
+}
+
+/// Whoever waits for it hears that, also where it takes long until the peer is cut off.
+pub fn there_is_no_more_room_once_the_peer_is_gone(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let held = pair.two.fabric.direct(pair.to_one, pair.source.0);
+    fill(&pair.one, pair.to_two);
+    pair.one.fabric.disconnect(pair.to_two);
+    // Requests that fail are told, though they were posted quietly.
+    while pair.one.event() != (Event::Disconnected { peer: pair.to_two }) {}
+    let rest = pair.one.rest();
+    assert!(!rest.contains(&Event::Room { peer: pair.to_two }));
+    drop(held);
+    if rest.is_empty() {
+        assert!(matches!(pair.one.event(), Event::CutOff { .. }));
+    }
+    let error = pair.one.try_post(pair.to_two, &[request(1, Operation::Send { bytes: b"", imm: 0 })]);
+    assert_eq!(error.expect_err("it is gone").cause, PostCause::NotConnected);
+    pair.one.expect_nothing();
+}

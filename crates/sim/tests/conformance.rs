@@ -1,0 +1,91 @@
+//! The conformance suite of providers in virtual time: over the hardware of several profiles, and between processes of one host.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use halite_fabric::Fabric;
+use halite_fabric::conformance::Harness;
+use halite_sim::{HostId, Profile, World};
+
+/// Fabrics of one world.
+struct Sim {
+    world: World,
+    /// The first process, if all stand on its host.
+    beside: Option<Cell<Option<HostId>>>,
+    is_adapter: bool,
+}
+
+impl Sim {
+    fn between_hosts(profile: Profile) -> Sim {
+        let is_adapter = profile.is_adapter();
+        Sim { world: World::new(1, profile), beside: None, is_adapter }
+    }
+
+    fn on_one_host() -> Sim {
+        let world = World::with_processes(1, Profile::rnic_100g(), Profile::local());
+        Sim { world, beside: Some(Cell::new(None)), is_adapter: false }
+    }
+
+    fn add_host(&self) -> HostId {
+        let Some(first) = &self.beside else { return self.world.add_host() };
+        let added = first.get().map_or_else(|| self.world.add_host(), |host| self.world.add_process(host));
+        first.set(Some(added));
+        added
+    }
+}
+
+/// Longer than whatever is waited for.
+const PATIENCE_NS: u64 = 60_000_000_000;
+
+impl Harness for Sim {
+    fn open(&self, name: &str, hello: &[u8]) -> Arc<dyn Fabric> {
+        self.world.fabric(self.add_host(), name, hello.to_vec())
+    }
+
+    fn address(&self, name: &str) -> String {
+        name.to_owned()
+    }
+
+    fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool {
+        let deadline_ns = self.world.now_ns() + PATIENCE_NS;
+        while fabric.doorbell() == seen {
+            let rings = || fabric.doorbell() != seen;
+            if self.world.now_ns() > deadline_ns || self.world.advance_unless(rings).is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn settle(&self) {
+        self.world.run_until(self.world.now_ns() + 10_000_000);
+    }
+
+    fn refusal_ends_connection(&self) -> bool {
+        self.is_adapter
+    }
+}
+
+mod local {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Sim::between_hosts(Profile::local()));
+}
+
+mod rnic_100g {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Sim::between_hosts(Profile::rnic_100g()));
+}
+
+mod rnic_100g_hca {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Sim::between_hosts(Profile::rnic_100g_hca()));
+}
+
+mod on_one_host {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Sim::on_one_host());
+}
