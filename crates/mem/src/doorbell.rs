@@ -6,30 +6,41 @@
 //! ```text
 //!   offset 0      4      8
 //!          | seq  | armed |       seq: changes with every ring, the futex; written by ringers
-//!                                 armed: whether rings are wanted; written by the sleeper
+//!                                 armed: whether rings are wanted, and how; written by the sleeper
+//!
+//!   armed   0 not at all
+//!           1 by the futex
+//!           2 by the descriptor, an eventfd that both ends have, for a sleeper in epoll
 //!
 //!   sleeper                             ringer
-//!     arm(true)   armed = 1, fence        publish the message
+//!     arm(true)   armed = 1 or 2, fence   publish the message
 //!     seen = seq()                        ring()   fence, then if armed: seq += 1, wake
 //!     poll everything once more
-//!     wait(seen)  unless seq moved
+//!     wait(seen), or epoll, unless seq moved
 //! ```
 //!
 //! Both fences are sequentially consistent, so either the ringer sees `armed`, or the sleeper's poll sees the
 //! message; a ring between `seq()` and `wait()` moves `seq`, and `wait` returns at once.  A hostile process
 //! that maps the doorbell can suppress or multiply rings and nothing else, which is why sleepers that cannot
-//! afford to miss one pass a timeout.
+//! afford to miss one pass a timeout.  The same holds for the descriptor, whose kind its receiver has to check: nobody
+//! reads it but a ringer who finds it full, and the sleeper watches for edges.
 
 mod memory;
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use memory::{Memory, fence};
+use memory::{Bell, Memory, fence};
 
 use crate::{AccessError, Window};
 
 /// Bytes of shared memory that a doorbell takes.
 pub const DOORBELL_BYTES: u64 = 8;
+
+/// Values of the word.
+const UNARMED: u32 = 0;
+const BY_FUTEX: u32 = 1;
+const BY_DESCRIPTOR: u32 = 2;
 
 /// One end of a doorbell, whether it is to be rung or waited for.
 ///
@@ -46,13 +57,25 @@ pub const DOORBELL_BYTES: u64 = 8;
 #[derive(Debug)]
 pub struct Doorbell {
     memory: Memory,
+    bell: Option<Bell>,
 }
 
 impl Doorbell {
     /// The doorbell in `window`.  Fails if that is shorter than [`DOORBELL_BYTES`] or not aligned to 4 bytes.
     pub fn new(window: Window) -> Result<Doorbell, AccessError> {
         let memory = Memory::new(window)?;
-        Ok(Doorbell { memory })
+        Ok(Doorbell { memory, bell: None })
+    }
+
+    /// As [`Doorbell::new`], with the descriptor that is rung: an eventfd that does not block.
+    pub fn with_descriptor(window: Window, eventfd: OwnedFd) -> Result<Doorbell, AccessError> {
+        let memory = Memory::new(window)?;
+        Ok(Doorbell { memory, bell: Some(Bell::new(eventfd)) })
+    }
+
+    /// What a sleeper in epoll watches, for edges.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().and_then(Bell::descriptor)
     }
 
     /// Wakes the sleeper if it asked for that.  Call it after publishing what it should find.
@@ -60,20 +83,35 @@ impl Doorbell {
     pub fn ring(&self) {
         // Pairs with the fence in arm(): see the header of this file.
         fence();
-        if self.memory.is_armed() {
-            self.wake();
+        match self.memory.armed() {
+            UNARMED => {}
+            armed => self.wake_by(armed),
         }
     }
 
     /// Wakes the sleeper whether it asked for that or not.
     pub fn wake(&self) {
+        self.wake_by(self.way());
+    }
+
+    fn wake_by(&self, way: u32) {
+        // First, so that who is woken, or finds no edge any more, sees that it has rung.
         self.memory.advance();
-        self.memory.wake_all();
+        match &self.bell {
+            Some(bell) if way == BY_DESCRIPTOR => bell.ring(),
+            // A word that makes no sense costs at most a wake-up.
+            _ => self.memory.wake_all(),
+        }
+    }
+
+    /// How we sleep.
+    fn way(&self) -> u32 {
+        if self.bell.is_some() { BY_DESCRIPTOR } else { BY_FUTEX }
     }
 
     /// Says whether rings are wanted.  After arming, poll once more before waiting.
     pub fn arm(&self, armed: bool) {
-        self.memory.set_armed(armed);
+        self.memory.set_armed(if armed { self.way() } else { UNARMED });
         if armed {
             // Pairs with the fence in ring(): see the header of this file.
             fence();
@@ -86,6 +124,7 @@ impl Doorbell {
     }
 
     /// Sleeps until [`Doorbell::seq`] differs from `seen` or `timeout` passes; may return early.
+    /// A doorbell with a descriptor is waited for by that.
     pub fn wait(&self, seen: u32, timeout: Option<Duration>) {
         self.memory.wait(seen, timeout);
     }
@@ -151,6 +190,61 @@ mod tests {
         sleeping.join().unwrap();
     }
 
+    fn eventfd() -> OwnedFd {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        rustix::event::eventfd(0, flags).unwrap()
+    }
+
+    /// How often it was rung since this was last looked at.
+    fn count(doorbell: &Doorbell) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(doorbell.descriptor().unwrap(), &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(error) => {
+                assert_eq!(error, rustix::io::Errno::AGAIN);
+                0
+            }
+        }
+    }
+
+    #[test]
+    fn a_sleeper_with_a_descriptor_is_rung_by_it_and_only_while_armed() {
+        let (ours, shared) = (eventfd(), eventfd());
+        let theirs = shared.try_clone().unwrap();
+        let segment = Segment::create("doorbell", DOORBELL_BYTES, PagePolicy::Normal).unwrap();
+        let window = || segment.window(0, DOORBELL_BYTES).unwrap();
+        let sleeper = Doorbell::with_descriptor(window(), shared).unwrap();
+        let ringer = Doorbell::with_descriptor(window(), theirs).unwrap();
+        ringer.ring();
+        assert_eq!((count(&sleeper), sleeper.seq()), (0, 0));
+        sleeper.arm(true);
+        ringer.ring();
+        ringer.ring();
+        assert_eq!((count(&sleeper), sleeper.seq()), (2, 2));
+        sleeper.arm(false);
+        ringer.ring();
+        sleeper.wake();
+        assert_eq!((count(&sleeper), sleeper.seq()), (1, 3));
+        // Who arms for the futex is not rung by a descriptor, whatever the ringer has.
+        let plain = Doorbell::new(window()).unwrap();
+        plain.arm(true);
+        let other = Doorbell::with_descriptor(window(), ours).unwrap();
+        other.ring();
+        assert_eq!((count(&other), plain.seq()), (0, 4));
+    }
+
+    #[test]
+    fn a_descriptor_that_somebody_filled_rings_all_the_same() {
+        let doorbell = {
+            let segment = Segment::create("doorbell", DOORBELL_BYTES, PagePolicy::Normal).unwrap();
+            Doorbell::with_descriptor(segment.window(0, DOORBELL_BYTES).unwrap(), eventfd()).unwrap()
+        };
+        let full = u64::MAX - 1;
+        rustix::io::write(doorbell.descriptor().unwrap(), &full.to_ne_bytes()).unwrap();
+        doorbell.wake();
+        assert_eq!(count(&doorbell), 1);
+    }
+
     #[test]
     fn a_doorbell_needs_its_bytes() {
         let segment = Segment::create("doorbell", 64, PagePolicy::Normal).unwrap();
@@ -169,7 +263,12 @@ mod loom_tests {
 
     fn doorbell() -> Arc<Doorbell> {
         let memory = Memory::private();
-        Arc::new(Doorbell { memory })
+        Arc::new(Doorbell { memory, bell: None })
+    }
+
+    fn doorbell_with_descriptor() -> Arc<Doorbell> {
+        let memory = Memory::private();
+        Arc::new(Doorbell { memory, bell: Some(Bell::private()) })
     }
 
     #[test]
@@ -208,6 +307,51 @@ mod loom_tests {
                 loom::thread::spawn(move || doorbell.wake())
             };
             doorbell.wait(seen, None);
+            assert_ne!(doorbell.seq(), seen);
+            waker.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_no_edge_of_a_descriptor_is_lost() {
+        loom::model(|| {
+            let doorbell = doorbell_with_descriptor();
+            // Relaxed on purpose: the fences alone must make the message or the ring visible.
+            let message = Arc::new(AtomicBool::new(false));
+            let ringer = {
+                let (doorbell, message) = (doorbell.clone(), message.clone());
+                loom::thread::spawn(move || {
+                    message.store(true, Relaxed);
+                    doorbell.ring();
+                })
+            };
+            doorbell.arm(true);
+            let bell = doorbell.bell.as_ref().unwrap();
+            loop {
+                let seen = doorbell.seq();
+                if message.load(Relaxed) {
+                    break;
+                }
+                // A lost edge would block here for ever, which loom reports as a deadlock.
+                if doorbell.seq() == seen {
+                    bell.wait_for_edge();
+                }
+            }
+            ringer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_whose_edge_another_took_sees_that_it_has_rung() {
+        loom::model(|| {
+            let doorbell = doorbell_with_descriptor();
+            let seen = doorbell.seq();
+            let waker = {
+                let doorbell = doorbell.clone();
+                loom::thread::spawn(move || doorbell.wake())
+            };
+            let bell = doorbell.bell.as_ref().unwrap();
+            bell.wait_for_edge();
             assert_ne!(doorbell.seq(), seen);
             waker.join().unwrap();
         });

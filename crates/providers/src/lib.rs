@@ -7,4 +7,4 @@ pub mod inherited;
 pub mod private_dir;
 pub mod shm;
 
-pub use shm::{Fence, Listening, OpenError, ShmConfig, ShmFabric, listeners, listening};
+pub use shm::{Fence, Listening, OpenError, ShmConfig, ShmFabric, Sleep, listeners, listening};

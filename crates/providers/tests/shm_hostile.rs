@@ -10,10 +10,12 @@ use std::sync::Arc;
 use common::{Cluster, Node, connect};
 use halite_fabric::Event;
 use halite_mem::{PagePolicy, Segment, ring};
+use rustix::event::EventfdFlags;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags};
 
 const HELLO: u8 = 1;
@@ -47,7 +49,13 @@ impl Client {
 
     fn hello(&self, hello: &Hello) {
         let fds = [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap()];
-        self.send(&packet(HELLO, b"hostile"), &fds);
+        self.send(&packet(HELLO, b"\0hostile"), &fds);
+    }
+
+    /// As one who sleeps on `bell`.
+    fn hello_with(&self, hello: &Hello, bell: BorrowedFd<'_>) {
+        let fds = [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), bell];
+        self.send(&packet(HELLO, b"\x01hostile"), &fds);
     }
 
     fn segment(&self, key: u32, len: u64, fd: BorrowedFd<'_>) {
@@ -101,7 +109,7 @@ fn segment(len: u64) -> Arc<Segment> {
 }
 
 fn packet(kind: u8, body: &[u8]) -> Vec<u8> {
-    let mut packet = vec![b'H', b'L', b's', b'm', 2, 0, kind, 0];
+    let mut packet = vec![b'H', b'L', b's', b'm', 3, 0, kind, 0];
     packet.extend(body);
     packet
 }
@@ -167,11 +175,11 @@ fn messages_out_of_turn_are_refused() {
 
 #[test]
 fn missing_and_superfluous_descriptors_are_refused() {
-    check(|client| client.send(&packet(HELLO, b""), &[]));
+    check(|client| client.send(&packet(HELLO, b"\0"), &[]));
     let hello = Hello::good();
     let fd = hello.ring.fd().unwrap();
-    check(|client| client.send(&packet(HELLO, b""), &[fd, fd]));
-    check(|client| client.send(&packet(HELLO, b""), &[fd; 8]));
+    check(|client| client.send(&packet(HELLO, b"\0"), &[fd, fd]));
+    check(|client| client.send(&packet(HELLO, b"\0"), &[fd; 8]));
     check(|client| {
         client.hello(&hello);
         client.send(&packet(READY, b""), &[fd]);
@@ -200,7 +208,67 @@ fn rings_and_mailboxes_that_are_none_are_refused() {
     let good = Hello::good();
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     let fds = [good.pidfd.as_fd(), file.as_fd(), good.ring.fd().unwrap()];
-    check(|client| client.send(&packet(HELLO, b""), &fds));
+    check(|client| client.send(&packet(HELLO, b"\0"), &fds));
+}
+
+fn eventfd(flags: EventfdFlags) -> OwnedFd {
+    rustix::event::eventfd(0, flags).unwrap()
+}
+
+#[test]
+fn a_doorbell_that_could_block_or_fill_something_is_refused() {
+    let hello = Hello::good();
+    let blocking = eventfd(EventfdFlags::CLOEXEC);
+    check(|client| client.hello_with(&hello, blocking.as_fd()));
+    let (_end, pipe) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+    check(|client| client.hello_with(&hello, pipe.as_fd()));
+    check(|client| client.hello_with(&hello, hello.ring.fd().unwrap()));
+    // One that was announced and is not there, and one that was not announced.
+    check(|client| client.send(&packet(HELLO, b"\x01"), &[hello.pidfd.as_fd()]));
+    let fds = [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), blocking.as_fd()];
+    check(|client| client.send(&packet(HELLO, b"\0"), &fds));
+    check(|client| client.send(&packet(HELLO, b"\x02"), &fds));
+}
+
+/// Connects a client that sleeps on `bell`, lets `spoil` loose on its mailbox, and has it sent `words`.
+fn check_rung(bell: Option<&OwnedFd>, spoil: impl FnOnce(&Arc<Segment>), words: u32) {
+    let cluster = Cluster::new();
+    let mut victim = cluster.open("victim");
+    let (client, hello) = (Client::dial(&cluster), Hello::good());
+    match bell {
+        Some(bell) => client.hello_with(&hello, bell.as_fd()),
+        None => client.hello(&hello),
+    }
+    client.send(&packet(READY, b""), &[]);
+    client.expect_ready();
+    let peer = victim.connected();
+    spoil(&hello.mailbox);
+    for word in 0..words {
+        victim.send(peer, b"wake up", word).unwrap();
+    }
+}
+
+fn arm(mailbox: &Arc<Segment>, way: u32) {
+    mailbox.window(0, 8).unwrap().write(4, &way.to_ne_bytes()).unwrap();
+}
+
+#[test]
+fn who_rings_is_not_held_up_by_what_the_sleeper_did_to_its_doorbell() {
+    let bell = eventfd(EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let count = || {
+        let mut count = [0; 8];
+        rustix::io::read(&bell, &mut count).map(|_| u64::from_ne_bytes(count))
+    };
+    check_rung(Some(&bell), |mailbox| arm(mailbox, 2), 3);
+    assert_eq!(count(), Ok(3));
+    // Full.
+    rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    check_rung(Some(&bell), |mailbox| arm(mailbox, 2), 1);
+    assert_eq!(count(), Ok(1));
+    // A word that means nothing, and one that asks for what is not there.
+    check_rung(Some(&bell), |mailbox| arm(mailbox, 77), 1);
+    check_rung(None, |mailbox| arm(mailbox, 2), 1);
+    assert!(count().is_err());
 }
 
 #[test]

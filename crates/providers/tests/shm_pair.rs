@@ -4,8 +4,7 @@ mod common;
 
 use common::{Cluster, bytes_of, connect, inline, remote};
 use halite_fabric::{
-    CompletionKind, CutOff, Event, Fabric, Key, Local, Operation, PeerId, PostCause, Status, WorkId,
-    WorkRequest,
+    CompletionKind, CutOff, Event, Key, Local, Operation, PeerId, PostCause, Status, WorkId, WorkRequest,
 };
 use halite_providers::{OpenError, ShmFabric};
 

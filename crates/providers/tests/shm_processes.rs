@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Cluster, Node, Role, connect, role_dir};
-use halite_fabric::{ConnectFailure, CutOff, Event, Fabric, PeerId, PostCause};
+use halite_fabric::{ConnectFailure, CutOff, Event, PeerId, PostCause};
 use halite_providers::{Fence, ShmConfig};
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 

@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{Cluster, connect};
-use halite_fabric::{Event, Fabric};
+use common::{Cluster, Node, connect};
+use halite_fabric::Event;
+use halite_providers::{ShmConfig, Sleep};
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
@@ -22,8 +23,10 @@ fn threads() -> usize {
 fn fabrics_leave_no_descriptor_mapping_thread_or_file_behind() {
     let cluster = Cluster::new();
     let before = (descriptors(), shared_mappings(), threads());
-    for _ in 0..20 {
-        let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
+    for round in 0..20 {
+        let sleep = [Sleep::Futex, Sleep::Descriptor][round % 2];
+        let one = Node::open(ShmConfig { sleep, ..cluster.config("one") });
+        let (mut one, mut two) = (one, cluster.open("two"));
         one.register(4096);
         let (to_two, to_one) = connect(&mut one, &mut two, "two.sock");
         two.register(4096);

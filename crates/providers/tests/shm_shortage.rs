@@ -7,7 +7,7 @@ mod common;
 use std::os::fd::AsRawFd;
 
 use common::{Cluster, Node, Role, inline, remote, role_dir};
-use halite_fabric::{ConnectFailure, Event, Fabric, Key, Operation, PeerId};
+use halite_fabric::{ConnectFailure, Event, Key, Operation, PeerId};
 use halite_providers::ShmConfig;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -1,20 +1,22 @@
-//! The words of a doorbell and the futex behind them: in a window, or, under loom, in a model of both.
+//! The words of a doorbell, the futex behind them and the descriptor beside them: real ones, or, under loom, models.
 
 #[cfg(loom)]
-pub(crate) use model::Memory;
-#[cfg(loom)]
 pub(super) use model::fence;
-#[cfg(not(loom))]
-pub(crate) use shared::Memory;
+#[cfg(loom)]
+pub(crate) use model::{Bell, Memory};
 #[cfg(not(loom))]
 pub(super) use shared::fence;
+#[cfg(not(loom))]
+pub(crate) use shared::{Bell, Memory};
 
 #[cfg(not(loom))]
 mod shared {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::sync::atomic::AtomicU32;
     use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
     use std::time::Duration;
 
+    use rustix::io::Errno;
     use rustix::thread::futex;
     use rustix::time::Timespec;
 
@@ -49,14 +51,14 @@ mod shared {
             self.word(SEQ_OFFSET).fetch_add(1, Release);
         }
 
-        pub(crate) fn is_armed(&self) -> bool {
+        pub(crate) fn armed(&self) -> u32 {
             // Ordered by the fences of ring() and arm().
-            self.word(ARMED_OFFSET).load(Relaxed) != 0
+            self.word(ARMED_OFFSET).load(Relaxed)
         }
 
-        pub(crate) fn set_armed(&self, armed: bool) {
+        pub(crate) fn set_armed(&self, armed: u32) {
             // Ordered by the fences of ring() and arm().
-            self.word(ARMED_OFFSET).store(armed.into(), Relaxed);
+            self.word(ARMED_OFFSET).store(armed, Relaxed);
         }
 
         pub(crate) fn wake_all(&self) {
@@ -77,10 +79,35 @@ mod shared {
             self.window.atomic_u32(offset).expect("new() found both words inside")
         }
     }
+
+    /// An eventfd that does not block.
+    #[derive(Debug)]
+    pub(crate) struct Bell(OwnedFd);
+
+    impl Bell {
+        pub(crate) fn new(eventfd: OwnedFd) -> Bell {
+            Bell(eventfd)
+        }
+
+        pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.0.as_fd())
+        }
+
+        /// Each write is an edge, whether anybody has read or not.
+        pub(crate) fn ring(&self) {
+            let one = 1u64.to_ne_bytes();
+            // Full by what somebody wrote, not by rings: they would take ages.
+            if let Err(Errno::AGAIN) = rustix::io::write(&self.0, &one) {
+                let _ = rustix::io::read(&self.0, &mut [0; 8]);
+                let _ = rustix::io::write(&self.0, &one);
+            }
+        }
+    }
 }
 
 #[cfg(loom)]
 mod model {
+    use std::os::fd::{BorrowedFd, OwnedFd};
     use std::time::Duration;
 
     use loom::sync::atomic::AtomicU32;
@@ -125,12 +152,12 @@ mod model {
             self.seq.fetch_add(1, Release);
         }
 
-        pub(crate) fn is_armed(&self) -> bool {
-            self.armed.load(Relaxed) != 0
+        pub(crate) fn armed(&self) -> u32 {
+            self.armed.load(Relaxed)
         }
 
-        pub(crate) fn set_armed(&self, armed: bool) {
-            self.armed.store(armed.into(), Relaxed);
+        pub(crate) fn set_armed(&self, armed: u32) {
+            self.armed.store(armed, Relaxed);
         }
 
         pub(crate) fn wake_all(&self) {
@@ -143,6 +170,41 @@ mod model {
             // The kernel compares under its lock, too.
             if self.seq.load(Acquire) == seen {
                 drop(self.queue.wait(queue_lock).unwrap());
+            }
+        }
+    }
+
+    /// An eventfd, as one sees it who watches for edges.
+    #[derive(Debug)]
+    pub(crate) struct Bell {
+        has_edge: Mutex<bool>,
+        watchers: Condvar,
+    }
+
+    impl Bell {
+        /// There are no descriptors under loom.
+        pub(crate) fn new(_: OwnedFd) -> Bell {
+            Bell::private()
+        }
+
+        pub(crate) fn private() -> Bell {
+            Bell { has_edge: Mutex::new(false), watchers: Condvar::new() }
+        }
+
+        pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+
+        pub(crate) fn ring(&self) {
+            *self.has_edge.lock().unwrap() = true;
+            self.watchers.notify_all();
+        }
+
+        #[cfg(test)]
+        pub(crate) fn wait_for_edge(&self) {
+            let mut has_edge = self.has_edge.lock().unwrap();
+            while !std::mem::take(&mut *has_edge) {
+                has_edge = self.watchers.wait(has_edge).unwrap();
             }
         }
     }

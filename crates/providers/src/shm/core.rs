@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, RwLock};
 
-use halite_fabric::{ConnectFailure, Event, PeerId};
+use halite_fabric::{ConnectFailure, Event, PeerId, Sleepers};
 use halite_mem::doorbell::DOORBELL_BYTES;
 use halite_mem::{Doorbell, PagePolicy, Segment, Window};
 use rustix::event::{EventfdFlags, epoll};
@@ -24,7 +24,7 @@ use super::peer::Peer;
 use super::room::Waiters;
 use super::shortage::Trouble;
 use super::socket::Listener;
-use super::{ShmConfig, lock, write};
+use super::{ShmConfig, Sleep, lock, write};
 
 /// See the header of this file.
 #[derive(Debug)]
@@ -56,6 +56,8 @@ pub(super) struct Own {
     pub(super) pidfd: OwnedFd,
     pub(super) mailbox: Arc<Segment>,
     pub(super) doorbell: Doorbell,
+    /// Those who sleep on its descriptor, where it has one.
+    pub(super) sleepers: Option<Sleepers>,
 }
 
 /// The connections, from the first packet until nothing more can be said or heard.
@@ -78,13 +80,12 @@ pub(super) enum Source {
 impl Core {
     pub(super) fn open(config: ShmConfig) -> io::Result<Core> {
         let listener = Listener::bind(&config.dir, &config.name)?;
-        let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let core = Core {
             number: FabricNumber::new(),
-            own: Own::new()?,
+            own: Own::new(config.sleep)?,
             listener: Mutex::new(None),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            kick,
+            kick: eventfd()?,
             stopping: AtomicBool::new(false),
             registered: RwLock::default(),
             links: Mutex::default(),
@@ -211,18 +212,29 @@ impl Core {
 }
 
 impl Own {
-    fn new() -> io::Result<Own> {
+    fn new(sleep: Sleep) -> io::Result<Own> {
         let pid = rustix::process::getpid();
         let mailbox = Segment::create("halite-mailbox", DOORBELL_BYTES, PagePolicy::Normal)?;
         let window = mailbox.window(0, DOORBELL_BYTES);
         let window = window.expect("the mailbox is exactly a doorbell");
+        let doorbell = match sleep {
+            Sleep::Futex => Doorbell::new(window),
+            Sleep::Descriptor => Doorbell::with_descriptor(window, eventfd()?),
+        };
+        let doorbell = doorbell.expect("mappings begin at a page");
+        let sleepers = doorbell.descriptor().map(|descriptor| Sleepers::new([descriptor])).transpose()?;
         Ok(Own {
             pid: pid.as_raw_nonzero().get(),
             pidfd: rustix::process::pidfd_open(pid, PidfdFlags::empty())?,
             mailbox,
-            doorbell: Doorbell::new(window).expect("mappings begin at a page"),
+            doorbell,
+            sleepers,
         })
     }
+}
+
+fn eventfd() -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 impl Source {

@@ -3,12 +3,13 @@
 //! Everything is untrusted and checked here once; what comes out can be used without further checks.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use halite_mem::doorbell::DOORBELL_BYTES;
 use halite_mem::ring::{self, BadRing, Consumer};
 use halite_mem::{Doorbell, OpenError, Segment};
+use rustix::fs::OFlags;
 
 use super::peer::Process;
 use super::{RING_BYTES_MAX, socket};
@@ -35,6 +36,8 @@ pub(super) enum BadGreeting {
     Mailbox(OpenError),
     #[error("the peer's mailbox is misaligned")]
     MailboxShape,
+    #[error("the peer's doorbell is no eventfd that does not block")]
+    Bell,
     #[error("the peer's ring: {0}")]
     Ring(OpenError),
     #[error("the peer's ring: {0}")]
@@ -52,12 +55,13 @@ impl Greeting {
         hello: Vec<u8>,
         fds: Vec<OwnedFd>,
     ) -> Result<Greeting, BadGreeting> {
-        let [pidfd, mailbox, ring]: [OwnedFd; 3] =
-            fds.try_into().expect("the socket counted the descriptors");
+        let mut fds = fds.into_iter();
+        let mut next = || fds.next().expect("the socket counted the descriptors");
+        let (pidfd, mailbox, ring) = (next(), next(), next());
         Ok(Greeting {
             hello,
             process: Arc::new(check_process(socket, pidfd)?),
-            mailbox: open_mailbox(mailbox)?,
+            mailbox: open_mailbox(mailbox, fds.next())?,
             incoming: open_ring(ring)?,
         })
     }
@@ -75,16 +79,39 @@ fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadG
 
 /// Which process a pidfd stands for; `None` for other descriptors and dead processes.
 fn pid_of(pidfd: &OwnedFd) -> io::Result<Option<i32>> {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
-    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
-    Ok(pid.and_then(|pid| pid.trim().parse().ok()))
+    Ok(field(pidfd, "Pid:")?.and_then(|pid| pid.parse().ok()))
 }
 
-fn open_mailbox(fd: OwnedFd) -> Result<Doorbell, BadGreeting> {
+/// What the kernel tells about a descriptor under `name`, which depends on its kind.
+fn field(fd: &OwnedFd, name: &str) -> io::Result<Option<String>> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let value = info.lines().find_map(|line| line.strip_prefix(name));
+    Ok(value.map(|value| value.trim().to_owned()))
+}
+
+fn open_mailbox(fd: OwnedFd, bell: Option<OwnedFd>) -> Result<Doorbell, BadGreeting> {
     let segment = Segment::open(&fd, DOORBELL_BYTES).map_err(BadGreeting::Mailbox)?;
     let window = segment.window(0, DOORBELL_BYTES);
     let window = window.expect("the segment was opened with this length");
-    Doorbell::new(window).map_err(|_| BadGreeting::MailboxShape)
+    let doorbell = match bell {
+        None => Doorbell::new(window),
+        Some(bell) => {
+            check_bell(&bell)?;
+            Doorbell::with_descriptor(window, bell)
+        }
+    };
+    doorbell.map_err(|_| BadGreeting::MailboxShape)
+}
+
+/// A write to it must wake who watches it, and nothing else: not block us, nor fill a file.  A peer that lets it block
+/// later, and fills it, stops who rings; it is our own user's, and could stop us by a signal as well.
+fn check_bell(bell: &OwnedFd) -> Result<(), BadGreeting> {
+    let is_eventfd = field(bell, "eventfd-count:")?.is_some();
+    let flags = rustix::fs::fcntl_getfl(bell.as_fd()).map_err(io::Error::from)?;
+    if !is_eventfd || !flags.contains(OFlags::NONBLOCK) {
+        return Err(BadGreeting::Bell);
+    }
+    Ok(())
 }
 
 fn open_ring(fd: OwnedFd) -> Result<Consumer, BadGreeting> {

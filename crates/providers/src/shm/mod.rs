@@ -42,6 +42,7 @@ mod warning;
 mod wire;
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
@@ -54,7 +55,7 @@ use halite_fabric::{
 use halite_mem::{PagePolicy, Segment, Window, ring};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
-use self::core::Core;
+use self::core::{Core, Own};
 use self::inbox::Scribbled;
 use self::link::Link;
 use self::peer::Peer;
@@ -89,6 +90,17 @@ pub struct ShmConfig {
     pub handshake_timeout: Duration,
     /// What may be done to cut a peer off.
     pub fence: Fence,
+    /// On what those sleep who wait for arrivals.
+    pub sleep: Sleep,
+}
+
+/// What a thread sleeps on until something arrives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sleep {
+    /// A futex: cheapest, and for this fabric alone.
+    Futex,
+    /// A descriptor, which [`Fabric::descriptor`] shows, for this fabric and others at once.  Peers ring it.
+    Descriptor,
 }
 
 /// What may be done to a peer that must not touch our memory any longer.
@@ -101,7 +113,7 @@ pub enum Fence {
 }
 
 impl ShmConfig {
-    /// The usual values: rings of 256 KiB, 4096 segments, 1024 peers, greetings of 2 seconds.
+    /// The usual values: rings of 256 KiB, 4096 segments, 1024 peers, greetings of 2 seconds, sleep on a futex.
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> ShmConfig {
         ShmConfig {
             dir: dir.into(),
@@ -113,6 +125,7 @@ impl ShmConfig {
             completions_max: 64 << 10,
             handshake_timeout: Duration::from_secs(2),
             fence: Fence::Kill,
+            sleep: Sleep::Futex,
         }
     }
 
@@ -213,7 +226,7 @@ pub struct ShmFabric {
 impl ShmFabric {
     /// Listens in the cluster directory and starts the gate.
     ///
-    /// Raises the process's soft limit of descriptors to the hard one: each peer takes three, and the usual soft
+    /// Raises the process's soft limit of descriptors to the hard one: each peer takes three, one that sleeps on a descriptor four, and the usual soft
     /// limit of 1024 stems from `select`, which cannot be asked about more.
     pub fn open(config: ShmConfig) -> Result<Arc<ShmFabric>, OpenError> {
         config.check()?;
@@ -350,7 +363,11 @@ impl Fabric for ShmFabric {
     }
 
     fn wait(&self, seen: u32, timeout: Option<Duration>) {
-        self.core.own.doorbell.wait(seen, timeout);
+        let Own { doorbell, sleepers, .. } = &self.core.own;
+        match sleepers {
+            None => doorbell.wait(seen, timeout),
+            Some(sleepers) => sleepers.sleep(timeout, || doorbell.seq() != seen),
+        }
     }
 
     fn doorbell(&self) -> u32 {
@@ -359,6 +376,10 @@ impl Fabric for ShmFabric {
 
     fn wake(&self) {
         self.core.own.doorbell.wake();
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.core.own.doorbell.descriptor()
     }
 
     /// Peers are told that we are detached as soon as nobody in this process holds a window from

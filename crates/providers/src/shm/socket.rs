@@ -20,7 +20,7 @@ use super::wire::{BadMessage, MESSAGE_BYTES_MAX, Message};
 use crate::private_dir::{DirError, Kind, NameLock, PrivateDir};
 
 /// No message carries more descriptors.
-const FDS_MAX: usize = 3;
+const FDS_MAX: usize = 4;
 /// How many initiators may wait while the gate is busy.
 const BACKLOG: i32 = 128;
 /// How often the listener of a name may be another one while we look at it.

@@ -8,7 +8,8 @@
 //!          | "HLsm" | version  | kind  | body
 //!
 //!   kind          body                      descriptors that travel along
-//!   1 Hello       hello, to the end         pidfd, mailbox, ring (sender to receiver)
+//!   1 Hello       bell u8, hello to the     pidfd, mailbox, ring (sender to receiver),
+//!                 end                       and, where bell is 1 and not 0, the mailbox's eventfd
 //!   2 Segment     key u32, len u64          memfd
 //!   3 Ready       -                         -
 //!   4 Detached    -                         -
@@ -26,9 +27,9 @@
 use halite_fabric::HELLO_BYTES_MAX;
 
 /// Changes whenever a message or the layout of a ring, a record or a mailbox changes.
-pub(super) const VERSION: u16 = 2;
-/// No packet is longer: a header and a hello.
-pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + HELLO_BYTES_MAX;
+pub(super) const VERSION: u16 = 3;
+/// No packet is longer: a header and a hello, with the byte in front of it.
+pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + 1 + HELLO_BYTES_MAX;
 /// Reasons are for people; this is enough for a sentence.
 const REASON_BYTES_MAX: usize = 200;
 const MAGIC: [u8; 4] = *b"HLsm";
@@ -41,6 +42,8 @@ pub(super) enum Message {
     Hello {
         /// Not interpreted here.
         hello: Vec<u8>,
+        /// Whether I sleep on a descriptor, which travels along.
+        has_bell: bool,
     },
     /// A segment of mine that you may reach from now on.
     Segment {
@@ -75,7 +78,7 @@ impl Message {
     /// How many descriptors travel along.
     pub(super) fn fds(&self) -> usize {
         match self {
-            Message::Hello { .. } => 3,
+            Message::Hello { has_bell, .. } => 3 + usize::from(*has_bell),
             Message::Segment { .. } => 1,
             Message::Ready | Message::Detached | Message::Refused { .. } => 0,
         }
@@ -86,7 +89,10 @@ impl Message {
         packet.extend(VERSION.to_le_bytes());
         packet.extend(self.kind().to_le_bytes());
         match self {
-            Message::Hello { hello } => packet.extend(hello),
+            Message::Hello { hello, has_bell } => {
+                packet.push((*has_bell).into());
+                packet.extend(hello);
+            }
             Message::Segment { key, len } => {
                 packet.extend(key.to_le_bytes());
                 packet.extend(len.to_le_bytes());
@@ -118,7 +124,12 @@ impl Message {
 
     fn decode_body(kind: u16, body: &[u8]) -> Option<Message> {
         match kind {
-            1 if body.len() <= HELLO_BYTES_MAX => Some(Message::Hello { hello: body.to_vec() }),
+            1 => match body {
+                [bell @ (0 | 1), hello @ ..] if hello.len() <= HELLO_BYTES_MAX => {
+                    Some(Message::Hello { hello: hello.to_vec(), has_bell: *bell == 1 })
+                }
+                _ => None,
+            },
             2 => {
                 let (key, len) = body.split_first_chunk()?;
                 Some(Message::Segment {
@@ -172,7 +183,8 @@ mod tests {
     #[test]
     fn misshapen_bodies_are_refused() {
         let bare = |kind: u8| [b'H', b'L', b's', b'm', VERSION as u8, 0, kind, 0];
-        for (kind, body_bytes) in [(0, 0), (1, HELLO_BYTES_MAX + 1), (2, 11), (2, 13), (3, 1), (6, 0)] {
+        for (kind, body_bytes) in [(0, 0), (1, 0), (1, HELLO_BYTES_MAX + 2), (2, 11), (2, 13), (3, 1), (6, 0)]
+        {
             let mut packet = bare(kind).to_vec();
             packet.resize(HEADER_BYTES + body_bytes, 0);
             let shape = BadMessage::Shape { kind: kind.into() };
@@ -183,10 +195,11 @@ mod tests {
     proptest! {
         #[test]
         fn messages_survive_the_wire(
-            hello in prop::collection::vec(any::<u8>(), 0..=HELLO_BYTES_MAX), key: u32, len: u64, reason in ".{0,50}"
+            hello in prop::collection::vec(any::<u8>(), 0..=HELLO_BYTES_MAX), has_bell: bool,
+            key: u32, len: u64, reason in ".{0,50}"
         ) {
             let messages = [
-                Message::Hello { hello },
+                Message::Hello { hello, has_bell },
                 Message::Segment { key, len },
                 Message::Ready,
                 Message::Detached,

@@ -52,7 +52,7 @@ impl Drop for Cluster {
 
 /// A fabric, and what was polled from it but not asked for yet.
 pub struct Node {
-    pub fabric: Arc<ShmFabric>,
+    pub fabric: Arc<dyn Fabric>,
     completions: VecDeque<Completion>,
     events: VecDeque<Event>,
 }
@@ -62,7 +62,7 @@ impl Node {
         Node::of(ShmFabric::open(config).unwrap())
     }
 
-    pub fn of(fabric: Arc<ShmFabric>) -> Node {
+    pub fn of(fabric: Arc<dyn Fabric>) -> Node {
         Node { fabric, completions: VecDeque::new(), events: VecDeque::new() }
     }
 

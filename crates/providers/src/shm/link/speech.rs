@@ -64,7 +64,7 @@ impl Link {
     ) -> Result<(), Trouble> {
         let greeted = state.heard.greeting.is_some();
         match (message, &state.phase) {
-            (Message::Hello { hello }, Phase::Greeting { .. }) if !greeted => {
+            (Message::Hello { hello, .. }, Phase::Greeting { .. }) if !greeted => {
                 self.hear_hello(core, state, socket, hello, fds)
             }
             (Message::Segment { key, len }, Phase::Greeting { .. }) if greeted => {
@@ -146,9 +146,11 @@ impl Link {
             return;
         }
         if !state.said.hello {
-            let hello = Message::Hello { hello: self.hello.clone() };
             let own = &core.own;
-            let fds = [own.pidfd.as_fd(), descriptor(&own.mailbox), descriptor(&self.ring)];
+            let bell = own.doorbell.descriptor();
+            let hello = Message::Hello { hello: self.hello.clone(), has_bell: bell.is_some() };
+            let mut fds = vec![own.pidfd.as_fd(), descriptor(&own.mailbox), descriptor(&self.ring)];
+            fds.extend(bell);
             state.said.hello = self.try_say(state, &hello, &fds);
         }
         if state.said.hello && self.speak_of_segments(core, state) && !state.said.ready {
