@@ -92,6 +92,9 @@ pub struct ShmConfig {
     pub fence: Fence,
     /// On what those sleep who wait for arrivals.
     pub sleep: Sleep,
+    /// Whether peers' memory can be reached by loads and stores ([`Fabric::direct`]), or by what is posted alone, as over a
+    /// network.
+    pub direct: bool,
 }
 
 /// What a thread sleeps on until something arrives.
@@ -126,6 +129,7 @@ impl ShmConfig {
             handshake_timeout: Duration::from_secs(2),
             fence: Fence::Kill,
             sleep: Sleep::Futex,
+            direct: true,
         }
     }
 
@@ -264,7 +268,7 @@ impl Fabric for ShmFabric {
     fn capabilities(&self, _: PeerId) -> Capabilities {
         Capabilities {
             provider: "shm",
-            direct: true,
+            direct: self.core.config.direct,
             // The caller's processor carries them out.
             atomics: Atomics::Processor,
             send_bytes_max: self.core.config.send_bytes_max(),
@@ -321,11 +325,16 @@ impl Fabric for ShmFabric {
         for peer in made_room {
             self.core.ring(peer);
         }
-        self.core.tell_of_room(events);
+        if !self.core.waiters.is_empty() {
+            self.core.tell_of_room(events);
+        }
         events.len() - before
     }
 
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
+        if !self.core.config.direct {
+            return None;
+        }
         let peer = self.core.peer(peer)?;
         match self.core.with_window(&peer, key, Window::clone) {
             Ok(Access::Made(window)) => Some(window),

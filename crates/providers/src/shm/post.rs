@@ -157,6 +157,7 @@ impl Core {
     }
 
     /// Tells, as far as there is room again, those who found a queue full.
+    #[cold]
     pub(super) fn tell_of_room(&self, events: &mut Vec<Event>) {
         for id in self.waiters.take_all() {
             // A peer that is gone has no queue.

@@ -21,17 +21,18 @@ impl Waiters {
     pub(super) fn add(&self, peer: PeerId) {
         let mut peers = lock(&self.peers);
         peers.insert(peer);
-        // Pairs with the Acquire in take_all(); who adds rings next, which orders a look that misses it.
+        // Pairs with the Acquire in is_empty(); who adds rings next, which orders a look that misses it.
         self.count.store(peers.len(), Release);
     }
 
-    /// All of them; who still waits is to be added again.
     #[inline]
-    pub(super) fn take_all(&self) -> BTreeSet<PeerId> {
+    pub(super) fn is_empty(&self) -> bool {
         // Pairs with the Release in add().
-        if self.count.load(Acquire) == 0 {
-            return BTreeSet::new();
-        }
+        self.count.load(Acquire) == 0
+    }
+
+    /// All of them; who still waits is to be added again.
+    pub(super) fn take_all(&self) -> BTreeSet<PeerId> {
         let mut peers = lock(&self.peers);
         self.count.store(0, Release);
         std::mem::take(&mut peers)
