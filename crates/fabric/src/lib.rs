@@ -68,7 +68,7 @@ pub trait Fabric: Send + Sync {
     /// What can be done for `peer`.  It is the same from its [`Event::Connected`] on, and of no meaning before.
     fn capabilities(&self, peer: PeerId) -> Capabilities;
 
-    /// Makes `segment` reachable by all connected peers, now and later, and returns its key: how many were registered before.
+    /// Makes `segment` reachable by all connected peers, now and later, and returns its key.  Keys count from 0.
     /// A peer to which the key is mentioned afterwards in a message can use it at once.
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError>;
 

@@ -1,4 +1,5 @@
-//! The conformance suite of providers over shared memory: as it is, and as middleware shows it, without direct access.
+//! The conformance suite of providers over shared memory: as it is, as middleware shows it, without direct access, and as a part of
+//! a composite.
 
 mod common;
 
@@ -6,35 +7,50 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::Cluster;
-use halite_fabric::Fabric;
 use halite_fabric::conformance::Harness;
 use halite_fabric::fault::{FaultInjector, FaultPlan};
 use halite_fabric::trace::Tracer;
-use halite_providers::ShmFabric;
+use halite_fabric::{Composite, Fabric};
+use halite_providers::{ShmConfig, ShmFabric, Sleep};
 
 /// Fabrics of this process in a directory of their own.
 struct Shm {
     cluster: Cluster,
-    wrap: fn(Arc<dyn Fabric>) -> Arc<dyn Fabric>,
+    /// Another, for those who are in two.
+    spare: Cluster,
+    open: Open,
+    /// What addresses begin with.
+    prefix: &'static str,
     /// Turns a hang into a failure; no story is meant to come anywhere near.
     deadline: Instant,
 }
 
+/// Opens a fabric in the first directory, and perhaps one in the other.
+type Open = fn(first: ShmConfig, other: ShmConfig) -> Arc<dyn Fabric>;
+
 impl Shm {
-    fn new(wrap: fn(Arc<dyn Fabric>) -> Arc<dyn Fabric>) -> Shm {
-        Shm { cluster: Cluster::new(), wrap, deadline: Instant::now() + Duration::from_secs(60) }
+    fn new(open: Open) -> Shm {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        Shm { cluster: Cluster::new(), spare: Cluster::new(), open, prefix: "", deadline }
     }
+}
+
+fn shm(config: ShmConfig) -> Arc<dyn Fabric> {
+    ShmFabric::open(config).unwrap()
+}
+
+fn on_descriptor(config: ShmConfig) -> Arc<dyn Fabric> {
+    shm(ShmConfig { sleep: Sleep::Descriptor, ..config })
 }
 
 impl Harness for Shm {
     fn open(&self, name: &str, hello: &[u8]) -> Arc<dyn Fabric> {
-        let mut config = self.cluster.config(name);
-        config.hello = hello.to_vec();
-        (self.wrap)(ShmFabric::open(config).unwrap())
+        let config = |cluster: &Cluster| ShmConfig { hello: hello.to_vec(), ..cluster.config(name) };
+        (self.open)(config(&self.cluster), config(&self.spare))
     }
 
     fn address(&self, name: &str) -> String {
-        format!("{name}.sock")
+        format!("{}{name}.sock", self.prefix)
     }
 
     fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool {
@@ -54,21 +70,49 @@ impl Harness for Shm {
 mod direct {
     use super::*;
 
-    halite_fabric::fabric_conformance_suite!(Shm::new(|fabric| fabric));
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| shm(config)));
+}
+
+mod direct_on_a_descriptor {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| on_descriptor(config)));
 }
 
 mod traced {
     use super::*;
 
-    halite_fabric::fabric_conformance_suite!(Shm::new(|fabric| Arc::new(Tracer::new(fabric, 100))));
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| Arc::new(Tracer::new(shm(config), 100))));
 }
 
 mod injected_without_atomics {
     use super::*;
 
-    fn wrap(fabric: Arc<dyn Fabric>) -> Arc<dyn Fabric> {
-        Arc::new(FaultInjector::new(fabric, FaultPlan::new(1)).without_atomics())
+    fn open(config: ShmConfig) -> Arc<dyn Fabric> {
+        Arc::new(FaultInjector::new(shm(config), FaultPlan::new(1)).without_atomics())
     }
 
-    halite_fabric::fabric_conformance_suite!(Shm::new(wrap));
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
+}
+
+mod composite_of_one {
+    use super::*;
+
+    fn open(config: ShmConfig) -> Arc<dyn Fabric> {
+        Arc::new(Composite::new(vec![("shm", shm(config))]).unwrap())
+    }
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
+}
+
+/// Peers are reached by the second of two parts.
+mod composite_of_two {
+    use super::*;
+
+    fn open(config: ShmConfig, other: ShmConfig) -> Arc<dyn Fabric> {
+        let parts = vec![("spare", on_descriptor(other)), ("used", on_descriptor(config))];
+        Arc::new(Composite::new(parts).unwrap())
+    }
+
+    halite_fabric::fabric_conformance_suite!(Shm { prefix: "used:", ..Shm::new(open) });
 }

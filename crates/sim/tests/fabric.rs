@@ -1,13 +1,11 @@
-//! What requests do between two hosts, when nothing goes wrong.
+//! What requests do between two hosts, beyond the suite of all providers: as the profile has it, and when.
 
 mod common;
 
 use common::{LONG_NS, Pair, pair, pass, remote, request};
 use halite_fabric::kind::OperationKind;
 use halite_fabric::trace::Tracer;
-use halite_fabric::{
-    CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, Status, WorkId, WorkRequest,
-};
+use halite_fabric::{CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, Status};
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_sim::{Link, Profile, World};
 
@@ -16,54 +14,6 @@ fn each(story: impl Fn(Pair)) {
     story(pair(1, Profile::local()));
     story(pair(1, Profile::rnic_100g()));
     story(pair(1, Profile::rnic_100g_hca()));
-}
-
-#[test]
-fn writes_and_reads_reach_the_other_ends_memory() {
-    each(|Pair { world, one, two }| {
-        one.post(1, Operation::Write { local: Local::Inline(b"inline"), remote: remote(two.key, 100) });
-        one.memory.fill(0, 100_000, 9).unwrap();
-        one.post(2, Operation::Write { local: one.source(100_000), remote: remote(two.key, 1000) });
-        pass(&world, LONG_NS);
-        assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
-        assert_eq!(two.bytes(100, 6), b"inline");
-        assert!(two.bytes(1000, 100_000).iter().all(|byte| *byte == 9));
-        two.memory.write(5000, b"read me").unwrap();
-        let local = Local::Registered { key: one.key, offset: 3, len: 7 };
-        one.post(3, Operation::Read { local, remote: remote(two.key, 5000) });
-        pass(&world, LONG_NS);
-        assert_eq!(one.ended(), [(3, Status::Success)]);
-        assert_eq!(one.bytes(2, 9), b"\x09read me\x09");
-    });
-}
-
-#[test]
-fn long_reads_arrive_whole() {
-    each(|Pair { world, one, two }| {
-        two.memory.fill(0, 300_000, 5).unwrap();
-        one.post(1, Operation::Read { local: one.source(300_000), remote: remote(two.key, 0) });
-        pass(&world, LONG_NS);
-        assert_eq!(one.ended(), [(1, Status::Success)]);
-        assert_eq!(one.landed(5, 300_000), 300_000);
-    });
-}
-
-#[test]
-fn atomics_return_what_the_word_held_before() {
-    each(|Pair { world, one, two }| {
-        let word = remote(two.key, 16);
-        one.post(1, Operation::FetchAdd { remote: word, add: 3 });
-        one.post(2, Operation::FetchAdd { remote: word, add: 4 });
-        one.post(3, Operation::CompareSwap { remote: word, expected: 7, new: 1 });
-        one.post(4, Operation::CompareSwap { remote: word, expected: 7, new: 2 });
-        pass(&world, LONG_NS);
-        let old = |completion: halite_fabric::Completion| match completion.kind {
-            CompletionKind::Atomic { old, .. } => old,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(one.poll().into_iter().map(old).collect::<Vec<_>>(), [0, 3, 7, 1]);
-        assert_eq!(two.memory.load_u64(16), Ok(1));
-    });
 }
 
 /// Whether the first of two additions, by an adapter and by a processor while that is about it, is lost.
@@ -107,59 +57,6 @@ fn atomics_of_an_adapter_are_in_one_piece_among_themselves_and_keep_their_place(
     assert!(one.ended().iter().all(|(_, status)| *status == Status::Success));
 }
 
-#[test]
-fn an_unsolicited_message_wakes_nobody_and_is_found_by_the_next_who_polls() {
-    each(|Pair { world, one, two }| {
-        let send = |imm, solicited| {
-            let operation = Operation::Send { bytes: b"", imm };
-            one.fabric.post(one.peer, &[WorkRequest { solicited, ..request(0, operation) }]).unwrap();
-            pass(&world, LONG_NS);
-        };
-        two.fabric.arm(true);
-        let seen = two.fabric.doorbell();
-        send(1, false);
-        assert_eq!(two.fabric.doorbell(), seen);
-        send(2, true);
-        assert_ne!(two.fabric.doorbell(), seen);
-        let received = |imm| CompletionKind::Received { bytes: Vec::new(), imm };
-        let arrived: Vec<_> = two.poll().into_iter().map(|completion| completion.kind).collect();
-        assert_eq!(arrived, [received(1), received(2)]);
-    });
-}
-
-#[test]
-fn messages_and_immediates_arrive_in_order_and_after_their_bytes() {
-    each(|Pair { world, one, two }| {
-        one.post(1, Operation::Send { bytes: b"first", imm: 1 });
-        let local = Local::Inline(b"second");
-        one.post(2, Operation::WriteImm { local, remote: remote(two.key, 0), imm: 2 });
-        one.post(3, Operation::Send { bytes: b"", imm: 3 });
-        pass(&world, LONG_NS);
-        let kinds: Vec<_> = two.poll().into_iter().map(|completion| completion.kind).collect();
-        let received = |bytes: &[u8], imm| CompletionKind::Received { bytes: bytes.to_vec(), imm };
-        assert_eq!(kinds, [received(b"first", 1), CompletionKind::Notified { imm: 2 }, received(b"", 3)]);
-        assert_eq!(two.bytes(0, 6), b"second");
-    });
-}
-
-#[test]
-fn only_signalled_requests_and_failures_complete() {
-    for (profile, last) in [(Profile::local(), None), (Profile::rnic_100g(), Some((3, Status::Flushed)))] {
-        let Pair { world, one, two } = pair(1, profile);
-        let quiet = |id, key| {
-            let operation = Operation::Write { local: Local::Inline(b"x"), remote: remote(key, 0) };
-            let mut request = common::request(id, operation);
-            request.signalled = false;
-            one.fabric.post(one.peer, &[request]).unwrap();
-        };
-        quiet(1, two.key);
-        quiet(2, Key(99));
-        quiet(3, two.key);
-        pass(&world, LONG_NS);
-        assert_eq!(one.ended(), [(2, Status::RemoteAccess)].into_iter().chain(last).collect::<Vec<_>>());
-    }
-}
-
 /// Requests that name memory of two wrongly, from one.
 fn wrong(one: &common::Side, key: Key) -> [Operation<'_>; 5] {
     let beyond = remote(key, common::SEGMENT_BYTES - 8999);
@@ -170,22 +67,6 @@ fn wrong(one: &common::Side, key: Key) -> [Operation<'_>; 5] {
         Operation::FetchAdd { remote: remote(key, 4), add: 1 },
         Operation::FetchAdd { remote: remote(key, u64::MAX - 7), add: 1 },
     ]
-}
-
-#[test]
-fn what_a_processor_refuses_is_not_done_at_all_and_fails_alone() {
-    let Pair { world, one, two } = pair(1, Profile::local());
-    one.memory.fill(0, 9000, 7).unwrap();
-    for (id, operation) in (1..).zip(wrong(&one, two.key)) {
-        one.post(id, operation);
-    }
-    one.post(6, Operation::Write { local: one.source(8), remote: remote(two.key, 0) });
-    pass(&world, LONG_NS);
-    let refused = (1..=5).map(|id| (id, Status::RemoteAccess));
-    assert_eq!(one.ended(), refused.chain([(6, Status::Success)]).collect::<Vec<_>>());
-    assert_eq!(two.bytes(common::SEGMENT_BYTES - 9000, 9000), vec![0; 9000]);
-    assert_eq!(two.poll(), []);
-    assert_eq!((one.events(), two.events()), (vec![], vec![]));
 }
 
 #[test]
@@ -304,33 +185,6 @@ fn who_waits_for_a_key_of_a_peer_that_does_not_answer_ends_with_the_connection()
 }
 
 #[test]
-fn requests_that_could_never_be_posted_are_malformed_and_end_their_list() {
-    each(|Pair { world, one, two }| {
-        let capabilities = one.fabric.capabilities(one.peer);
-        let long = vec![0; capabilities.send_bytes_max.max(capabilities.inline_bytes_max) + 1];
-        let to = remote(two.key, 0);
-        let beyond = Local::Registered { key: one.key, offset: common::SEGMENT_BYTES, len: 1 };
-        let unknown = Local::Registered { key: Key(9), offset: 0, len: 1 };
-        let bad = [
-            Operation::Send { bytes: &long, imm: 0 },
-            Operation::Write { local: Local::Inline(&long), remote: to },
-            Operation::Read { local: Local::Inline(b"no target"), remote: to },
-            Operation::Read { local: beyond, remote: to },
-            Operation::WriteImm { local: unknown, remote: to, imm: 1 },
-        ];
-        for operation in bad {
-            let fine = common::request(1, Operation::Send { bytes: b"fine", imm: 0 });
-            let list = [fine, common::request(2, operation), fine];
-            let error = one.fabric.post(one.peer, &list).unwrap_err();
-            assert_eq!((error.posted, error.cause), (1, PostCause::Malformed));
-        }
-        pass(&world, LONG_NS);
-        assert_eq!(one.ended(), vec![(1, Status::Success); bad.len()]);
-        assert_eq!(two.poll().len(), bad.len());
-    });
-}
-
-#[test]
 fn a_full_queue_refuses_until_it_has_made_progress() {
     let Pair { world, one, two } = pair(1, Profile { queue_depth: 3, ..Profile::rnic_100g() });
     let list = [common::request(1, Operation::Send { bytes: b"one of many", imm: 0 }); 5];
@@ -364,26 +218,27 @@ fn a_receiver_that_does_not_poll_pushes_back_and_loses_nothing() {
 }
 
 #[test]
-fn a_doorbell_rings_while_armed_and_wakes_whoever_awaits_it() {
+fn a_doorbell_wakes_whoever_awaits_it() {
     each(|Pair { world, one, two }| {
-        two.fabric.arm(false);
-        let seen = two.fabric.doorbell();
-        one.post(1, Operation::Send { bytes: b"unheard", imm: 0 });
-        pass(&world, LONG_NS);
-        assert_eq!(two.fabric.doorbell(), seen);
         two.fabric.arm(true);
+        let seen = two.fabric.doorbell();
         let fabric = two.fabric.clone();
         world.spawn(None, "keeper", async move {
             fabric.rung(seen).await;
-            assert_eq!(fabric.poll(&mut Vec::new()), 2);
+            assert_eq!(fabric.poll(&mut Vec::new()), 1);
         });
-        one.post(2, Operation::Send { bytes: b"heard", imm: 0 });
+        one.post(1, Operation::Send { bytes: b"heard", imm: 0 });
         assert_eq!(world.run(), halite_sim::RunEnd::Finished);
-        two.fabric.arm(false);
-        let seen = two.fabric.doorbell();
-        two.fabric.wake();
-        assert_ne!(two.fabric.doorbell(), seen, "wake() rings even when nothing is armed");
     });
+}
+
+#[test]
+fn others_that_are_open_are_discovered() {
+    let world = World::new(1, Profile::local());
+    let (one, two) = (common::open(&world, "one"), common::open(&world, "two"));
+    assert_eq!(one.fabric.discover(), ["two"]);
+    two.fabric.close();
+    assert!(one.fabric.discover().is_empty());
 }
 
 #[test]
@@ -401,63 +256,4 @@ fn the_tracer_wraps_it_and_tells_virtual_time() {
     let told = tracer.dump();
     assert_eq!(told.lines().count(), 2, "{told}");
     assert_eq!(clock.now_ns() - begin_ns, 50_000);
-}
-
-#[test]
-fn both_ends_hear_who_the_other_is() {
-    let world = halite_sim::World::new(1, Profile::local());
-    let (one, two) = (common::open(&world, "one"), common::open(&world, "two"));
-    assert_eq!(one.fabric.discover(), ["two"]);
-    one.fabric.connect("two", b"I come from one");
-    pass(&world, LONG_NS);
-    let peer = halite_fabric::PeerId(1);
-    let connected = |hello: &[u8], initiator| Event::Connected { peer, hello: hello.to_vec(), initiator };
-    assert_eq!(one.events(), [connected(b"I am two", true)]);
-    assert_eq!(two.events(), [connected(b"I come from one", false)]);
-    let why_not = |from: &common::Side, address: &str, hello: &[u8]| {
-        from.fabric.connect(address, hello);
-        match from.events().pop() {
-            Some(Event::ConnectFailed(failure)) => failure.reason,
-            other => panic!("expected no connection, got {other:?}"),
-        }
-    };
-    assert_eq!(why_not(&one, "nobody", b""), "there is nobody of that address");
-    assert_eq!(why_not(&one, "two", &[0; 2000]), "hello of 2000 bytes is longer than 1024");
-    two.fabric.close();
-    assert!(one.fabric.discover().is_empty());
-    assert_eq!(why_not(&two, "one", b""), "this fabric is closed");
-}
-
-#[test]
-fn a_request_without_a_connection_is_refused() {
-    each(|Pair { world, one, two }| {
-        let post =
-            |peer| one.fabric.post(peer, &[common::request(1, Operation::Send { bytes: b"", imm: 0 })]);
-        let cause = |peer| post(peer).unwrap_err().cause;
-        assert_eq!(cause(halite_fabric::PeerId(0)), PostCause::NotConnected);
-        assert_eq!(cause(halite_fabric::PeerId(7)), PostCause::NotConnected);
-        two.fabric.close();
-        pass(&world, LONG_NS);
-        assert_eq!(cause(one.peer), PostCause::NotConnected);
-        assert_eq!(one.events()[0], Event::Disconnected { peer: one.peer });
-    });
-}
-
-#[test]
-fn what_was_posted_before_a_close_still_arrives_before_the_end() {
-    each(|Pair { world, one, two }| {
-        for imm in 0..20 {
-            one.post(7, Operation::Send { bytes: b"last words", imm });
-        }
-        one.fabric.close();
-        pass(&world, LONG_NS);
-        assert_eq!(
-            two.events(),
-            [Event::Disconnected { peer: two.peer }, Event::CutOff { peer: two.peer, exited: false }]
-        );
-        assert_eq!(two.poll().len(), 20);
-        assert!(
-            one.poll().iter().all(|completion| completion.kind == CompletionKind::Done { id: WorkId(7) })
-        );
-    });
 }

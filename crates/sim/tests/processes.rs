@@ -71,28 +71,6 @@ fn processes_of_a_host_share_its_clock_and_stop_by_themselves() {
     assert!(world.is_running(a.host) && !world.is_running(b.host));
 }
 
-#[test]
-fn who_leaves_has_given_memory_up_when_it_holds_no_window_of_it_any_more() {
-    for b_leaves in [true, false] {
-        let Three { world, a, b, .. } = three();
-        let held = a.fabric.direct(a.peer, b.key).unwrap();
-        if b_leaves {
-            b.fabric.close();
-        } else {
-            a.fabric.close();
-        }
-        pass(&world, LONG_NS);
-        let peer = b.peer;
-        assert_eq!(b.events(), [Event::Disconnected { peer }], "the other still holds its memory");
-        held.write(0, b"late").unwrap();
-        assert_eq!(b.bytes(0, 4), b"late");
-        assert!(a.fabric.direct(a.peer, b.key).is_none(), "there is no connection any more");
-        drop(held);
-        pass(&world, LONG_NS);
-        assert_eq!(b.events(), [Event::CutOff { peer, exited: false }]);
-    }
-}
-
 /// Values of a process are dropped when it is killed, which does things that the dead do not.
 #[test]
 fn what_is_done_with_the_windows_of_a_killed_process_is_seen_by_nobody() {

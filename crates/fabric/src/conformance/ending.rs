@@ -116,21 +116,35 @@ pub fn who_is_cut_off_writes_nothing_any_more(harness: &dyn Harness) {
     assert!(bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize).iter().all(|byte| *byte == 1));
 }
 
-/// Where memory is reached by loads and stores: it must not be used for something else as long.
+/// Where memory is reached by loads and stores: it must not be used for something else as long, whoever leaves.
 pub fn who_still_holds_a_window_is_not_cut_off_yet(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let (to_two, to_one) = (pair.to_two, pair.to_one);
-    let Some(held) = pair.one.fabric.direct(to_two, pair.target.0) else {
-        return leave_out("memory of peers is not reached by loads and stores");
-    };
-    pair.two.fabric.disconnect(to_one);
-    assert_eq!(pair.two.event(), Event::Disconnected { peer: to_one });
-    pair.one.gone(to_two);
-    held.store_u64(0, 1).expect("it is inside");
-    assert_eq!(pair.target.1.load_u64(0), Ok(1));
-    pair.two.expect_nothing();
-    drop(held);
-    assert_eq!(pair.two.event(), Event::CutOff { peer: to_one, exited: false });
+    for holder_leaves in [false, true] {
+        let names = [format!("one-{holder_leaves}"), format!("two-{holder_leaves}")];
+        let mut pair = Pair::between(harness, [&names[0], &names[1]]);
+        let (to_two, to_one) = (pair.to_two, pair.to_one);
+        let Some(held) = pair.one.fabric.direct(to_two, pair.target.0) else {
+            return leave_out("memory of peers is not reached by loads and stores");
+        };
+        if holder_leaves {
+            pair.one.fabric.close();
+        } else {
+            pair.two.fabric.close();
+        }
+        assert_eq!(pair.one.event(), Event::Disconnected { peer: to_two });
+        assert!(pair.one.fabric.direct(to_two, pair.target.0).is_none(), "there is no connection any more");
+        held.write(0, b"late").expect("it is inside");
+        assert_eq!(bytes_of(&pair.target.1, 0, 4), b"late");
+        // That one has left may be told at once, or together with the end.
+        let mut heard = pair.two.rest();
+        assert!(heard.is_empty() || heard == [Event::Disconnected { peer: to_one }], "{heard:?}");
+        drop(held);
+        while heard.len() < 2 {
+            heard.push(pair.two.event());
+        }
+        let ends = [Event::Disconnected { peer: to_one }, Event::CutOff { peer: to_one, exited: false }];
+        assert_eq!(heard, ends);
+        assert_eq!(pair.one.event(), Event::CutOff { peer: to_two, exited: false });
+    }
 }
 
 /// Nor does leaving whoever has left.

@@ -21,11 +21,12 @@ pub fn messages_of_all_lengths_arrive_whole(harness: &dyn Harness) {
 pub fn a_write_with_immediate_has_landed_when_it_is_told(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);
-    for (id, len) in (1u8..).zip([0, 1, 48, 49, 496, 497, 5000, 100_000]) {
+    let lens = [0, 1, 48, 49, 496, 497, 5000, 100_000];
+    for (id, (len, is_inline)) in (1u8..).zip(lens.into_iter().flat_map(|len| [(len, true), (len, false)])) {
         let bytes = vec![id; len];
         pair.source.1.write(0, &bytes).expect("it is inside");
         let fetched = pair.local(0, len as u64);
-        let local = if len <= longest && id % 2 == 0 { Local::Inline(&bytes) } else { fetched };
+        let local = if is_inline && len <= longest { Local::Inline(&bytes) } else { fetched };
         let write = Operation::WriteImm { local, remote: pair.at(3), imm: id.into() };
         pair.one.post(pair.to_two, id.into(), write);
         let told = pair.two.completion();

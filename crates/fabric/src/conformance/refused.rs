@@ -4,7 +4,7 @@ use super::Harness;
 use super::node::{Node, Pair, SEGMENT_BYTES, bytes_of, quiet, request};
 use crate::{Atomics, CutOff, Key, Local, Operation, PeerId, PostCause, RemoteAddress, Status};
 
-/// Requests of 4 bytes, or of a word, that lead nowhere at `remote`.
+/// Requests of 4 bytes, of a word, or of several packets, that lead nowhere at `remote`, or leave there.
 fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
     let mut operations = vec![
         Operation::Write { local: Local::Inline(b"1234"), remote },
@@ -13,6 +13,11 @@ fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
         Operation::WriteImm { local: pair.local(0, 4), remote, imm: 1 },
         Operation::Read { local: pair.local(0, 4), remote },
     ];
+    // All but their last byte would find a place.
+    let beyond = pair.at(SEGMENT_BYTES - 8999);
+    operations.push(Operation::Write { local: pair.local(0, 9000), remote: beyond });
+    operations.push(Operation::WriteImm { local: pair.local(0, 9000), remote: beyond, imm: 1 });
+    operations.push(Operation::Read { local: pair.local(0, 9000), remote: beyond });
     if pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None {
         operations.push(Operation::FetchAdd { remote, add: 1 });
         operations.push(Operation::CompareSwap { remote, expected: 0, new: 1 });
