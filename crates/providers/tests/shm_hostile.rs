@@ -22,6 +22,7 @@ const HELLO: u8 = 1;
 const SEGMENT: u8 = 2;
 const READY: u8 = 3;
 const DETACHED: u8 = 4;
+const REFUSED: u8 = 5;
 
 /// A client that speaks the protocol by hand.
 struct Client(OwnedFd);
@@ -218,11 +219,18 @@ fn eventfd(flags: EventfdFlags) -> OwnedFd {
 #[test]
 fn a_doorbell_that_could_block_or_fill_something_is_refused() {
     let hello = Hello::good();
+    let refused = |bell: BorrowedFd<'_>| {
+        check(|client| {
+            client.hello_with(&hello, bell);
+            let answer = packet(REFUSED, b"the peer's doorbell is no eventfd that does not block");
+            assert_eq!(client.receive(), answer.len());
+        });
+    };
     let blocking = eventfd(EventfdFlags::CLOEXEC);
-    check(|client| client.hello_with(&hello, blocking.as_fd()));
+    refused(blocking.as_fd());
     let (_end, pipe) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
-    check(|client| client.hello_with(&hello, pipe.as_fd()));
-    check(|client| client.hello_with(&hello, hello.ring.fd().unwrap()));
+    refused(pipe.as_fd());
+    refused(hello.ring.fd().unwrap());
     // One that was announced and is not there, and one that was not announced.
     check(|client| client.send(&packet(HELLO, b"\x01"), &[hello.pidfd.as_fd()]));
     let fds = [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), blocking.as_fd()];
