@@ -147,7 +147,21 @@ pub fn who_still_holds_a_window_is_not_cut_off_yet(harness: &dyn Harness) {
     }
 }
 
-/// Nor does leaving whoever has left.
+/// However much of it there is to be polled.
+pub fn what_succeeds_quietly_hides_no_end(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let write = quiet(1, Operation::Write { local: Local::Inline(b"x"), remote: pair.at(0) });
+    let _ = pair.one.try_post(pair.to_two, &[write; 1000]);
+    pair.one.fabric.disconnect(pair.to_two);
+    loop {
+        match pair.one.event() {
+            Event::Completed(completion) => assert_ne!(completion.status, Status::Success),
+            event => break assert_eq!(event, Event::Disconnected { peer: pair.to_two }),
+        }
+    }
+}
+
+/// Whoever has left is gone.
 pub fn leaving_twice_changes_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for _ in 0..2 {

@@ -115,6 +115,7 @@ macro_rules! fabric_conformance_suite {
                 each_request_completes_once_before_the_end
                 who_is_cut_off_writes_nothing_any_more
                 who_still_holds_a_window_is_not_cut_off_yet
+                what_succeeds_quietly_hides_no_end
                 leaving_twice_changes_nothing
             }
         }
