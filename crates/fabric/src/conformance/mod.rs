@@ -96,6 +96,7 @@ macro_rules! fabric_conformance_suite {
                 a_flood_both_ways_loses_nothing
                 who_found_a_queue_full_is_woken_when_there_is_room
                 nobody_hears_of_room_who_did_not_ask
+                there_is_no_more_room_once_the_peer_is_gone
             }
             waiting {
                 an_unsolicited_message_wakes_nobody_and_is_found_by_the_next_who_polls

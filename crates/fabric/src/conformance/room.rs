@@ -1,7 +1,7 @@
 //! Queues that are full, and have room again.
 
 use super::Harness;
-use super::node::{Node, Pair, quiet};
+use super::node::{Node, Pair, quiet, request};
 use crate::{CompletionKind, Event, Operation, PeerId, PostCause};
 
 const MESSAGE: [u8; 1000] = [7; 1000];
@@ -127,5 +127,24 @@ pub fn nobody_hears_of_room_who_did_not_ask(harness: &dyn Harness) {
     let sends = [quiet(0, Operation::Send { bytes: &MESSAGE, imm: 0 }); 3];
     pair.one.try_post(pair.to_two, &sends).expect("there is room");
     assert_eq!(pair.two.rest().len(), 3);
+    pair.one.expect_nothing();
+}
+
+/// Whoever waits for it hears that, also where it takes long until the peer is cut off.
+pub fn there_is_no_more_room_once_the_peer_is_gone(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let held = pair.two.fabric.direct(pair.to_one, pair.source.0);
+    fill(&pair.one, pair.to_two);
+    pair.one.fabric.disconnect(pair.to_two);
+    // Requests that fail are told, though they were posted quietly.
+    while pair.one.event() != (Event::Disconnected { peer: pair.to_two }) {}
+    let rest = pair.one.rest();
+    assert!(!rest.contains(&Event::Room { peer: pair.to_two }));
+    drop(held);
+    if rest.is_empty() {
+        assert!(matches!(pair.one.event(), Event::CutOff { .. }));
+    }
+    let error = pair.one.try_post(pair.to_two, &[request(1, Operation::Send { bytes: b"", imm: 0 })]);
+    assert_eq!(error.expect_err("it is gone").cause, PostCause::NotConnected);
     pair.one.expect_nothing();
 }

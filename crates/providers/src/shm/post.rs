@@ -165,10 +165,13 @@ impl Core {
             let has_room = Outgoing::behind(&peer.door, |outgoing| {
                 outgoing.has_or_asks_for_room(self.config.send_bytes_max())
             });
-            if self.events.len() < self.config.completions_max && has_room != Ok(false) {
-                events.push(Event::Room { peer: id });
-            } else {
-                self.waiters.add(id);
+            match has_room {
+                // It has been told that the peer is gone, or is about to be.
+                Err(_) => {}
+                Ok(true) if self.events.len() < self.config.completions_max => {
+                    events.push(Event::Room { peer: id });
+                }
+                Ok(_) => self.waiters.add(id),
             }
         }
     }
