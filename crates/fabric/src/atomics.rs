@@ -11,7 +11,7 @@ pub enum Atomics {
     /// None: they must not be posted.
     None,
     /// Carried out as the peer's own processors would: in one piece beside what those do to the word by atomic
-    /// instructions, whoever else posts to it, and the loads and stores of all.
+    /// instructions, all others who post to it, and the loads and stores of all.
     Processor,
     /// Carried out by the peer's adapter (verbs' `IBV_ATOMIC_HCA`): in one piece beside other atomics that are posted to the
     /// same adapter, and nothing else.  The adapter reads the word, and writes it a moment later: what a processor

@@ -11,7 +11,7 @@
 //!            node-3.sock          by the first part
 //! ```
 //!
-//! A key is the ordinal of its registration, the same in all parts: whoever is told a key needs not know by which
+//! A key is the ordinal of its registration, the same in all parts: who is told a key need not know by which
 //! network it will be used.
 
 mod keys;

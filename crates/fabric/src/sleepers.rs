@@ -8,7 +8,7 @@
 //!                                             times out           --> one of them, who watches next
 //! ```
 //!
-//! An edge that comes while nobody watches is kept by epoll, and ends the next watch at once.  Whoever had it taken away
+//! An edge that comes while nobody watches is kept by epoll, and ends the next watch at once.  A sleeper that had it taken away
 //! by another one sees that the doorbell has moved, which it does before the descriptor becomes readable.
 
 use std::io;
@@ -85,7 +85,7 @@ impl Sleepers {
         }
     }
 
-    /// Whoever goes leaves somebody on watch, if anybody sleeps: the one who was told to may be the one who goes.
+    /// A sleeper that goes leaves somebody on watch, if anybody sleeps: the one who was told to may be the one who goes.
     fn leave(&self, watch: &Watch) {
         if !watch.is_kept {
             self.told.notify_one();

@@ -73,7 +73,7 @@ pub fn none_of_many_is_lost(harness: &dyn Harness) {
     assert_eq!(pair.target.1.load_u64(16), Ok(by * EACH));
 }
 
-/// So that whoever overlooks it learns of it, and nothing is done.
+/// A caller that overlooks it learns of it, and nothing is done.
 pub fn where_there_are_none_they_are_malformed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None {

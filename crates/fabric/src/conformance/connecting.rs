@@ -112,7 +112,7 @@ pub fn two_that_dial_each_other_at_once_can_talk(harness: &dyn Harness) {
     assert_eq!(heard, peers[0].iter().map(|peer| peer.0).collect());
 }
 
-/// Whoever was dropped may connect again, and has another number.
+/// A peer that was dropped may connect again, and has another number.
 pub fn who_comes_back_is_somebody_new(harness: &dyn Harness) {
     let Pair { mut one, mut two, to_two, to_one, .. } = Pair::new(harness);
     one.fabric.disconnect(to_two);

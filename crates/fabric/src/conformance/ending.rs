@@ -116,7 +116,7 @@ pub fn who_is_cut_off_writes_nothing_any_more(harness: &dyn Harness) {
     assert!(bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize).iter().all(|byte| *byte == 1));
 }
 
-/// Where memory is reached by loads and stores: it must not be used for something else as long, whoever leaves.
+/// Where memory is reached by loads and stores: it must not be used for something else as long, whichever end leaves.
 pub fn who_still_holds_a_window_is_not_cut_off_yet(harness: &dyn Harness) {
     for holder_leaves in [false, true] {
         let names = [format!("one-{holder_leaves}"), format!("two-{holder_leaves}")];
@@ -161,7 +161,7 @@ pub fn what_succeeds_quietly_hides_no_end(harness: &dyn Harness) {
     }
 }
 
-/// Whoever has left is gone.
+/// A peer that has left is gone.
 pub fn leaving_twice_changes_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for _ in 0..2 {

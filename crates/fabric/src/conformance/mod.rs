@@ -1,7 +1,7 @@
 //! The conformance suite of providers: what each of them owes to the tier above, as stories.
 //!
 //! A story is a function named after what is expected, over a [`Harness`]: the way in which fabrics of one kind are opened,
-//! and in which things happen to them.  Whoever has a provider, or middleware around one, tells them all with
+//! and in which things happen to them.  The tests of a provider, or of middleware around one, tell them all with
 //! [`fabric_conformance_suite!`].  Stories know what the doc comments of [`Fabric`] promise and nothing else; what a
 //! provider says it cannot do ([`crate::Capabilities`]), they leave out with a printed reason.
 //!

@@ -124,13 +124,13 @@ impl<'h> Node<'h> {
         assert_eq!(self.event(), Event::CutOff { peer, exited: false });
     }
 
-    /// Whatever comes by itself.
+    /// What comes without being asked for.
     pub fn rest(&mut self) -> Vec<Event> {
         self.harness.settle();
         std::iter::from_fn(|| self.try_event()).collect()
     }
 
-    /// Nothing comes by itself.
+    /// Nothing comes without being asked for.
     pub fn expect_nothing(&mut self) {
         assert_eq!(self.rest(), []);
     }
@@ -140,6 +140,11 @@ impl<'h> Node<'h> {
         let segment = Segment::create("story", len, PagePolicy::Normal).expect("a segment can be made");
         let window = segment.window(0, len).expect("the whole segment");
         (self.fabric.register(segment).expect("it can be registered"), window)
+    }
+
+    /// Registers the segment of `window` under one more key, which takes no descriptor.
+    pub fn register_again(&self, window: &Window) -> (Key, Window) {
+        (self.fabric.register(window.segment().clone()).expect("it can be registered"), window.clone())
     }
 
     /// Posts one request that is signalled and solicited, and must be taken.

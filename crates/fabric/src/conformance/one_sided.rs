@@ -36,7 +36,7 @@ pub fn writes_and_reads_reach_the_other_ends_memory(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Up to the longest, whoever writes may use the bytes for something else at once.
+/// Up to the longest, the writer may use the bytes for something else at once.
 pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     // Where there is no limit, this is long.

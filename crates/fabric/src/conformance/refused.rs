@@ -120,7 +120,7 @@ pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) 
     pair.two.expect_nothing();
 }
 
-/// Whoever was never met, or is gone.
+/// A peer that was never met, or is gone.
 pub fn there_is_no_posting_to_strangers(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let refused = |node: &Node<'_>, peer| {

@@ -130,7 +130,7 @@ pub fn nobody_hears_of_room_who_did_not_ask(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Whoever waits for it hears that, also where it takes long until the peer is cut off.
+/// Who waits for it hears that, also where it takes long until the peer is cut off.
 pub fn there_is_no_more_room_once_the_peer_is_gone(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let held = pair.two.fabric.direct(pair.to_one, pair.source.0);
