@@ -2,11 +2,12 @@
 
 #![no_main]
 
-use halite_tier::message::{decode_hello, encode_hello};
+use halite_tier::hello::Hello;
+use halite_tier::ids::NodeId;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Some(hello) = decode_hello(bytes) {
-        assert_eq!(decode_hello(&encode_hello(&hello)), Some(hello));
+    if let Ok(hello) = Hello::decode(bytes, NodeId(0)) {
+        assert_eq!(Hello::decode(&hello.encode(), NodeId(0)), Ok(hello));
     }
 });

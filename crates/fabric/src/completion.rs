@@ -7,8 +7,8 @@ use crate::{PeerId, WorkId};
 pub enum Status {
     /// Done.
     Success,
-    /// The key or range is not one that the peer registered.  Nothing was done.  Where the provider is a network, the connection
-    /// ends with it; else what was posted behind it goes on.
+    /// The key or range is not one that the peer registered.  Nothing was done, or a part, if the key was taken back meanwhile.
+    /// Where the provider is a network, the connection ends with it; else what was posted behind it goes on.
     RemoteAccess,
     /// The key is one that the peer registered, and that this process lacked the means to map.  Nothing was done.
     Unmapped,

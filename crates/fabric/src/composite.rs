@@ -20,16 +20,16 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use halite_mem::{Segment, Window};
+use halite_mem::{Segment, Sleeper, Window};
 
 use self::keys::Keys;
 use crate::sleepers::Sleepers;
 use crate::{
-    Capabilities, Completion, ConnectFailure, CutOff, Event, Fabric, Key, PeerId, PostCause, PostError,
-    RegisterError, WorkRequest,
+    Capabilities, Completion, ConnectFailure, CutOff, Event, Fabric, Key, Lane, Path, PeerId, PostCause,
+    PostError, RegisterError, WorkRequest,
 };
 
 /// Most fabrics that one composite is made of.
@@ -46,8 +46,8 @@ pub struct Composite {
     /// Connections that no part was asked for, until they are polled.
     failures: Mutex<Vec<ConnectFailure>>,
     has_failures: AtomicBool,
-    /// `None` where there is one part, which sleeps as it likes.
-    sleepers: Option<Sleepers>,
+    /// By the places of their kinds.  `None` where there is one part, which sleeps as it likes.
+    sleepers: Option<[Sleepers; 2]>,
 }
 
 /// One of the fabrics that a composite is made of.
@@ -96,7 +96,11 @@ impl Composite {
                 return Err(CompositeError::Name { name });
             }
         }
-        let sleepers = if parts.len() > 1 { Some(sleepers(&parts)?) } else { None };
+        let [progress, caller] = Sleeper::KINDS;
+        let sleepers = match parts.len() {
+            1 => None,
+            _ => Some([sleepers(&parts, progress)?, sleepers(&parts, caller)?]),
+        };
         Ok(Composite {
             parts,
             keys: Mutex::default(),
@@ -129,6 +133,13 @@ impl Composite {
                 failure.address = self.address(index, &failure.address);
                 return true;
             }
+            Event::Deregistered { key } => return lock_keys(&self.keys).handle_deregistered(*key),
+            Event::Connected { peer, dialled, .. } if peer.0 < PEERS_MAX => {
+                if let Some(address) = dialled {
+                    *address = self.address(index, address);
+                }
+                peer
+            }
             Event::Completed(Completion { peer, .. })
             | Event::Connected { peer, .. }
             | Event::Room { peer }
@@ -144,16 +155,19 @@ impl Composite {
 
     /// A peer for which no number is left was never here.
     fn turn_away(&self, index: usize, event: &mut Event) -> bool {
-        let Event::Connected { peer, initiator, .. } = *event else {
+        let Event::Connected { peer, dialled, .. } = event else {
             return false;
         };
+        let (peer, dialled) = (*peer, dialled.take());
         self.parts[index].fabric.disconnect(peer);
+        // Who dialled us is not told of.
+        let Some(address) = dialled else { return false };
         *event = Event::ConnectFailed(ConnectFailure {
-            address: self.address(index, ""),
+            address: self.address(index, &address),
             reason: format!("all {PEERS_MAX} numbers of its peers have been used"),
             is_ours: true,
         });
-        initiator
+        true
     }
 
     fn fail(&self, failure: ConnectFailure) {
@@ -195,14 +209,19 @@ impl Composite {
 /// Nothing panics while it holds the lock.
 const POISONED: &str = "a thread panicked while it held the failures of a composite fabric";
 
+fn lock_keys(keys: &Mutex<Keys>) -> MutexGuard<'_, Keys> {
+    keys.lock().expect("a part panicked while it registered a segment")
+}
+
 /// What we call the peer that the part at `index` calls `peer`.
 fn number(index: usize, peer: PeerId) -> PeerId {
     PeerId((index as u32) << PEER_BITS | peer.0)
 }
 
-fn sleepers<'a>(parts: &'a [Part]) -> Result<Sleepers, CompositeError> {
+/// Those of a kind, who sleep for all of `parts`.
+fn sleepers<'a>(parts: &'a [Part], kind: Sleeper) -> Result<Sleepers, CompositeError> {
     let descriptor =
-        |part: &'a Part| part.fabric.descriptor().ok_or(CompositeError::NoDescriptor { name: part.name });
+        |part: &'a Part| part.fabric.descriptor(kind).ok_or(CompositeError::NoDescriptor { name: part.name });
     let descriptors: Vec<BorrowedFd<'a>> = parts.iter().map(descriptor).collect::<Result<_, _>>()?;
     Ok(Sleepers::new(descriptors)?)
 }
@@ -219,8 +238,15 @@ impl Fabric for Composite {
     }
 
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
-        let mut keys = self.keys.lock().expect("a part panicked while it registered a segment");
-        keys.register(&self.parts, segment)
+        lock_keys(&self.keys).register(&self.parts, segment)
+    }
+
+    fn deregister(&self, key: Key) {
+        let is_ours = lock_keys(&self.keys).deregister(key, self.parts.len());
+        // Not under the lock, which is taken when parts tell.
+        if is_ours {
+            self.parts.iter().for_each(|part| part.fabric.deregister(key));
+        }
     }
 
     /// `address` is `name:address`, of which the part of that name gets the rest, or the first part's.  A failure names it
@@ -241,11 +267,11 @@ impl Fabric for Composite {
     }
 
     #[inline]
-    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         let Some((part, theirs)) = self.route(peer) else {
             return Err(PostError { peer, posted: 0, cause: PostCause::NotConnected });
         };
-        part.fabric.post(theirs, requests).map_err(|error| PostError { peer, ..error })
+        part.fabric.post(theirs, lane, requests).map_err(|error| PostError { peer, ..error })
     }
 
     /// Each part has its turn in each poll, and says itself how much it tells at a time.
@@ -283,17 +309,43 @@ impl Fabric for Composite {
         }
     }
 
-    fn arm(&self, armed: bool) {
+    fn arm(&self, sleeper: Option<Sleeper>) {
         for part in &self.parts {
-            part.fabric.arm(armed);
+            part.fabric.arm(sleeper);
         }
     }
 
-    fn wait(&self, seen: u32, timeout: Option<Duration>) {
+    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
         match &self.sleepers {
-            None => self.parts[0].fabric.wait(seen, timeout),
-            Some(sleepers) => sleepers.sleep(timeout, || self.doorbell() != seen),
+            None => self.parts[0].fabric.wait(sleeper, seen, timeout),
+            Some(sleepers) => {
+                sleepers[sleeper.place()].sleep(timeout, || self.doorbell() != seen);
+                // A part that watches for one edge at a time is to know that it has come.
+                for part in &self.parts {
+                    part.fabric.wait(sleeper, part.fabric.doorbell(), Some(Duration::ZERO));
+                }
+            }
         }
+    }
+
+    /// The least of all.
+    fn poll_timeout(&self) -> Option<Duration> {
+        self.parts.iter().filter_map(|part| part.fabric.poll_timeout()).min()
+    }
+
+    fn heard(&self, peer: PeerId) -> Option<Duration> {
+        let (part, peer) = self.route(peer)?;
+        part.fabric.heard(peer)
+    }
+
+    fn round_trip(&self, peer: PeerId) -> Option<Duration> {
+        let (part, peer) = self.route(peer)?;
+        part.fabric.round_trip(peer)
+    }
+
+    fn path(&self, peer: PeerId) -> Option<Path> {
+        let (part, peer) = self.route(peer)?;
+        part.fabric.path(peer)
     }
 
     /// One doorbell that rings makes another sum of all.
@@ -306,9 +358,9 @@ impl Fabric for Composite {
     }
 
     /// Only of a single part: nobody needs one of several yet.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
         match &self.sleepers {
-            None => self.parts[0].fabric.descriptor(),
+            None => self.parts[0].fabric.descriptor(sleeper),
             Some(_) => None,
         }
     }

@@ -1,6 +1,6 @@
 //! Events: what polling returns.
 
-use crate::{Completion, PeerId};
+use crate::{Completion, Key, PeerId};
 
 /// What has happened.  The events of a peer come in this order: `Connected`, completions, `Disconnected`, `CutOff`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -13,12 +13,18 @@ pub enum Event {
         peer: PeerId,
         /// What it said about itself.
         hello: Vec<u8>,
-        /// Whether we called `connect` (else they did).
-        initiator: bool,
+        /// Where we dialled it; `None` if it dialled us.
+        dialled: Option<String>,
     },
     /// A connection that we started did not come about.
     ConnectFailed(ConnectFailure),
-    /// The queue to a peer, which refused a request as [`crate::PostCause::QueueFull`], has room again.
+    /// No posted request of a peer reaches the segment of this key of ours any more.
+    Deregistered {
+        /// Which was taken back.
+        key: Key,
+    },
+    /// The queue of a lane to a peer, which refused a request as [`crate::PostCause::QueueFull`], has room again.  The event does not
+    /// name the lane: a poster tries again, and a queue that is still full refuses and tells again.
     Room {
         /// For whom.
         peer: PeerId,

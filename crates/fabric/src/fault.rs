@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use halite_mem::{Segment, Window};
+use halite_mem::{Segment, Sleeper, Window};
 
 pub use plan::{Fault, FaultPlan, Moment, Rule};
 
 use crate::kind::OperationKind;
 use crate::{
-    Atomics, Capabilities, Completion, CompletionKind, CutOff, Event, Fabric, Key, PeerId, PostCause,
-    PostError, RegisterError, Status, WorkId, WorkRequest,
+    Atomics, Capabilities, Completion, CompletionKind, CutOff, Event, Fabric, Key, Lane, Path, PeerId,
+    PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
 };
 
 /// A fabric that fails as its plan says.
@@ -48,7 +48,7 @@ struct State {
     next_id: u64,
     polls: u64,
     /// Events withheld, in order; those behind a delayed one of the same peer wait with it, as they would on a queue
-    /// pair.
+    /// pair: here all lanes are one, for nobody can tell in which of them a message arrived.
     held: BTreeMap<PeerId, VecDeque<Held>>,
 }
 
@@ -104,7 +104,7 @@ impl FaultInjector {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 
-    fn post_one(&self, peer: PeerId, request: &WorkRequest<'_>) -> Result<(), PostCause> {
+    fn post_one(&self, peer: PeerId, lane: Lane, request: &WorkRequest<'_>) -> Result<(), PostCause> {
         let kind = OperationKind::of(&request.operation);
         if self.without_atomics && kind.is_atomic() {
             return Err(PostCause::Malformed);
@@ -129,7 +129,7 @@ impl FaultInjector {
             }
             Some(Fault::Drop) => unreachable!("Rule::new() lets only arrivals be dropped"),
         };
-        self.forward(peer, request, fate)
+        self.forward(peer, lane, request, fate)
     }
 
     fn fail_at_once(&self, peer: PeerId, id: WorkId, status: Status) {
@@ -144,11 +144,17 @@ impl FaultInjector {
         self.inner.wake();
     }
 
-    fn forward(&self, peer: PeerId, request: &WorkRequest<'_>, fate: Fate) -> Result<(), PostCause> {
+    fn forward(
+        &self,
+        peer: PeerId,
+        lane: Lane,
+        request: &WorkRequest<'_>,
+        fate: Fate,
+    ) -> Result<(), PostCause> {
         // Entered before it is posted, for another thread may poll its completion at once.
         let ours = self.lock().enter(request, fate);
         let renamed = WorkRequest { id: ours, signalled: true, ..*request };
-        self.inner.post(peer, &[renamed]).map_err(|error| {
+        self.inner.post(peer, lane, &[renamed]).map_err(|error| {
             self.lock().pending.remove(&ours);
             error.cause
         })
@@ -168,7 +174,7 @@ impl State {
     fn take(&mut self, event: Event, events: &mut Vec<Event>) {
         match event {
             Event::Completed(completion) => self.take_completion(completion),
-            Event::ConnectFailed(_) => events.push(event),
+            Event::ConnectFailed(_) | Event::Deregistered { .. } => events.push(event),
             Event::Connected { peer, .. }
             | Event::Room { peer }
             | Event::Disconnected { peer }
@@ -244,13 +250,17 @@ impl Fabric for FaultInjector {
         self.inner.register(segment)
     }
 
+    fn deregister(&self, key: Key) {
+        self.inner.deregister(key);
+    }
+
     fn connect(&self, address: &str, hello: &[u8]) {
         self.inner.connect(address, hello);
     }
 
-    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         for (posted, request) in requests.iter().enumerate() {
-            self.post_one(peer, request).map_err(|cause| PostError { peer, posted, cause })?;
+            self.post_one(peer, lane, request).map_err(|cause| PostError { peer, posted, cause })?;
         }
         Ok(())
     }
@@ -289,15 +299,31 @@ impl Fabric for FaultInjector {
         self.inner.disconnect(peer);
     }
 
-    fn arm(&self, armed: bool) {
-        self.inner.arm(armed);
+    fn arm(&self, sleeper: Option<Sleeper>) {
+        self.inner.arm(sleeper);
     }
 
     /// Does not sleep while something is withheld: only further polls release it.
-    fn wait(&self, seen: u32, timeout: Option<Duration>) {
+    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
         if self.lock().held.is_empty() {
-            self.inner.wait(seen, timeout);
+            self.inner.wait(sleeper, seen, timeout);
         }
+    }
+
+    fn poll_timeout(&self) -> Option<Duration> {
+        self.inner.poll_timeout()
+    }
+
+    fn heard(&self, peer: PeerId) -> Option<Duration> {
+        self.inner.heard(peer)
+    }
+
+    fn path(&self, peer: PeerId) -> Option<Path> {
+        self.inner.path(peer)
+    }
+
+    fn round_trip(&self, peer: PeerId) -> Option<Duration> {
+        self.inner.round_trip(peer)
     }
 
     fn doorbell(&self) -> u32 {

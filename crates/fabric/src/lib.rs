@@ -12,6 +12,8 @@ pub mod conformance;
 pub mod event;
 pub mod fault;
 pub mod kind;
+pub mod lane;
+mod path;
 pub mod request;
 mod sleepers;
 pub mod trace;
@@ -26,6 +28,9 @@ pub use atomics::Atomics;
 pub use completion::{Completion, CompletionKind, Status};
 pub use composite::{Composite, CompositeError};
 pub use event::{ConnectFailure, CutOff, Event};
+pub use halite_mem::Sleeper;
+pub use lane::{Class, Lane};
+pub use path::Path;
 pub use request::{Local, Operation, RemoteAddress, WorkRequest};
 pub use sleepers::Sleepers;
 
@@ -51,9 +56,11 @@ pub struct Capabilities {
     pub direct: bool,
     /// Which one-sided atomics it offers.
     pub atomics: Atomics,
+    /// How many orders of requests there are, at least one: see [`Lane`].
+    pub lanes: usize,
     /// Largest payload of one [`Operation::Send`], in bytes.
     pub send_bytes_max: usize,
-    /// Largest inline source of a write, in bytes.
+    /// Largest inline source of a write, in bytes: at least 8, a word.
     pub inline_bytes_max: usize,
 }
 
@@ -68,19 +75,28 @@ pub trait Fabric: Send + Sync {
     /// What can be done for `peer`.  It is the same from its [`Event::Connected`] on, and of no meaning before.
     fn capabilities(&self, peer: PeerId) -> Capabilities;
 
-    /// Makes `segment` reachable by all connected peers, now and later, and returns its key.  Keys count from 0.
+    /// Makes `segment` reachable by all connected peers, now and later, and returns its key.  Keys count from 0, and a provider has so many
+    /// of them in all: one that is taken back makes no room for another.
     /// A peer to which the key is mentioned afterwards in a message can use it at once.
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError>;
+
+    /// Takes back a key of ours, which is never given again.  [`Event::Deregistered`] tells, at once or when all peers have answered, that from
+    /// then on no posted request of a peer reaches its segment: such requests end as those with a wrong key do, of which a part may have been done.
+    /// The provider then holds the segment no more.  Windows that peers have of it ([`Fabric::direct`]) stay mapped for as long as they hold
+    /// them.  What we have posted with it as our own end is carried out as if it were there, and holds it; nothing more can be posted.
+    /// A key that is not registered is none to take back, and nothing is told.
+    fn deregister(&self, key: Key);
 
     /// Starts connecting to the peer at `address`; [`Event::Connected`] or [`Event::ConnectFailed`] follows, also if this fabric
     /// is closed meanwhile.
     /// The peer is shown `hello`, at most [`HELLO_BYTES_MAX`] bytes that the fabric does not interpret.
     fn connect(&self, address: &str, hello: &[u8]);
 
-    /// Posts requests to `peer` in order.  On an error the requests before `posted` are posted, the rest are not.
+    /// Posts requests to `peer`, in order behind those of the same `lane`, and in no order with those of others (see [`Lane`]).  On an
+    /// error the requests before `posted` are posted, the rest are not.
     /// Every posted and signalled request completes exactly once, with an error status if the peer goes away.
-    /// Where the queue was full, [`Event::Room`] follows when there is room again, or [`Event::Disconnected`].
-    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
+    /// Where the queue of the lane was full, [`Event::Room`] follows when there is room again, or [`Event::Disconnected`].
+    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
 
     /// Appends what has happened (at most a provider-chosen batch) and returns how many events that are.  A peer that sends
     /// without end does not keep others from being heard.
@@ -101,23 +117,49 @@ pub trait Fabric: Send + Sync {
     /// Drops the connection to `peer` on our side: gives up its memory, fails outstanding work.
     fn disconnect(&self, peer: PeerId);
 
-    /// Asks that arrivals ring the doorbell (`true`) or not (`false`, while a thread polls anyway).
-    /// After arming, the caller polls once more before it sleeps, or a wake-up could be lost.
-    fn arm(&self, armed: bool);
+    /// Says whom arrivals wake; nobody, while a thread polls anyway.
+    /// After arming, the caller polls once more before it sleeps, or a wake-up could be lost.  One wake-up may use it up: who sleeps
+    /// again arms again.
+    fn arm(&self, sleeper: Option<Sleeper>);
 
-    /// Sleeps until the doorbell rings, `timeout` passes, or [`Fabric::wake`] is called.  May wake early.
+    /// Sleeps, as `sleeper`, until the doorbell rings for it, `timeout` passes, or [`Fabric::wake`] is called.  May wake early.
+    /// Who sleeps on [`Fabric::descriptor`] instead says so by a wait of no time once that has had an edge.
     /// `seen` is the value of [`Fabric::doorbell`] that was read before the last poll.
-    fn wait(&self, seen: u32, timeout: Option<Duration>);
+    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>);
+
+    /// The longest time after which [`Fabric::poll`] is to be called again though nothing arrives, for what the provider does by time:
+    /// retransmission, delayed acknowledgements.  A sleeper asks before each sleep; the provider wakes it when the time becomes
+    /// shorter.  `None` where nothing is due.
+    fn poll_timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    /// How long ago the process of `peer` last gave a sign of life, be it a bare acknowledgement.  `None` where there is nothing to go
+    /// by: where the operating system tells of ends, or an adapter acknowledges even while its process stands still.
+    fn heard(&self, _peer: PeerId) -> Option<Duration> {
+        None
+    }
+
+    /// How long a round trip to `peer` takes, smoothed: for about that long it pays to spin for an answer.  `None` where the provider
+    /// has not measured any, or there is nothing to measure.
+    fn round_trip(&self, _peer: PeerId) -> Option<Duration> {
+        None
+    }
+
+    /// What is known of the way to `peer`, where that is made of packets that a provider counts.
+    fn path(&self, _peer: PeerId) -> Option<Path> {
+        None
+    }
 
     /// A number that changes with every ring of the doorbell.
     fn doorbell(&self) -> u32;
 
-    /// Rings our own doorbell, from any thread.
+    /// Rings our own doorbell for all sleepers, from any thread.
     fn wake(&self);
 
-    /// What becomes readable with each ring of the doorbell that is asked for, and each [`Fabric::wake`], for those who sleep in
-    /// epoll.  It is watched for edges: it may stay readable, and is never read by who sleeps.  `None` where there is none.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    /// What becomes readable with each ring of the doorbell that `sleeper` is armed for, and each [`Fabric::wake`], for those who sleep in
+    /// epoll as such.  It is watched for edges: it may stay readable, and is never read by who sleeps.  `None` where there is none.
+    fn descriptor(&self, _sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
         None
     }
 
@@ -132,7 +174,7 @@ pub const HELLO_BYTES_MAX: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// The provider's table of keys is full.
-    #[error("cannot register a segment: all {max} keys are in use")]
+    #[error("cannot register a segment: all {max} keys have been used")]
     TooManyKeys {
         /// How many keys there are.
         max: usize,

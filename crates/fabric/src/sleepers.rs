@@ -1,7 +1,8 @@
 //! Threads that sleep until one of several descriptors becomes readable.
 //!
 //! One of them watches all descriptors in epoll, the others sleep until it tells them: each ring wakes all, as a
-//! futex would, and each is watched for once.  The descriptors are watched for edges, so nobody has to empty them.
+//! futex would, and each is watched for once.  One that rings for some only is watched for when it is asked for.  The descriptors
+//! are watched for edges, so nobody has to empty them.  What they watch can be watched in turn, by who sleeps for more than they do.
 //!
 //! ```text
 //!   ringer --> descriptor --edge--> epoll --> the one who watches --> the others
@@ -13,7 +14,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,13 @@ struct Watch {
 /// Edges that are taken at a time; the rest waits.
 const EDGES_MAX: usize = 8;
 
+impl AsFd for Sleepers {
+    /// Has an edge with each edge of the descriptors.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
 impl Sleepers {
     /// Those who sleep until one of `descriptors`, all of which outlive the value, becomes readable anew.
     pub fn new<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>) -> io::Result<Sleepers> {
@@ -50,8 +58,21 @@ impl Sleepers {
         Ok(Sleepers { epoll, watch: Mutex::default(), told: Condvar::new() })
     }
 
-    /// Sleeps until a descriptor becomes readable or `timeout` passes, and not while `is_rung`.  May wake early.
+    /// Watches one of the descriptors for one edge more, or for none.  One that is readable counts as having become so.
+    pub fn watch_once(&self, descriptor: BorrowedFd<'_>, is_watched: bool) {
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
+        let flags = if is_watched { edge } else { epoll::EventFlags::empty() };
+        // It fails for none of those that the value was made of.
+        let _ = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(0), flags);
+    }
+
+    /// Sleeps until a descriptor becomes readable or `timeout` passes, and not while `is_rung`.  May wake early.  In no time, it takes
+    /// away the edges that are there.
     pub fn sleep(&self, timeout: Option<Duration>, is_rung: impl Fn() -> bool) {
+        if timeout == Some(Duration::ZERO) {
+            self.take_edges();
+            return;
+        }
         // A time beyond what the clock can tell never comes.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut watch = self.lock();
@@ -96,6 +117,10 @@ impl Sleepers {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         // Not by epoll alone, which counts in milliseconds.  Every error means: look again.
         let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], timeout.as_ref());
+        self.take_edges()
+    }
+
+    fn take_edges(&self) -> bool {
         let mut space = [MaybeUninit::uninit(); EDGES_MAX];
         let taken = epoll::wait(&self.epoll, &mut space[..], Some(&Timespec::default()));
         taken.is_ok_and(|(edges, _)| !edges.is_empty())

@@ -13,13 +13,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use halite_mem::{Segment, Window};
+use halite_mem::{Segment, Sleeper, Window};
 
 use self::record::{Record, Step};
 use crate::kind::{OperationKind, payload_bytes};
 use crate::{
-    Capabilities, Completion, CompletionKind, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError,
-    Status, WorkRequest,
+    Capabilities, Completion, CompletionKind, CutOff, Event, Fabric, Key, Lane, Path, PeerId, PostError,
+    RegisterError, Status, WorkRequest,
 };
 
 /// A fabric that remembers.
@@ -145,11 +145,11 @@ impl Tracer {
         }
     }
 
-    fn note_post(&self, peer: PeerId, request: &WorkRequest<'_>) {
+    fn note_post(&self, peer: PeerId, lane: Lane, request: &WorkRequest<'_>) {
         let kind = OperationKind::of(&request.operation);
         let bytes = payload_bytes(&request.operation);
         self.operations[kind as usize].add(bytes);
-        self.note(Step::Post { peer, kind, id: request.id, bytes });
+        self.note(Step::Post { peer, lane, kind, id: request.id, bytes });
     }
 
     fn note_completion(&self, completion: &Completion) {
@@ -205,16 +205,21 @@ impl Fabric for Tracer {
         Ok(key)
     }
 
+    fn deregister(&self, key: Key) {
+        self.note(Step::Deregister { key });
+        self.inner.deregister(key);
+    }
+
     fn connect(&self, address: &str, hello: &[u8]) {
         self.note(Step::Connect { address: address.to_owned() });
         self.inner.connect(address, hello);
     }
 
-    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
-        let result = self.inner.post(peer, requests);
+    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        let result = self.inner.post(peer, lane, requests);
         let posted = result.map_or_else(|error| error.posted, |()| requests.len());
         for request in &requests[..posted] {
-            self.note_post(peer, request);
+            self.note_post(peer, lane, request);
         }
         if let Err(PostError { cause, .. }) = result {
             self.refused.fetch_add(1, Relaxed);
@@ -254,12 +259,28 @@ impl Fabric for Tracer {
         self.inner.disconnect(peer);
     }
 
-    fn arm(&self, armed: bool) {
-        self.inner.arm(armed);
+    fn arm(&self, sleeper: Option<Sleeper>) {
+        self.inner.arm(sleeper);
     }
 
-    fn wait(&self, seen: u32, timeout: Option<Duration>) {
-        self.inner.wait(seen, timeout);
+    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
+        self.inner.wait(sleeper, seen, timeout);
+    }
+
+    fn poll_timeout(&self) -> Option<Duration> {
+        self.inner.poll_timeout()
+    }
+
+    fn heard(&self, peer: PeerId) -> Option<Duration> {
+        self.inner.heard(peer)
+    }
+
+    fn path(&self, peer: PeerId) -> Option<Path> {
+        self.inner.path(peer)
+    }
+
+    fn round_trip(&self, peer: PeerId) -> Option<Duration> {
+        self.inner.round_trip(peer)
     }
 
     fn doorbell(&self) -> u32 {
@@ -270,8 +291,8 @@ impl Fabric for Tracer {
         self.inner.wake();
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.descriptor()
+    fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor(sleeper)
     }
 
     fn close(&self) {

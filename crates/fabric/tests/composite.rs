@@ -9,8 +9,8 @@ use std::time::Duration;
 use common::scripted::{BATCH, Scripted};
 use common::{End, PEER, pair, poll, poll_events, register, request, send};
 use halite_fabric::{
-    Completion, CompletionKind, Composite, CompositeError, ConnectFailure, CutOff, Event, Fabric, Key, Local,
-    Operation, PeerId, PostCause, PostError, RegisterError, RemoteAddress, Status,
+    Completion, CompletionKind, Composite, CompositeError, ConnectFailure, CutOff, Event, Fabric, Key, Lane,
+    Local, Operation, PeerId, PostCause, PostError, RegisterError, RemoteAddress, Sleeper, Status,
 };
 use halite_mem::{PagePolicy, Segment};
 
@@ -32,7 +32,7 @@ fn joined() -> (Composite, [Arc<End>; 2], [PeerId; 2]) {
     let both = Composite::new(parts).unwrap();
     let others = [far, far_too];
     let who = |end: &End| {
-        end.post(PEER, &[send(1, b"who am I?")]).unwrap();
+        end.post(PEER, Lane::FIRST, &[send(1, b"who am I?")]).unwrap();
         poll(end);
         match &poll(&both)[..] {
             [Completion { peer, kind: CompletionKind::Received { .. }, .. }] => *peer,
@@ -48,7 +48,7 @@ fn segment() -> Arc<Segment> {
 }
 
 fn connected(peer: u32) -> Event {
-    Event::Connected { peer: PeerId(peer), hello: b"hello".to_vec(), initiator: true }
+    Event::Connected { peer: PeerId(peer), hello: b"hello".to_vec(), dialled: Some("host".to_owned()) }
 }
 
 fn notified(peer: PeerId) -> Event {
@@ -70,7 +70,7 @@ fn each_peer_is_reached_by_the_fabric_that_it_came_from() {
     let (both, others, peers) = joined();
     assert_ne!(peers[0], peers[1], "either end calls it by the same number");
     for (index, peer) in peers.into_iter().enumerate() {
-        both.post(peer, &[send(7, b"only for you")]).unwrap();
+        both.post(peer, Lane::FIRST, &[send(7, b"only for you")]).unwrap();
         let ended = Completion {
             peer,
             status: Status::Success,
@@ -84,9 +84,9 @@ fn each_peer_is_reached_by_the_fabric_that_it_came_from() {
     both.disconnect(peers[1]);
     let left = [Event::Disconnected { peer: peers[1] }, Event::CutOff { peer: peers[1], exited: false }];
     assert_eq!(poll_events(&both), left);
-    let refused = both.post(peers[1], &[send(8, b"still there?")]).unwrap_err();
+    let refused = both.post(peers[1], Lane::FIRST, &[send(8, b"still there?")]).unwrap_err();
     assert_eq!(refused, PostError { peer: peers[1], posted: 0, cause: PostCause::NotConnected });
-    both.post(peers[0], &[send(8, b"still there?")]).unwrap();
+    both.post(peers[0], Lane::FIRST, &[send(8, b"still there?")]).unwrap();
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_key_is_the_same_to_all_peers() {
     for (end, offset) in others.iter().zip([0, 8]) {
         let remote = RemoteAddress { key, offset };
         let write = Operation::Write { local: Local::Inline(b"everyone"), remote };
-        end.post(PEER, &[request(1, write)]).unwrap();
+        end.post(PEER, Lane::FIRST, &[request(1, write)]).unwrap();
     }
     let mut bytes = [0; 16];
     second.read(0, &mut bytes).unwrap();
@@ -133,23 +133,69 @@ fn peers_of_all_fabrics_have_numbers_of_their_own_in_every_event() {
 }
 
 #[test]
+fn a_key_is_taken_back_when_all_fabrics_have_said_so() {
+    let (one, two) = scripts();
+    let both = composite(&one, &two);
+    both.deregister(Key(0));
+    assert_eq!((one.asked(), two.asked()), (vec![], vec![]), "it is no key yet");
+    let key = both.register(segment()).unwrap();
+    both.deregister(key);
+    both.deregister(key);
+    assert_eq!(
+        (one.asked(), two.asked()),
+        (vec!["deregister 0".to_owned()], vec!["deregister 0".to_owned()])
+    );
+    two.tell(Event::Deregistered { key });
+    assert_eq!(poll_events(&both), []);
+    one.tell(Event::Deregistered { key });
+    assert_eq!(poll_events(&both), [Event::Deregistered { key }]);
+    one.tell(Event::Deregistered { key });
+    assert_eq!(poll_events(&both), [], "it is told once");
+    assert_eq!(both.register(segment()).unwrap(), Key(1));
+}
+
+#[test]
+fn whoever_wants_to_be_polled_first_says_when() {
+    let (one, two) = scripts();
+    let both = composite(&one, &two);
+    assert_eq!(both.poll_timeout(), None);
+    let [soon, late] = [1, 2].map(|ms| Some(Duration::from_millis(ms)));
+    *two.poll_timeout.lock().unwrap() = late;
+    assert_eq!(both.poll_timeout(), late);
+    *one.poll_timeout.lock().unwrap() = soon;
+    assert_eq!(both.poll_timeout(), soon);
+}
+
+#[test]
 fn what_is_asked_about_a_peer_is_asked_of_its_fabric() {
     let (one, two) = scripts();
     let both = composite(&one, &two);
     let peer = meet(&both, &two, 5);
     let capabilities = both.capabilities(peer);
     assert_eq!((capabilities.provider, capabilities.send_bytes_max), ("two", 5));
-    let error = both.post(peer, &[send(1, b""), send(2, b"")]).unwrap_err();
+    let error = both.post(peer, Lane::FIRST, &[send(1, b""), send(2, b"")]).unwrap_err();
     assert_eq!(error, PostError { peer, posted: 1, cause: PostCause::QueueFull });
     assert!(both.direct(peer, Key(3)).is_none());
+    assert_eq!(both.heard(peer), Some(Duration::from_micros(7)));
+    assert_eq!(both.round_trip(peer), Some(Duration::from_micros(9)));
     assert_eq!(both.cut_off(peer), CutOff::Started);
     both.warn(peer, "go");
     both.disconnect(peer);
-    both.arm(true);
+    both.arm(Some(Sleeper::Progress));
     both.close();
-    let asked = ["post 2 to 5", "direct 5 3", "cut off 5", "warn 5: go", "disconnect 5", "arm true", "close"];
+    let asked = [
+        "post 2 to 5",
+        "direct 5 3",
+        "heard 5",
+        "round trip 5",
+        "cut off 5",
+        "warn 5: go",
+        "disconnect 5",
+        "arm Some(Progress)",
+        "close",
+    ];
     assert_eq!(two.asked(), asked);
-    assert_eq!(one.asked(), ["arm true", "close"]);
+    assert_eq!(one.asked(), ["arm Some(Progress)", "close"]);
     assert_eq!(both.providers(), ["one", "two"]);
 }
 
@@ -158,9 +204,10 @@ fn a_number_that_no_fabric_gave_is_nobody() {
     let (one, two) = scripts();
     let both = composite(&one, &two);
     let nobody = PeerId(u32::MAX);
-    let error = both.post(nobody, &[send(1, b"")]).unwrap_err();
+    let error = both.post(nobody, Lane::FIRST, &[send(1, b"")]).unwrap_err();
     assert_eq!((error.peer, error.cause), (nobody, PostCause::NotConnected));
     assert!(both.direct(nobody, Key(0)).is_none());
+    assert_eq!((both.heard(nobody), both.round_trip(nobody)), (None, None));
     assert_eq!(both.cut_off(nobody), CutOff::Done);
     both.disconnect(nobody);
     both.warn(nobody, "");
@@ -195,7 +242,7 @@ fn an_unknown_network_wakes_who_waits_for_the_connection() {
     let both = composite(&one, &two);
     let seen = both.doorbell();
     both.connect("three:host", b"");
-    both.wait(seen, None);
+    both.wait(Sleeper::Progress, seen, None);
     assert_eq!(poll_events(&both).len(), 1);
 }
 
@@ -232,7 +279,7 @@ fn a_peer_beyond_the_numbers_of_its_fabric_is_turned_away() {
     two.tell(connected(beyond));
     two.tell(notified(PeerId(beyond)));
     match &poll_events(&both)[..] {
-        [Event::ConnectFailed(failure)] => assert!(failure.is_ours && failure.address == "two:"),
+        [Event::ConnectFailed(failure)] => assert!(failure.is_ours && failure.address == "two:host"),
         other => panic!("expected that it is not connected, got {other:?}"),
     }
     assert_eq!(two.asked(), [format!("disconnect {beyond}")]);
@@ -294,7 +341,7 @@ fn only_fabrics_that_can_be_told_apart_and_slept_for_become_one() {
     let alone = Composite::new(vec![("alone", end.clone())]).unwrap();
     let seen = alone.doorbell();
     end.wake();
-    alone.wait(seen, None);
+    alone.wait(Sleeper::Progress, seen, None);
     assert!(Composite::new(vec![("alone", silent())]).is_ok());
 }
 
@@ -314,7 +361,7 @@ fn every_sleeper_is_woken_by_each_fabric_and_no_ring_is_lost() {
                     let begin = std::time::Instant::now();
                     while both.doorbell() == seen {
                         assert!(begin.elapsed() < PATIENCE, "a ring was lost");
-                        both.wait(seen, Some(PATIENCE));
+                        both.wait(Sleeper::Progress, seen, Some(PATIENCE));
                     }
                     done.wait();
                 }
@@ -333,20 +380,43 @@ fn every_sleeper_is_woken_by_each_fabric_and_no_ring_is_lost() {
 }
 
 #[test]
+fn each_kind_of_sleeper_is_woken_by_what_comes_for_it_alone() {
+    let (one, two) = scripts();
+    let both = composite(&one, &two);
+    let sleeps = |kind, long| {
+        let begin = std::time::Instant::now();
+        both.wait(kind, both.doorbell(), Some(long));
+        begin.elapsed() >= long
+    };
+    let short = Duration::from_millis(20);
+    for part in [&one, &two] {
+        for (kind, other) in [(Sleeper::Progress, Sleeper::Caller), (Sleeper::Caller, Sleeper::Progress)] {
+            part.ring_for(kind);
+            assert!(sleeps(other, short), "{other:?} was woken by what came for {kind:?}");
+            let taken = [&one, &two].map(|part| part.edges_taken(kind));
+            assert!(!sleeps(kind, PATIENCE), "{kind:?} was not woken");
+            let each = [&one, &two].map(|part| part.edges_taken(kind));
+            assert_eq!(each, taken.map(|taken| taken + 1), "a part watches for one edge at a time");
+            assert!(sleeps(kind, short), "it was woken twice");
+        }
+    }
+}
+
+#[test]
 fn a_sleep_ends_with_its_time() {
     let (one, two) = scripts();
     let both = composite(&one, &two);
-    both.wait(both.doorbell(), Some(Duration::from_micros(200)));
+    both.wait(Sleeper::Progress, both.doorbell(), Some(Duration::from_micros(200)));
     // Of two who sleep, the one who watches may go first: the other one watches then.
     let seen = both.doorbell();
     std::thread::scope(|scope| {
         let long = scope.spawn(|| {
             while both.doorbell() == seen {
-                both.wait(seen, None);
+                both.wait(Sleeper::Progress, seen, None);
             }
         });
         for _ in 0..100 {
-            both.wait(seen, Some(Duration::from_micros(50)));
+            both.wait(Sleeper::Progress, seen, Some(Duration::from_micros(50)));
         }
         two.wake();
         long.join().unwrap();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use common::{PEER, pair, poll, poll_events, register, request, send};
 use halite_fabric::kind::OperationKind;
 use halite_fabric::trace::{Count, Tracer};
-use halite_fabric::{Fabric, Key, Operation, RemoteAddress};
+use halite_fabric::{Fabric, Key, Lane, Operation, RemoteAddress};
 use halite_mem::{PagePolicy, Segment};
 
 fn add(id: u64, key: Key) -> halite_fabric::WorkRequest<'static> {
@@ -24,21 +24,21 @@ fn a_dump_tells_the_story() {
     tracer.register(segment).unwrap();
     tracer.connect("elsewhere", b"");
     poll_events(&tracer);
-    tracer.post(PEER, &[send(1, b"hello"), add(2, Key(9)), add(3, key)]).unwrap();
-    two.post(PEER, &[send(1, b"answer")]).unwrap();
+    tracer.post(PEER, Lane::FIRST, &[send(1, b"hello"), add(2, Key(9)), add(3, key)]).unwrap();
+    two.post(PEER, Lane::FIRST, &[send(1, b"answer")]).unwrap();
     poll(&tracer);
     tracer.cut_off(PEER);
     tracer.disconnect(PEER);
-    tracer.post(PEER, &[add(4, key)]).unwrap_err();
+    tracer.post(PEER, Lane::FIRST, &[add(4, key)]).unwrap_err();
     poll_events(&tracer);
     tracer.close();
     let expected = "
      0 register key=0 len=8192
      1 connect address=elsewhere
      2 event connect_failed address=elsewhere reason=\"there is nobody else\"
-     3 post peer=1 send id=1 bytes=5
-     4 post peer=1 fetch_add id=2 bytes=8
-     5 post peer=1 fetch_add id=3 bytes=8
+     3 post peer=1 lane=0 send id=1 bytes=5
+     4 post peer=1 lane=0 fetch_add id=2 bytes=8
+     5 post peer=1 lane=0 fetch_add id=3 bytes=8
      6 complete peer=1 id=1 Success
      7 complete peer=1 id=2 RemoteAccess
      8 complete peer=1 id=3 Success
@@ -59,14 +59,14 @@ fn only_the_last_steps_are_kept_but_all_are_counted() {
     let (key, _) = register(&*two);
     let tracer = Tracer::new(one, 2);
     for id in 0..10 {
-        tracer.post(PEER, &[send(id, b"four")]).unwrap();
+        tracer.post(PEER, Lane::FIRST, &[send(id, b"four")]).unwrap();
     }
-    tracer.post(PEER, &[add(10, key), add(11, Key(9))]).unwrap();
+    tracer.post(PEER, Lane::FIRST, &[add(10, key), add(11, Key(9))]).unwrap();
     assert_eq!(
         tracer.dump(),
-        "    10 post peer=1 fetch_add id=10 bytes=8\n    11 post peer=1 fetch_add id=11 bytes=8\n"
+        "    10 post peer=1 lane=0 fetch_add id=10 bytes=8\n    11 post peer=1 lane=0 fetch_add id=11 bytes=8\n"
     );
-    two.post(PEER, &[send(0, b"seven..")]).unwrap();
+    two.post(PEER, Lane::FIRST, &[send(0, b"seven..")]).unwrap();
     poll(&tracer);
     let counters = tracer.counters();
     let count = |count, bytes| Count { count, bytes };
@@ -82,10 +82,10 @@ fn a_clock_dates_the_steps() {
     let (one, _two) = pair();
     let now = AtomicU64::new(0);
     let tracer = Tracer::new(one, 10).with_clock(move || now.fetch_add(1500, Relaxed));
-    tracer.post(PEER, &[send(1, b"a"), send(2, b"b")]).unwrap();
+    tracer.post(PEER, Lane::FIRST, &[send(1, b"a"), send(2, b"b")]).unwrap();
     assert_eq!(
         tracer.dump(),
-        "     0            0 ns post peer=1 send id=1 bytes=1\n     1         1500 ns post peer=1 send id=2 bytes=1\n"
+        "     0            0 ns post peer=1 lane=0 send id=1 bytes=1\n     1         1500 ns post peer=1 lane=0 send id=2 bytes=1\n"
     );
 }
 
@@ -93,7 +93,7 @@ fn a_clock_dates_the_steps() {
 fn a_tracer_without_room_still_counts() {
     let (one, _two) = pair();
     let tracer = Tracer::new(one, 0);
-    tracer.post(PEER, &[send(1, b"a")]).unwrap();
+    tracer.post(PEER, Lane::FIRST, &[send(1, b"a")]).unwrap();
     assert_eq!(tracer.dump(), "");
     assert_eq!(tracer.counters().of(OperationKind::Send).count, 1);
 }

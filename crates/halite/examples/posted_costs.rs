@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use halite::{Config, JoinError, Node, NodeId, Permissions, Placement, Seat};
-use halite_fabric::{Event, Fabric, Key, Local, Operation, PeerId, RemoteAddress, WorkId, WorkRequest};
+use halite_fabric::{Event, Fabric, Key, Lane, Local, Operation, PeerId, RemoteAddress, WorkId, WorkRequest};
 use halite_mem::{PagePolicy, Segment};
 use halite_providers::{ShmConfig, ShmFabric};
 
@@ -62,7 +62,8 @@ fn measure(dir: &Path, each: usize) -> Result<(), Failure> {
 fn join(dir: &Path, node: u32) -> Result<Node, JoinError> {
     let open = |seat: &Seat| -> Result<Arc<dyn Fabric>, JoinError> {
         let hello = seat.hello.clone();
-        let config = ShmConfig { hello, direct: false, ..ShmConfig::new(dir, &seat.name) };
+        let config =
+            ShmConfig { hello, direct: false, ..ShmConfig::new(dir, seat.name_of(halite::Provider::Shm)) };
         Ok(ShmFabric::open(config).map_err(|error| JoinError::Fabric(Box::new(error)))?)
     };
     let config = Config { dir: dir.to_owned(), node: Some(NodeId(node)), ..Config::default() };
@@ -97,7 +98,7 @@ impl Bare {
     /// Posts a request, and polls until it has completed.
     fn run(&self, operation: Operation<'_>) -> Result<(), Failure> {
         let request = WorkRequest { id: WorkId(7), operation, signalled: true, solicited: true };
-        self.one.post(self.peer, &[request])?;
+        self.one.post(self.peer, Lane::FIRST, &[request])?;
         let mut events = Vec::with_capacity(1);
         while self.one.poll(&mut events) == 0 {}
         match events.pop() {

@@ -9,7 +9,7 @@ use halite_tier::ids::NodeLife;
 use halite_tier::permissions::Permissions;
 
 use crate::error::{AccessCause, AccessError, BatchError};
-use crate::posted::{Cursor, Failed, Stop, Transfer};
+use crate::posted::{Cursor, Failed, Kind, Stop, Transfer};
 use crate::session::{Inner, Lh, ReadOp, WriteOp};
 
 /// Reads, in order.
@@ -25,9 +25,9 @@ pub(crate) struct Writes<'w, 'b> {
 }
 
 /// Accesses of a session to its regions.
-trait Accesses: Transfer {
+pub(crate) trait Accesses: Transfer {
     /// What they are called in errors.
-    const OPERATION: &'static str;
+    fn operation(&self) -> &'static str;
 
     /// The handle and the offset of one of them.
     fn place(&self, index: usize) -> (Lh, u64);
@@ -55,12 +55,12 @@ impl Transfer for Reads<'_, '_> {
         self.inner.path.locate(self.inner.id, lh.slot, Permissions::READ, offset + at.done as u64, len)
     }
 
-    fn source(&self, _: Cursor, _: usize) -> Option<&[u8]> {
-        None
+    fn kind(&self) -> Kind {
+        Kind::Read
     }
 
-    fn target(&mut self, at: Cursor, len: usize) -> Option<&mut [u8]> {
-        Some(&mut self.ops[at.index].into[at.done..at.done + len])
+    fn target(&mut self, at: Cursor, len: usize) -> &mut [u8] {
+        &mut self.ops[at.index].into[at.done..at.done + len]
     }
 }
 
@@ -85,17 +85,19 @@ impl Transfer for Writes<'_, '_> {
         self.inner.path.locate(self.inner.id, lh.slot, Permissions::WRITE, offset + at.done as u64, len)
     }
 
-    fn source(&self, at: Cursor, len: usize) -> Option<&[u8]> {
-        Some(&self.ops[at.index].from[at.done..at.done + len])
+    fn kind(&self) -> Kind {
+        Kind::Write
     }
 
-    fn target(&mut self, _: Cursor, _: usize) -> Option<&mut [u8]> {
-        None
+    fn source(&self, at: Cursor, len: usize) -> &[u8] {
+        &self.ops[at.index].from[at.done..at.done + len]
     }
 }
 
 impl Accesses for Reads<'_, '_> {
-    const OPERATION: &'static str = "read";
+    fn operation(&self) -> &'static str {
+        "read"
+    }
 
     fn place(&self, index: usize) -> (Lh, u64) {
         (self.ops[index].lh, self.ops[index].offset)
@@ -103,7 +105,9 @@ impl Accesses for Reads<'_, '_> {
 }
 
 impl Accesses for Writes<'_, '_> {
-    const OPERATION: &'static str = "write";
+    fn operation(&self) -> &'static str {
+        "write"
+    }
 
     fn place(&self, index: usize) -> (Lh, u64) {
         (self.ops[index].lh, self.ops[index].offset)
@@ -150,30 +154,27 @@ impl Inner {
     /// Makes reads, of whose first one `done` bytes are there already.
     pub(crate) async fn read_from(&self, ops: &mut [ReadOp<'_>], done: usize) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
-        self.make(Reads { inner: self, ops: &mut ops[..own] }, done).await?;
+        self.make(&mut Reads { inner: self, ops: &mut ops[..own] }, done).await?;
         match ops.get(own) {
             None => Ok(()),
-            Some(ReadOp { lh, offset, into }) => {
-                Err(self.foreign(Reads::OPERATION, own, *lh, *offset, into.len()))
-            }
+            Some(ReadOp { lh, offset, into }) => Err(self.foreign("read", own, *lh, *offset, into.len())),
         }
     }
 
     /// Makes writes, of whose first one `done` bytes are there already.
     pub(crate) async fn write_from(&self, ops: &[WriteOp<'_>], done: usize) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
-        self.make(Writes { inner: self, ops: &ops[..own] }, done).await?;
+        self.make(&mut Writes { inner: self, ops: &ops[..own] }, done).await?;
         match ops.get(own) {
             None => Ok(()),
-            Some(WriteOp { lh, offset, from }) => {
-                Err(self.foreign(Writes::OPERATION, own, *lh, *offset, from.len()))
-            }
+            Some(WriteOp { lh, offset, from }) => Err(self.foreign("write", own, *lh, *offset, from.len())),
         }
     }
 
-    async fn make<A: Accesses>(&self, mut accesses: A, done: usize) -> Result<(), BatchError> {
-        let carried = self.core.carry(&mut accesses, Cursor { index: 0, done }).await;
-        carried.map_err(|failed| self.batch_error(&accesses, failed))
+    /// Makes accesses, of whose first one `done` bytes are there already.
+    pub(crate) async fn make<A: Accesses>(&self, accesses: &mut A, done: usize) -> Result<(), BatchError> {
+        let carried = self.core.carry(accesses, Cursor { index: 0, done }).await;
+        carried.map_err(|failed| self.batch_error(accesses, failed))
     }
 
     #[cold]
@@ -187,7 +188,7 @@ impl Inner {
         let Failed { index, stop, partly, later } = failed;
         let ((lh, offset), len) = (accesses.place(index), accesses.len(index) as u64);
         let Stopped { cause, maybe_done } = self.stopped(stop, offset, len);
-        let source = self.access_error(A::OPERATION, lh, offset, len, cause);
+        let source = self.access_error(accesses.operation(), lh, offset, len, cause);
         BatchError { index, source: AccessError { partly: partly || maybe_done, ..source }, later }
     }
 
@@ -253,7 +254,7 @@ impl Inner {
 
     #[cold]
     pub(crate) fn cause_of_peer(&self, peer: PeerId) -> AccessCause {
-        match self.core.look(|machine| machine.life_of_peer(peer)) {
+        match self.core.ground.peers.life_of(peer) {
             Some(life) => self.cause_of_down(life),
             // Forgotten when it was cut off: nothing that it held can come back.
             None => AccessCause::Stale,
@@ -261,7 +262,7 @@ impl Inner {
     }
 
     fn cause_of_unmapped(&self, peer: PeerId) -> AccessCause {
-        let life = self.core.look(|machine| machine.life_of_peer(peer));
+        let life = self.core.ground.peers.life_of(peer);
         life.map_or(AccessCause::Stale, |life| AccessCause::Unmapped(life.node))
     }
 

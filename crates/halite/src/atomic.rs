@@ -5,15 +5,13 @@
 //! ([`halite_tier::rpc::atomic`]).  An atomic is never repeated: one whose completion or answer was lost fails, and has
 //! happened or not.
 
-use halite_fabric::{Fabric, Operation, PeerId, PostCause, RemoteAddress, Status, WorkId, WorkRequest};
 use halite_tier::access::{Atomic, Blocked, WORD_BYTES};
 use halite_tier::permissions::Permissions;
-use halite_tier::rpc::AtomicCall;
-use halite_tier::rpc::atomic::ATOMIC_IMM;
 
-use crate::access::Stopped;
+use crate::access::Accesses;
 use crate::blocking;
 use crate::error::{AccessCause, AccessError};
+use crate::posted::{Cursor, Kind, Transfer};
 use crate::session::{Inner, Lh, Session};
 
 /// Atomics.  They order what their caller did before with what others do after they have seen the new value.  A
@@ -86,76 +84,60 @@ impl blocking::Session {
 impl Inner {
     /// Changes a word, waiting where it must.
     pub(crate) async fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
-        let failed = |cause| self.access_error(name(atomic), lh, offset, WORD_BYTES, cause);
-        let stopped = |stopped: Stopped| AccessError { partly: stopped.maybe_done, ..failed(stopped.cause) };
         if !self.owns(lh) {
-            return Err(failed(AccessCause::ForeignHandle));
+            let cause = AccessCause::ForeignHandle;
+            return Err(self.access_error(name(atomic), lh, offset, WORD_BYTES, cause));
         }
-        loop {
-            // Read before the attempt, so that a change during it is not missed.
-            let seen = self.core.ground.changes.count();
-            match self.path.atomic(self.id, lh.slot, offset, atomic) {
-                Ok(old) => return Ok(old),
-                Err(Blocked::Changing) => self.wait_for_change(seen).await.map_err(failed)?,
-                Err(Blocked::Post { peer, .. }) => {
-                    if let Some(old) = self.atomic_posted(peer, lh, offset, atomic).await.map_err(stopped)? {
-                        return Ok(old);
-                    }
-                }
-                Err(blocked) => return Err(failed(self.cause_of(blocked, offset, WORD_BYTES))),
-            }
-        }
+        let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
+        self.make(&mut change, 0).await.map_err(|error| error.source)?;
+        Ok(change.old)
+    }
+}
+
+/// One atomic.
+struct Change<'i> {
+    inner: &'i Inner,
+    lh: Lh,
+    offset: u64,
+    atomic: Atomic,
+    /// What the word held before.
+    old: u64,
+}
+
+impl Transfer for Change<'_> {
+    fn count(&self) -> usize {
+        1
     }
 
-    /// Changes a word of `peer` by posting; `None` if nothing was posted and the place must be looked up again.
-    async fn atomic_posted(
-        &self,
-        peer: PeerId,
-        lh: Lh,
-        offset: u64,
-        atomic: Atomic,
-    ) -> Result<Option<u64>, Stopped> {
-        let ground = &self.core.ground;
-        let seen = ground.posted.progress_count();
-        // Begun before the place is looked up once more, so that whoever changes that will wait for it.
-        let is_call = !ground.fabric.capabilities(peer).atomics.are_coherent();
-        let begun = if is_call { ground.posted.begin_call(peer) } else { Some(ground.posted.begin(peer)) };
-        let Some(mut posted) = begun else {
-            // Of ends of calls nobody tells who waits for one.
-            self.core.with(|machine, now| machine.look_again_soon(now));
-            return self.wait_for_room(seen).await;
-        };
-        let place = self.path.locate(self.id, lh.slot, Permissions::ATOMIC, offset, WORD_BYTES);
-        let address = match place {
-            Err(Blocked::Post { peer: found, address, .. }) if found == peer => address,
-            _ => return Ok(None),
-        };
-        let post = if is_call { post_call } else { post_atomic };
-        match post(&*ground.fabric, peer, posted.id(), address, atomic) {
-            Ok(()) => {
-                posted.set_posted();
-                let ended = posted.ended().await;
-                match ended.status {
-                    Status::Success => Ok(Some(ended.old)),
-                    status => Err(self.stopped_by(peer, status)),
-                }
-            }
-            Err(PostCause::QueueFull) => {
-                drop(posted);
-                self.wait_for_room(seen).await
-            }
-            Err(PostCause::NotConnected) => Err(self.cause_of_peer(peer).into()),
-            Err(PostCause::Malformed) => unreachable!("the word is aligned"),
-        }
+    fn len(&self, _: usize) -> usize {
+        WORD_BYTES as usize
     }
 
-    /// Nothing could be posted; `seen` is what the progress was before that was tried.
-    async fn wait_for_room(&self, seen: u64) -> Result<Option<u64>, Stopped> {
-        if self.core.is_closed() {
-            return Err(AccessCause::NodeClosed.into());
-        }
-        self.core.wait_for_room(seen).await;
-        Ok(None)
+    fn step(&mut self, _: Cursor) -> Result<usize, Blocked> {
+        self.old = self.inner.path.atomic(self.inner.id, self.lh.slot, self.offset, self.atomic)?;
+        Ok(WORD_BYTES as usize)
+    }
+
+    fn locate(&self, _: Cursor) -> Result<usize, Blocked> {
+        self.inner.path.locate(self.inner.id, self.lh.slot, Permissions::ATOMIC, self.offset, WORD_BYTES)
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Atomic(self.atomic)
+    }
+
+    fn set_old(&mut self, old: u64) {
+        self.old = old;
+    }
+}
+
+impl Accesses for Change<'_> {
+    fn operation(&self) -> &'static str {
+        name(self.atomic)
+    }
+
+    fn place(&self, _: usize) -> (Lh, u64) {
+        (self.lh, self.offset)
     }
 }
 
@@ -164,33 +146,4 @@ fn name(atomic: Atomic) -> &'static str {
         Atomic::FetchAdd { .. } => "fetch_add",
         Atomic::CompareSwap { .. } => "compare_swap",
     }
-}
-
-fn post_atomic(
-    fabric: &dyn Fabric,
-    peer: PeerId,
-    id: WorkId,
-    remote: RemoteAddress,
-    atomic: Atomic,
-) -> Result<(), PostCause> {
-    let operation = match atomic {
-        Atomic::FetchAdd { add } => Operation::FetchAdd { remote, add },
-        Atomic::CompareSwap { expected, new } => Operation::CompareSwap { remote, expected, new },
-    };
-    let request = WorkRequest { id, operation, signalled: true, solicited: true };
-    fabric.post(peer, &[request]).map_err(|error| error.cause)
-}
-
-/// The answer ends the operation, or the failure of the send, which alone completes.
-fn post_call(
-    fabric: &dyn Fabric,
-    peer: PeerId,
-    id: WorkId,
-    word: RemoteAddress,
-    atomic: Atomic,
-) -> Result<(), PostCause> {
-    let bytes = AtomicCall { id, word, atomic }.emit();
-    let operation = Operation::Send { bytes: &bytes, imm: ATOMIC_IMM };
-    let request = WorkRequest { id, operation, signalled: false, solicited: true };
-    fabric.post(peer, &[request]).map_err(|error| error.cause)
 }

@@ -10,7 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use halite_tier::ids::NodeId;
-use halite_tier::message::{NodeStatus, RegionInfo};
+use halite_tier::message::{NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
 
 use crate::error::{AccessError, BatchError, LostRegion, RegionError};
@@ -137,6 +137,11 @@ impl Session {
     /// See [`crate::Session::forget_node`].
     pub fn forget_node(&self, node: NodeId) -> Result<(), RegionError> {
         self.block_on(self.session.forget_node(node))
+    }
+
+    /// See [`crate::Session::reach`].
+    pub fn reach(&self, node: NodeId, owner: NodeId) -> Result<Reach, RegionError> {
+        self.block_on(self.session.reach(node, owner))
     }
 
     /// See [`crate::Session::status`].

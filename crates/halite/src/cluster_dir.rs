@@ -6,8 +6,10 @@
 //!                         started
 //!    join.lock            held while a node joins, so that no two miss each other
 //!    next-number          the number of the next node that has none of its own
+//!    next-member          the number of the next node that stays and has none of its own, where there are several hosts
+//!    hosts                how nodes of other hosts are met, if there are any
 //!    node-3.lock          held while node 3 lives; "PID INCARNATION"
-//!    node-3.shm.sock      where its shm fabric listens
+//!    node-3.shm.sock      where its shm fabric listens; node-3.roce.sock, where its roce fabric does
 //!    node-3.shm.lock      held while it does
 //!    logs/node-3.log      what node 3 said when it ran detached, until the next cluster is started here
 //! ```
@@ -19,6 +21,7 @@
 //! This file knows no protocol, and of fabrics only what their files are called.
 
 mod error;
+mod hosts;
 mod join;
 mod names;
 mod numbers;
@@ -34,13 +37,16 @@ use halite_providers::{listeners, listening};
 use halite_tier::ids::NodeId;
 
 use crate::config::EPHEMERAL_NODE_MIN;
+use crate::networks::Provider;
 pub use error::ClusterDirError;
 pub use halite_providers::Listening;
+pub(crate) use hosts::KnownHosts;
 pub(crate) use join::{JoinLock, NodeLock};
-pub(crate) use names::shm_name;
 use names::{
-    JOIN_LOCK, LOGS, MARKER, NEXT_NUMBER, Name, lock_name, log_name, shm_lock_name, shm_socket_name,
+    HOSTS, JOIN_LOCK, LOGS, MARKER, NEXT_MEMBER, NEXT_NUMBER, Name, lock_name, log_name, socket_lock_name,
 };
+pub(crate) use names::{node_name, socket_name};
+pub(crate) use numbers::TakenNumbers;
 
 /// What the marker says to people.
 const MARKER_TEXT: &str = "This directory belongs to a Halite cluster: nodes make and remove files here.\n";
@@ -56,6 +62,15 @@ pub struct Presence {
     pub incarnation: u64,
     /// Whether that process lives.
     pub alive: bool,
+}
+
+/// Where a living node can be connected to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Listeners {
+    /// Which node.
+    pub(crate) node: NodeId,
+    /// By which providers, those that are to be preferred first.
+    pub(crate) providers: Vec<Provider>,
 }
 
 /// A cluster directory whose owner, mode and marker were checked.
@@ -75,6 +90,11 @@ pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
         Err(ClusterDirError::NoCluster { .. }) => Ok(Vec::new()),
         opened => opened?.nodes(),
     }
+}
+
+/// Whether nodes in `dir` meet those of other hosts: then the first node may be on another one.
+pub fn has_hosts(dir: &Path) -> bool {
+    ClusterDir::open(dir).is_ok_and(|dir| dir.hosts().is_ok_and(|hosts| hosts.is_some()))
 }
 
 /// Finding and founding.
@@ -141,10 +161,21 @@ impl ClusterDir {
         Ok(found)
     }
 
-    /// Where all members but `node` can be connected to, as their fabric calls it.
-    pub(crate) fn listeners_but(&self, node: NodeId) -> Result<Vec<String>, ClusterDirError> {
-        let own = shm_socket_name(node);
-        Ok(listeners(&self.dir)?.into_iter().filter(|name| *name != own).collect())
+    /// Where all members but `node` can be connected to, in their order.
+    pub(crate) fn listeners_but(&self, node: NodeId) -> Result<Vec<Listeners>, ClusterDirError> {
+        let mut found: BTreeMap<NodeId, Vec<Provider>> = BTreeMap::new();
+        for name in listeners(&self.dir)? {
+            if let Some(Name::Socket(other, provider)) = Name::parse(name.as_ref())
+                && other != node
+            {
+                found.entry(other).or_default().push(provider);
+            }
+        }
+        let sorted = |(node, mut providers): (NodeId, Vec<Provider>)| {
+            providers.sort();
+            Listeners { node, providers }
+        };
+        Ok(found.into_iter().map(sorted).collect())
     }
 
     fn presence(&self, node: NodeId) -> Result<Presence, ClusterDirError> {
@@ -163,20 +194,31 @@ impl ClusterDir {
         Ok(NameLock::is_held(&self.dir, &lock_name(node))? || self.is_alive_without_lock(node)?)
     }
 
-    /// Whether its fabric lives.
+    /// Whether a fabric of it lives.
     fn is_alive_without_lock(&self, node: NodeId) -> Result<bool, ClusterDirError> {
-        Ok(NameLock::is_held(&self.dir, &shm_lock_name(node))?)
+        for provider in Provider::ALL {
+            if NameLock::is_held(&self.dir, &socket_lock_name(node, provider))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
-    /// The process that is `node`, as the kernel knows it; `None` if nobody listens at the node's socket.
+    /// The process that is `node`, as the kernel knows it; `None` if nobody listens at any of the node's sockets.
     pub fn process_of(&self, node: NodeId) -> Result<Option<Listening>, ClusterDirError> {
-        let name = shm_socket_name(node);
-        self.dir.has(&name, Kind::Socket)?;
-        listening(&self.dir, &name).map_err(|source| ClusterDirError::Unreachable {
-            node,
-            socket: self.path().join(name),
-            source,
-        })
+        for provider in Provider::ALL {
+            let name = socket_name(node, provider);
+            self.dir.has(&name, Kind::Socket)?;
+            let found = listening(&self.dir, &name).map_err(|source| ClusterDirError::Unreachable {
+                node,
+                socket: self.path().join(name),
+                source,
+            })?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
     }
 
     /// All numbers of which there is a file, each with its files.
@@ -200,6 +242,8 @@ impl ClusterDir {
         if !self.nodes()?.iter().any(|node| node.alive) {
             // The next to join belongs to another cluster, and may begin to count anew.
             self.dir.remove(NEXT_NUMBER, Kind::File)?;
+            self.dir.remove(NEXT_MEMBER, Kind::File)?;
+            self.dir.remove(HOSTS, Kind::File)?;
             join.remove();
         }
         Ok(())
@@ -208,6 +252,9 @@ impl ClusterDir {
     /// Removes what dead nodes left, but the lock files of nodes that have a number of their own: they tell that such
     /// a node was there, until it is restarted.  The caller holds the join lock.
     pub(crate) fn clean_residue(&self) -> Result<(), ClusterDirError> {
+        if !self.nodes()?.iter().any(|node| node.alive) {
+            self.dir.remove(HOSTS, Kind::File)?;
+        }
         self.clean_some(|node| node.0 >= EPHEMERAL_NODE_MIN)
     }
 
@@ -252,8 +299,11 @@ impl ClusterDir {
 
     /// Removes all files of a dead node but its lock, which the caller holds.
     fn remove_files_of(&self, node: NodeId) -> Result<(), ClusterDirError> {
-        self.dir.remove(&shm_socket_name(node), Kind::Socket)?;
-        Ok(self.dir.remove(&shm_lock_name(node), Kind::File)?)
+        for provider in Provider::ALL {
+            self.dir.remove(&socket_name(node, provider), Kind::Socket)?;
+            self.dir.remove(&socket_lock_name(node, provider), Kind::File)?;
+        }
+        Ok(())
     }
 }
 

@@ -2,11 +2,13 @@
 //!
 //! Every field has a default, and nothing else in this crate looks at the environment.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::JoinError;
 use crate::headroom;
+pub use crate::networks::Provider;
 
 pub use halite_providers::Fence;
 pub use halite_tier::ids::NodeId;
@@ -29,6 +31,15 @@ pub struct Config {
     /// Which node to be, below [`EPHEMERAL_NODE_MIN`].  `NodeId(0)` is the first node: it hosts the directory of names.
     /// `None` joins a cluster that is there, under a number from [`EPHEMERAL_NODE_MIN`] on that nobody had before.
     pub node: Option<NodeId>,
+    /// The networks that it uses.  It reaches each other node by the first that both have, in the order of [`Provider`].  None stands
+    /// for those of the first node that is there, and for shared memory where it is the first itself.
+    pub providers: Vec<Provider>,
+    /// From which address of this host its packets leave, and to which they come, where it uses [`Provider::Roce`].
+    pub address: IpAddr,
+    /// The file to which it writes all packets that it sends and receives, at most 1 GiB, where it uses [`Provider::Roce`].
+    pub pcap: Option<PathBuf>,
+    /// How it meets nodes of other hosts; `None` where there are none, or where the nodes of this host say.
+    pub hosts: Option<Hosts>,
     /// Most bytes of memory that this node contributes, taken from the system only as they are used; 0 to
     /// contribute none.
     pub arena_bytes: u64,
@@ -51,11 +62,28 @@ pub struct Config {
     pub principal: Option<String>,
 }
 
+/// How a node meets those of other hosts, which it talks to by [`Provider::Roce`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hosts {
+    /// Where they may dial it, over TCP; port 0 has the system choose.  They try these in that order, each for two seconds.  Packets go
+    /// by the same address, unless [`Config::address`] is another than this host's own.  Empty for a node that only dials others.
+    pub listen: Vec<SocketAddr>,
+    /// Where any node of the cluster may be dialled, tried in that order; empty for the first node, and where there is one in the cluster
+    /// directory.
+    pub join: Vec<SocketAddr>,
+    /// The file of the secret that they share, as `halite secret new` writes it.
+    pub secret_file: PathBuf,
+}
+
 impl Default for Config {
     fn default() -> Config {
         Config {
             dir: default_dir(),
             node: None,
+            providers: Vec::new(),
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            pcap: None,
+            hosts: None,
             arena_bytes: 1 << 30,
             segment_bytes: 16 << 30,
             chunk_bytes: 4 << 20,

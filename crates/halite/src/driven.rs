@@ -57,8 +57,9 @@ impl Driven {
         let checked = Checked::new(config)?;
         let around = Around::Given(surroundings);
         let life = NodeLife { node, incarnation: member::new_incarnation(&around) };
-        let seat = Seat { node, name: format!("node-{node}"), hello: checked.hello(life, &around) };
-        let member = Member::new(&checked, life, around, open(&seat)?)?;
+        let (name, address) = (format!("node-{node}"), around.address());
+        let seat = Seat { node, name, hosts: None, hello: checked.hello(life, &around, &address) };
+        let member = Member::new(&checked, life, around, address, open(&seat)?, Default::default())?;
         Ok(Driven { member, leaving: RefCell::new(None) })
     }
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use halite_fabric::{Completion, CompletionKind, Event, PeerId, Status};
+use halite_fabric::{Completion, CompletionKind, Event, PeerId, Sleeper, Status};
 use halite_tier::effect::{Command, OpId};
 use halite_tier::engine::Engine;
 use halite_tier::ids::SessionId;
@@ -34,7 +34,7 @@ use crate::rpc::{CALL_WORK, Intake, Rpc};
 use crate::surroundings::Around;
 use crate::ticket::{Ending, Undo};
 use crate::turns::{Bell, Look, Turn, Turns};
-use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, lock};
+use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS, lock};
 
 /// For how many rounds a spinning caller keeps its processor: about 3 us, in which a peer that is awake answers.
 ///
@@ -43,7 +43,9 @@ use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, lock};
 const ROUNDS_BEFORE_YIELD: u32 = 128;
 /// How often the clock is read before that: it takes as long as half a round.
 const ROUNDS_PER_CLOCK: u32 = 16;
-/// How often a thread that leaves the node looks whether it may go.
+/// For how many rounds a caller that is to sleep waits for the keeper to end a look: a few microseconds.
+const ROUNDS_FOR_KEEPER: u32 = 128;
+/// How soon a thread looks again that has found the token taken; and one that leaves the node, whether it may go.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
 /// What all threads and sessions of a node share.
@@ -61,6 +63,8 @@ pub(crate) struct Core {
     callers_polling: AtomicUsize,
     /// How many of them may spin for long: so many that as many peers can run beside them.
     spinners_max: usize,
+    /// A caller sleeps on the fabric; see [`crate::turns`].
+    led: AtomicBool,
     /// The node leaves, has left, or has failed.
     closed: AtomicBool,
 }
@@ -70,6 +74,8 @@ pub(crate) struct Core {
 struct Poller {
     events: Vec<Event>,
     intake: Intake,
+    /// There may be connections over which the first words have yet to come.
+    awaits_first_words: bool,
 }
 
 impl Core {
@@ -84,6 +90,7 @@ impl Core {
             callers_polling: AtomicUsize::new(0),
             spinners_max: around.parallelism().div_ceil(2),
             around,
+            led: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
     }
@@ -172,7 +179,7 @@ impl Core {
 
     /// The poll token, unless somebody has it.
     pub(crate) fn try_token(&self) -> Option<PollToken<'_>> {
-        let turn = self.turns.try_take(&*self.ground)?;
+        let turn = self.turns.try_take(self)?;
         let unwinding = std::thread::panicking();
         Some(PollToken { core: self, turn: Some(turn), wakes: Wakes::default(), unwinding })
     }
@@ -201,6 +208,11 @@ impl Core {
 
     /// Runs a future on the calling thread, which helps to move the node forward while it waits.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.block_on_after(false, future)
+    }
+
+    /// As [`Core::block_on`]; if the thread `has_spun` in vain for what the future waits for, it sleeps at once.
+    pub(crate) fn block_on_after<F: Future>(&self, mut has_spun: bool, future: F) -> F::Output {
         let parking = Parking::take();
         let mut context = Context::from_waker(parking.waker());
         let mut future = std::pin::pin!(future);
@@ -212,7 +224,9 @@ impl Core {
                 parking.give_back();
                 return output;
             }
-            self.spin_until(|| parking.parker().is_notified());
+            if !std::mem::take(&mut has_spun) {
+                self.spin_until(|| parking.parker().is_notified());
+            }
             self.sleep(parking.parker());
         }
     }
@@ -235,16 +249,91 @@ impl Core {
         true
     }
 
+    /// Offers the processor to other threads; whether one of them computed, and kept it for long.
+    pub(crate) fn yield_processor(&self) -> bool {
+        let begin_ns = self.now_ns();
+        std::thread::yield_now();
+        self.now_ns() - begin_ns > YIELD_LONG_NS
+    }
+
+    /// The calling thread is about to wait for `peer`.
+    pub(crate) fn expect_round_trip(&self, peer: PeerId) {
+        if let Some(round_trip) = self.ground.fabric.round_trip(peer) {
+            Patience::change(|patience| patience.expect_round_trip(round_trip));
+        }
+    }
+
     /// Sleeps until the calling thread's parker is notified.
     pub(crate) fn sleep(&self, parker: &Parker) {
-        if parker.is_notified() {
-            // Returns at once.
-            return parker.park();
+        if parker.take_notice() {
+            return;
         }
         let begin = self.now_ns();
-        parker.park();
+        if !self.lead(parker) {
+            parker.park();
+        }
         let slept = self.now_ns() - begin;
         Patience::change(|patience| patience.note_wait(slept));
+    }
+
+    /// Sleeps on the fabric until `parker` is notified; whether it was.  If not, another caller leads or polls.
+    fn lead(&self, parker: &Parker) -> bool {
+        let fabric = &self.ground.fabric;
+        while let Some(mut token) = self.token_to_lead() {
+            // Read before anything is looked at, so that what rings from here on ends the sleep.
+            let seen = fabric.doorbell();
+            token.drive_at(self.now_ns());
+            let is_needed = token.has_wakes() || self.has_jobs();
+            let wakes =
+                if is_needed { token.rest_for_now() } else { self.sleep_as_leader(token, parker, seen) };
+            // They may run anything, also what waits for this node: nobody leads meanwhile.
+            wakes.wake_all();
+            self.run_jobs();
+            if parker.take_notice() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The poll token, unless another caller leads.
+    fn token_to_lead(&self) -> Option<PollToken<'_>> {
+        self.token_of_keeper().filter(|_| !self.is_led())
+    }
+
+    /// Leads until something has rung that nobody else sees to.  Returns whom to wake.
+    fn sleep_as_leader(&self, token: PollToken<'_>, parker: &Parker, mut seen: u32) -> Wakes {
+        // Set under the token: its next holder sees it, and arms the doorbell for us.
+        self.led.store(true, Relaxed);
+        let mut wakes = token.rest_for_now();
+        let mut timeout = None;
+        loop {
+            if wakes.is_empty() {
+                parker.sleep_on(&self.ground.fabric, seen, timeout);
+            }
+            seen = self.ground.fabric.doorbell();
+            if let Some(token) = self.try_token() {
+                self.led.store(false, Relaxed);
+                wakes.append(token.rest_for_now());
+                return wakes;
+            }
+            if !wakes.is_empty() || parker.is_notified() {
+                self.led.store(false, Relaxed);
+                // Who polls may just have armed the doorbell for us.
+                self.ground.fabric.wake();
+                return wakes;
+            }
+            // The holder of the token may have polled for the last time before the doorbell rang.
+            timeout = Some(LOOK_AGAIN);
+        }
+    }
+
+    /// The poll token, if nobody has it or the keeper gives it up for a caller that polls.
+    fn token_of_keeper(&self) -> Option<PollToken<'_>> {
+        self.callers_polling.fetch_add(1, Relaxed);
+        let token = (0..ROUNDS_FOR_KEEPER).find_map(|_| self.try_token());
+        self.callers_polling.fetch_sub(1, Relaxed);
+        token
     }
 
     /// Moves the node forward by what has arrived, for a thread that has nothing better to do.
@@ -256,7 +345,7 @@ impl Core {
         }
         self.run_jobs();
         // The keeper may take what we wait for, hence not for long.
-        self.ground.fabric.wait(seen, Some(LOOK_AGAIN));
+        self.ground.fabric.wait(Sleeper::Progress, seen, Some(LOOK_AGAIN));
     }
 
     /// Moves a node forward that has no keeper, by all that can be done now.  Returns when to do so again, unless the
@@ -300,6 +389,8 @@ impl Core {
             Look::WhenRung => machine.attention_ns(now),
             Look::Within(watch_ns) => machine.attention_ns(now).min(now + watch_ns),
         };
+        let timeout = self.ground.fabric.poll_timeout().unwrap_or(Duration::MAX);
+        let until = until.min(now.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)));
         self.keeper_sleeps_until_ns.store(until, Relaxed);
         until
     }
@@ -331,13 +422,18 @@ impl Core {
     }
 }
 
-impl Bell for Ground {
-    fn arm(&self, armed: bool) {
-        self.fabric.arm(armed);
+impl Bell for Core {
+    fn arm(&self, sleeper: Option<Sleeper>) {
+        self.ground.fabric.arm(sleeper);
     }
 
     fn ring(&self) {
-        self.fabric.wake();
+        self.ground.fabric.wake();
+    }
+
+    fn is_led(&self) -> bool {
+        // Ordered by the lock of the token; see sleep_as_leader().
+        self.led.load(Relaxed)
     }
 }
 
@@ -392,15 +488,21 @@ impl PollToken<'_> {
     }
 
     /// Gives the token up, for a thread that goes to sleep.
-    pub(crate) fn rest(mut self) {
+    pub(crate) fn rest(self) {
+        self.rest_for_now().wake_all();
+    }
+
+    /// As [`PollToken::rest`], for a thread that is not to wake anybody just now.  Returns whom to wake.
+    fn rest_for_now(mut self) -> Wakes {
         let turn = self.turn.take().expect("the token is held until given up");
-        turn.rest(&*self.core.ground, |poller| drive(self.core, poller, &mut self.wakes));
+        turn.rest(self.core, |poller| drive(self.core, poller, &mut self.wakes));
+        std::mem::take(&mut self.wakes)
     }
 
     /// Gives the token up, for the keeper.
     pub(crate) fn keep(mut self, now_ns: u64) -> Look {
         let turn = self.turn.take().expect("the token is held until given up");
-        turn.keep(&*self.core.ground, now_ns, |poller| drive(self.core, poller, &mut self.wakes))
+        turn.keep(self.core, now_ns, |poller| drive(self.core, poller, &mut self.wakes))
     }
 }
 
@@ -414,7 +516,7 @@ impl Drop for PollToken<'_> {
             return;
         }
         if let Some(turn) = self.turn.take() {
-            turn.pass(&*core.ground, || core.now_ns(), |poller| drive(core, poller, &mut self.wakes));
+            turn.pass(core, || core.now_ns(), |poller| drive(core, poller, &mut self.wakes));
         }
         std::mem::take(&mut self.wakes).wake_all();
     }
@@ -443,6 +545,17 @@ fn notice_of(event: &Event) -> Option<(PeerId, u32)> {
         Event::Completed(Completion { peer, kind: CompletionKind::Notified { imm }, .. }) => {
             Some((*peer, *imm))
         }
+        _ => None,
+    }
+}
+
+/// Who has said something.
+fn heard_of(event: &Event) -> Option<PeerId> {
+    match event {
+        Event::Completed(Completion { peer, kind, .. }) => match kind {
+            CompletionKind::Received { .. } | CompletionKind::Notified { .. } => Some(*peer),
+            CompletionKind::Done { .. } | CompletionKind::Atomic { .. } => None,
+        },
         _ => None,
     }
 }
@@ -476,11 +589,13 @@ struct Spin<'c> {
     limit: Option<(u64, u64)>,
     /// The time, in a round in which the clock was read.
     now_ns: Option<u64>,
+    /// Whether somebody else computed when the processor was offered.
+    is_crowded: bool,
 }
 
 impl<'c> Spin<'c> {
     fn new(core: &'c Core) -> Spin<'c> {
-        Spin { core, rounds: 0, limit: None, now_ns: None }
+        Spin { core, rounds: 0, limit: None, now_ns: None, is_crowded: false }
     }
 
     /// Begins a round, unless the spin has lasted long enough.
@@ -498,7 +613,10 @@ impl<'c> Spin<'c> {
             return false;
         };
         let spun_ns = now_ns - begin_ns;
-        let is_over = spun_ns >= spin_ns;
+        // A short spin ends before it yields: that could take much longer.
+        let is_over = self.is_crowded
+            || spun_ns >= spin_ns
+            || spin_ns == SPIN_SHORT_NS && self.rounds >= ROUNDS_BEFORE_YIELD;
         if is_over {
             Patience::change(|patience| patience.note_spin(spun_ns));
         }
@@ -513,11 +631,14 @@ impl<'c> Spin<'c> {
     }
 
     /// What a round without an arrival ends with.
-    fn pause(&self) {
+    fn pause(&mut self) {
         // Before that it does not even pause: a round looks at other memory than the last one, and a pause takes as
         // long as two rounds.
         if self.rounds >= ROUNDS_BEFORE_YIELD {
-            std::thread::yield_now();
+            self.is_crowded = self.core.yield_processor();
+            if self.is_crowded {
+                Patience::change(Patience::note_crowd);
+            }
         }
     }
 }
@@ -533,21 +654,23 @@ impl Drop for Spin<'_> {
 /// Events of a peer come in order.  So it is enough that new peers come first, then what needs no lock, and the rest in
 /// the order in which it came: all that a peer said is handled before its end.
 impl Poller {
-    /// New peers are known before anything of theirs is handled.
+    /// New peers are known before anything of theirs is handled, and so is which connection they have chosen.
     fn introduce(&mut self, core: &Core, wakes: &mut Wakes) {
         let is_new = |event: &mut Event| matches!(event, Event::Connected { .. });
-        if !self.events.iter_mut().any(is_new) {
+        if !self.awaits_first_words && !self.events.iter_mut().any(is_new) {
             return;
         }
         let introduced = core.change(|machine, now| {
             self.events.extract_if(.., is_new).for_each(|event| machine.handle_event(now, event));
+            self.events.iter().filter_map(heard_of).for_each(|peer| machine.handle_heard(now, peer));
+            self.awaits_first_words = machine.awaits_first_words();
         });
         wakes.append(introduced.1);
     }
 
     /// What calls and posted operations need is handled in order, and without the machine's lock.
     fn handle_unlocked(&mut self, rpc: &Rpc, posted: &Posted, wakes: &mut Wakes) {
-        let Poller { events, intake } = self;
+        let Poller { events, intake, .. } = self;
         for row in events.chunk_by(are_notices_of_one) {
             let Event::Completed(Completion { peer, ref kind, status }) = row[0] else { continue };
             match kind {

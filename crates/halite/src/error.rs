@@ -97,6 +97,9 @@ pub enum RegionCause {
         /// Whose memory it is.
         owner: NodeId,
     },
+    /// All numbers of nodes that stay have been given out.
+    #[error("all numbers of nodes have been given out; `--id` names one that is to be used again")]
+    NoNumbers,
     /// A node that lives is not forgotten.
     #[error("node {0} lives, and only dead nodes can be forgotten")]
     NodeLives(NodeId),
@@ -226,6 +229,7 @@ impl From<Refusal> for RegionCause {
             Refusal::NodeClosed => RegionCause::NodeClosed,
             Refusal::Lost { home, loss } => RegionCause::Lost(Lost::new(home, loss)),
             Refusal::NodeLives(node) => RegionCause::NodeLives(node),
+            Refusal::NoNumbers => RegionCause::NoNumbers,
             Refusal::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
         }
     }
@@ -443,6 +447,9 @@ pub enum JoinError {
     /// The cluster directory, or something in it, cannot be used.
     #[error("cannot join: {0}")]
     Directory(ClusterDirError),
+    /// Packets are to be written down, and its networks have none.
+    #[error("cannot join: only nodes that use roce have packets to write down")]
+    NoPackets,
     /// The first node does not run.
     #[error("cannot join in {}: node 0 does not run there; start it first", dir.display())]
     NoCluster {
@@ -492,6 +499,22 @@ pub enum JoinError {
         address: String,
         /// What is missing, and which limit that is.
         lack: String,
+    },
+    /// The directory gives out no number.
+    #[error("the cluster gives out no number: {source}")]
+    NoNumber {
+        /// What it said.
+        source: RegionError,
+    },
+    /// A node of another host has that number, and lives.
+    #[error("node {node} runs already: process {pid} at {address}; choose another number")]
+    NumberInUse {
+        /// Its number.
+        node: NodeId,
+        /// Its process, on its host.
+        pid: u32,
+        /// Where it is dialled.
+        address: String,
     },
     /// Nodes of the cluster could not be reached.
     #[error("cannot join in {}: no connection to {address}: {reason}", dir.display())]

@@ -1,8 +1,10 @@
 //! Explanations: which path the bytes of a region take, what stands between this node and another, and why.
 
 use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
 
-use halite_fabric::{Atomics, Capabilities};
+use halite_fabric::{Atomics, Capabilities, Path, PeerId};
 use halite_tier::access::Place;
 use halite_tier::effect::Command;
 use halite_tier::engine::KnownPeer;
@@ -15,6 +17,11 @@ use serde::Serialize;
 use crate::blocking;
 use crate::error::{RegionCause, RegionError};
 use crate::session::{Commanded, Lh, Session};
+use crate::ways;
+
+/// How long what comes through to a peer is waited for, and how often that is looked at.
+const PATH_PATIENCE: Duration = Duration::from_millis(500);
+const PATH_LOOK: Duration = Duration::from_millis(5);
 
 /// Which way accesses of this node take to some bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -122,10 +129,35 @@ pub struct PeerCapabilities {
     /// Which atomics it offers on the other's memory; where they are not coherent with processors, ours travel as calls.
     #[serde(serialize_with = "as_text")]
     pub atomics: Atomics,
+    /// How many orders of requests there are between the two: messages and calls take one, accesses another if there is another.
+    pub lanes: usize,
     /// Longest message that it takes in one piece, in bytes.
     pub send_bytes_max: u64,
     /// Longest write out of memory that is not registered, in bytes; `None` where any is taken.
     pub inline_bytes_max: Option<u64>,
+}
+
+/// The packets between this node and another.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PathExplained {
+    /// Most payload of a packet, in bytes (path MTU).
+    pub mtu_bytes: u32,
+    /// Packets that were sent, repetitions included.
+    pub sent: u64,
+    /// Of these, those that had been sent before: at least so many were lost, or late.
+    pub repeated: u64,
+    /// How often an answer was waited for in vain.
+    pub timeouts: u64,
+    /// Packets that arrived.
+    pub arrived: u64,
+    /// Of these, those that had arrived before.
+    pub duplicates: u64,
+    /// Packets that may be under way to it now, in each lane.
+    pub window_packets: Vec<u32>,
+    /// From which address and port of this end they go.
+    pub from: SocketAddr,
+    /// To which of the other's.
+    pub to: SocketAddr,
 }
 
 /// What stands between this node and another.
@@ -142,10 +174,16 @@ pub struct PeerExplained {
     pub state: NodeState,
     /// Whether this node is connected to it.
     pub connected: bool,
+    /// Why it is reached by that fabric, if there was a choice.
+    pub provider_reason: Option<&'static str>,
     /// What the fabric in between can do, if it is connected.
     pub capabilities: Option<PeerCapabilities>,
     /// For how long nothing was heard of it, in ms, if it is connected.
     pub silent_ms: Option<u64>,
+    /// What a round trip to it takes, in ns, if it is connected over a network that has measured it.
+    pub round_trip_ns: Option<u64>,
+    /// What has become of packets to it and from it, if it is connected over a network that counts them.
+    pub path: Option<PathExplained>,
     /// Calls and messages to it that have no answer yet, those given up among them for as long as it may still answer.
     pub calls_under_way: usize,
     /// Long answers to it that are kept until it has read them.
@@ -154,12 +192,48 @@ pub struct PeerExplained {
     pub bytes_quarantined_here: u64,
     /// Bytes that it keeps back itself because of others, if it answers.
     pub bytes_quarantined_there: Option<u64>,
+    /// Nodes with memory that say that it is cut off from theirs: nothing of it lands there ([`Session::reach`]).
+    pub cut_off_at: Vec<u32>,
     /// Why it is as it is, for people.
     pub reason: String,
 }
 
+/// How this session's node sees another now.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PeerSeen {
+    /// Where other hosts dial it, if they do.
+    pub address: Option<SocketAddr>,
+    /// For how long nothing was heard of it, if it is connected.
+    pub silent: Option<Duration>,
+    /// What a round trip to it takes, if the network in between has measured it.
+    pub round_trip: Option<Duration>,
+    /// Which part of the packets to it had to be sent again, if the network in between counts them.
+    pub repeated: Option<f64>,
+}
+
 /// Explanations.
 impl Session {
+    /// Tells how this node sees another, without asking anybody; `None` if it has never heard of it.
+    pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
+        let core = &self.inner.core;
+        let now = core.now_ns();
+        let (known, shown) = core.look(|machine| {
+            let engine = machine.engine()?;
+            Some((engine.known_peer(now, node)?, engine.address_of(node).map(str::to_owned)))
+        })?;
+        let fabric = &core.ground.fabric;
+        let heard = known.peer.and_then(|peer| fabric.heard(peer)).unwrap_or(Duration::MAX);
+        let path = known.peer.and_then(|peer| fabric.path(peer));
+        let hosts = shown.as_deref().map(ways::hosts_of).unwrap_or_default();
+        let is_chosen = |host: &&SocketAddr| path.as_ref().is_some_and(|path| path.ends.1.ip() == host.ip());
+        Some(PeerSeen {
+            address: hosts.iter().find(is_chosen).or(hosts.first()).copied(),
+            silent: known.silent_ns.map(|ns| Duration::from_nanos(ns).min(heard)),
+            round_trip: known.peer.and_then(|peer| fabric.round_trip(peer)),
+            repeated: path.map(|path| path.repeated as f64 / path.sent.max(1) as f64),
+        })
+    }
+
     /// Tells where the bytes of a region are, which way accesses take to them, and why.  Works as well where its home
     /// is down.
     pub async fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
@@ -203,6 +277,14 @@ impl Session {
             halite_tier::effect::Outcome::Status(statuses) => statuses,
             _ => unreachable!("a status was asked for"),
         };
+        let mut cut_off_at = Vec::new();
+        let owners =
+            statuses.iter().filter(|status| status.state == NodeState::Alive && status.bytes_total > 0);
+        for owner in owners.map(|status| status.node) {
+            if self.reach(node, owner).await.is_ok_and(|reach| reach.is_cut_off) {
+                cut_off_at.push(owner.0);
+            }
+        }
         let core = &self.inner.core;
         let now = core.now_ns();
         let (found, is_self) = core.look(|machine| {
@@ -211,27 +293,59 @@ impl Session {
             (engine.and_then(|engine| engine.known_peer(now, node)), is_self)
         });
         let known = found.ok_or_else(|| failed(RegionCause::UnknownNode(node)))?;
+        let shown = core.look(|machine| machine.engine()?.address_of(node).map(str::to_owned));
+        let shown = shown.unwrap_or_default();
         let (calls_under_way, answers_kept) = core.ground.rpc.under_way(node);
-        let capabilities = known.peer.map(|peer| core.ground.fabric.capabilities(peer));
+        let fabric = &core.ground.fabric;
+        let capabilities = known.peer.map(|peer| fabric.capabilities(peer));
+        let round_trip = known.peer.and_then(|peer| fabric.round_trip(peer));
+        let path = self.path_to(known.peer).await.map(PathExplained::from);
+        let heard_ns = known.peer.and_then(|peer| fabric.heard(peer)).map(|ago| ago.as_nanos() as u64);
+        let silent_ns = known.silent_ns.map(|ns| ns.min(heard_ns.unwrap_or(u64::MAX)));
         Ok(PeerExplained {
             node: node.0,
             incarnation: format!("{:x}", known.life.incarnation.0),
             pid: known.pid,
             state: state(&known, &statuses, is_self),
             connected: known.peer.is_some(),
+            provider_reason: capabilities.and_then(|able| core.ground.ways.why(able.provider, &shown)),
             capabilities: capabilities.map(PeerCapabilities::from),
-            silent_ms: known.silent_ns.map(|ns| ns / 1_000_000),
+            silent_ms: silent_ns.map(|ns| ns / 1_000_000),
+            round_trip_ns: round_trip.map(|time| time.as_nanos() as u64),
+            path,
             calls_under_way,
             answers_kept,
             bytes_quarantined_here: known.bytes_quarantined,
             bytes_quarantined_there: answer_of(node, &statuses).map(|status| status.bytes_quarantined),
+            cut_off_at,
             reason: peer_reason(&known, is_self),
         })
     }
 }
 
+impl Session {
+    /// What is known of the path to a peer; of one that has just been met, waits a little until that is found out.
+    async fn path_to(&self, peer: Option<PeerId>) -> Option<Path> {
+        let core = &self.inner.core;
+        let looks = PATH_PATIENCE.as_millis() / PATH_LOOK.as_millis();
+        for _ in 0..looks {
+            let path = core.ground.fabric.path(peer?)?;
+            if path.is_known {
+                return Some(path);
+            }
+            core.within(PATH_LOOK, std::future::pending::<()>()).await;
+        }
+        core.ground.fabric.path(peer?)
+    }
+}
+
 /// Explanations.
 impl blocking::Session {
+    /// See [`crate::Session::seen`].
+    pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
+        self.as_async().seen(node)
+    }
+
     /// See [`crate::Session::explain`].
     pub fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
         self.block_on(self.as_async().explain(lh))
@@ -328,7 +442,7 @@ fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
             "the directory thinks that it lives, but there is no connection: it may be stopped, or joining"
                 .to_owned()
         }
-        (NodeState::Dead, None) => reason_of_death(known.loss),
+        (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss),
         (NodeState::Left, None) => "it said goodbye".to_owned(),
     };
     match known.is_zombie {
@@ -356,6 +470,7 @@ fn word(state: NodeState) -> &'static str {
     match state {
         NodeState::Alive => "alive",
         NodeState::Silent => "silent",
+        NodeState::Unreachable => "unreachable",
         NodeState::Dead => "dead",
         NodeState::Left => "left",
     }
@@ -407,10 +522,37 @@ impl fmt::Display for PieceExplained {
 
 impl From<Capabilities> for PeerCapabilities {
     fn from(capabilities: Capabilities) -> PeerCapabilities {
-        let Capabilities { provider, direct, atomics, send_bytes_max, inline_bytes_max } = capabilities;
+        let Capabilities { provider, direct, atomics, lanes, send_bytes_max, inline_bytes_max } =
+            capabilities;
         let inline_bytes_max = (inline_bytes_max < usize::MAX).then_some(inline_bytes_max as u64);
         let send_bytes_max = send_bytes_max as u64;
-        PeerCapabilities { provider, direct, atomics, send_bytes_max, inline_bytes_max }
+        PeerCapabilities { provider, direct, atomics, lanes, send_bytes_max, inline_bytes_max }
+    }
+}
+
+impl From<Path> for PathExplained {
+    fn from(path: Path) -> PathExplained {
+        let Path { mtu_bytes, sent, repeated, timeouts, arrived, duplicates, window_packets, ends, .. } =
+            path;
+        let (from, to) = ends;
+        PathExplained { mtu_bytes, sent, repeated, timeouts, arrived, duplicates, window_packets, from, to }
+    }
+}
+
+impl fmt::Display for PathExplained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PathExplained {
+            mtu_bytes, sent, repeated, timeouts, arrived, duplicates, window_packets, ..
+        } = self;
+        let percent = 100.0 * *repeated as f64 / (*sent).max(1) as f64;
+        let windows: Vec<String> = window_packets.iter().map(u32::to_string).collect();
+        writeln!(f, "packets go from {} to {}", self.from, self.to)?;
+        writeln!(f, "path MTU: {mtu_bytes} bytes; window: {} packets", windows.join(" and "))?;
+        writeln!(
+            f,
+            "packets: {sent} sent, {repeated} of them again ({percent:.2} %) after {timeouts} timeouts; \
+             {arrived} arrived, {duplicates} of them again"
+        )
     }
 }
 
@@ -423,7 +565,12 @@ impl fmt::Display for PeerCapabilities {
             Atomics::Adapter => "atomics by its adapter alone, so that ours travel as calls",
         };
         let sends = self.send_bytes_max;
-        write!(f, "provider {}: {reach}; {atomics}; sends of up to {sends} bytes; ", self.provider)?;
+        let lanes = match self.lanes {
+            1 => "one lane for all".to_owned(),
+            lanes => format!("{lanes} lanes"),
+        };
+        write!(f, "provider {}: {reach}; {atomics}; {lanes}; ", self.provider)?;
+        write!(f, "sends of up to {sends} bytes; ")?;
         match self.inline_bytes_max {
             Some(bytes) => write!(f, "writes of up to {bytes} bytes inline"),
             None => write!(f, "all writes inline"),
@@ -440,8 +587,17 @@ impl fmt::Display for PeerExplained {
         if let Some(capabilities) = &self.capabilities {
             writeln!(f, "{capabilities}")?;
         }
+        if let Some(reason) = self.provider_reason {
+            writeln!(f, "  {reason}")?;
+        }
         if let Some(silent_ms) = self.silent_ms {
             writeln!(f, "last heard: {silent_ms} ms ago")?;
+        }
+        if let Some(ns) = self.round_trip_ns {
+            writeln!(f, "round trip: {:.1} us", ns as f64 / 1e3)?;
+        }
+        if let Some(path) = &self.path {
+            write!(f, "{path}")?;
         }
         writeln!(
             f,
@@ -450,8 +606,12 @@ impl fmt::Display for PeerExplained {
         )?;
         write!(f, "quarantined: {} bytes here because of it", self.bytes_quarantined_here)?;
         match self.bytes_quarantined_there {
-            Some(bytes) => writeln!(f, ", {bytes} bytes there because of others"),
-            None => writeln!(f),
+            Some(bytes) => writeln!(f, ", {bytes} bytes there because of others")?,
+            None => writeln!(f)?,
+        }
+        match self.cut_off_at.iter().map(u32::to_string).collect::<Vec<_>>() {
+            nodes if nodes.is_empty() => Ok(()),
+            nodes => writeln!(f, "cut off from the memory of: node {}", nodes.join(", node ")),
         }
     }
 }

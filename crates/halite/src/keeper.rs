@@ -8,6 +8,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::JoinHandle;
 
+use halite_fabric::Sleeper;
+
 use crate::driver::{Core, PollToken};
 use crate::turns::Look;
 use crate::wait::Patience;
@@ -57,7 +59,7 @@ fn keep(core: &Core, stopping: &AtomicBool) {
         }
         look = look_after(core, &mut arrivals).unwrap_or(look.again());
         core.run_jobs();
-        fabric.wait(seen, Some(core.begin_sleep(look)));
+        fabric.wait(Sleeper::Progress, seen, Some(core.begin_sleep(look)));
         core.end_sleep();
     }
 }
@@ -90,7 +92,9 @@ fn poll_until_quiet(core: &Core, mut token: PollToken<'_>, arrivals: &mut Arriva
             return if woke { None } else { Some(look) };
         }
         // As in the driver's Spin::pause().
-        std::thread::yield_now();
+        if core.yield_processor() {
+            arrivals.note_crowd(now);
+        }
     }
 }
 
@@ -108,6 +112,12 @@ impl Arrivals {
         self.patience.note_wait(now_ns - self.last_ns);
         self.last_ns = now_ns;
         self.quiet_at_ns = now_ns + self.patience.spin_ns();
+    }
+
+    /// Others want the processor.
+    fn note_crowd(&mut self, now_ns: u64) {
+        self.patience.note_crowd();
+        self.quiet_at_ns = now_ns;
     }
 }
 

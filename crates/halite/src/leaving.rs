@@ -5,8 +5,9 @@
 //!                    (at most LEAVE_PATIENCE)                (at most LEAVE_PATIENCE)
 //! ```
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use halite_fabric::{Fabric, Sleeper};
 use halite_mem::Elapsed;
 
 use crate::driver::Core;
@@ -97,6 +98,24 @@ pub(crate) fn close(core: &Core, stale: Vec<u32>) {
         let _ = core.ground.path.slots().reclaim(index, elapsed);
     }
     core.ground.fabric.close();
+}
+
+/// Polls a fabric that was closed, and that nobody else polls any more, for as long as it has something to do by time: what
+/// was said may have to be said again until its peers have heard it.
+pub(crate) fn see_out(fabric: &dyn Fabric) {
+    let deadline = Instant::now() + LEAVE_PATIENCE;
+    fabric.arm(Some(Sleeper::Progress));
+    loop {
+        let seen = fabric.doorbell();
+        fabric.poll(&mut Vec::new());
+        let Some(left) = fabric.poll_timeout() else { return };
+        let patience = deadline.saturating_duration_since(Instant::now());
+        if patience.is_zero() {
+            return;
+        }
+        fabric.wait(Sleeper::Progress, seen, Some(left.min(patience)));
+        fabric.arm(Some(Sleeper::Progress));
+    }
 }
 
 /// Makes all handles stale, and waits until no access is under way.  Returns those that were not stale before.

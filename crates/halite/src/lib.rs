@@ -69,20 +69,23 @@ mod driven;
 mod driver;
 mod error;
 mod explain;
-mod fetches;
 mod headroom;
 mod jobs;
 mod join_queue;
 mod keeper;
+mod lanes;
 mod leaving;
 mod lock;
 mod machine;
 mod member;
 mod memory;
+mod networks;
 mod node;
 mod outbox;
+mod peers;
 mod posted;
 mod rpc;
+mod scout;
 mod session;
 mod surroundings;
 mod ticket;
@@ -90,16 +93,20 @@ mod turns;
 pub mod typed;
 mod wait;
 mod watch;
+mod ways;
 
-pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, NodeId};
+pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, Hosts, NodeId, Provider};
 pub use driven::{Driven, Step};
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
     JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError, RegionCause, RegionError,
 };
-pub use explain::{AccessPath, PeerCapabilities, PeerExplained, PieceExplained, RegionExplained, Verbs};
+pub use explain::{
+    AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,
+    Verbs,
+};
 pub use halite_fabric::Atomics;
-pub use halite_tier::message::{Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, RegionInfo};
+pub use halite_tier::message::{Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, Reach, RegionInfo};
 pub use halite_tier::permissions::Permissions;
 pub use lock::Guard;
 pub use node::{Node, Seat};

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use halite_tier::access::{Atomic, Blocked};
 use halite_tier::effect::{Command, CommandError, Outcome, Release};
+use halite_tier::engine::Engine;
 use halite_tier::lockword::{Holder, STATE_OFFSET, TOKENS_OFFSET, token_correction};
 use halite_tier::message::Refusal;
 use halite_tier::names::Service;
@@ -109,6 +110,18 @@ impl Guard {
         self.recovered
     }
 
+    /// Whether it is still held for sure, as of now; else fails with [`LockCause::Lapsed`].
+    ///
+    /// A holder that loses sight of the node on which the lock lives does not keep others out for ever: it is held for a lease
+    /// ([`Config::lease`](crate::Config)) after the last heartbeat of this node that was acknowledged, by the clock of this node alone, and is given to
+    /// another only after that.  Who is about to do what nobody else may do at the same time asks before, each time; it costs a lock
+    /// of this process, and no message.  What it then does takes time, too: what it has begun may still land at third nodes when another
+    /// has the lock, so that those who must not see that compare [tokens](Guard::token).
+    pub fn check(&self) -> Result<(), LockError> {
+        let kept = self.session.inner.check_kept(&self.named, Some(self.token));
+        kept.map_err(|cause| failed("keep", &self.named.name, cause))
+    }
+
     /// Gives the lock up, and waits until that is so.
     pub async fn unlock(mut self) -> Result<(), LockError> {
         self.is_over = true;
@@ -135,9 +148,10 @@ impl Drop for Guard {
 /// Locks.  A lock has a name of its own kind, and comes about when it is first wanted, on a node that stays.  A session is
 /// what excludes others: threads that are to exclude each other use sessions of their own.
 ///
-/// A lock whose holder died goes to the next who waits or asks, once that holder can touch nothing any more.  A lock
+/// A lock whose holder died goes to the next who waits or asks, once that holder can touch nothing any more; that of a holder that is
+/// unreachable, once it [knows that it is over](Guard::check).  A lock
 /// whose home died is made anew by whoever wants it next: then it no longer excludes who held it before, but its tokens are
-/// still higher than before, by the clock of the host.
+/// still higher than before: they begin at the time of day, by the fastest clock of which the cluster has heard.
 impl Session {
     /// Takes a lock; those who wait get it in the order in which they asked.  That takes as long as others hold it, but where a
     /// holder's node is silent and cannot be cut off, this fails with [`LockCause::HeldBySilent`] within three leases.
@@ -158,6 +172,12 @@ impl Session {
         let late =
             || if core.is_closed() { LockCause::Region(RegionCause::NodeClosed) } else { LockCause::Timeout };
         taken.unwrap_or_else(|| Err(failed("take", name, late())))
+    }
+
+    /// [`Guard::check`] of a lock that this session holds, whether its guard is still there or was [kept](Guard::keep).
+    pub fn check_lock(&self, name: &str) -> Result<(), LockError> {
+        let kept = self.inner.named(name).and_then(|named| self.inner.check_kept(&named, None));
+        kept.map_err(|cause| failed("keep", name, cause))
     }
 
     /// Gives up a lock that this session holds, whether its guard is still there or was [kept](Guard::keep).
@@ -407,7 +427,10 @@ impl Inner {
     fn next_token(&self, lh: Lh) -> Option<u64> {
         let add = |add| self.path.atomic(self.id, lh.slot, TOKENS_OFFSET, Atomic::FetchAdd { add }).ok();
         let last = add(1)?;
-        let correction = token_correction(last, || self.core.around().since_1970_ns());
+        let correction = token_correction(last, || {
+            let heard_ns = self.core.look(|machine| machine.engine().map_or(0, Engine::time_of_day_ns));
+            heard_ns.max(self.core.around().since_1970_ns())
+        });
         if correction > 0 {
             add(correction)?;
         }
@@ -441,6 +464,23 @@ impl Inner {
         let given_up = self.give_up(lh);
         lock(&named.state).usage = Usage::Idle;
         given_up
+    }
+
+    /// Whether it is held for sure, and by the guard of that token if one is given.
+    fn check_kept(&self, named: &Named, token: Option<u64>) -> Result<(), LockCause> {
+        if self.core.is_closed() {
+            return Err(LockCause::Region(RegionCause::NodeClosed));
+        }
+        let lh = match *lock(&named.state) {
+            State { usage: Usage::Held(held), lh: Some(lh), .. }
+                if token.is_none_or(|token| token == held) =>
+            {
+                lh
+            }
+            _ => return Err(LockCause::NotHeld),
+        };
+        let until_ns = self.core.look(|machine| machine.lock_is_kept_until_ns(self.id, lh.slot));
+        if until_ns > Some(self.core.now_ns()) { Ok(()) } else { Err(LockCause::Lapsed) }
     }
 
     fn give_up(&self, lh: Lh) -> Result<Option<Commanded<'_>>, LockCause> {

@@ -10,24 +10,26 @@ use halite_fabric::{
     Completion, CompletionKind, ConnectFailure, CutOff, Event as FabricEvent, Fabric, PeerId,
 };
 use halite_mem::Grace;
-use halite_tier::access::DataPath;
+use halite_tier::access::{DataPath, SlotRef};
 use halite_tier::effect::{Command, Effect, OpId, Quiesce, Token};
 use halite_tier::engine::{Connection, Engine};
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
-use halite_tier::message;
 use halite_tier::rpc::Target;
 use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::alarm::Alarms;
-use crate::fetches::{Fetch, Fetches};
+use crate::cluster_dir::TakenNumbers;
 use crate::jobs::{Done, Job};
 use crate::outbox::{OutMessage, Outbox};
-use crate::posted::{Mark, Posted};
+use crate::peers::Peers;
+use crate::posted::{Fetch, Fetches, Mark, Posted};
 use crate::rpc::Rpc;
 use crate::ticket::{Chore, Tickets, Undo};
 use crate::wait::{Event, Wakes};
+use crate::ways::Ways;
 
-/// How soon is looked again for what nobody tells: room in a peer's ring for requests, and memory.
+/// How soon is looked again for what nobody tells: room in a peer's ring for requests, an atomic by call fewer under way, and
+/// memory.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
 /// How often it is looked whether local accesses are over: each takes 26 us at most, unless its thread is
 /// descheduled in the middle.
@@ -38,7 +40,12 @@ pub(crate) struct Ground {
     pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) path: Arc<DataPath>,
     pub(crate) posted: Arc<Posted>,
+    pub(crate) peers: Arc<Peers>,
     pub(crate) rpc: Rpc,
+    /// How others are dialled.
+    pub(crate) ways: Ways,
+    /// Where the first node of several hosts writes down which numbers are taken.
+    pub(crate) numbers: Option<TakenNumbers>,
     /// Some mapping, member or connection has changed.
     pub(crate) changes: Event,
 }
@@ -54,7 +61,6 @@ pub(crate) struct Machine {
     jobs: VecDeque<Job>,
     graces: Vec<Waiting>,
     fetches: Fetches,
-    peers: BTreeMap<PeerId, NodeLife>,
     pub(crate) alarms: Alarms,
     /// When those look again who are told by nobody.
     retry_ns: Option<u64>,
@@ -69,11 +75,58 @@ struct Waiting {
     mark: Mark,
 }
 
-/// Connections that we began and that have neither come about nor failed.
+/// Connections that we began.
 #[derive(Debug, Default)]
 pub(crate) struct Dialling {
-    pub(crate) under_way: usize,
+    /// Those that have neither come about nor failed, the oldest first, by where they are dialled.  Each is answered once.
+    under_way: BTreeMap<String, VecDeque<Dial>>,
     pub(crate) failed: Vec<ConnectFailure>,
+}
+
+/// Why we began a connection.
+#[derive(Debug)]
+enum Dial {
+    /// We join, and meet all.
+    Joining,
+    /// The engine wants it.
+    Wanted(Dialled),
+}
+
+/// Somebody whom the engine wants dialled.
+#[derive(Debug)]
+struct Dialled {
+    /// What it shows.
+    shown: String,
+    /// Ways to it that are left.
+    ways: VecDeque<String>,
+}
+
+/// What the fabric calls an address in all that it tells: of several networks, the first does not know its own name.
+fn as_told(fabric: &dyn Fabric, address: &str) -> String {
+    let names = fabric.providers();
+    let first = names.first().filter(|_| names.len() > 1);
+    let rest = first.and_then(|first| address.strip_prefix(first)?.strip_prefix(':'));
+    rest.unwrap_or(address).to_owned()
+}
+
+impl Dialling {
+    /// Counted before the answer can arrive.
+    fn begin(&mut self, address: String, dial: Dial) {
+        self.under_way.entry(address).or_default().push_back(dial);
+    }
+
+    fn take(&mut self, address: &str) -> Option<Dial> {
+        let dials = self.under_way.get_mut(address)?;
+        let oldest = dials.pop_front();
+        if dials.is_empty() {
+            self.under_way.remove(address);
+        }
+        oldest
+    }
+
+    fn is_joining(&self) -> bool {
+        self.under_way.values().flatten().any(|dial| matches!(dial, Dial::Joining))
+    }
 }
 
 impl Machine {
@@ -87,7 +140,6 @@ impl Machine {
             jobs: VecDeque::new(),
             graces: Vec::new(),
             fetches: Fetches::default(),
-            peers: BTreeMap::new(),
             alarms: Alarms::default(),
             retry_ns: None,
             dialling: Dialling::default(),
@@ -130,52 +182,100 @@ impl Machine {
     // What the fabric tells.
 
     pub(crate) fn handle_event(&mut self, now: u64, event: FabricEvent) {
+        if let FabricEvent::ConnectFailed(failure) = &event
+            && let Some(Dial::Wanted(dialled)) = self.answered(&failure.address)
+        {
+            return self.dial_next(dialled);
+        }
         let Some(engine) = &mut self.engine else { return };
         match event {
             FabricEvent::Completed(completion) => self.handle_completion(now, completion),
-            FabricEvent::Connected { peer, hello, initiator } => {
-                let life = message::decode_hello(&hello).map(|hello| hello.life);
+            FabricEvent::Connected { peer, hello, dialled } => {
                 let send_bytes_max = self.ground.fabric.capabilities(peer).send_bytes_max;
-                let connection = Connection { peer, dialled: initiator, send_bytes_max };
+                let connection = Connection { peer, dialled: dialled.is_some(), send_bytes_max };
                 engine.handle_connected(now, connection, &hello);
-                if let Some(life) = life {
-                    self.peers.insert(peer, life);
-                    if engine.is_connected_to(life.node) {
-                        self.ground.rpc.handle_connected(peer, life.node);
-                    }
-                }
-                self.dialled(initiator);
+                dialled.map(|address| self.answered(&address));
             }
             FabricEvent::ConnectFailed(failure) => {
+                engine.handle_stranger(&failure.address);
                 self.dialling.failed.push(failure);
-                self.dialled(true);
             }
             // Who waits in the machine tries again when it settles.
             FabricEvent::Room { .. } => self.ground.posted.retry(&mut self.wakes),
+            // A node's memory stays registered as long as the node lives.
+            FabricEvent::Deregistered { .. } => {}
             FabricEvent::Disconnected { peer } => {
-                self.outbox.forget(peer);
                 engine.handle_disconnected(now, peer);
-                self.ground.rpc.handle_disconnected(peer, &mut self.wakes);
-                // There will be no room for who waits for it.
-                self.ground.posted.retry(&mut self.wakes);
+                self.end_connection(peer);
             }
-            FabricEvent::CutOff { peer, exited } => {
-                engine.handle_cut_off(now, peer, exited);
-                self.ground.rpc.handle_cut_off(peer);
-                self.peers.remove(&peer);
-            }
+            FabricEvent::CutOff { peer, exited } => engine.handle_cut_off(now, peer, exited),
         }
     }
 
-    fn dialled(&mut self, by_us: bool) {
-        if by_us {
-            self.dialling.under_way = self.dialling.under_way.saturating_sub(1);
-            self.ground.changes.happen(&mut self.wakes);
+    // What becomes of peers.  Nobody else tells the parts, and none of them finds out by itself.
+
+    fn take_up(&mut self, peer: PeerId, life: NodeLife) {
+        let Ground { peers, rpc, .. } = &*self.ground;
+        let link = rpc.make_link(peer, life.node);
+        peers.set_up(peer, life, link.clone());
+        if let Some(link) = link {
+            rpc.handle_up(peer, &link);
         }
     }
 
-    /// Connections to all who are there are about to be begun.
-    pub(crate) fn begin_to_meet(&mut self) {
+    fn take_down(&mut self, peer: PeerId) {
+        let Ground { peers, rpc, posted, .. } = &*self.ground;
+        let Some(became) = peers.set_down(peer) else { return };
+        self.outbox.handle_down(peer);
+        posted.handle_down(peer, &mut self.wakes);
+        if let Some(link) = became.link {
+            rpc.handle_down(peer, &link, &mut self.wakes);
+        }
+    }
+
+    fn note_cut_off(&mut self, peer: PeerId) {
+        let Ground { peers, rpc, .. } = &*self.ground;
+        if let Some(link) = peers.set_cut_off(peer).and_then(|became| became.link) {
+            rpc.handle_cut_off(peer, &link);
+        }
+    }
+
+    /// Nothing comes of the peer any more, whether or not the engine gave it up before.
+    fn end_connection(&mut self, peer: PeerId) {
+        let Ground { peers, posted, .. } = &*self.ground;
+        if peers.set_closed(peer) {
+            posted.handle_closed(peer, &mut self.wakes);
+        }
+    }
+
+    /// Something has arrived of a peer, and is about to be handled.
+    pub(crate) fn handle_heard(&mut self, now: u64, peer: PeerId) {
+        if let Some(engine) = &mut self.engine {
+            engine.handle_heard(now, peer);
+        }
+    }
+
+    /// Whether there are connections over which the first words have yet to come.
+    pub(crate) fn awaits_first_words(&self) -> bool {
+        self.engine.as_ref().is_some_and(Engine::awaits_first_words)
+    }
+
+    /// Whether each connection that we began has come about or failed, and of all it is known whether they stay.
+    pub(crate) fn has_met_all(&self) -> bool {
+        !self.dialling.is_joining() && !self.engine.as_ref().is_some_and(Engine::is_meeting)
+    }
+
+    /// The oldest connection that we began to `address` has come about or failed.
+    fn answered(&mut self, address: &str) -> Option<Dial> {
+        self.ground.changes.happen(&mut self.wakes);
+        self.dialling.take(address)
+    }
+
+    /// Connections to all who are there, at `addresses`, are about to be begun.
+    pub(crate) fn begin_to_meet(&mut self, addresses: &[String]) {
+        for address in addresses {
+            self.dialling.begin(as_told(&*self.ground.fabric, address), Dial::Joining);
+        }
         if let Some(engine) = &mut self.engine {
             engine.begin_to_meet();
         }
@@ -208,7 +308,7 @@ impl Machine {
         match done {
             Done::Grown(segment) => {
                 if let Some((key, window)) = &segment {
-                    self.ground.rpc.handle_grown(*key, window.clone());
+                    self.ground.peers.write().arena.insert(*key, window.clone());
                 }
                 engine.handle_grown(now, segment);
             }
@@ -224,7 +324,11 @@ impl Machine {
     /// Carries out all that follows from what was done before.
     pub(crate) fn settle(&mut self, now: u64) {
         if self.engine.as_ref().and_then(Engine::poll_timeout).is_some_and(|due| due <= now) {
-            self.engine.as_mut().expect("it has a timeout").handle_timeout(now);
+            let engine = self.engine.as_mut().expect("it has a timeout");
+            let fabric = &self.ground.fabric;
+            engine
+                .handle_signs_of_life(|peer| Some(now.saturating_sub(fabric.heard(peer)?.as_nanos() as u64)));
+            engine.handle_timeout(now);
         }
         self.alarms.ring(now, &mut self.wakes);
         if self.retry_ns.is_some_and(|due| due <= now) {
@@ -257,7 +361,11 @@ impl Machine {
         if rpc.take_dirty() || rpc.is_stuck() {
             rpc.retry();
             for (peer, note) in rpc.take_notes() {
-                self.outbox.push(peer, OutMessage { imm: NOTE_IMM, bytes: note.emit(), solicited: true });
+                // Who is down needs none.
+                if self.ground.peers.is_up(peer) {
+                    let bytes = note.emit();
+                    self.outbox.push(peer, OutMessage { imm: NOTE_IMM, bytes, solicited: true });
+                }
             }
         }
     }
@@ -267,11 +375,18 @@ impl Machine {
             Effect::Send { peer, bytes, solicited } => {
                 self.outbox.push(peer, OutMessage { imm: 0, bytes, solicited });
             }
+            Effect::PeerUp { peer, life } => self.take_up(peer, life),
+            Effect::PeerDown(peer) => self.take_down(peer),
             Effect::CutOff(peer) => self.cut_off(now, peer),
+            Effect::PeerCutOff(peer) => self.note_cut_off(peer),
             Effect::Warn { peer, text } => self.ground.fabric.warn(peer, &text),
             Effect::News(news) if news.is_trouble() => tracing::warn!("{news}"),
             Effect::News(news) => tracing::info!("{news}"),
+            Effect::NumbersTaken { next } => {
+                self.ground.numbers.iter().for_each(|numbers| numbers.note(next))
+            }
             Effect::Disconnect(peer) => self.ground.fabric.disconnect(peer),
+            Effect::Dial { address } => self.dial(address),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
             Effect::Quiesce(Quiesce { token, posted }) => {
                 let grace = self.ground.path.pins().start_grace();
@@ -302,13 +417,31 @@ impl Machine {
         let begun = self.ground.fabric.cut_off(peer);
         let Some(engine) = &mut self.engine else { return };
         match begun {
-            CutOff::Done => {
-                engine.handle_cut_off(now, peer, false);
-                self.ground.rpc.handle_cut_off(peer);
-            }
+            CutOff::Done => engine.handle_cut_off(now, peer, false),
             CutOff::Started => engine.handle_kill(now, peer),
-            // The engine keeps what the peer could reach in quarantine.
-            CutOff::NotPermitted => {}
+            // The engine keeps what the peer could reach in quarantine, until the peer hears of this, and lets go by itself.
+            CutOff::NotPermitted => self.ground.fabric.disconnect(peer),
+        }
+    }
+
+    /// Connects to somebody whom the engine has lost sight of.
+    fn dial(&mut self, shown: String) {
+        let ways = self.ground.ways.to(&shown).into();
+        self.dial_next(Dialled { shown, ways });
+    }
+
+    fn dial_next(&mut self, mut dialled: Dialled) {
+        match (dialled.ways.pop_front(), &mut self.engine) {
+            (Some(way), Some(engine)) => {
+                let hello = engine.hello();
+                self.dialling.begin(as_told(&*self.ground.fabric, &way), Dial::Wanted(dialled));
+                self.ground.fabric.connect(&way, &hello);
+            }
+            (None, Some(engine)) => {
+                engine.handle_dial_failed(&dialled.shown);
+                self.ground.changes.happen(&mut self.wakes);
+            }
+            (_, None) => {}
         }
     }
 
@@ -389,6 +522,16 @@ impl Machine {
         self.engine.as_ref().is_some_and(|engine| engine.is_connected_to(node))
     }
 
+    /// Whether a node is still being met, of which others have told us.
+    pub(crate) fn is_meeting_others(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.is_dialling() || engine.is_meeting())
+    }
+
+    /// Whether nobody is there whom it could come to be connected to.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.engine.as_ref().is_none_or(Engine::is_alone)
+    }
+
     /// The connection to a node that is up, or that it is this one.
     pub(crate) fn target_of(&self, node: NodeId) -> Option<Target> {
         self.engine.as_ref()?.target_of(node)
@@ -399,14 +542,14 @@ impl Machine {
         self.engine.as_ref().is_some_and(|engine| engine.knows(node))
     }
 
+    /// Until when the lock behind a handle is given to nobody else; `None` if that may have happened.
+    pub(crate) fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
+        self.engine.as_ref()?.lock_is_kept_until_ns(session, slot)
+    }
+
     /// The life of a node that is up.
     pub(crate) fn life_of(&self, node: NodeId) -> Option<NodeLife> {
         self.engine.as_ref()?.life_of(node)
-    }
-
-    /// The node behind a connection that is not cut off yet.
-    pub(crate) fn life_of_peer(&self, peer: PeerId) -> Option<NodeLife> {
-        self.peers.get(&peer).copied()
     }
 
     // Leaving.
@@ -433,5 +576,25 @@ impl Machine {
         self.ground.posted.close(&mut self.wakes);
         self.ground.rpc.close(&mut self.wakes);
         self.ground.changes.happen(&mut self.wakes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_of_several_dials_to_one_address_is_answered_once() {
+        let mut dialling = Dialling::default();
+        let wanted = || Dial::Wanted(Dialled { shown: "one".to_owned(), ways: VecDeque::new() });
+        dialling.begin("one".to_owned(), wanted());
+        dialling.begin("one".to_owned(), Dial::Joining);
+        dialling.begin("two".to_owned(), wanted());
+        assert!(matches!(dialling.take("one"), Some(Dial::Wanted(_))));
+        assert!(dialling.is_joining(), "the other one is under way");
+        assert!(dialling.take("three").is_none());
+        assert!(matches!(dialling.take("one"), Some(Dial::Joining)));
+        assert!(!dialling.is_joining(), "who joins does not wait for those that the engine wants");
+        assert!(dialling.take("one").is_none() && dialling.take("two").is_some());
     }
 }

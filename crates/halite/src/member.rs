@@ -1,26 +1,35 @@
 //! A member of a cluster: what nodes with a thread of their own and driven ones have in common.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use halite_fabric::{Fabric, Key, PeerId};
 use halite_mem::Window;
 use halite_tier::access::DataPath;
 use halite_tier::engine::{Engine, EngineConfig};
+use halite_tier::hello::Hello;
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal};
 use halite_tier::mapper::Reach;
-use halite_tier::message::{self, Hello, PROTOCOL_VERSION};
 use halite_tier::rpc::ring::is_ring_size;
 use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
 
+use crate::cluster_dir::TakenNumbers;
 use crate::config::Config;
 use crate::driver::Core;
 use crate::error::JoinError;
 use crate::machine::{Ground, Machine};
+use crate::peers::Peers;
 use crate::posted::Posted;
 use crate::rpc::Rpc;
 use crate::session::Session;
 use crate::surroundings::Around;
 use crate::wait::Event;
+use crate::ways::Ways;
+
+/// How long the first node, on another host, may take to be met.
+pub(crate) const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long others may take whom the directory has just heard: one of them may have died since.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A configuration that has been checked.
 #[derive(Debug)]
@@ -44,10 +53,11 @@ impl Checked {
         Ok(Checked { config, principal })
     }
 
-    /// What peers who connect are to be shown.
-    pub(crate) fn hello(&self, life: NodeLife, around: &Around) -> Vec<u8> {
+    /// What peers who connect are to be shown; `address` is where they dial the node when they have lost sight of it.
+    pub(crate) fn hello(&self, life: NodeLife, around: &Around, address: &str) -> Vec<u8> {
         let bytes_total = self.config.arena_bytes;
-        message::encode_hello(&Hello { version: PROTOCOL_VERSION, life, pid: around.pid(), bytes_total })
+        let address = address.to_owned();
+        Hello { life, pid: around.pid(), bytes_total, address }.encode()
     }
 }
 
@@ -62,17 +72,24 @@ impl Member {
         checked: &Checked,
         life: NodeLife,
         around: Around,
+        address: String,
         fabric: Arc<dyn Fabric>,
+        (ways, numbers): (Ways, Option<TakenNumbers>),
     ) -> Result<Member, JoinError> {
         let config = &checked.config;
         let path = Arc::new(DataPath::default());
         let reach = Arc::new(FabricReach(fabric.clone()));
         let now_ns = around.now_ns();
-        let engine = Engine::new(engine_config(config, life, &around, &*fabric), path.clone(), reach, now_ns);
+        let mut engine =
+            Engine::new(engine_config(config, life, &around, address, &*fabric), path.clone(), reach, now_ns);
+        if let Some(numbers) = &numbers {
+            engine.restore_numbers(numbers.next);
+        }
         let posted = Arc::new(Posted::new(around.parallelism()));
-        let rpc = Rpc::new(fabric.clone(), posted.clone(), life.node, config.request_ring_bytes);
+        let peers = Arc::new(Peers::new(life.node));
+        let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
-        let ground = Ground { fabric, path, posted, rpc, changes: Event::default() };
+        let ground = Ground { fabric, path, posted, peers, rpc, ways, numbers, changes: Event::default() };
         let core = Core::new(Arc::new(ground), around, engine);
         Ok(Member { core, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
     }
@@ -88,11 +105,9 @@ impl Member {
 
     /// Connects to all other members, which are at `addresses`; whether the first node is among them, or this is it.
     pub(crate) async fn meet_all(&self, addresses: &[String]) -> bool {
-        self.core.with(|machine, _| machine.begin_to_meet());
+        self.core.with(|machine, _| machine.begin_to_meet(addresses));
         let hello = self.core.look(|machine| machine.hello());
         for address in addresses {
-            // Counted before the answer can arrive.
-            self.core.with(|machine, _| machine.dialling.under_way += 1);
             self.core.ground.fabric.connect(address, &hello);
         }
         self.all_dialled().await;
@@ -101,11 +116,29 @@ impl Member {
         self.life.node == NodeId::FIRST || self.core.look(is_joined)
     }
 
+    /// Waits until the first node is met, of which others tell where it is; whether it is in time.
+    pub(crate) async fn meet_first(&self, patience: Duration) -> bool {
+        let is_over = |machine: &Machine| machine.is_connected_to(NodeId::FIRST) || machine.is_alone();
+        self.core.within(patience, self.until(is_over)).await;
+        self.core.look(|machine| machine.is_connected_to(NodeId::FIRST))
+    }
+
+    /// Waits until those are met of whom the directory has told, unless they take long: they may be dead.
+    pub(crate) async fn meet_others(&self) {
+        let is_over = |machine: &Machine| !machine.is_meeting_others();
+        self.core.within(OTHERS_PATIENCE, self.until(is_over)).await;
+    }
+
     async fn all_dialled(&self) {
+        self.until(|machine| machine.has_met_all()).await;
+    }
+
+    /// Waits until something is so, or the node is closed.
+    async fn until(&self, is_so: impl Fn(&Machine) -> bool) {
         let changes = &self.core.ground.changes;
         loop {
             let seen = changes.count();
-            if self.core.is_closed() || self.core.look(|machine| machine.dialling.under_way == 0) {
+            if self.core.is_closed() || self.core.look(&is_so) {
                 return;
             }
             changes.after(seen).await;
@@ -147,13 +180,21 @@ pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
     }
 }
 
-fn engine_config(config: &Config, life: NodeLife, around: &Around, fabric: &dyn Fabric) -> EngineConfig {
+fn engine_config(
+    config: &Config,
+    life: NodeLife,
+    around: &Around,
+    address: String,
+    fabric: &dyn Fabric,
+) -> EngineConfig {
     EngineConfig {
         life,
         pid: around.pid(),
         lease_ns: config.lease.as_nanos() as u64,
         bytes_total: config.arena_bytes,
         segment_bytes: config.segment_bytes.min(config.arena_bytes),
+        epoch_ns: around.since_1970_ns().saturating_sub(around.now_ns()),
+        address,
         provider: fabric.providers().join("+"),
     }
 }

@@ -1,21 +1,28 @@
 //! Nodes: joining the cluster of a directory, and leaving it.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use halite_fabric::{ConnectFailure, Fabric};
-use halite_providers::{ShmConfig, ShmFabric};
 use halite_tier::ids::{NodeId, NodeLife};
 
 use crate::blocking;
-use crate::cluster_dir::{self, ClusterDir, JoinLock, NodeLock};
+use crate::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::config::{Config, EPHEMERAL_NODE_MIN};
 use crate::error::JoinError;
 use crate::keeper::Keeper;
 use crate::leaving::{self, Leaving};
-use crate::member::{self, Checked, Member};
+use crate::machine::Machine;
+use crate::member::{self, Checked, FIRST_PATIENCE, Member};
+use crate::networks::{self, MetHosts, Provider};
+use crate::scout;
 use crate::session::Session;
 use crate::surroundings::Around;
+use crate::ways::{self, Ways};
+
+/// Numbers of passing nodes where there are other hosts have it, and are random else.
+const PASSING_NODE_BIT: u32 = 1 << 31;
 
 /// How long others may take to join: each of their connections has two seconds to come about.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -25,10 +32,19 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Seat {
     /// Which node.
     pub node: NodeId,
-    /// A name that no other node's fabric has in the cluster directory.
+    /// A name that no other node has.
     pub name: String,
     /// What peers who connect are to be shown.
     pub hello: Vec<u8>,
+    /// How other hosts are met, if they are.
+    pub(crate) hosts: Option<MetHosts>,
+}
+
+impl Seat {
+    /// The name under which its fabric of that provider listens in the cluster directory.
+    pub fn name_of(&self, provider: Provider) -> String {
+        format!("{}.{provider}", self.name)
+    }
 }
 
 /// One node of the cluster, in this process.  Leaves when dropped.
@@ -39,6 +55,7 @@ pub struct Node {
     /// Both are there until the node leaves; in this order.
     keeper: Option<Keeper>,
     lock: Option<NodeLock>,
+    addresses: Vec<SocketAddr>,
 }
 
 impl std::fmt::Debug for Node {
@@ -49,9 +66,14 @@ impl std::fmt::Debug for Node {
 
 /// Joining.
 impl Node {
-    /// Joins the cluster of `config.dir`, over shared memory.
+    /// Joins the cluster of `config.dir`, over the networks of `config`.
     pub fn embedded(config: Config) -> Result<Node, JoinError> {
         Node::wrap(config, |fabric| fabric)
+    }
+
+    /// A number for a node of `config`, which is to stay and meets other hosts: the directory gives each out once.
+    pub fn take_number(config: &Config) -> Result<NodeId, JoinError> {
+        scout::take_number(config)
     }
 
     /// As [`Node::embedded`], with middleware around the fabric.
@@ -59,27 +81,44 @@ impl Node {
         config: Config,
         wrap: impl FnOnce(Arc<dyn Fabric>) -> Arc<dyn Fabric>,
     ) -> Result<Node, JoinError> {
-        let shm = |seat: &Seat| ShmConfig {
-            hello: seat.hello.clone(),
-            ring_bytes: config.ring_bytes as u64,
-            fence: config.fence,
-            ..ShmConfig::new(&config.dir, &seat.name)
+        let open = |config: &Config, providers: &[Provider], seat: &Seat| {
+            networks::open(config, providers, seat).map(wrap)
         };
-        let open = |seat: &Seat| -> Result<Arc<dyn Fabric>, JoinError> {
-            let fabric = ShmFabric::open(shm(seat)).map_err(|error| JoinError::Fabric(Box::new(error)))?;
-            Ok(wrap(fabric))
-        };
-        Node::with_fabric(config.clone(), open)
+        Node::join(config, FIRST_PATIENCE, open)
     }
 
-    /// As [`Node::embedded`], over the fabric that `open` opens.
+    /// As [`Node::embedded`], but what others say of where the first node is must come true in that time.
+    pub(crate) fn embedded_within(config: Config, first_patience: Duration) -> Result<Node, JoinError> {
+        Node::join(config, first_patience, networks::open)
+    }
+
+    /// As [`Node::embedded`], over the fabric that `open` opens.  It listens for the networks of `config`, of which the first
+    /// is meant where an address says none.
     pub fn with_fabric(
         config: Config,
         open: impl FnOnce(&Seat) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
+        Node::join(config, FIRST_PATIENCE, |_, _, seat| open(seat))
+    }
+
+    fn join(
+        config: Config,
+        first_patience: Duration,
+        open: impl FnOnce(&Config, &[Provider], &Seat) -> Result<Arc<dyn Fabric>, JoinError>,
+    ) -> Result<Node, JoinError> {
         config.check()?;
         let checked = Checked::new(config)?;
         let config = &checked.config;
+        let join = config.hosts.as_ref().map(|hosts| hosts.join.clone()).unwrap_or_default();
+        let found = match (&config.hosts, config.node) {
+            // The first node is what others would be asked about.
+            (Some(hosts), Some(NodeId::FIRST)) if !join.is_empty() => {
+                scout::look_for_first(config, hosts)?;
+                None
+            }
+            (Some(hosts), Some(node)) if !join.is_empty() => Some(scout::look(config, hosts, node)?),
+            _ => None,
+        };
         let dir = match config.node {
             Some(node) if node.0 >= EPHEMERAL_NODE_MIN => return Err(not_to_be_chosen(node)),
             Some(_) => ClusterDir::found(&config.dir)?,
@@ -90,16 +129,54 @@ impl Node {
         let incarnation = member::new_incarnation(&around);
         let _joining = JoinLock::take(&dir, incarnation, JOIN_PATIENCE)?;
         dir.clean_residue()?;
-        let lock = NodeLock::take(&dir, config.node, incarnation)?;
+        let hosts = MetHosts::of(config, &dir)?;
+        // Of several hosts none can count for all: a number that nobody else has is one of many.
+        let passing = hosts.as_ref().map(|_| NodeId(around.random() as u32 | PASSING_NODE_BIT));
+        let lock = NodeLock::take(&dir, config.node.or(passing), incarnation)?;
         let life = NodeLife { node: lock.node(), incarnation };
-        let name = cluster_dir::shm_name(life.node);
-        let fabric = open(&Seat { node: life.node, name, hello: checked.hello(life, &around) })?;
-        let member = Member::new(&checked, life, around, fabric)?;
-        let keeper = Keeper::start(member.core.clone()).map_err(JoinError::io(&config.dir))?;
-        let node = Node { member, keeper: Some(keeper), lock: Some(lock) };
-        // From here on, dropping the node is leaving.
+        let name = cluster_dir::node_name(life.node);
+        // Nobody else joins or leaves its number meanwhile.
         let others = dir.listeners_but(life.node)?;
-        let is_joined = node.member.core.block_on(node.member.meet_all(&others));
+        let providers = match &hosts {
+            Some(_) => MetHosts::providers(config)?,
+            None => networks::chosen(config, &others),
+        };
+        let mut addresses = addresses(&dir, &providers, &others)?;
+        let ways = hosts.as_ref().map(|_| Ways::between_hosts(&dir, &providers)).unwrap_or_default();
+        // Each of these in turn, until one of its addresses answers.
+        let first = found.map(|found| found.first).filter(|first| !first.iter().any(|at| join.contains(at)));
+        for hosts in [&join, &first.unwrap_or_default()] {
+            addresses.extend(ways.to(&ways::list(hosts)));
+        }
+        let address = match &hosts {
+            Some(hosts) => ways.shown(&hosts.address(), life.node),
+            // Who uses the same networks in the same order finds it there.
+            None => {
+                let first = providers.first().map(|first| cluster_dir::socket_name(life.node, *first));
+                first.unwrap_or_default()
+            }
+        };
+        let numbers = match hosts.is_some() && life.node == NodeId::FIRST {
+            true => Some(TakenNumbers::open(&dir)?),
+            false => None,
+        };
+        let (dialled, is_spread) = (ways::hosts_of(&address), hosts.is_some());
+        let hello = checked.hello(life, &around, &address);
+        let known = config.hosts.as_ref().and(hosts.as_ref()).map(|hosts| hosts.known.clone());
+        let seat = Seat { node: life.node, name, hello, hosts };
+        let fabric = open(config, &providers, &seat)?;
+        let member = Member::new(&checked, life, around, address, fabric, (ways, numbers))?;
+        let keeper = Keeper::start(member.core.clone()).map_err(JoinError::io(&config.dir))?;
+        if let Some(known) = known {
+            dir.write_hosts(&known)?;
+        }
+        let node = Node { member, keeper: Some(keeper), lock: Some(lock), addresses: dialled };
+        // From here on, dropping the node is leaving.
+        let mut is_joined = node.member.core.block_on(node.member.meet_all(&addresses));
+        if !is_joined && is_spread {
+            // Whom we have met tells where the first node is.
+            is_joined = node.member.core.block_on(node.member.meet_first(first_patience));
+        }
         // A part of the cluster may be out of reach, but not because of what this process lacks: the next one to be
         // asked for memory would be that part.
         if let Some(lack) = node.shortage() {
@@ -110,11 +187,43 @@ impl Node {
             });
         }
         if !is_joined {
-            return Err(node.why_alone(&dir));
+            if is_spread {
+                return Err(node.why_apart(&dir, &join));
+            }
+            let first = others.iter().position(|other| other.node == NodeId::FIRST);
+            return Err(node.why_alone(&dir, first.map(|index| &addresses[index])));
         }
         node.member.core.block_on(node.member.be_known());
+        if is_spread {
+            node.member.core.block_on(node.member.meet_others());
+        }
         tracing::info!("node {} has joined the cluster in {}", life.node, config.dir.display());
         Ok(node)
+    }
+
+    /// Why it has not joined a cluster of several hosts, by these addresses or by those of this host.
+    fn why_apart(&self, dir: &ClusterDir, join: &[SocketAddr]) -> JoinError {
+        if join.is_empty() {
+            let reason = "it has the directory of names, and no node of this host reaches it".to_owned();
+            return JoinError::Unreachable {
+                dir: dir.path().to_owned(),
+                address: "node 0".to_owned(),
+                reason,
+            };
+        }
+        let address = ways::list(join);
+        let ways = self.member.core.ground.ways.to(&address);
+        let failed = self.member.core.look(|machine| {
+            machine.dialling.failed.iter().find(|failed| ways.contains(&failed.address)).cloned()
+        });
+        let reason = failed.map_or_else(
+            || {
+                let node = self.id();
+                format!("it is there, but packets do not get through to it, or node 0, which has the directory of names, is out of reach, or another node has just become node {node}")
+            },
+            |failed| failed.reason,
+        );
+        JoinError::Unreachable { dir: dir.path().to_owned(), address, reason }
     }
 
     /// What this process lacked to connect to all.
@@ -122,8 +231,8 @@ impl Node {
         self.member.core.look(|machine| machine.dialling.failed.iter().find(|failed| failed.is_ours).cloned())
     }
 
-    /// A node that cannot be reached now must not keep others from joining, unless it is the first.
-    fn why_alone(&self, dir: &ClusterDir) -> JoinError {
+    /// A node that cannot be reached now must not keep others from joining, unless it is the first, which is at that address.
+    fn why_alone(&self, dir: &ClusterDir, first: Option<&String>) -> JoinError {
         let nodes = match dir.nodes() {
             Ok(nodes) => nodes,
             Err(error) => return error.into(),
@@ -131,9 +240,8 @@ impl Node {
         let runs = nodes.iter().any(|presence| presence.node == NodeId::FIRST && presence.alive);
         let failed = self.member.core.look(|machine| {
             // Others may have failed, too, and sooner: the first node is the one that counts.
-            let name = cluster_dir::shm_name(NodeId::FIRST);
             let failed = &machine.dialling.failed;
-            failed.iter().find(|failed| failed.address.starts_with(&name)).or(failed.first()).cloned()
+            failed.iter().find(|failed| Some(&failed.address) == first).or(failed.first()).cloned()
         });
         let dir = dir.path().to_owned();
         match failed.filter(|_| runs) {
@@ -141,6 +249,27 @@ impl Node {
             None => JoinError::NoCluster { dir },
         }
     }
+}
+
+/// Where the others are dialled.  Who shares no network with one of them would be in a cluster of which it reaches a part.
+fn addresses(
+    dir: &ClusterDir,
+    providers: &[Provider],
+    others: &[Listeners],
+) -> Result<Vec<String>, JoinError> {
+    let address = |other: &Listeners| {
+        networks::address(providers, other).ok_or_else(|| {
+            let names = |providers: &[Provider]| {
+                providers.iter().map(|provider| provider.name()).collect::<Vec<_>>().join(" and ")
+            };
+            JoinError::Unreachable {
+                dir: dir.path().to_owned(),
+                address: format!("node {}", other.node),
+                reason: format!("it uses {}, and this node {}", names(&other.providers), names(providers)),
+            }
+        })
+    };
+    others.iter().map(address).collect()
 }
 
 fn not_to_be_chosen(node: NodeId) -> JoinError {
@@ -156,6 +285,16 @@ impl Node {
         self.member.life.node
     }
 
+    /// Where nodes of other hosts dial it, if they can; the first that they try.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.addresses().first().copied()
+    }
+
+    /// Where nodes of other hosts dial it, if they can, in the order in which they try.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
     /// A new session, which acts as the node's principal.
     ///
     /// Panics when 65,536 sessions are open.
@@ -166,6 +305,12 @@ impl Node {
     /// A new session for threads.
     pub fn blocking_session(&self) -> blocking::Session {
         self.session().blocking()
+    }
+
+    /// Where a node of another host is dialled, if that is known.
+    pub(crate) fn addresses_of(&self, node: NodeId) -> Vec<SocketAddr> {
+        let shown = |machine: &Machine| machine.engine()?.address_of(node).map(ways::hosts_of);
+        self.member.core.look(shown).unwrap_or_default()
     }
 
     /// Leaves the cluster.  Its sessions' operations then end with `NodeClosed`, and the regions whose bytes are
@@ -185,6 +330,7 @@ impl Drop for Node {
         }
         self.keeper = None;
         leaving::close(core, leaving.into_stale());
+        leaving::see_out(&*core.ground.fabric);
         self.lock = None;
     }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use halite_fabric::{Fabric, Operation, PeerId, PostCause, WorkId, WorkRequest};
+use halite_fabric::{Fabric, Operation, PeerId, PostCause, PostError, WorkId, WorkRequest};
+
+use crate::lanes::CALLS;
 
 /// The number of work requests whose completions say nothing: a peer to which a message could not be sent is
 /// disconnected, which the fabric tells by an event.
@@ -47,14 +49,13 @@ impl Outbox {
             backlog.flush(fabric, *peer);
             if backlog.bytes > BACKLOG_BYTES_MAX {
                 fabric.disconnect(*peer);
-                return false;
             }
             !backlog.messages.is_empty()
         });
     }
 
-    /// Forgets what a peer that is gone was to be told.
-    pub(crate) fn forget(&mut self, peer: PeerId) {
+    /// A peer is down: what it was to be told is forgotten.
+    pub(crate) fn handle_down(&mut self, peer: PeerId) {
         self.backlogs.remove(&peer);
     }
 
@@ -69,18 +70,43 @@ impl Backlog {
         while let Some(OutMessage { imm, bytes, solicited }) = self.messages.front() {
             let operation = Operation::Send { bytes, imm: *imm };
             let request = WorkRequest { id: SEND_WORK, operation, signalled: false, solicited: *solicited };
-            match fabric.post(peer, &[request]) {
+            match fabric.post(peer, CALLS, &[request]) {
                 Ok(()) => {
                     self.bytes -= bytes.len();
                     self.messages.pop_front();
                 }
-                Err(error) if error.cause == PostCause::QueueFull => return,
-                // A peer that is gone hears nothing more, and the order to the others is not touched.
+                // Nobody hears the rest, also of a connection that has ended before anybody took it up.
+                Err(PostError { cause: PostCause::NotConnected, .. }) => {
+                    self.messages.clear();
+                    self.bytes = 0;
+                }
+                // There will be room.
                 Err(error) => {
-                    debug_assert_eq!(error.cause, PostCause::NotConnected, "the engine keeps to the limits");
-                    *self = Backlog::default();
+                    debug_assert_ne!(error.cause, PostCause::Malformed, "the engine keeps to the limits");
+                    return;
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halite_providers::{ShmConfig, ShmFabric};
+
+    use super::*;
+
+    #[test]
+    fn what_was_to_be_said_over_a_connection_that_has_ended_is_forgotten() {
+        let dir = std::env::temp_dir().join(format!("halite-outbox-{}", std::process::id()));
+        let fabric = ShmFabric::open(ShmConfig::new(&dir, "one")).unwrap();
+        let mut outbox = Outbox::default();
+        let message = || OutMessage { imm: 1, bytes: vec![1; 10], solicited: true };
+        outbox.push(PeerId(7), message());
+        outbox.push(PeerId(7), message());
+        outbox.flush(&*fabric);
+        drop(fabric);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(outbox.is_empty(), "it would be tried again with everything that happens");
     }
 }

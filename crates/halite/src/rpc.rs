@@ -28,11 +28,11 @@ mod row;
 mod server;
 mod service;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex};
 
 use halite_fabric::{Fabric, Operation, PeerId, PostCause, WorkId, WorkRequest};
 use halite_tier::ids::NodeId;
@@ -40,10 +40,8 @@ use halite_tier::rpc::wire::NOTE_IMM;
 use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
 
 use self::answer::Owed;
-use self::atomics::Atomics;
-use self::link::{Link, Losses};
 use self::memory::{Block, Pool};
-use self::service::Services;
+use crate::peers::Peers;
 use crate::posted::Posted;
 use crate::wait::{Wakes, lock};
 
@@ -53,11 +51,13 @@ pub use self::error::{
     CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
 };
 pub use self::lent::Answer;
+pub(crate) use self::link::Link;
 pub use self::pending::PendingCall;
 pub use self::port::{Mailbox, Message, Port};
 pub(crate) use self::request::Into;
 pub use self::server::{Call, Function, Server};
 pub use self::service::ServeOptions;
+pub(crate) use self::service::Services;
 
 /// The number of work requests whose completions say nothing.
 pub(crate) const CALL_WORK: WorkId = WorkId(0);
@@ -90,16 +90,15 @@ pub(crate) struct Rpc {
     posted: Arc<Posted>,
     pool: Arc<Pool>,
     ring_bytes: u64,
-    own: Arc<Link>,
-    losses: Losses,
+    peers: Arc<Peers>,
     /// The usual places of our slots.
     usual: Block,
     slots: Mutex<ReplySlots<Held>>,
     /// How many replies have arrived.
     arrivals: AtomicU64,
-    routes: RwLock<Routes>,
     owed: Mutex<Vec<Owed>>,
-    atomics: Atomics,
+    /// Peers whose atomics have answers that the fabric did not take yet.
+    late_atomics: Mutex<BTreeSet<PeerId>>,
     /// Peers whose head the fabric did not take yet.
     heads: Mutex<BTreeSet<PeerId>>,
     /// Introductions that the fabric did not take yet.
@@ -115,14 +114,11 @@ pub(crate) struct Rpc {
     short: AtomicBool,
 }
 
-/// Which way requests go.
-#[derive(Debug, Default)]
-struct Routes {
-    by_node: BTreeMap<NodeId, Arc<Link>>,
-    by_peer: BTreeMap<PeerId, Arc<Link>>,
-    /// Of peers that are gone but may still write to our memory.
-    fading: BTreeMap<PeerId, Arc<Link>>,
-    services: Services,
+/// Whether something is posted for the first time, or is tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Attempt {
+    First,
+    Again,
 }
 
 impl Rpc {
@@ -130,27 +126,22 @@ impl Rpc {
     pub(crate) fn new(
         fabric: Arc<dyn Fabric>,
         posted: Arc<Posted>,
-        node: NodeId,
+        peers: Arc<Peers>,
         ring_bytes: u64,
     ) -> Option<Rpc> {
         let pool = Arc::new(Pool::default());
         let usual = pool.allocate(&*fabric, u64::from(USUAL_SLOTS) * USUAL_SLOT_BYTES)?;
-        let losses = Losses::default();
-        let own = Arc::new(Link::new(node, Target::Own, 0, None, losses.clone()));
-        let routes = Routes { by_node: [(node, own.clone())].into(), ..Routes::default() };
         Some(Rpc {
             fabric,
             posted,
             pool,
             ring_bytes,
-            own,
-            losses,
+            peers,
             usual,
             slots: Mutex::new(ReplySlots::new(usize::from(USUAL_SLOTS), SLOTS_MAX)),
             arrivals: AtomicU64::new(0),
-            routes: RwLock::new(routes),
             owed: Mutex::default(),
-            atomics: Atomics::default(),
+            late_atomics: Mutex::default(),
             heads: Mutex::default(),
             introductions: Mutex::default(),
             notes: Mutex::default(),
@@ -163,42 +154,44 @@ impl Rpc {
 
     // Peers come and go.
 
-    /// A peer is connected: makes a ring for it, and a place for its head.  What it is to be told is noted.
-    pub(crate) fn handle_connected(&self, peer: PeerId, node: NodeId) {
-        self.atomics.handle_connected(peer);
-        let ring = self.pool.allocate(&*self.fabric, self.ring_bytes);
-        let head = self.pool.allocate(&*self.fabric, HEAD_BYTES);
-        // Without memory for them, calls to and from this peer are overdue in the end.
-        let (Some(ring), Some(head)) = (ring, head) else { return };
+    /// A peer is about to be up: makes a ring for it, and a place for its head.  `None` without memory for them: then
+    /// calls to and from this peer are overdue in the end.
+    pub(crate) fn make_link(&self, peer: PeerId, node: NodeId) -> Option<Arc<Link>> {
+        let ring = self.pool.allocate(&*self.fabric, self.ring_bytes)?;
+        let head = self.pool.allocate(&*self.fabric, HEAD_BYTES)?;
         head.window().store_u64(0, 0).expect("blocks are aligned");
-        let introduction = self.introduction(&ring, &head);
-        let reader = RingReader::new(self.ring_bytes);
-        let losses = self.losses.clone();
         let inline_bytes_max = self.fabric.capabilities(peer).inline_bytes_max;
-        let memory = Some(((reader, ring), head));
-        let link = Arc::new(Link::new(node, Target::Peer(peer), inline_bytes_max, memory, losses));
-        let mut routes = self.routes_mut();
-        routes.by_node.insert(node, link.clone());
-        routes.by_peer.insert(peer, link.clone());
-        drop(routes);
-        self.introduce(peer, &link, introduction);
+        let memory = Some(((RingReader::new(self.ring_bytes), ring), head));
+        let losses = self.peers.own().losses().clone();
+        Some(Arc::new(Link::new(node, Target::Peer(peer), inline_bytes_max, memory, losses)))
     }
 
-    /// Tells a peer what it needs, in front of all requests and of all that the outbox holds for it.
-    fn introduce(&self, peer: PeerId, link: &Link, note: Note) {
+    /// A peer is up: it is told what it needs, in front of all requests and of all that the outbox holds for it.
+    pub(crate) fn handle_up(&self, peer: PeerId, link: &Link) {
+        let introduction = {
+            let inbound = lock(&link.inbound);
+            let ring = inbound.ring.as_ref().zip(inbound.head.as_ref());
+            ring.map(|((_, ring), head)| self.introduction(ring, head))
+        };
+        if let Some(introduction) = introduction {
+            self.introduce(peer, link, introduction, Attempt::First);
+        }
+    }
+
+    fn introduce(&self, peer: PeerId, link: &Link, note: Note, attempt: Attempt) {
         let operation = Operation::Send { bytes: &note.emit(), imm: NOTE_IMM };
         match self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
         {
             Err(PostCause::QueueFull) => {
                 lock(&self.introductions).push((peer, note));
-                self.set_stuck();
+                self.set_stuck(attempt);
             }
             // A peer that is gone needs none.
             _ => link.set_introduced(),
         }
     }
 
-    /// Tries again to post what the fabric did not take.
+    /// Tries again to post what the fabric did not take.  Under the machine's lock.
     pub(crate) fn retry(&self) {
         // Before what is held back is taken: whatever is held back from then on sets it again.
         self.stuck.store(false, Relaxed);
@@ -206,17 +199,15 @@ impl Rpc {
         let introductions = std::mem::take(&mut *lock(&self.introductions));
         let heads = std::mem::take(&mut *lock(&self.heads));
         for (peer, note) in introductions {
-            let link = self.routes().by_peer.get(&peer).cloned();
-            if let Some(link) = link {
-                self.introduce(peer, &link, note);
+            if let Some(link) = self.peers.link_of(peer) {
+                self.introduce(peer, &link, note, Attempt::Again);
             }
         }
         for peer in heads {
-            let link = self.routes().by_peer.get(&peer).cloned();
-            if let Some(link) = link {
+            if let Some(link) = self.peers.link_of(peer) {
                 let inbound = lock(&link.inbound);
                 if let Some(head) = inbound.told_head() {
-                    self.return_head(peer, head);
+                    self.return_head(peer, head, Attempt::Again);
                 }
             }
         }
@@ -239,20 +230,11 @@ impl Rpc {
         }
     }
 
-    /// A peer is gone, but may still write to our memory.
-    pub(crate) fn handle_disconnected(&self, peer: PeerId, wakes: &mut Wakes) {
-        self.atomics.handle_disconnected(peer);
-        self.posted.handle_disconnected(peer, wakes);
-        let mut routes = self.routes_mut();
-        let Some(link) = routes.by_peer.remove(&peer) else { return };
-        if routes.by_node.get(&link.node).is_some_and(|known| Arc::ptr_eq(known, &link)) {
-            routes.by_node.remove(&link.node);
-        }
-        routes.fading.insert(peer, link.clone());
-        let services: Vec<_> = routes.services.all().cloned().collect();
-        drop(routes);
+    /// A peer is down, but may still write to our memory.
+    pub(crate) fn handle_down(&self, peer: PeerId, link: &Link, wakes: &mut Wakes) {
+        let services: Vec<_> = self.peers.read().services.all().cloned().collect();
         link.set_gone();
-        lock(&link.inbound).forget_caller();
+        link.forget_caller();
         *lock(&link.outbound) = None;
         {
             let mut slots = lock(&self.slots);
@@ -265,41 +247,22 @@ impl Rpc {
     }
 
     /// A peer can touch nothing of ours any more.
-    pub(crate) fn handle_cut_off(&self, peer: PeerId) {
-        self.atomics.handle_disconnected(peer);
+    pub(crate) fn handle_cut_off(&self, peer: PeerId, link: &Link) {
         let held = lock(&self.slots).handle_cut_off(peer);
         drop(held);
-        let link = self.routes_mut().fading.remove(&peer);
-        if let Some(link) = link {
-            let mut inbound = lock(&link.inbound);
-            let given_up = (inbound.ring.take(), inbound.head.take(), std::mem::take(&mut inbound.kept));
-            drop(inbound);
-            drop(given_up);
-        }
-    }
-
-    /// The link to a node, once both ends can write to each other.
-    pub(crate) fn link_to(&self, node: NodeId) -> Option<Arc<Link>> {
-        self.routes().by_node.get(&node).cloned()
+        let mut inbound = lock(&link.inbound);
+        let given_up = (inbound.ring.take(), inbound.head.take(), std::mem::take(&mut inbound.kept));
+        drop(inbound);
+        drop(given_up);
     }
 
     /// What is under way from and to a node: slots in use for its replies, and our own answers that it has not read yet.
     pub(crate) fn under_way(&self, node: NodeId) -> (usize, usize) {
-        let Some(link) = self.link_to(node) else { return (0, 0) };
+        let Some(link) = self.peers.link_to(node) else { return (0, 0) };
         // One lock after the other: both at once would be taken in the wrong order.
         let calls = lock(&self.slots).in_use(link.target);
         let answers = lock(&link.inbound).kept.len();
         (calls, answers)
-    }
-
-    /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
-    /// for the writer.
-    fn routes(&self) -> RwLockReadGuard<'_, Routes> {
-        self.routes.read().expect(POISONED)
-    }
-
-    fn routes_mut(&self) -> RwLockWriteGuard<'_, Routes> {
-        self.routes.write().expect(POISONED)
     }
 
     // Time, and the end.
@@ -320,9 +283,15 @@ impl Rpc {
         self.stuck.load(Relaxed)
     }
 
-    fn set_stuck(&self) {
+    /// What was refused is tried again when the fabric says that there is room.
+    fn set_stuck(&self, attempt: Attempt) {
         self.stuck.store(true, Relaxed);
-        self.set_dirty();
+        match attempt {
+            // That may have been said already: the machine looks once.
+            Attempt::First => self.set_dirty(),
+            // Whoever hears it waits for the machine's lock, which is held.
+            Attempt::Again => {}
+        }
     }
 
     /// Somebody waits for room in a ring.
@@ -359,7 +328,7 @@ impl Rpc {
             wakes.extend(slots.close());
             self.arrived(&slots);
         }
-        let services: Vec<_> = self.routes().services.all().cloned().collect();
+        let services: Vec<_> = self.peers.read().services.all().cloned().collect();
         for service in services {
             if let Some(ended) = service.close() {
                 wakes.extend(ended.wakers);
@@ -396,26 +365,13 @@ impl Rpc {
     }
 }
 
-impl Drop for Rpc {
-    fn drop(&mut self) {
-        // The links of peers that are still there refer to themselves.  After a panic they may stay.
-        let routes = self.routes.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for link in routes.by_node.values().chain(routes.by_peer.values()) {
-            if let Ok(mut inbound) = link.inbound.lock() {
-                inbound.forget_caller();
-            }
-        }
-    }
-}
-
 /// A head word has a cache line of its own.
 const HEAD_BYTES: u64 = 64;
-
-const POISONED: &str = "a thread panicked inside the node";
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use halite_providers::{ShmConfig, ShmFabric};
+    use halite_tier::ids::{Incarnation, NodeLife};
 
     use super::*;
 
@@ -423,16 +379,17 @@ mod tests {
     fn a_link_that_was_called_through_does_not_outlive_its_node() {
         let dir = std::env::temp_dir().join(format!("halite-rpc-links-{}", std::process::id()));
         let fabric = ShmFabric::open(ShmConfig::new(&dir, "one")).unwrap();
-        let posted = Arc::new(Posted::new(1));
-        let rpc = Rpc::new(fabric.clone(), posted, NodeId(0), 1 << 16).unwrap();
+        let (posted, peers) = (Arc::new(Posted::new(1)), Arc::new(Peers::new(NodeId(0))));
+        let rpc = Rpc::new(fabric.clone(), posted, peers.clone(), 1 << 16).unwrap();
         // Of a peer that is still there when the node ends, and of the node itself.
-        rpc.handle_connected(PeerId(7), NodeId(1));
-        let links = [rpc.link_to(NodeId(0)).unwrap(), rpc.link_to(NodeId(1)).unwrap()];
-        let links = links.map(|link| {
+        let life = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };
+        peers.set_up(PeerId(7), life, rpc.make_link(PeerId(7), NodeId(1)));
+        let links = [0, 1].map(|node| {
+            let link = peers.link_to(NodeId(node)).unwrap();
             lock(&link.inbound).caller(&link, b"ada").unwrap();
             Arc::downgrade(&link)
         });
-        drop(rpc);
+        drop((rpc, peers));
         assert!(links.iter().all(|link| link.upgrade().is_none()));
         drop(fabric);
         std::fs::remove_dir_all(dir).unwrap();

@@ -15,7 +15,7 @@ use halite_tier::effect::{Command, CommandError, OpId, Outcome};
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::CHUNK_BYTES_MIN;
 use halite_tier::lockword::Holder;
-use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Order, RegionInfo};
+use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Order, Reach, RegionInfo};
 use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
@@ -130,7 +130,7 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What the clones of a session share.  Aligned, so that whoever counts clones takes no line from those who read and write.
+/// What the clones of a session share.  Aligned, so that counting clones takes no cache line from accesses.
 #[repr(align(64))]
 pub(crate) struct Inner {
     pub(crate) path: Arc<DataPath>,
@@ -300,6 +300,40 @@ impl Session {
         self.command("forget", Object::Node(node), Command::ForgetNode(node)).await.map(|_| ())
     }
 
+    /// A number for a node that is to stay: one that no other had, and that is given to no other.
+    pub(crate) async fn take_number(&self) -> Result<NodeId, RegionError> {
+        match self.command("number", Object::All("nodes"), Command::TakeNumber).await? {
+            Outcome::Number(number) => Ok(number),
+            _ => unreachable!("a number was asked for"),
+        }
+    }
+
+    /// Whether what a node has begun may still land in the memory of another, `owner`, as that says.  Each node speaks for its own memory: who
+    /// has lost sight of a writer, and is to take over what that wrote, asks each node that holds a part of it, until the writer is cut off
+    /// there, or paired under a higher number than before.  Neither locks nor the word of any other node stand for that.
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId};
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-reach-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let reach = session.reach(NodeId(0), NodeId(0))?;
+    /// assert!(!reach.is_cut_off, "a node touches its own memory for as long as it lives");
+    /// # drop((session, node));
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Fails with [`RegionCause::UnknownNode`] where no node of that number has been in the cluster, as far as the owner knows, and with
+    /// [`RegionCause::PeerDown`] where the owner itself is not reached.
+    pub async fn reach(&self, node: NodeId, owner: NodeId) -> Result<Reach, RegionError> {
+        match self.command("ask for the reach of", Object::Node(node), Command::Reach { node, owner }).await?
+        {
+            Outcome::Reach(reach) => Ok(reach),
+            _ => unreachable!("a reach was asked for"),
+        }
+    }
+
     /// Describes all nodes of the cluster, in order.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
         match self.command("status", Object::All("nodes"), Command::Status).await? {
@@ -433,6 +467,7 @@ impl Session {
                 | Command::ListLost
                 | Command::ForgetName(_)
                 | Command::ForgetNode(_)
+                | Command::TakeNumber
         );
         let ending = Commanded::new(&self.inner, command).await;
         ending.map_err(|error| match RegionCause::from(error) {

@@ -25,6 +25,11 @@ pub trait Surroundings: Send + Sync {
 
     /// What `halite status` shows as the node's process.
     fn pid(&self) -> u32;
+
+    /// Where the node's fabric is dialled by others, who do so when they have lost sight of it; empty if it cannot be.
+    fn address(&self) -> String {
+        String::new()
+    }
 }
 
 /// The surroundings of a node, of which the usual ones cost no look-up.
@@ -83,6 +88,14 @@ impl Around {
         match self {
             Around::Process(_) => headroom::has_addresses(len),
             Around::Given(_) => true,
+        }
+    }
+
+    /// Where others dial the node, if its surroundings say.
+    pub(crate) fn address(&self) -> String {
+        match self {
+            Around::Process(_) => String::new(),
+            Around::Given(surroundings) => surroundings.address(),
         }
     }
 

@@ -3,7 +3,7 @@
 //! The token is a mutex that is only tried.  While it is held, its holder polls.  While it is free, the node is
 //!
 //! ```text
-//!   cold   the doorbell is armed, and the keeper sleeps until it rings
+//!   cold   the doorbell is armed for the keeper, which sleeps until it rings
 //!   hot    the doorbell is not armed, and the keeper looks by itself: after WATCH_NS, and then half as often each time
 //!
 //!          many turns in close succession; the keeper is rung, once
@@ -18,11 +18,19 @@
 //! that processor, for some 50 us on a virtual machine: so each look that finds the node hot doubles the time to the next,
 //! up to WATCH_NS_MAX.
 //!
+//! An arrival is to wake the thread that waits for it, and no other one on the way: a caller that is to sleep, while no other
+//! one does, leads.  It sleeps on the fabric, and while it does, the doorbell is armed for it, cold or hot.  (The pattern is
+//! known as leader and followers; callers that sleep beside a leader are woken by it, or by the keeper.)
+//!
 //! No arrival is left without somebody to handle it:
 //!
 //! - Whoever arms polls once more before letting go: what that poll does not see will ring.
 //! - Whoever makes the node hot rings: the keeper, however deep its sleep, will look.
 //! - Only the keeper makes the node cold again, by arming, and it sleeps for long only after that.
+//! - A caller begins to lead with the token in its hand, so that each turn that ends later arms the doorbell for it.  It leads
+//!   only while it sleeps: it ends that with the token in its hand, and arms the doorbell for the keeper; if somebody else has
+//!   the token, who may just have armed the doorbell for it, it rings.
+//! - A leader that is rung and finds the token taken looks again soon: who has it may have polled for the last time.
 //! - A keeper that finds the token taken looks again, and leaves no note: a turn costs nothing for its sake.
 //!
 //! All of this state is protected by the token itself.  What is polled, and for whom, is not known here.
@@ -33,6 +41,8 @@ use std::sync::TryLockError;
 use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
 use std::sync::{Mutex, MutexGuard};
+
+use halite_fabric::Sleeper;
 
 /// When the keeper first looks at a node that has become hot.
 const WATCH_NS: u64 = 150_000;
@@ -53,10 +63,12 @@ const LAST_ROUNDS_MAX: usize = 4;
 
 /// The doorbell of the node, as turns use it.
 pub(crate) trait Bell {
-    /// Asks that arrivals ring, or not.  Sequentially consistent with the ringers' look at it.
-    fn arm(&self, armed: bool);
-    /// Wakes the keeper.
+    /// Says whom arrivals wake.  Sequentially consistent with the ringers' look at it.
+    fn arm(&self, sleeper: Option<Sleeper>);
+    /// Wakes all who sleep on the doorbell.
     fn ring(&self);
+    /// Whether a caller leads.
+    fn is_led(&self) -> bool;
 }
 
 /// The token, and with it `P`, which only its holder needs.
@@ -134,7 +146,7 @@ impl<P> Turns<P> {
         };
         if seat.armed {
             seat.armed = false;
-            bell.arm(false);
+            bell.arm(None);
         }
         Some(Turn { seat })
     }
@@ -153,21 +165,23 @@ impl<P> Turn<'_, P> {
         clock_ns: impl FnOnce() -> u64,
         poll: impl FnMut(&mut P) -> bool,
     ) {
-        if self.seat.hot {
-            self.seat.turns = self.seat.turns.wrapping_add(1);
-        } else if self.seat.warms_up(clock_ns()) {
+        self.seat.turns = self.seat.turns.wrapping_add(1);
+        let warms_up = !self.seat.hot && self.seat.warms_up(clock_ns());
+        if self.seat.hot && !bell.is_led() {
             drop(self);
-            // The keeper sleeps on a doorbell that nobody rings any more.
-            bell.ring();
         } else {
             self.rest(bell, poll);
+        }
+        if warms_up {
+            // The keeper sleeps on a doorbell that nobody rings for it any more.
+            bell.ring();
         }
     }
 
     /// Lets go, for a thread that goes to sleep: whatever comes for it is to ring.
     pub(crate) fn rest(mut self, bell: &impl Bell, mut poll: impl FnMut(&mut P) -> bool) {
         self.seat.armed = true;
-        bell.arm(true);
+        bell.arm(Some(if bell.is_led() { Sleeper::Caller } else { Sleeper::Progress }));
         let more = (0..LAST_ROUNDS_MAX).all(|_| poll(&mut self.seat.poller));
         drop(self);
         if more {
@@ -177,11 +191,12 @@ impl<P> Turn<'_, P> {
 
     /// Lets go, for the keeper.
     pub(crate) fn keep(mut self, bell: &impl Bell, now_ns: u64, poll: impl FnMut(&mut P) -> bool) -> Look {
-        if self.seat.stays_hot(now_ns) {
-            return Look::Within(self.seat.watch_ns);
+        let look =
+            if self.seat.stays_hot(now_ns) { Look::Within(self.seat.watch_ns) } else { Look::WhenRung };
+        if look == Look::WhenRung || bell.is_led() {
+            self.rest(bell, poll);
         }
-        self.rest(bell, poll);
-        Look::WhenRung
+        look
     }
 }
 
@@ -224,21 +239,29 @@ mod tests {
     /// A doorbell that remembers what it was told.
     #[derive(Default)]
     struct Told {
-        armed: Cell<bool>,
+        armed: Cell<Option<Sleeper>>,
+        led: Cell<bool>,
         changes: Cell<usize>,
         rings: Cell<usize>,
     }
 
     impl Bell for Told {
-        fn arm(&self, armed: bool) {
-            self.armed.set(armed);
+        fn arm(&self, sleeper: Option<Sleeper>) {
+            self.armed.set(sleeper);
             self.changes.set(self.changes.get() + 1);
         }
 
         fn ring(&self) {
             self.rings.set(self.rings.get() + 1);
         }
+
+        fn is_led(&self) -> bool {
+            self.led.get()
+        }
     }
+
+    const PROGRESS: Option<Sleeper> = Some(Sleeper::Progress);
+    const CALLER: Option<Sleeper> = Some(Sleeper::Caller);
 
     fn take_turns(turns: &Turns<()>, bell: &Told, ends_ns: impl IntoIterator<Item = u64>) {
         for end in ends_ns {
@@ -262,14 +285,14 @@ mod tests {
         let (turns, bell) = (Turns::new(()), Told::default());
         assert_eq!(look(&turns, &bell, 0), Look::WhenRung);
         take_turns(&turns, &bell, (1..1000).map(|turn| turn * CLOSE_NS));
-        assert!(bell.armed.get());
+        assert_eq!(bell.armed.get(), PROGRESS);
         assert_eq!(bell.rings.get(), 0);
     }
 
     #[test]
     fn close_turns_wake_the_keeper_once_and_then_leave_the_doorbell_alone() {
         let (turns, bell) = hot();
-        assert!(!bell.armed.get());
+        assert_eq!(bell.armed.get(), None);
         assert_eq!(bell.rings.get(), 1);
         let changes = bell.changes.get();
         for _ in 0..1000 {
@@ -284,9 +307,9 @@ mod tests {
         let (turns, bell) = hot();
         let now = u64::from(HOT_AFTER) * 1000;
         assert_eq!(look(&turns, &bell, now + 1), Look::Within(WATCH_NS), "it was woken early");
-        assert!(!bell.armed.get());
+        assert_eq!(bell.armed.get(), None);
         assert_eq!(look(&turns, &bell, now + WATCH_NS), Look::WhenRung, "there were none");
-        assert!(bell.armed.get());
+        assert_eq!(bell.armed.get(), PROGRESS);
     }
 
     /// Looks after `watch_ns`, in which so many turns were taken per [`WATCH_NS`].
@@ -306,7 +329,7 @@ mod tests {
             let look = watch(&turns, &bell, &mut now, watch_ns, HOT_TURNS_MIN);
             watch_ns = WATCH_NS_MAX.min(2 * watch_ns);
             assert_eq!(look, Look::Within(watch_ns));
-            assert!(!bell.armed.get());
+            assert_eq!(bell.armed.get(), None);
         }
         assert_eq!(watch_ns, WATCH_NS_MAX);
     }
@@ -328,16 +351,40 @@ mod tests {
         let first = watch(&turns, &bell, &mut now, WATCH_NS, HOT_TURNS_MIN);
         assert_eq!(first, Look::Within(2 * WATCH_NS));
         let second = watch(&turns, &bell, &mut now, 2 * WATCH_NS, HOT_TURNS_MIN - 1);
-        assert_eq!((second, bell.armed.get()), (Look::WhenRung, true));
+        assert_eq!((second, bell.armed.get()), (Look::WhenRung, PROGRESS));
     }
 
     #[test]
     fn a_thread_that_goes_to_sleep_leaves_the_doorbell_armed_also_while_the_node_is_hot() {
         let (turns, bell) = hot();
         turns.try_take(&bell).unwrap().rest(&bell, |()| false);
-        assert!(bell.armed.get());
+        assert_eq!(bell.armed.get(), PROGRESS);
         take_turns(&turns, &bell, [0]);
-        assert!(!bell.armed.get(), "it is hot still");
+        assert_eq!(bell.armed.get(), None, "it is hot still");
+    }
+
+    #[test]
+    fn while_a_caller_leads_each_turn_leaves_the_doorbell_armed_for_it_also_while_the_node_is_hot() {
+        let (turns, bell) = hot();
+        bell.led.set(true);
+        take_turns(&turns, &bell, [0]);
+        assert_eq!(bell.armed.get(), CALLER);
+        let now = u64::from(HOT_AFTER) * 1000;
+        assert!(matches!(look(&turns, &bell, now + 1), Look::Within(_)), "it is hot still");
+        assert_eq!(bell.armed.get(), CALLER);
+        assert_eq!(look(&turns, &bell, now + WATCH_NS), Look::WhenRung);
+        assert_eq!(bell.armed.get(), CALLER);
+        bell.led.set(false);
+        turns.try_take(&bell).unwrap().rest(&bell, |()| false);
+        assert_eq!(bell.armed.get(), PROGRESS);
+    }
+
+    #[test]
+    fn a_turn_that_makes_the_node_hot_leaves_a_leader_its_doorbell() {
+        let (turns, bell) = (Turns::new(()), Told::default());
+        bell.led.set(true);
+        take_turns(&turns, &bell, (1..=u64::from(HOT_AFTER)).map(|turn| turn * 1000));
+        assert_eq!((bell.armed.get(), bell.rings.get()), (CALLER, 1));
     }
 
     #[test]
@@ -365,15 +412,20 @@ mod loom_tests {
         /// Relaxed on purpose: the doorbell's fences alone must make the message or the ring visible.
         message: AtomicBool,
         handled: AtomicBool,
+        led: AtomicBool,
     }
 
     impl Bell for Node {
-        fn arm(&self, armed: bool) {
-            self.doorbell.arm(armed);
+        fn arm(&self, sleeper: Option<Sleeper>) {
+            self.doorbell.arm(sleeper);
         }
 
         fn ring(&self) {
             self.doorbell.wake();
+        }
+
+        fn is_led(&self) -> bool {
+            self.led.load(Relaxed)
         }
     }
 
@@ -381,8 +433,8 @@ mod loom_tests {
         fn new() -> Arc<Node> {
             let segment = Segment::create("doorbell", DOORBELL_BYTES, PagePolicy::Normal).unwrap();
             let doorbell = Doorbell::new(segment.window(0, DOORBELL_BYTES).unwrap()).unwrap();
-            let (message, handled) = (AtomicBool::new(false), AtomicBool::new(false));
-            Arc::new(Node { turns: Turns::new(()), doorbell, message, handled })
+            let [message, handled, led] = std::array::from_fn(|_| AtomicBool::new(false));
+            Arc::new(Node { turns: Turns::new(()), doorbell, message, handled, led })
         }
 
         fn poll(&self) -> bool {
@@ -434,8 +486,46 @@ mod loom_tests {
                     }
                     Look::WhenRung => {
                         now += WATCH_NS;
-                        self.doorbell.wait(seen, None);
+                        self.doorbell.wait(Sleeper::Progress, seen, None);
                     }
+                }
+            }
+        }
+
+        /// As Core::lead(): a caller that sleeps until the message is handled, by whomever; or one that is notified of
+        /// something else at once, and computes for ever.
+        fn leader(&self, is_notified: bool) {
+            let is_done = || is_notified || self.handled.load(Relaxed);
+            while let Some(turn) = self.turns.try_take(self) {
+                let mut seen = self.doorbell.seq();
+                self.poll();
+                if self.led.load(Relaxed) || self.handled.load(Relaxed) {
+                    return turn.rest(self, |()| self.poll());
+                }
+                self.led.store(true, Relaxed);
+                turn.rest(self, |()| self.poll());
+                // It looks again soon where somebody else has the token.
+                let mut looks_soon = is_notified;
+                loop {
+                    match looks_soon {
+                        true => loom::thread::yield_now(),
+                        false => self.doorbell.wait(Sleeper::Caller, seen, None),
+                    }
+                    seen = self.doorbell.seq();
+                    if let Some(turn) = self.turns.try_take(self) {
+                        self.led.store(false, Relaxed);
+                        turn.rest(self, |()| self.poll());
+                        break;
+                    }
+                    if is_done() {
+                        self.led.store(false, Relaxed);
+                        self.doorbell.wake();
+                        break;
+                    }
+                    looks_soon = true;
+                }
+                if is_done() {
+                    return;
                 }
             }
         }
@@ -481,6 +571,45 @@ mod loom_tests {
     #[test]
     fn loom_an_arrival_while_the_keeper_looks_less_and_less_often_is_handled() {
         check(2, &[&[CLOSE, CLOSE, CLOSE, CLOSE]]);
+    }
+
+    /// Checks that the message is handled although callers lead, of whom some are notified at once, while others take turns.
+    fn check_led(preemptions_max: usize, leaders: &'static [bool], callers: &'static [&'static [u64]]) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(preemptions_max);
+        model.check(move || {
+            let node = Node::new();
+            let mut threads = vec![spawn(&node, Node::peer)];
+            threads.extend(leaders.iter().map(|is_notified| spawn(&node, |node| node.leader(*is_notified))));
+            threads.extend(callers.iter().map(|ends_ns| spawn(&node, |node| node.caller(ends_ns))));
+            node.keeper();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn loom_an_arrival_while_a_caller_leads_is_handled() {
+        check_led(3, &[false], &[]);
+    }
+
+    #[test]
+    fn loom_an_arrival_when_a_caller_leads_no_longer_is_handled() {
+        check_led(3, &[true], &[]);
+    }
+
+    #[test]
+    fn loom_an_arrival_while_one_caller_leads_and_another_takes_turns_is_handled() {
+        check_led(2, &[false], &[&[CLOSE]]);
+    }
+
+    #[test]
+    fn loom_an_arrival_when_a_caller_leads_no_longer_and_another_takes_turns_is_handled() {
+        check_led(2, &[true], &[&[CLOSE]]);
+    }
+
+    #[test]
+    fn loom_an_arrival_while_one_caller_leads_after_the_other_is_handled() {
+        check_led(2, &[true, false], &[]);
     }
 
     #[test]

@@ -4,15 +4,18 @@
 //! Nothing here knows what is waited for.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use std::time::Duration;
 
+use halite_fabric::{Fabric, Sleeper};
 use smallvec::SmallVec;
 
 /// Wakers that are to be called when no lock is held, since they may run anything.  A single one, which is most often
@@ -127,11 +130,17 @@ impl Drop for After<'_> {
 }
 
 /// A thread that waits for a task of its own.
-#[derive(Debug)]
 pub(crate) struct Parker {
     thread: Thread,
-    notified: AtomicBool,
+    state: AtomicU8,
+    /// On which it sleeps, while it does.
+    fabric: Mutex<Option<Arc<dyn Fabric>>>,
 }
+
+/// States of a [`Parker`].
+const AWAKE: u8 = 0;
+const ON_FABRIC: u8 = 1;
+const NOTIFIED: u8 = 2;
 
 /// The calling thread's parker and its waker, lent to one wait.
 #[derive(Debug)]
@@ -149,21 +158,47 @@ thread_local! {
 impl Parker {
     /// One for the calling thread.
     pub(crate) fn new() -> Arc<Parker> {
-        Arc::new(Parker { thread: std::thread::current(), notified: AtomicBool::new(false) })
+        let (state, fabric) = (AtomicU8::new(AWAKE), Mutex::new(None));
+        Arc::new(Parker { thread: std::thread::current(), state, fabric })
     }
 
     /// Whether the task wants to go on.
     pub(crate) fn is_notified(&self) -> bool {
-        // Only a hint: park() synchronises.
-        self.notified.load(Relaxed)
+        // Only a hint: take_notice() synchronises.
+        self.state.load(Relaxed) == NOTIFIED
+    }
+
+    /// Whether the task wants to go on, which is forgotten.
+    pub(crate) fn take_notice(&self) -> bool {
+        // Acquire pairs with the Release in wake_by_ref().
+        self.state.swap(AWAKE, AcqRel) == NOTIFIED
     }
 
     /// Sleeps until the task wants to go on.  Called on the thread that made it.
     pub(crate) fn park(&self) {
-        // Acquire pairs with the Release in wake_by_ref().
-        while !self.notified.swap(false, AcqRel) {
+        while !self.take_notice() {
             std::thread::park();
         }
+    }
+
+    /// Sleeps on `fabric`, as [`Fabric::wait`] does, unless the task wants to go on, and until it does.  Called on the thread
+    /// that made it.
+    pub(crate) fn sleep_on(&self, fabric: &Arc<dyn Fabric>, seen: u32, timeout: Option<Duration>) {
+        *lock(&self.fabric) = Some(fabric.clone());
+        // Who notifies from here on rings the fabric, whose doorbell has moved then: the wait ends.  Release pairs with the
+        // Acquire in wake_by_ref(), for the fabric.
+        if self.state.compare_exchange(AWAKE, ON_FABRIC, Release, Relaxed).is_ok() {
+            fabric.wait(Sleeper::Caller, seen, timeout);
+            // It fails if the task wants to go on: that is kept for who asks.
+            let _ = self.state.compare_exchange(ON_FABRIC, AWAKE, Relaxed, Relaxed);
+        }
+        *lock(&self.fabric) = None;
+    }
+}
+
+impl fmt::Debug for Parker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parker").field("thread", &self.thread.id()).finish_non_exhaustive()
     }
 }
 
@@ -206,6 +241,10 @@ pub(crate) struct Patience {
     spun_ns: u64,
     /// For how long somebody works, in the present wait, on what is waited for.
     work_ns: u64,
+    /// What the present wait takes at least, where that is known.
+    round_trip_ns: u64,
+    /// How many waits are not spun for since others want the processor: in all, and still.
+    crowded_waits: (u32, u32),
 }
 
 /// The longest spin: what a sleep delays the waiter by.
@@ -214,16 +253,24 @@ const SPIN_LONG_NS: u64 = 50_000;
 pub(crate) const SPIN_SHORT_NS: u64 = 3_000;
 /// So many long waits in a row mean that the next one is likely to be long.
 const LONG_WAITS_MAX: u32 = 4;
+/// A yield that takes longer has given the processor to somebody who computes, for a slice of some milliseconds each time.
+pub(crate) const YIELD_LONG_NS: u64 = 100_000;
+/// For how many waits nobody spins after that, at first and in the end: who sleeps has the processor at once when woken.
+const CROWDED_WAITS: (u32, u32) = (16, 1024);
 /// Every so many long waits one is spun for all the same.  When both ends of a conversation sleep, each takes the
 /// other's wake-up for slowness, and one of them must stay awake for once to find out.
 const PROBE_EVERY: u32 = 16;
 
 impl Patience {
     /// Nothing is known: short waits are expected.
-    pub(crate) const NEW: Patience = Patience { long_waits: 0, spun_ns: 0, work_ns: 0 };
+    pub(crate) const NEW: Patience =
+        Patience { long_waits: 0, spun_ns: 0, work_ns: 0, round_trip_ns: 0, crowded_waits: (0, 0) };
 
     /// How long to spin in the next wait.
     pub(crate) fn spin_ns(&self) -> u64 {
+        if self.crowded_waits.1 > 0 || self.round_trip_ns > SPIN_LONG_NS {
+            return SPIN_SHORT_NS;
+        }
         let is_probe = self.long_waits % PROBE_EVERY == PROBE_EVERY - 1;
         if self.long_waits < LONG_WAITS_MAX || is_probe { SPIN_LONG_NS + self.work_ns } else { SPIN_SHORT_NS }
     }
@@ -234,14 +281,33 @@ impl Patience {
         self.work_ns = work_ns;
     }
 
+    /// The next wait is for a peer to which a round trip takes so long: if that is longer than a sleep, no spin pays.
+    pub(crate) fn expect_round_trip(&mut self, round_trip: Duration) {
+        self.round_trip_ns = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
+    }
+
     /// The wait was not over after so long a spin; [`Patience::note_wait`] follows.
     pub(crate) fn note_spin(&mut self, spun_ns: u64) {
         self.spun_ns = spun_ns;
     }
 
+    /// Another thread computed while the present wait was spun for: waits are rather slept through from now on.
+    pub(crate) fn note_crowd(&mut self) {
+        let (waits, _) = self.crowded_waits;
+        let waits = (2 * waits).clamp(CROWDED_WAITS.0, CROWDED_WAITS.1);
+        // The present one counts.
+        self.crowded_waits = (waits, waits + 1);
+    }
+
     /// A wait has ended, after so long (without what [`Patience::note_spin`] told).
     pub(crate) fn note_wait(&mut self, waited_ns: u64) {
+        let (in_all, still) = self.crowded_waits;
+        self.crowded_waits = if still > 0 { (in_all, still - 1) } else { (0, 0) };
         let waited_ns = waited_ns + std::mem::take(&mut self.spun_ns);
+        if std::mem::take(&mut self.round_trip_ns) > SPIN_LONG_NS {
+            // It says nothing about waits for peers that are near.
+            return;
+        }
         let is_long = waited_ns > SPIN_LONG_NS + std::mem::take(&mut self.work_ns);
         self.long_waits = if is_long { self.long_waits.wrapping_add(1) } else { 0 };
     }
@@ -265,9 +331,15 @@ impl Wake for Parker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Pairs with the Acquire in park().
-        if !self.notified.swap(true, Release) {
-            self.thread.unpark();
+        // Release pairs with the Acquire in take_notice(), Acquire with the Release in sleep_on().
+        match self.state.swap(NOTIFIED, AcqRel) {
+            ON_FABRIC => {
+                // It may have woken by itself, and be on its way elsewhere.
+                let fabric = lock(&self.fabric).clone();
+                fabric.inspect(|fabric| fabric.wake());
+            }
+            AWAKE => self.thread.unpark(),
+            _ => {}
         }
     }
 }
@@ -402,6 +474,18 @@ mod tests {
     }
 
     #[test]
+    fn waits_for_a_distant_peer_are_slept_through_and_those_for_a_near_one_are_judged_by_themselves() {
+        let mut patience = Patience::NEW;
+        for _ in 0..2 * LONG_WAITS_MAX {
+            patience.expect_round_trip(Duration::from_millis(1));
+            assert_eq!(patience.spin_ns(), SPIN_SHORT_NS);
+            patience.note_wait(20 * SPIN_LONG_NS);
+        }
+        patience.expect_round_trip(Duration::from_micros(10));
+        assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
+    }
+
+    #[test]
     fn a_thread_whose_waits_are_long_tries_a_long_spin_now_and_then() {
         let mut patience = Patience::NEW;
         let long_spins = (0..10 * PROBE_EVERY).filter(|_| {
@@ -409,6 +493,29 @@ mod tests {
             patience.spin_ns() == SPIN_LONG_NS
         });
         assert_eq!(long_spins.count() as u32, 10 + LONG_WAITS_MAX - 1);
+    }
+
+    #[test]
+    fn who_meets_a_crowd_sleeps_and_tries_to_spin_again_more_and_more_seldom() {
+        let mut patience = Patience::NEW;
+        let mut slept = |crowd| {
+            let mut slept = 0;
+            if crowd {
+                patience.note_crowd();
+                patience.note_wait(1);
+            }
+            while patience.spin_ns() == SPIN_SHORT_NS {
+                slept += 1;
+                patience.note_wait(1);
+            }
+            slept
+        };
+        assert_eq!([true; 9].map(&mut slept), [16, 32, 64, 128, 256, 512, 1024, 1024, 1024]);
+        // A wait that is spun through ends that.
+        assert_eq!(slept(false), 0);
+        patience.note_wait(1);
+        patience.note_crowd();
+        assert_eq!(patience.crowded_waits.0, CROWDED_WAITS.0);
     }
 
     #[test]

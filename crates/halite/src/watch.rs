@@ -199,7 +199,7 @@ fn has_met(engine: &Engine, life: NodeLife) -> Option<bool> {
         return Some(true);
     }
     let known = engine.known_peer(0, life.node).filter(|known| known.life == life)?;
-    matches!(known.state, NodeState::Dead | NodeState::Left).then_some(false)
+    matches!(known.state, NodeState::Unreachable | NodeState::Dead | NodeState::Left).then_some(false)
 }
 
 impl Watch {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use common::Dir;
 use halite::{JoinError, Node, NodeId, Permissions, Placement};
-use halite_fabric::trace::Tracer;
 use halite_fabric::{Composite, Fabric};
 use halite_providers::{ShmConfig, ShmFabric, Sleep};
 
@@ -23,13 +22,13 @@ enum Preferred {
 
 fn join(dir: &Dir, spare: &Dir, node: u32, preferred: Preferred) -> Node {
     let open = |seat: &halite::Seat| -> Result<Arc<dyn Fabric>, JoinError> {
-        let shm = |dir: &Dir| -> Arc<dyn Fabric> {
-            let config = ShmConfig::new(dir.path(), &seat.name);
-            let config = ShmConfig { hello: seat.hello.clone(), sleep: Sleep::Descriptor, ..config };
+        let shm = |dir: &Dir, direct: bool| -> Arc<dyn Fabric> {
+            let (config, hello) =
+                (ShmConfig::new(dir.path(), seat.name_of(halite::Provider::Shm)), seat.hello.clone());
+            let config = ShmConfig { hello, sleep: Sleep::Descriptor, direct, ..config };
             ShmFabric::open(config).expect("its name is free")
         };
-        let direct = ("shm", shm(dir));
-        let posted: (_, Arc<dyn Fabric>) = ("posted", Arc::new(Tracer::new(shm(spare), 16)));
+        let (direct, posted) = (("shm", shm(dir, true)), ("posted", shm(spare, false)));
         let parts = match preferred {
             Preferred::Direct => vec![direct, posted],
             Preferred::Posted => vec![posted, direct],

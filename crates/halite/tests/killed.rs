@@ -75,12 +75,13 @@ fn the_memory_of_a_killed_process_is_an_error_and_its_successor_begins_anew() {
     // Until the news arrives, its memory is still there.
     let lost = std::iter::repeat_with(|| here.read(lh, 0, &mut bytes)).find_map(Result::err).unwrap();
     assert_eq!(lost.cause, AccessCause::PeerDown(NodeId(1)));
-    // That its connection has ended is heard before it is proven dead.
+    // That its connection has ended is heard before it is proven dead: until then its names are kept.
     let mut loss = std::iter::repeat_with(|| match here.map("mortal", ANYBODY).unwrap_err().cause {
-        RegionCause::Lost(lost) => lost,
+        RegionCause::Lost(lost) => Some(lost),
+        RegionCause::PeerDown(NodeId(1)) => None,
         other => panic!("{other}"),
     });
-    let lost = loss.find(|lost| lost.cause != LossCause::Unreachable).unwrap();
+    let lost = loss.find_map(|lost| lost).unwrap();
     assert_eq!((lost.node, lost.cause), (NodeId(1), LossCause::Exited));
     assert_eq!(here.list_lost().unwrap()[0].name, "mortal");
     let states: Vec<NodeState> = here.status().unwrap().iter().map(|node| node.state).collect();

@@ -8,40 +8,19 @@ use std::os::unix::fs::DirBuilderExt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::Dir;
+use common::{Dir, Process};
 use halite::blocking::{self, Mailbox, Server, Watch};
 use halite::{
     Driven, Function, Guard, JoinError, Lh, NodeId, Permissions, Placement, Port, ReadOp, ServeOptions, Step,
-    Surroundings, Who, WriteOp,
+    Who, WriteOp,
 };
 use halite_providers::{ShmConfig, ShmFabric};
 
 const ALL: Permissions = Permissions::all();
 const LONG: Duration = Duration::from_secs(3600);
 const HERE: NodeId = NodeId(0);
-
-/// This process, as the surroundings of a node whose steps a test takes.
-struct Process(Instant);
-
-impl Surroundings for Process {
-    fn now_ns(&self) -> u64 {
-        self.0.elapsed().as_nanos() as u64
-    }
-
-    fn since_1970_ns(&self) -> u64 {
-        1
-    }
-
-    fn random(&self) -> u64 {
-        self.now_ns() | 1
-    }
-
-    fn pid(&self) -> u32 {
-        std::process::id()
-    }
-}
 
 /// A session, and everything that it has been given before its node began to leave.
 struct Held {
@@ -184,7 +163,7 @@ fn node(dir: &Dir) -> Driven {
         let config = ShmConfig { hello: seat.hello.clone(), ..ShmConfig::new(dir.path(), &seat.name) };
         Ok(ShmFabric::open(config).map_err(|error| JoinError::Fabric(Box::new(error)))?)
     };
-    Driven::new(dir.config(0), Arc::new(Process(Instant::now())), open).unwrap()
+    Driven::new(dir.config(0), Process::begin(), open).unwrap()
 }
 
 #[test]

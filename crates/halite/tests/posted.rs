@@ -3,12 +3,10 @@
 mod common;
 
 use std::alloc::System;
-use std::sync::Arc;
 
 use common::Dir;
-use common::bereft::Bereft;
-use halite::{Node, NodeId, Permissions, Placement, ReadOp, WriteOp};
-use halite_fabric::Fabric;
+use common::bereft::join;
+use halite::{NodeId, Permissions, Placement, ReadOp, WriteOp};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region as Stretch, StatsAlloc};
 
 #[global_allocator]
@@ -18,18 +16,6 @@ const ALL: Permissions = Permissions::all();
 const ROUNDS: u64 = 2000;
 /// Heartbeats are posted and allocate meanwhile; a busy machine has time for some of them.
 const OTHERS_MAX: u64 = ROUNDS / 10;
-
-/// A node of whose peers no memory is reached by loads and stores, and its fabric.
-fn join(dir: &Dir, node: u32) -> (Node, Arc<Bereft>) {
-    let mut bereft = None;
-    let wrap = |fabric| -> Arc<dyn Fabric> {
-        let wrapped = Arc::new(Bereft::new(fabric));
-        wrapped.bereave();
-        bereft.insert(wrapped).clone()
-    };
-    let node = Node::wrap(dir.config(node), wrap).expect("the node joins");
-    (node, bereft.expect("it was wrapped"))
-}
 
 /// One test, since all tests of a file share the allocator.
 #[test]

@@ -6,18 +6,24 @@
 //! ```text
 //!   offset 0      4      8
 //!          | seq  | armed |       seq: changes with every ring, the futex; written by ringers
-//!                                 armed: whether rings are wanted, and how; written by the sleeper
+//!                                 armed: who is to be rung, and how; written by the sleepers
 //!
-//!   armed   0 not at all
-//!           1 by the futex
-//!           2 by the descriptor, an eventfd that both ends have, for a sleeper in epoll
+//!   armed   0 nobody
+//!           1 the progress thread, by the futex
+//!           2 the progress thread, by its descriptor, an eventfd that both ends have, for sleepers in epoll
+//!           3 a caller, by the futex
+//!           4 a caller, by its descriptor
 //!
 //!   sleeper                             ringer
-//!     arm(true)   armed = 1 or 2, fence   publish the message
-//!     seen = seq()                        ring()   fence, then if armed: seq += 1, wake
+//!     seen = seq()                        publish the message
+//!     arm()       armed = 1 to 4, fence   ring()   fence, then if armed: seq += 1, wake
 //!     poll everything once more
 //!     wait(seen), or epoll, unless seq moved
 //! ```
+//!
+//! Two may sleep on it: a caller that waits for something, and the thread that sees to arrivals when no caller does.  An
+//! arrival is to wake the one whom it concerns, at once and alone.  So both sleep on the futex under different bits of its
+//! mask, or on a descriptor each, and whom rings wake is changed by a store.
 //!
 //! Both fences are sequentially consistent, so either the ringer sees `armed`, or the sleeper's poll sees the
 //! message; a ring between `seq()` and `wait()` moves `seq`, and `wait` returns at once.  A hostile process
@@ -27,6 +33,7 @@
 
 mod memory;
 
+use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -39,46 +46,83 @@ pub const DOORBELL_BYTES: u64 = 8;
 
 /// Values of the word.
 const UNARMED: u32 = 0;
-const BY_FUTEX: u32 = 1;
-const BY_DESCRIPTOR: u32 = 2;
+const PROGRESS_BY_FUTEX: u32 = 1;
+const PROGRESS_BY_DESCRIPTOR: u32 = 2;
+const CALLER_BY_FUTEX: u32 = 3;
+const CALLER_BY_DESCRIPTOR: u32 = 4;
+
+/// Who sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sleeper {
+    /// A thread that waits for what is to arrive.
+    Caller,
+    /// The thread that sees to arrivals when no caller sleeps.
+    Progress,
+}
+
+impl Sleeper {
+    /// Both kinds, in the order of their places.
+    pub const KINDS: [Sleeper; 2] = [Sleeper::Progress, Sleeper::Caller];
+
+    /// The place of this kind in an array that has one for each.
+    pub fn place(self) -> usize {
+        match self {
+            Sleeper::Progress => 0,
+            Sleeper::Caller => 1,
+        }
+    }
+
+    /// Its bit in the futex's mask.
+    fn bit(self) -> NonZeroU32 {
+        match self {
+            Sleeper::Progress => NonZeroU32::MIN,
+            Sleeper::Caller => NonZeroU32::MIN.saturating_add(1),
+        }
+    }
+}
+
+/// Both.
+const ALL: NonZeroU32 = NonZeroU32::MAX;
 
 /// One end of a doorbell, whether it is to be rung or waited for.
 ///
 /// ```
-/// # use halite_mem::{Doorbell, PagePolicy, Segment, doorbell::DOORBELL_BYTES};
+/// # use halite_mem::{Doorbell, PagePolicy, Segment, Sleeper, doorbell::DOORBELL_BYTES};
 /// let segment = Segment::create("doorbell", DOORBELL_BYTES, PagePolicy::Normal)?;
 /// let doorbell = Doorbell::new(segment.window(0, DOORBELL_BYTES).expect("in bounds")).expect("aligned");
-/// doorbell.arm(true);
+/// doorbell.arm(Some(Sleeper::Caller));
 /// let seen = doorbell.seq();
 /// doorbell.ring();
-/// doorbell.wait(seen, None); // returns at once: it has rung
+/// doorbell.wait(Sleeper::Caller, seen, None); // returns at once: it has rung
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Doorbell {
     memory: Memory,
-    bell: Option<Bell>,
+    /// One for each kind of sleeper, by its place.
+    bells: Option<[Bell; 2]>,
 }
 
 impl Doorbell {
     /// The doorbell in `window`.  Fails if that is shorter than [`DOORBELL_BYTES`] or not aligned to 4 bytes.
     pub fn new(window: Window) -> Result<Doorbell, AccessError> {
         let memory = Memory::new(window)?;
-        Ok(Doorbell { memory, bell: None })
+        Ok(Doorbell { memory, bells: None })
     }
 
-    /// As [`Doorbell::new`], with the descriptor that is rung: an eventfd that does not block.
-    pub fn with_descriptor(window: Window, eventfd: OwnedFd) -> Result<Doorbell, AccessError> {
+    /// As [`Doorbell::new`], with the descriptors that are rung, one for each kind of sleeper by its [`Sleeper::place`]: eventfds
+    /// that do not block.
+    pub fn with_descriptors(window: Window, eventfds: [OwnedFd; 2]) -> Result<Doorbell, AccessError> {
         let memory = Memory::new(window)?;
-        Ok(Doorbell { memory, bell: Some(Bell::new(eventfd)) })
+        Ok(Doorbell { memory, bells: Some(eventfds.map(Bell::new)) })
     }
 
-    /// What a sleeper in epoll watches, for edges.
-    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.as_ref().and_then(Bell::descriptor)
+    /// What such a sleeper watches in epoll, for edges.
+    pub fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
+        self.bells.as_ref().and_then(|bells| bells[sleeper.place()].descriptor())
     }
 
-    /// Wakes the sleeper if it asked for that.  Call it after publishing what it should find.
+    /// Wakes who asked for that.  Call it after publishing what it should find.
     #[inline]
     pub fn ring(&self) {
         // Pairs with the fence in arm(): see the header of this file.
@@ -89,30 +133,39 @@ impl Doorbell {
         }
     }
 
-    /// Wakes the sleeper whether it asked for that or not.
+    /// Wakes all sleepers, whether they asked for that or not.
     pub fn wake(&self) {
-        self.wake_by(self.way());
-    }
-
-    fn wake_by(&self, way: u32) {
         // First, so that who is woken, or finds no edge any more, sees that it has rung.
         self.memory.advance();
-        match &self.bell {
-            Some(bell) if way == BY_DESCRIPTOR => bell.ring(),
-            // A word that makes no sense costs at most a wake-up.
-            _ => self.memory.wake_all(),
+        match &self.bells {
+            Some(bells) => bells.iter().for_each(Bell::ring),
+            None => self.memory.wake(ALL),
         }
     }
 
-    /// How we sleep.
-    fn way(&self) -> u32 {
-        if self.bell.is_some() { BY_DESCRIPTOR } else { BY_FUTEX }
+    fn wake_by(&self, armed: u32) {
+        // As in wake().
+        self.memory.advance();
+        match (armed, &self.bells) {
+            (PROGRESS_BY_FUTEX, _) => self.memory.wake(Sleeper::Progress.bit()),
+            (CALLER_BY_FUTEX, _) => self.memory.wake(Sleeper::Caller.bit()),
+            (PROGRESS_BY_DESCRIPTOR, Some(bells)) => bells[Sleeper::Progress.place()].ring(),
+            (CALLER_BY_DESCRIPTOR, Some(bells)) => bells[Sleeper::Caller.place()].ring(),
+            // A word that makes no sense costs at most a wake-up.
+            _ => self.memory.wake(ALL),
+        }
     }
 
-    /// Says whether rings are wanted.  After arming, poll once more before waiting.
-    pub fn arm(&self, armed: bool) {
-        self.memory.set_armed(if armed { self.way() } else { UNARMED });
-        if armed {
+    /// Says who is to be rung.  After arming, poll once more before waiting.
+    pub fn arm(&self, sleeper: Option<Sleeper>) {
+        self.memory.set_armed(match (sleeper, &self.bells) {
+            (None, _) => UNARMED,
+            (Some(Sleeper::Progress), None) => PROGRESS_BY_FUTEX,
+            (Some(Sleeper::Caller), None) => CALLER_BY_FUTEX,
+            (Some(Sleeper::Progress), Some(_)) => PROGRESS_BY_DESCRIPTOR,
+            (Some(Sleeper::Caller), Some(_)) => CALLER_BY_DESCRIPTOR,
+        });
+        if sleeper.is_some() {
             // Pairs with the fence in ring(): see the header of this file.
             fence();
         }
@@ -123,10 +176,10 @@ impl Doorbell {
         self.memory.seq()
     }
 
-    /// Sleeps until [`Doorbell::seq`] differs from `seen` or `timeout` passes; may return early.
-    /// A doorbell with a descriptor is waited for by that.
-    pub fn wait(&self, seen: u32, timeout: Option<Duration>) {
-        self.memory.wait(seen, timeout);
+    /// Sleeps, as `sleeper`, until that is rung after [`Doorbell::seq`] was `seen`, or `timeout` passes; may return early.
+    /// A doorbell with descriptors is waited for by these.
+    pub fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
+        self.memory.wait(sleeper.bit(), seen, timeout);
     }
 }
 
@@ -147,10 +200,10 @@ mod tests {
         let doorbell = doorbell();
         doorbell.ring();
         assert_eq!(doorbell.seq(), 0);
-        doorbell.arm(true);
+        doorbell.arm(Some(Sleeper::Progress));
         doorbell.ring();
         assert_eq!(doorbell.seq(), 1);
-        doorbell.arm(false);
+        doorbell.arm(None);
         doorbell.ring();
         assert_eq!(doorbell.seq(), 1);
         doorbell.wake();
@@ -161,13 +214,13 @@ mod tests {
     fn a_wait_for_the_past_returns_at_once() {
         let doorbell = doorbell();
         doorbell.wake();
-        doorbell.wait(0, None);
+        doorbell.wait(Sleeper::Progress, 0, None);
     }
 
     #[test]
     fn a_wait_without_a_ring_ends_with_its_timeout() {
         let doorbell = doorbell();
-        doorbell.wait(0, Some(Duration::from_millis(1)));
+        doorbell.wait(Sleeper::Progress, 0, Some(Duration::from_millis(1)));
         assert_eq!(doorbell.seq(), 0);
     }
 
@@ -178,12 +231,12 @@ mod tests {
         let whole = |segment: Arc<Segment>| segment.window(0, DOORBELL_BYTES).unwrap();
         let sleeper = Doorbell::new(whole(ours)).unwrap();
         let ringer = Doorbell::new(whole(theirs.unwrap())).unwrap();
-        sleeper.arm(true);
+        sleeper.arm(Some(Sleeper::Progress));
         let seen = sleeper.seq();
         let sleeping = std::thread::spawn(move || {
             // Waits may end early, so a sleeper always looks again.
             while sleeper.seq() == seen {
-                sleeper.wait(seen, None);
+                sleeper.wait(Sleeper::Progress, seen, None);
             }
         });
         ringer.ring();
@@ -195,54 +248,60 @@ mod tests {
         rustix::event::eventfd(0, flags).unwrap()
     }
 
-    /// How often it was rung since this was last looked at.
-    fn count(doorbell: &Doorbell) -> u64 {
-        let mut count = [0; 8];
-        match rustix::io::read(doorbell.descriptor().unwrap(), &mut count) {
-            Ok(_) => u64::from_ne_bytes(count),
-            Err(error) => {
-                assert_eq!(error, rustix::io::Errno::AGAIN);
-                0
+    /// How often each was rung since this was last looked at.
+    fn counts(doorbell: &Doorbell) -> [u64; 2] {
+        [Sleeper::Progress, Sleeper::Caller].map(|sleeper| {
+            let mut count = [0; 8];
+            match rustix::io::read(doorbell.descriptor(sleeper).unwrap(), &mut count) {
+                Ok(_) => u64::from_ne_bytes(count),
+                Err(error) => {
+                    assert_eq!(error, rustix::io::Errno::AGAIN);
+                    0
+                }
             }
-        }
+        })
     }
 
     #[test]
     fn a_sleeper_with_a_descriptor_is_rung_by_it_and_only_while_armed() {
-        let (ours, shared) = (eventfd(), eventfd());
-        let theirs = shared.try_clone().unwrap();
+        let (ours, shared) = ([eventfd(), eventfd()], [eventfd(), eventfd()]);
+        let theirs = shared.each_ref().map(|eventfd| eventfd.try_clone().unwrap());
         let segment = Segment::create("doorbell", DOORBELL_BYTES, PagePolicy::Normal).unwrap();
         let window = || segment.window(0, DOORBELL_BYTES).unwrap();
-        let sleeper = Doorbell::with_descriptor(window(), shared).unwrap();
-        let ringer = Doorbell::with_descriptor(window(), theirs).unwrap();
+        let sleeper = Doorbell::with_descriptors(window(), shared).unwrap();
+        let ringer = Doorbell::with_descriptors(window(), theirs).unwrap();
         ringer.ring();
-        assert_eq!((count(&sleeper), sleeper.seq()), (0, 0));
-        sleeper.arm(true);
+        assert_eq!((counts(&sleeper), sleeper.seq()), ([0, 0], 0));
+        sleeper.arm(Some(Sleeper::Progress));
         ringer.ring();
         ringer.ring();
-        assert_eq!((count(&sleeper), sleeper.seq()), (2, 2));
-        sleeper.arm(false);
+        assert_eq!((counts(&sleeper), sleeper.seq()), ([2, 0], 2));
+        sleeper.arm(Some(Sleeper::Caller));
+        ringer.ring();
+        assert_eq!((counts(&sleeper), sleeper.seq()), ([0, 1], 3));
+        sleeper.arm(None);
         ringer.ring();
         sleeper.wake();
-        assert_eq!((count(&sleeper), sleeper.seq()), (1, 3));
+        assert_eq!((counts(&sleeper), sleeper.seq()), ([1, 1], 4));
         // Who arms for the futex is not rung by a descriptor, whatever the ringer has.
         let plain = Doorbell::new(window()).unwrap();
-        plain.arm(true);
-        let other = Doorbell::with_descriptor(window(), ours).unwrap();
+        plain.arm(Some(Sleeper::Progress));
+        let other = Doorbell::with_descriptors(window(), ours).unwrap();
         other.ring();
-        assert_eq!((count(&other), plain.seq()), (0, 4));
+        assert_eq!((counts(&other), plain.seq()), ([0, 0], 5));
     }
 
     #[test]
     fn a_descriptor_that_somebody_filled_rings_all_the_same() {
         let doorbell = {
             let segment = Segment::create("doorbell", DOORBELL_BYTES, PagePolicy::Normal).unwrap();
-            Doorbell::with_descriptor(segment.window(0, DOORBELL_BYTES).unwrap(), eventfd()).unwrap()
+            let eventfds = [eventfd(), eventfd()];
+            Doorbell::with_descriptors(segment.window(0, DOORBELL_BYTES).unwrap(), eventfds).unwrap()
         };
         let full = u64::MAX - 1;
-        rustix::io::write(doorbell.descriptor().unwrap(), &full.to_ne_bytes()).unwrap();
+        rustix::io::write(doorbell.descriptor(Sleeper::Caller).unwrap(), &full.to_ne_bytes()).unwrap();
         doorbell.wake();
-        assert_eq!(count(&doorbell), 1);
+        assert_eq!(counts(&doorbell), [1, 1]);
     }
 
     #[test]
@@ -263,12 +322,12 @@ mod loom_tests {
 
     fn doorbell() -> Arc<Doorbell> {
         let memory = Memory::private();
-        Arc::new(Doorbell { memory, bell: None })
+        Arc::new(Doorbell { memory, bells: None })
     }
 
-    fn doorbell_with_descriptor() -> Arc<Doorbell> {
+    fn doorbell_with_descriptors() -> Arc<Doorbell> {
         let memory = Memory::private();
-        Arc::new(Doorbell { memory, bell: Some(Bell::private()) })
+        Arc::new(Doorbell { memory, bells: Some([Bell::private(), Bell::private()]) })
     }
 
     #[test]
@@ -284,14 +343,14 @@ mod loom_tests {
                     doorbell.ring();
                 })
             };
-            doorbell.arm(true);
+            doorbell.arm(Some(Sleeper::Progress));
             loop {
                 let seen = doorbell.seq();
                 if message.load(Relaxed) {
                     break;
                 }
                 // A lost wake-up would block here for ever, which loom reports as a deadlock.
-                doorbell.wait(seen, None);
+                doorbell.wait(Sleeper::Progress, seen, None);
             }
             ringer.join().unwrap();
         });
@@ -306,7 +365,7 @@ mod loom_tests {
                 let doorbell = doorbell.clone();
                 loom::thread::spawn(move || doorbell.wake())
             };
-            doorbell.wait(seen, None);
+            doorbell.wait(Sleeper::Progress, seen, None);
             assert_ne!(doorbell.seq(), seen);
             waker.join().unwrap();
         });
@@ -315,7 +374,7 @@ mod loom_tests {
     #[test]
     fn loom_no_edge_of_a_descriptor_is_lost() {
         loom::model(|| {
-            let doorbell = doorbell_with_descriptor();
+            let doorbell = doorbell_with_descriptors();
             // Relaxed on purpose: the fences alone must make the message or the ring visible.
             let message = Arc::new(AtomicBool::new(false));
             let ringer = {
@@ -325,8 +384,8 @@ mod loom_tests {
                     doorbell.ring();
                 })
             };
-            doorbell.arm(true);
-            let bell = doorbell.bell.as_ref().unwrap();
+            doorbell.arm(Some(Sleeper::Progress));
+            let [bell, _] = doorbell.bells.as_ref().unwrap();
             loop {
                 let seen = doorbell.seq();
                 if message.load(Relaxed) {
@@ -344,13 +403,13 @@ mod loom_tests {
     #[test]
     fn loom_whose_edge_another_took_sees_that_it_has_rung() {
         loom::model(|| {
-            let doorbell = doorbell_with_descriptor();
+            let doorbell = doorbell_with_descriptors();
             let seen = doorbell.seq();
             let waker = {
                 let doorbell = doorbell.clone();
                 loom::thread::spawn(move || doorbell.wake())
             };
-            let bell = doorbell.bell.as_ref().unwrap();
+            let [bell, _] = doorbell.bells.as_ref().unwrap();
             bell.wait_for_edge();
             assert_ne!(doorbell.seq(), seen);
             waker.join().unwrap();

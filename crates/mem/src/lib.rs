@@ -15,7 +15,7 @@ mod sync;
 pub mod window;
 
 pub use allocator::{Allocator, BadFree, Extent};
-pub use doorbell::Doorbell;
+pub use doorbell::{Doorbell, Sleeper};
 pub use pins::{Elapsed, Grace, Pin, Pins};
 pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
 pub use slots::{Lookup, SlotError, Slots};

@@ -186,6 +186,11 @@ impl Producer {
         self.has_room(len)
     }
 
+    /// Whether the consumer knows that it is to say when it has made room.
+    pub fn asks_for_room(&self) -> bool {
+        self.waiting
+    }
+
     fn has_room(&mut self, len: u64) -> Result<bool, PushError> {
         match self.check_room(len) {
             Ok(()) => Ok(true),

@@ -246,8 +246,8 @@ impl Segment {
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: it replaces a mapping of our own whole and at once, by one of the same length and access; whoever uses it
-        // by windows expects its bytes to change at any time.
+        // SAFETY: it replaces a mapping of our own whole and at once, by one of the same length and access; its
+        // users, by windows, expect its bytes to change at any time.
         unsafe { rustix::mm::mmap(self.base.as_ptr().cast(), self.len, access, flags, fd, 0) }?;
         Ok(())
     }

@@ -1,15 +1,21 @@
-//! The command line, and the `HALITE_*` variables that stand in for flags that are not given.
+//! The command line, and the `HALITE_*` variables and the configuration file that stand in for flags that are not given.
 
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use crate::apps;
 use crate::bytes::ByteCount;
 use crate::letters;
 use crate::limits::NODES_MAX;
 use crate::perf;
+use crate::settings::{self, Setting, Settings};
 use crate::sim;
-use halite::Permissions;
+use halite::{Permissions, Provider};
 
 /// Named, permissioned, movable memory that processes share
 #[derive(Parser, Debug)]
@@ -18,6 +24,9 @@ pub struct Arguments {
     /// Directory of the cluster [default: $XDG_RUNTIME_DIR/halite, else /tmp/halite-UID]
     #[arg(long, global = true, env = "HALITE_DIR", value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// A TOML file with values for what neither flags nor HALITE_* variables say; keys are the names of these, as arena
+    #[arg(long, global = true, env = "HALITE_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Tells on standard error what happens in the cluster; twice, more of it
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
@@ -28,6 +37,12 @@ pub struct Arguments {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+    /// Whether `dir` stands on the command line itself.
+    #[arg(skip)]
+    pub dir_is_flag: bool,
+    /// What is set, and where, for the command that shows it.
+    #[arg(skip)]
+    pub settings: Vec<Setting>,
 }
 
 /// The networks that a cluster can use.
@@ -35,15 +50,78 @@ pub struct Arguments {
 pub enum Fabric {
     /// Shared memory between the processes of one host
     Shm,
+    /// RoCEv2 over UDP, between hosts or the processes of one
+    Roce,
 }
 
 impl Fabric {
     /// As flags and results name it.
     pub fn name(self) -> &'static str {
-        match self {
-            Fabric::Shm => "shm",
+        Provider::from(self).name()
+    }
+}
+
+impl From<Fabric> for Provider {
+    fn from(fabric: Fabric) -> Provider {
+        match fabric {
+            Fabric::Shm => Provider::Shm,
+            Fabric::Roce => Provider::Roce,
         }
     }
+}
+
+/// Which networks a node uses.
+#[derive(Args, Clone, Debug)]
+pub struct Networks {
+    /// Networks between nodes, as shm,roce: two nodes use the first that both have [default: those of the first node, else shm]
+    #[arg(long, env = "HALITE_FABRIC", value_enum, value_delimiter = ',')]
+    pub fabric: Vec<Fabric>,
+    /// Address of this host for packets of roce
+    #[arg(long, env = "HALITE_ADDRESS", value_name = "IP", default_value = "127.0.0.1")]
+    pub address: IpAddr,
+}
+
+impl Networks {
+    /// As a node's configuration has them.
+    pub fn providers(&self) -> Vec<Provider> {
+        self.fabric.iter().map(|fabric| Provider::from(*fabric)).collect()
+    }
+
+    /// The same as flags.
+    pub fn flags(&self) -> Vec<String> {
+        let mut flags = vec!["--address".to_owned(), self.address.to_string()];
+        if !self.fabric.is_empty() {
+            let names: Vec<&str> = self.fabric.iter().map(|fabric| fabric.name()).collect();
+            flags.extend(["--fabric".to_owned(), names.join(",")]);
+        }
+        flags
+    }
+}
+
+/// How a node meets those of other hosts.
+#[derive(Args, Clone, Debug)]
+pub struct Hosts {
+    /// Where nodes of other hosts may dial this one, over TCP; packets go by the same address.  Several are tried in their order
+    #[arg(
+        long,
+        env = "HALITE_LISTEN",
+        value_name = "IP:PORT",
+        value_delimiter = ',',
+        requires = "secret_file"
+    )]
+    pub listen: Vec<SocketAddr>,
+    /// Where any node of the cluster on another host may be dialled.  Several are tried in their order
+    #[arg(
+        long,
+        env = "HALITE_JOIN",
+        value_name = "HOST:PORT",
+        value_delimiter = ',',
+        requires = "secret_file"
+    )]
+    pub join: Vec<String>,
+    /// The file of the secret that all hosts share; `halite secret new FILE` makes one
+    #[arg(long, env = "HALITE_SECRET_FILE", value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
 }
 
 /// One variant for each command.
@@ -77,13 +155,23 @@ pub enum Command {
     Grant(Grant),
     /// Takes a permission back
     Revoke(Revoke),
+    /// Shows what is set, and whether a flag, a variable or the configuration file says so
+    Config(Listing),
+    /// Makes the secret by which the nodes of a cluster on several hosts know each other
+    #[command(subcommand)]
+    Secret(Secret),
     /// Measures
     Perf(perf::PerfArgs),
+    /// Runs an application over the cluster in --dir, or over one of its own, and verifies what it did
+    Run(apps::RunArgs),
     /// Runs whole clusters in simulated time, with faults, and checks what each session sees
     Sim(sim::SimArgs),
     /// The other end of a measurement
     #[command(hide = true)]
     PerfServer(perf::ServerArgs),
+    /// A process of an application
+    #[command(hide = true)]
+    RunWorker(apps::WorkerArgs),
 }
 
 /// `halite up`
@@ -95,9 +183,9 @@ pub struct Up {
     /// Memory that each node contributes, taken from the system as it is used, as 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
-    /// Network between the nodes
-    #[arg(long, env = "HALITE_FABRIC", value_enum, default_value_t = Fabric::Shm)]
-    pub fabric: Fabric,
+    /// Networks.
+    #[command(flatten)]
+    pub networks: Networks,
     /// Returns as soon as all nodes are ready; they write to DIR/logs/node-ID.log
     #[arg(long)]
     pub detach: bool,
@@ -109,12 +197,21 @@ pub struct Up {
 /// `halite node`
 #[derive(Args, Debug)]
 pub struct Node {
-    /// Number of the node; 0 hosts the directory of names
-    #[arg(long, env = "HALITE_NODE_ID", value_parser = clap::value_parser!(u32).range(..1000))]
-    pub id: u32,
+    /// Number of the node; 0 hosts the directory of names [default: 0 with --listen, and with --join one that nobody had before]
+    #[arg(long, env = "HALITE_NODE_ID", value_parser = clap::value_parser!(u32).range(..1000), required_unless_present_any = ["listen", "join"])]
+    pub id: Option<u32>,
     /// Memory that the node contributes, taken from the system as it is used, as 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
+    /// Networks.
+    #[command(flatten)]
+    pub networks: Networks,
+    /// Writes the packets of roce that it sends and receives to a file, at most 1 GiB, which Wireshark reads
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+    /// Other hosts.
+    #[command(flatten)]
+    pub hosts: Hosts,
     /// The process to end with
     #[arg(long, hide = true)]
     pub parent: Option<u32>,
@@ -129,6 +226,16 @@ pub struct Down {
     /// Ends the applications that have joined, too
     #[arg(long)]
     pub all: bool,
+}
+
+/// `halite secret`
+#[derive(Subcommand, Debug)]
+pub enum Secret {
+    /// Writes a new one to a file that is not there yet, and that nobody else may read
+    New {
+        /// The file
+        file: PathBuf,
+    },
 }
 
 /// `halite forget`
@@ -233,15 +340,50 @@ pub struct Revoke {
     pub permissions: Permissions,
 }
 
-/// Reads the command line; prints help or complaints and exits if that is all there is to do.
+/// Reads the command line, and the configuration file that it or the environment names; prints help or complaints and exits
+/// if that is all there is to do.
 pub fn parse() -> Arguments {
-    Arguments::parse()
+    let words: Vec<OsString> = std::env::args_os().collect();
+    match parse_from(words, |variable| std::env::var(variable).ok()) {
+        Ok(arguments) => arguments,
+        Err(error) => error.exit(),
+    }
+}
+
+/// `environment` tells the values of variables, beside what the parser itself finds there.
+fn parse_from(
+    words: Vec<OsString>,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Result<Arguments, clap::Error> {
+    let command = Arguments::command();
+    let settings = Settings::find(&command, words.clone())
+        .map_err(|error| Arguments::command().error(ErrorKind::Io, error))?;
+    let told = match &settings {
+        Some(settings) => settings.apply(command.clone()),
+        None => command.clone(),
+    };
+    let blame = |error: clap::Error| match settings.as_ref().and_then(|settings| settings.blame(&error)) {
+        Some(blame) => Arguments::command().error(error.kind(), format!("{}\n  {blame}", first_line(&error))),
+        None => error,
+    };
+    let matches = told.try_get_matches_from(words).map_err(blame)?;
+    let mut arguments = Arguments::from_arg_matches(&matches)?;
+    arguments.dir_is_flag = matches.value_source("dir") == Some(ValueSource::CommandLine);
+    if let Command::Config(_) = arguments.command {
+        arguments.settings = settings::in_force(&command, &matches, settings.as_ref(), environment);
+    }
+    Ok(arguments)
+}
+
+/// What is wrong, without the hints that follow.
+fn first_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn command(line: &str) -> Result<Command, clap::Error> {
@@ -265,12 +407,23 @@ mod tests {
     #[test]
     fn up_wants_a_number_of_nodes_and_reads_sizes() {
         let Ok(Command::Up(up)) = command("up --nodes 3 --arena 8G --detach") else { panic!() };
-        assert_eq!((up.nodes, up.arena, up.detach, up.fabric), (3, ByteCount(8 << 30), true, Fabric::Shm));
+        assert_eq!((up.nodes, up.arena, up.detach), (3, ByteCount(8 << 30), true));
+        assert_eq!(up.networks.providers(), []);
         assert!(command("up --nodes 0").is_err());
         assert!(command("up --nodes 256").is_ok());
         assert!(command("up --nodes 257").is_err());
         assert!(command("up --nodes 3 --arena much").is_err());
         assert!(command("up --nodes 3 --fabric pigeon").is_err());
+    }
+
+    #[test]
+    fn networks_are_a_list() {
+        let Ok(Command::Node(node)) = command("node --id 3 --fabric shm,roce --address ::1") else {
+            panic!()
+        };
+        assert_eq!(node.networks.providers(), [Provider::Shm, Provider::Roce]);
+        assert_eq!(node.networks.flags(), ["--address", "::1", "--fabric", "shm,roce"]);
+        assert!(command("node --id 3 --address nowhere").is_err());
     }
 
     #[test]
@@ -293,5 +446,53 @@ mod tests {
         assert!(command("put name - --node 2").is_ok());
         assert!(command("put name file --spread").is_ok());
         assert!(command("put name file --spread --node 2").is_err());
+    }
+
+    /// Parses a line where a file says `text`.
+    fn with_file(text: &str, line: &str) -> Result<Arguments, clap::Error> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let line = line.replace("FILE", file.path().to_str().unwrap());
+        let environment = |variable: &str| (variable == "HALITE_FABRIC").then(|| "shm".to_owned());
+        parse_from(line.split_whitespace().map(OsString::from).collect(), environment)
+    }
+
+    #[test]
+    fn the_file_stands_in_for_flags_that_are_not_given() {
+        let arguments = with_file("nodes = 3\narena = '2G'\ndir = '/d'", "halite up --config FILE").unwrap();
+        assert_eq!(arguments.dir, Some(PathBuf::from("/d")));
+        let Command::Up(up) = arguments.command else { panic!() };
+        assert_eq!((up.nodes, up.arena), (3, ByteCount(2 << 30)));
+        let arguments = with_file("nodes = 3\narena = '2G'", "halite --config FILE up --nodes 4").unwrap();
+        let Command::Up(up) = arguments.command else { panic!() };
+        assert_eq!((up.nodes, up.arena), (4, ByteCount(2 << 30)));
+        // What another command wants is no business of this one.
+        with_file("nodes = 3", "halite --config FILE status").unwrap();
+    }
+
+    #[test]
+    fn what_is_wrong_in_the_file_is_blamed_on_it() {
+        let said = |text, line| with_file(text, line).unwrap_err().to_string();
+        assert!(said("node = 3", "halite status --config FILE").contains("did you mean \"nodes\"?"));
+        let wrong = said("arena = 'much'", "halite up --nodes 2 --config FILE");
+        assert!(wrong.contains("invalid value 'much' for '--arena <BYTES>'"), "{wrong}");
+        assert!(wrong.contains("says arena = \"much\""), "{wrong}");
+        let missing = said("", "halite up --nodes 2 --config FILE.not");
+        assert!(missing.contains("cannot read configuration file"), "{missing}");
+        assert!(said("arena = '2G'", "halite up --config FILE").contains("--nodes <NODES>"));
+    }
+
+    #[test]
+    fn config_tells_where_each_value_comes_from() {
+        let arguments = with_file("arena = '2G'", "halite --dir /d --config FILE config").unwrap();
+        let source = |key: &str| {
+            let found = arguments.settings.iter().find(|setting| setting.key == key).unwrap();
+            (found.value.as_deref(), found.source.clone())
+        };
+        assert_eq!(source("dir"), (Some("/d"), "--dir".to_owned()));
+        assert_eq!(source("fabric"), (Some("shm"), "HALITE_FABRIC".to_owned()));
+        assert_eq!(source("arena").0, Some("2G"));
+        assert!(source("arena").1.starts_with('/'), "{:?}", source("arena"));
+        assert_eq!(source("nodes"), (None, "default".to_owned()));
     }
 }

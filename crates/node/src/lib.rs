@@ -3,11 +3,13 @@
 //! Applications link crate `halite` instead.  Of this crate only [`perf`] is meant for others: the laboratory
 //! measures with the same pieces.
 
+mod apps;
 mod args;
 mod bytes;
 mod client;
 mod commands;
 mod control;
+mod coworker;
 mod diagnostics;
 mod letters;
 mod limits;
@@ -15,6 +17,8 @@ mod loss;
 mod output;
 pub mod perf;
 mod progress;
+mod scratch;
+mod settings;
 mod shell;
 mod signals;
 mod sim;

@@ -231,7 +231,7 @@ fn a_node_whose_files_were_removed_is_found_all_the_same_or_said_to_live() {
     let node = Process::open(scratch.pid(0));
     remove("node-0.shm.sock");
     let complaint = scratch.fails("down", 1);
-    assert!(complaint.contains("node 0 lives") && complaint.contains("does not listen"), "{complaint}");
+    assert!(complaint.contains("node 0 lives") && complaint.contains("listens at no socket"), "{complaint}");
     assert_eq!(scratch.states(), ["alive"]);
     node.kill();
     scratch.ok("down");

@@ -10,7 +10,8 @@ use std::process::{Child, Command};
 use std::time::Instant;
 
 use halite_fabric::{
-    CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, RemoteAddress, WorkId, WorkRequest,
+    CompletionKind, Event, Fabric, Key, Lane, Local, Operation, PeerId, RemoteAddress, Sleeper, WorkId,
+    WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_providers::{ShmConfig, ShmFabric};
@@ -235,7 +236,7 @@ fn connected(fabric: &ShmFabric) -> PeerId {
         match events.pop() {
             Some(Event::Connected { peer, .. }) => return peer,
             Some(event) => panic!("expected a connection, got {event:?}"),
-            None => fabric.wait(seen, None),
+            None => fabric.wait(Sleeper::Progress, seen, None),
         }
     }
 }
@@ -243,7 +244,7 @@ fn connected(fabric: &ShmFabric) -> PeerId {
 fn post(fabric: &ShmFabric, peer: PeerId, operation: Operation<'_>, signalled: bool) {
     let id = WorkId(0);
     let request = WorkRequest { id, operation, signalled, solicited: true };
-    fabric.post(peer, &[request]).expect("room for one request");
+    fabric.post(peer, Lane::FIRST, &[request]).expect("room for one request");
 }
 
 fn post_write(fabric: &ShmFabric, peer: PeerId, remote: RemoteAddress, bytes: &[u8], imm: u32) {

@@ -1,5 +1,5 @@
-//! The conformance suite of providers over shared memory: as it is, as middleware shows it, without direct access, and as a part of
-//! a composite.
+//! The conformance suite of providers: over shared memory, as it is, as middleware shows it, and as a part of a composite; and over
+//! UDP.
 
 mod common;
 
@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::Cluster;
+use common::roce::Roce;
 use halite_fabric::conformance::Harness;
 use halite_fabric::fault::{FaultInjector, FaultPlan};
 use halite_fabric::trace::Tracer;
-use halite_fabric::{Composite, Fabric};
+use halite_fabric::{Composite, Fabric, Sleeper};
 use halite_providers::{ShmConfig, ShmFabric, Sleep};
 
 /// Fabrics of this process in a directory of their own.
@@ -39,7 +40,7 @@ fn shm(config: ShmConfig) -> Arc<dyn Fabric> {
     ShmFabric::open(config).unwrap()
 }
 
-fn on_descriptor(config: ShmConfig) -> Arc<dyn Fabric> {
+fn on_descriptors(config: ShmConfig) -> Arc<dyn Fabric> {
     shm(ShmConfig { sleep: Sleep::Descriptor, ..config })
 }
 
@@ -55,7 +56,7 @@ impl Harness for Shm {
 
     fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        fabric.wait(seen, Some(left));
+        fabric.wait(Sleeper::Progress, seen, Some(left));
         !left.is_zero()
     }
 
@@ -73,10 +74,21 @@ mod direct {
     halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| shm(config)));
 }
 
-mod direct_on_a_descriptor {
+/// As over a network: all is posted.
+mod posted {
     use super::*;
 
-    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| on_descriptor(config)));
+    fn open(config: ShmConfig) -> Arc<dyn Fabric> {
+        shm(ShmConfig { direct: false, ..config })
+    }
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
+}
+
+mod direct_on_descriptors {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| on_descriptors(config)));
 }
 
 mod traced {
@@ -110,9 +122,33 @@ mod composite_of_two {
     use super::*;
 
     fn open(config: ShmConfig, other: ShmConfig) -> Arc<dyn Fabric> {
-        let parts = vec![("spare", on_descriptor(other)), ("used", on_descriptor(config))];
+        let parts = vec![("spare", on_descriptors(other)), ("used", on_descriptors(config))];
         Arc::new(Composite::new(parts).unwrap())
     }
 
     halite_fabric::fabric_conformance_suite!(Shm { prefix: "used:", ..Shm::new(open) });
+}
+
+mod over_udp {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(|config| config));
+}
+
+mod over_udp_in_small_packets {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(Roce::small_packets_over_ipv6));
+}
+
+mod between_hosts_over_udp {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::between_hosts(|config| config));
+}
+
+mod between_hosts_over_udp_and_ipv6 {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::between_hosts(Roce::small_packets_over_ipv6));
 }

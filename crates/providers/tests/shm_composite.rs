@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use common::{Cluster, Node, Role, bytes_of, connect, inline, remote, role_dir};
-use halite_fabric::{Composite, CompositeError, Event, Fabric, Operation, PeerId, Status};
+use halite_fabric::{Composite, CompositeError, Event, Fabric, Operation, PeerId, Sleeper, Status};
 use halite_providers::{ShmConfig, ShmFabric, Sleep};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
@@ -90,7 +90,7 @@ fn all_who_sleep_are_woken_by_either_fabric_and_no_ring_is_lost() {
                     round.wait();
                     // A lost ring would leave us here for ever.
                     while both.doorbell() == seen {
-                        both.wait(seen, None);
+                        both.wait(Sleeper::Progress, seen, None);
                     }
                     done.wait();
                 }
@@ -136,7 +136,7 @@ fn fabrics_that_sleep_on_futexes_and_on_descriptors_wake_each_other() {
     let mut futex = Node::of(sleeping_on(Sleep::Futex, cluster.config("futex")));
     let mut descriptor = Node::of(sleeping_on(Sleep::Descriptor, cluster.config("descriptor")));
     let mut another = Node::of(sleeping_on(Sleep::Descriptor, cluster.config("another")));
-    assert!(futex.fabric.descriptor().is_none());
+    assert!(futex.fabric.descriptor(Sleeper::Progress).is_none());
     let (to_descriptor, _) = connect(&mut futex, &mut descriptor, "descriptor.sock");
     let (to_another, _) = connect(&mut descriptor, &mut another, "another.sock");
     let (to_futex, _) = connect(&mut another, &mut futex, "futex.sock");
@@ -168,7 +168,8 @@ fn a_descriptor_is_readable_when_something_came_for_who_asked_to_be_rung() {
     let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
     let flags = rustix::event::epoll::EventFlags::IN | rustix::event::epoll::EventFlags::ET;
     let data = rustix::event::epoll::EventData::new_u64(0);
-    rustix::event::epoll::add(&epoll, sleeper.fabric.descriptor().unwrap(), data, flags).unwrap();
+    rustix::event::epoll::add(&epoll, sleeper.fabric.descriptor(Sleeper::Progress).unwrap(), data, flags)
+        .unwrap();
     let edges = || {
         let mut events = Vec::with_capacity(4);
         let now = Timespec::default();
@@ -176,10 +177,10 @@ fn a_descriptor_is_readable_when_something_came_for_who_asked_to_be_rung() {
     };
     // What came while it was connected.
     edges();
-    sleeper.fabric.arm(false);
+    sleeper.fabric.arm(None);
     ringer.send(to_sleeper, b"unasked", 0).unwrap();
     assert_eq!(edges(), 0);
-    sleeper.fabric.arm(true);
+    sleeper.fabric.arm(Some(Sleeper::Progress));
     for imm in 0..3 {
         ringer.send(to_sleeper, b"asked", imm).unwrap();
         assert_eq!((edges(), edges()), (1, 0));

@@ -23,6 +23,8 @@ const SEGMENT: u8 = 2;
 const READY: u8 = 3;
 const DETACHED: u8 = 4;
 const REFUSED: u8 = 5;
+const WITHDRAWN: u8 = 6;
+const FORGOTTEN: u8 = 7;
 
 /// A client that speaks the protocol by hand.
 struct Client(OwnedFd);
@@ -53,9 +55,10 @@ impl Client {
         self.send(&packet(HELLO, b"\0hostile"), &fds);
     }
 
-    /// As one who sleeps on `bell`.
-    fn hello_with(&self, hello: &Hello, bell: BorrowedFd<'_>) {
-        let fds = [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), bell];
+    /// As one whose sleepers sleep on `bells`, the progress thread on the first.
+    fn hello_with(&self, hello: &Hello, [progress, caller]: [BorrowedFd<'_>; 2]) {
+        let fds =
+            [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), progress, caller];
         self.send(&packet(HELLO, b"\x01hostile"), &fds);
     }
 
@@ -110,7 +113,7 @@ fn segment(len: u64) -> Arc<Segment> {
 }
 
 fn packet(kind: u8, body: &[u8]) -> Vec<u8> {
-    let mut packet = vec![b'H', b'L', b's', b'm', 3, 0, kind, 0];
+    let mut packet = vec![b'H', b'L', b's', b'm', 5, 0, kind, 0];
     packet.extend(body);
     packet
 }
@@ -219,12 +222,15 @@ fn eventfd(flags: EventfdFlags) -> OwnedFd {
 #[test]
 fn a_doorbell_that_could_block_or_fill_something_is_refused() {
     let hello = Hello::good();
+    let good = eventfd(EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let refused = |bell: BorrowedFd<'_>| {
-        check(|client| {
-            client.hello_with(&hello, bell);
-            let answer = packet(REFUSED, b"the peer's doorbell is no eventfd that does not block");
-            assert_eq!(client.receive(), answer.len());
-        });
+        for bells in [[bell, good.as_fd()], [good.as_fd(), bell]] {
+            check(|client| {
+                client.hello_with(&hello, bells);
+                let answer = packet(REFUSED, b"the peer's doorbell is no eventfd that does not block");
+                assert_eq!(client.receive(), answer.len());
+            });
+        }
     };
     let blocking = eventfd(EventfdFlags::CLOEXEC);
     refused(blocking.as_fd());
@@ -244,7 +250,7 @@ fn check_rung(bell: Option<&OwnedFd>, spoil: impl FnOnce(&Arc<Segment>), words: 
     let mut victim = cluster.open("victim");
     let (client, hello) = (Client::dial(&cluster), Hello::good());
     match bell {
-        Some(bell) => client.hello_with(&hello, bell.as_fd()),
+        Some(bell) => client.hello_with(&hello, [bell.as_fd(); 2]),
         None => client.hello(&hello),
     }
     client.send(&packet(READY, b""), &[]);
@@ -293,6 +299,31 @@ fn segments_that_are_not_as_promised_are_refused() {
         client.segment(0, 4096, memory.fd().unwrap());
         client.segment(0, 4096, memory.fd().unwrap());
     });
+}
+
+#[test]
+fn keys_that_are_taken_back_twice_or_forgotten_unasked_cost_the_connection() {
+    let memory = segment(4096);
+    let withdraw = |client: &Client, key: u32| client.send(&packet(WITHDRAWN, &key.to_le_bytes()), &[]);
+    for keys in [&[0, 0][..], &[1], &[u32::MAX]] {
+        check(|client| {
+            client.send(&packet(WITHDRAWN, &[0; 4]), &[]);
+            keys.iter().for_each(|key| withdraw(client, *key));
+        });
+        check(|client| {
+            client.hello(&Hello::good());
+            // What it was never told takes its place, too.
+            keys.iter().for_each(|key| withdraw(client, *key));
+        });
+        check_connected(|client, _| {
+            client.segment(0, 4096, memory.fd().unwrap());
+            withdraw(client, 0);
+            keys.iter().for_each(|key| withdraw(client, key.saturating_add(1)));
+            withdraw(client, 0);
+        });
+    }
+    check_connected(|client, _| client.send(&packet(FORGOTTEN, &[0; 4]), &[]));
+    check_connected(|client, _| client.send(&packet(WITHDRAWN, &[0; 3]), &[]));
 }
 
 #[test]

@@ -3,8 +3,9 @@
 mod common;
 
 use common::{Cluster, connect, remote};
-use halite_fabric::{CutOff, Event, Operation, PostCause, WorkId, WorkRequest};
+use halite_fabric::{CutOff, Event, Lane, Operation, PostCause, Sleeper, WorkId, WorkRequest};
 use halite_providers::{OpenError, ShmFabric};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
 #[test]
 fn messages_arrive_in_order_through_many_wraps() {
@@ -125,7 +126,7 @@ fn many_threads_may_post_to_one_peer() {
                         signalled: false,
                         solicited: true,
                     };
-                    one.fabric.post(to_two, &[add]).unwrap();
+                    one.fabric.post(to_two, Lane::FIRST, &[add]).unwrap();
                 }
             });
         }
@@ -138,4 +139,82 @@ fn many_threads_may_post_to_one_peer() {
         }
     });
     assert_eq!(word.load_u64(0), Ok((THREADS * EACH).into()));
+}
+
+#[test]
+fn a_peer_that_sleeps_over_a_full_queue_is_woken_to_make_room() {
+    let cluster = Cluster::new();
+    let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
+    let (to_two, _) = connect(&mut one, &mut two, "two.sock");
+    let mut events = Vec::new();
+    while two.fabric.poll(&mut events) > 0 {}
+    two.fabric.arm(Some(Sleeper::Progress));
+    let asleep = two.fabric.doorbell();
+    let operation = Operation::Send { bytes: &[7; 100], imm: 1 };
+    let request = WorkRequest { id: WorkId(1), operation, signalled: false, solicited: false };
+    while one.fabric.post(to_two, Lane::FIRST, &[request]).is_ok() {}
+    assert_eq!(two.fabric.doorbell(), asleep, "nobody is woken for what nobody hurries with");
+    one.fabric.poll(&mut events);
+    let woken = two.fabric.doorbell();
+    assert_ne!(woken, asleep, "somebody waits for room");
+    // It may stand still: each ring of it costs us a system call, and those who reach others pay for that.
+    for _ in 0..100 {
+        one.fabric.poll(&mut events);
+    }
+    assert_eq!(two.fabric.doorbell(), woken, "it knows");
+}
+
+/// That it accepts nobody was told as a lack of memory that this process may lock.
+#[test]
+fn a_listener_that_accepts_nobody_is_no_lack_of_ours() {
+    let cluster = Cluster::new();
+    let mut one = cluster.open("one");
+    let new =
+        || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
+    let address = SocketAddrUnix::new(cluster.0.join("deaf.sock")).unwrap();
+    let deaf = new();
+    bind(&deaf, &address).unwrap();
+    listen(&deaf, 1).unwrap();
+    let waiting = || Some(new()).filter(|socket| rustix::net::connect(socket, &address).is_ok());
+    let waiting: Vec<_> = std::iter::from_fn(waiting).collect();
+    let failure = one.failure("deaf.sock", b"");
+    assert!(!failure.is_ours, "after {} that wait: {failure:?}", waiting.len());
+    assert!(failure.reason.contains("it accepts nobody"), "{failure:?}");
+}
+
+#[test]
+fn at_the_end_of_a_peer_what_was_not_posted_was_not_done_and_nothing_completes_behind_it() {
+    let cluster = Cluster::new();
+    for round in 0..300 {
+        let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
+        let (key, words) = two.register(4096);
+        let (to_two, to_one) = connect(&mut one, &mut two, "two.sock");
+        let fabric = one.fabric.clone();
+        let poster = std::thread::spawn(move || {
+            let operation = Operation::FetchAdd { remote: remote(key, 0), add: 1 };
+            let request = WorkRequest { id: WorkId(0), operation, signalled: true, solicited: false };
+            let mut posted = 0;
+            loop {
+                match fabric.post(to_two, Lane::FIRST, &[request]) {
+                    Ok(()) => posted += 1,
+                    Err(error) if error.cause == PostCause::QueueFull => std::thread::yield_now(),
+                    Err(error) => return (error.cause, posted),
+                }
+            }
+        });
+        // It is under way.
+        one.completion();
+        two.fabric.disconnect(to_one);
+        let mut events = Vec::new();
+        while !poster.is_finished() || !events.contains(&Event::Disconnected { peer: to_two }) {
+            one.fabric.poll(&mut events);
+        }
+        one.fabric.poll(&mut events);
+        let (cause, posted) = poster.join().unwrap();
+        assert_eq!(cause, PostCause::NotConnected);
+        assert_eq!(words.fetch_add_u64(0, 0).unwrap(), posted, "round {round}");
+        let end = events.iter().position(|event| matches!(event, Event::Disconnected { .. })).unwrap();
+        let late = events[end..].iter().find(|event| matches!(event, Event::Completed(_)));
+        assert_eq!(late, None, "round {round}");
+    }
 }

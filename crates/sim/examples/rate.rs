@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use halite_fabric::{CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, WorkId, WorkRequest};
+use halite_fabric::{
+    CompletionKind, Event, Fabric, Key, Lane, Local, Operation, PeerId, Sleeper, WorkId, WorkRequest,
+};
 use halite_mem::{PagePolicy, Segment};
 use halite_sim::{HostId, Profile, RunEnd, SimFabric, World};
 
@@ -58,7 +60,7 @@ fn open(world: &World, address: &str) -> (HostId, Arc<SimFabric>) {
     let fabric = world.fabric(host, address, Vec::new());
     let segment = Segment::create("rate", 4096, PagePolicy::Normal).expect("there is memory");
     fabric.register(segment).expect("the first key");
-    fabric.arm(true);
+    fabric.arm(Some(Sleeper::Progress));
     (host, fabric)
 }
 
@@ -66,7 +68,7 @@ fn notify(fabric: &SimFabric, peer: PeerId) {
     let remote = halite_fabric::RemoteAddress { key: Key(0), offset: 64 };
     let operation = Operation::WriteImm { local: Local::Inline(&[1; 64]), remote, imm: 7 };
     let request = WorkRequest { id: WorkId(0), operation, signalled: false, solicited: true };
-    fabric.post(peer, &[request]).expect("the window is small");
+    fabric.post(peer, Lane::FIRST, &[request]).expect("the window is small");
 }
 
 async fn connected(fabric: &SimFabric) -> PeerId {

@@ -6,9 +6,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use halite_fabric::{
-    Capabilities, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError, WorkRequest,
+    Capabilities, CutOff, Event, Fabric, Key, Lane, PeerId, PostError, RegisterError, WorkRequest,
 };
-use halite_mem::{Segment, Window};
+use halite_mem::{Segment, Sleeper, Window};
 
 use crate::hardware::Reach;
 use crate::shared::Shared;
@@ -19,10 +19,9 @@ use crate::world::HostId;
 /// It keeps to what [`Fabric`] promises, with these choices of its own.  A request that the target refuses fails by
 /// itself where processors copy, and those behind it are carried out; an adapter ends the connection of both, and what is
 /// behind it is flushed.  What names a segment of which an adapter's peer has not been told yet is held back, with all behind
-/// it, until it has been.  When a connection breaks, requests of which something may have been
-/// done say so, and only those that never left are flushed.  That a full queue has room again rings no doorbell, unless
-/// requests are signalled.  [`Fabric::wait`] returns at once, for time passes only
-/// while no task runs: tasks await [`SimFabric::rung`] instead.  Its doorbell begins unarmed.
+/// it in its lane, until it has been.  When a connection breaks, requests of which something may have been
+/// done say so, and only those that never left are flushed.  Room is told when a quarter of a full queue is free.
+/// [`Fabric::wait`] returns at once, for time passes only while no task runs: tasks await [`SimFabric::rung`] instead.  Its doorbell begins unarmed.
 pub struct SimFabric {
     shared: Arc<Shared>,
     endpoint: u32,
@@ -75,6 +74,7 @@ impl Fabric for SimFabric {
                 provider: "sim",
                 direct: reach == Reach::Within,
                 atomics: profile.atomics.into(),
+                lanes: profile.lanes,
                 send_bytes_max: profile.send_bytes_max,
                 inline_bytes_max: profile.inline_bytes_max,
             }
@@ -85,12 +85,16 @@ impl Fabric for SimFabric {
         self.shared.with(|net| net.register(self.endpoint, segment))
     }
 
+    fn deregister(&self, key: Key) {
+        self.shared.with(|net| net.deregister(self.endpoint, key));
+    }
+
     fn connect(&self, address: &str, hello: &[u8]) {
         self.shared.with(|net| net.connect(self.endpoint, address, hello));
     }
 
-    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
-        self.shared.with(|net| net.post(self.endpoint, peer, requests))
+    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        self.shared.with(|net| net.post(self.endpoint, peer, lane, requests))
     }
 
     fn poll(&self, events: &mut Vec<Event>) -> usize {
@@ -109,11 +113,20 @@ impl Fabric for SimFabric {
         self.shared.with(|net| net.disconnect(self.endpoint, peer));
     }
 
-    fn arm(&self, armed: bool) {
-        self.shared.with(|net| net.arm(self.endpoint, armed));
+    fn arm(&self, sleeper: Option<Sleeper>) {
+        self.shared.with(|net| net.arm(self.endpoint, sleeper.is_some()));
     }
 
-    fn wait(&self, _: u32, _: Option<Duration>) {}
+    fn wait(&self, _: Sleeper, _: u32, _: Option<Duration>) {}
+
+    /// Of processes that acknowledge themselves; an adapter goes on while its process stands still.
+    fn heard(&self, peer: PeerId) -> Option<Duration> {
+        self.shared.with(|net| net.heard_ns(self.endpoint, peer)).map(Duration::from_nanos)
+    }
+
+    fn round_trip(&self, peer: PeerId) -> Option<Duration> {
+        self.shared.with(|net| net.round_trip_ns(self.endpoint, peer)).map(Duration::from_nanos)
+    }
 
     fn doorbell(&self) -> u32 {
         self.shared.with(|net| net.doorbell(self.endpoint))

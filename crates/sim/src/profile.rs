@@ -23,6 +23,8 @@ pub struct Profile {
     pub atomic_ns: u64,
     /// Who carries it out there.
     pub atomics: AtomicsBy,
+    /// Who acknowledges what arrives.
+    pub acknowledged: AcknowledgedBy,
     /// The latency of links, unless [`crate::World::set_link`] says otherwise.
     pub wire_ns: u64,
     /// Their bandwidth, unless that says otherwise.
@@ -43,7 +45,9 @@ pub struct Profile {
     pub retries_max: u32,
     /// How long a message waits that finds no receive posted.
     pub rnr_ns: u64,
-    /// Requests to one peer that may be outstanding.
+    /// How many orders of requests there are between two peers: each has a queue pair of its own at either end.
+    pub lanes: usize,
+    /// Requests to one peer that may be outstanding in one of them.
     pub queue_depth: usize,
     /// Messages and immediates of one peer that may wait to be polled.
     pub receive_depth: usize,
@@ -73,6 +77,16 @@ pub enum AtomicsBy {
     Processor,
     /// The adapter of the target, which reads the word and writes it `atomic_ns` later, whatever else has changed it meanwhile.
     Adapter,
+}
+
+/// Who acknowledges requests, and answers them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AcknowledgedBy {
+    /// An adapter, whatever becomes of the process whose memory it is; or, where processors copy, nobody.
+    Adapter,
+    /// The process itself, in software: nothing is sent, landed or answered while it stands still.
+    Process,
 }
 
 impl From<AtomicsBy> for Atomics {
@@ -123,6 +137,9 @@ pub enum ProfileError {
     /// Where processors copy, there is no adapter to carry atomics out.
     #[error("cannot use a hardware profile: atomics by \"adapter\" need a cut_off by \"target\"")]
     NoAdapter,
+    /// Where processors copy, nobody acknowledges.
+    #[error("cannot use a hardware profile: acknowledged by \"process\" needs a cut_off by \"target\"")]
+    NobodyAcknowledges,
     /// None of the tree has that name.
     #[error("there is no hardware profile {name:?}; known are {}", Profile::NAMES.join(", "))]
     Unknown {
@@ -133,7 +150,7 @@ pub enum ProfileError {
 
 impl Profile {
     /// Names of the profiles in the tree.
-    pub const NAMES: [&str; 4] = ["local", "local-torn", "rnic-100g", "rnic-100g-hca"];
+    pub const NAMES: [&str; 5] = ["local", "local-torn", "rnic-100g", "rnic-100g-hca", "rnic-100g-soft"];
 
     /// Reads a profile.
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
@@ -149,6 +166,7 @@ impl Profile {
             "local-torn" => Ok(Profile::local_torn()),
             "rnic-100g" => Ok(Profile::rnic_100g()),
             "rnic-100g-hca" => Ok(Profile::rnic_100g_hca()),
+            "rnic-100g-soft" => Ok(Profile::rnic_100g_soft()),
             _ => Err(ProfileError::Unknown { name: name.to_owned() }),
         }
     }
@@ -173,6 +191,11 @@ impl Profile {
         Profile { atomics: AtomicsBy::Adapter, ..Profile::rnic_100g() }
     }
 
+    /// The same in software, as far as that can be seen from outside: processes acknowledge, and there is one lane for all.
+    pub fn rnic_100g_soft() -> Profile {
+        Profile { acknowledged: AcknowledgedBy::Process, lanes: 1, ..Profile::rnic_100g() }
+    }
+
     /// Whether all values make sense.
     pub fn check(&self) -> Result<(), ProfileError> {
         let positive = [
@@ -180,6 +203,7 @@ impl Profile {
             ("mtu_bytes", self.mtu_bytes),
             ("retransmit_ns", self.retransmit_ns),
             ("rnr_ns", self.rnr_ns),
+            ("lanes", self.lanes as u64),
             ("queue_depth", self.queue_depth as u64),
             ("receive_depth", self.receive_depth as u64),
             ("keys_max", self.keys_max as u64),
@@ -190,8 +214,15 @@ impl Profile {
                 return Err(ProfileError::Value { field, value, wanted: "at least 1" });
             }
         }
+        if self.acknowledged == AcknowledgedBy::Process && !self.is_adapter() {
+            return Err(ProfileError::NobodyAcknowledges);
+        }
         if self.atomics == AtomicsBy::Adapter && !self.is_adapter() {
             return Err(ProfileError::NoAdapter);
+        }
+        if self.lanes > 1 && !self.is_adapter() {
+            let (field, value) = ("lanes", self.lanes as u64);
+            return Err(ProfileError::Value { field, value, wanted: "1 where processors copy" });
         }
         if !self.mtu_bytes.is_multiple_of(8) {
             let (field, value) = ("mtu_bytes", self.mtu_bytes);
@@ -207,6 +238,11 @@ impl Profile {
     /// Whether adapters carry everything out, and not the processors of those who ask for it.
     pub fn is_adapter(&self) -> bool {
         self.cut_off == CutOffBy::Target
+    }
+
+    /// Whether what has been posted goes on while the processes at both ends stand still.
+    pub(crate) fn goes_on_by_itself(&self) -> bool {
+        self.is_adapter() && self.acknowledged == AcknowledgedBy::Adapter
     }
 
     /// How often a lost packet is sent again, and after how long.
@@ -241,5 +277,10 @@ mod tests {
         assert!(error(&local.replace("mtu_bytes = ", "mtu_bytes = 12 # ")).contains("mtu_bytes is 12"));
         assert!(error("post_ns = \"soon\"").contains("post_ns"));
         assert!(error(&local.replace("\"processor\"", "\"adapter\"")).contains("cut_off"));
+        assert!(
+            error(&local.replace("acknowledged = \"adapter\"", "acknowledged = \"process\""))
+                .contains("cut_off")
+        );
+        assert!(error(&local.replace("lanes = 1", "lanes = 2")).contains("lanes is 2"));
     }
 }

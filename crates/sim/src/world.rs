@@ -343,7 +343,8 @@ impl World {
         }
     }
 
-    /// Polls what is ready, and then, unless `is_enough`, lets the next event happen: for those who wait outside of all tasks.
+    /// Polls what is ready, and then, unless `is_enough`, lets the next events happen, up to one that rings a doorbell or
+    /// wakes a task: for those who wait outside of all tasks.
     /// An error if nothing can happen any more.
     pub fn advance_unless(&self, is_enough: impl Fn() -> bool) -> Result<(), RunEnd> {
         if let Some(task) = self.poll_ready() {

@@ -2,9 +2,13 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Pair, pair, pass, remote};
-use halite_fabric::{Fabric, Local, Operation, PeerId, RemoteAddress, Status, WorkId, WorkRequest};
-use halite_sim::Profile;
+use halite_fabric::{
+    Fabric, Lane, Local, Operation, PeerId, RemoteAddress, Sleeper, Status, WorkId, WorkRequest,
+};
+use halite_sim::{Link, Profile};
 
 /// Nothing costs anything but what a story sets.
 fn free() -> Profile {
@@ -98,9 +102,9 @@ fn each_step_adds_its_cost() {
 
 #[test]
 fn polling_is_cheaper_than_an_interrupt() {
-    let polled_ns = |armed| {
+    let polled_ns = |armed: bool| {
         let pair = pair(1, Profile { poll_ns: 30, interrupt_ns: 4000, ..free() });
-        pair.one.fabric.arm(armed);
+        pair.one.fabric.arm(armed.then_some(Sleeper::Progress));
         pair.one.post(1, small_write(&pair));
         let begin_ns = pair.world.now_ns();
         while pair.one.ended().is_empty() {
@@ -130,7 +134,11 @@ fn connections_of_one_link_queue_for_it() {
     let request = |peer: PeerId, id| {
         let operation = Operation::Write { local: one.source(10_000), remote: remote(two.key, 0) };
         one.fabric
-            .post(peer, &[WorkRequest { id: WorkId(id), operation, signalled: true, solicited: true }])
+            .post(
+                peer,
+                Lane::FIRST,
+                &[WorkRequest { id: WorkId(id), operation, signalled: true, solicited: true }],
+            )
             .unwrap();
     };
     request(one.peer, 1);
@@ -174,11 +182,63 @@ fn a_source_is_read_when_its_packet_leaves_and_an_inline_one_when_it_is_posted()
 #[test]
 fn the_profile_of_an_adapter_is_of_the_right_magnitude() {
     let idle = takes_ns(Profile::rnic_100g(), |pair| {
-        pair.one.fabric.arm(false);
+        pair.one.fabric.arm(None);
         small_write(pair)
     });
     assert!((1_500..2_500).contains(&idle), "{idle}");
     let long = takes_ns(Profile::rnic_100g(), write(1 << 20));
     let bytes_per_us = (1_000 << 20) / long;
     assert!((10_000..12_500).contains(&bytes_per_us), "{bytes_per_us}");
+}
+
+#[test]
+fn a_round_trip_is_what_acknowledgements_take_and_follows_the_link() {
+    let pair = pair(1, Profile::rnic_100g());
+    let Pair { world, one, two } = &pair;
+    let round_trip = || one.fabric.round_trip(one.peer);
+    assert_eq!(round_trip(), None, "nothing was sent yet");
+    let exchange = |count| {
+        for _ in 0..count {
+            one.post(1, small_write(&pair));
+            pass(world, 100_000);
+            one.ended();
+        }
+    };
+    exchange(1);
+    // There and back, into memory, and the completion behind it.
+    let near = round_trip().expect("one was measured");
+    assert!((1000..2000).contains(&near.as_nanos()), "{near:?}");
+    pair.there(|link| Link { latency_ns: link.latency_ns + 10_000, ..link });
+    exchange(1);
+    let between = round_trip().expect("two were measured");
+    assert!(between > near && between < near + Duration::from_nanos(2000), "{between:?}: it is smoothed");
+    exchange(60);
+    let far = round_trip().expect("many were measured");
+    assert!(far > near + Duration::from_nanos(9900), "{far:?}");
+    assert_eq!(two.fabric.round_trip(PeerId(77)), None);
+    assert_eq!(one.fabric.heard(one.peer), None, "an adapter acknowledges, whatever its process does");
+}
+
+#[test]
+fn a_process_that_acknowledges_was_heard_when_its_last_acknowledgement_came() {
+    let pair = pair(1, Profile::rnic_100g_soft());
+    let Pair { world, one, two } = &pair;
+    let heard_us = |side: &common::Side| side.fabric.heard(side.peer).expect("it is connected").as_micros();
+    pass(world, 1_000_000);
+    assert!(heard_us(one) >= 1000 && heard_us(two) >= 1000);
+    one.post(1, small_write(&pair));
+    pass(world, 500_000);
+    assert!((490..500).contains(&heard_us(one)) && (490..500).contains(&heard_us(two)));
+    // Quietly, so that nobody is told.
+    let quiet = WorkRequest { signalled: false, ..common::request(2, small_write(&pair)) };
+    one.fabric.post(one.peer, Lane::FIRST, &[quiet]).unwrap();
+    pass(world, 100_000);
+    assert!((90..100).contains(&heard_us(one)));
+    world.pause(two.host);
+    one.post(3, small_write(&pair));
+    pass(world, 1_000_000);
+    assert!(heard_us(one) >= 1090, "it stands still");
+    world.resume(two.host);
+    pass(world, 10_000);
+    assert!(heard_us(one) < 10);
 }

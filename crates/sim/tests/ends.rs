@@ -3,7 +3,7 @@
 mod common;
 
 use common::{LONG_NS, Pair, pair, pass, remote};
-use halite_fabric::{CutOff, Event, Fabric, Operation, PostCause, Status};
+use halite_fabric::{CutOff, Event, Fabric, Lane, Operation, PostCause, Status};
 use halite_mem::{PagePolicy, Segment};
 use halite_sim::{Fence, Link, Profile};
 
@@ -119,7 +119,11 @@ fn a_host_that_has_restarted_is_a_new_peer_and_hears_nothing_meant_for_the_old()
         panic!("{events:?}");
     };
     one.fabric
-        .post(*peer, &[common::request(2, Operation::FetchAdd { remote: remote(key, 0), add: 1 })])
+        .post(
+            *peer,
+            Lane::FIRST,
+            &[common::request(2, Operation::FetchAdd { remote: remote(key, 0), add: 1 })],
+        )
         .unwrap();
     pass(world, LONG_NS);
     assert_eq!((one.ended(), memory.load_u64(0)), (vec![(2, Status::Success)], Ok(1)));
@@ -133,7 +137,7 @@ fn disconnecting_fails_what_is_outstanding_and_tells_both() {
         pair.one.post(2, Operation::Send { bytes: b"behind it", imm: 0 });
         pass(&pair.world, 40_000);
         pair.one.fabric.disconnect(pair.one.peer);
-        let refused = pair.one.fabric.post(pair.one.peer, &[]).unwrap_err();
+        let refused = pair.one.fabric.post(pair.one.peer, Lane::FIRST, &[]).unwrap_err();
         assert_eq!(refused.cause, PostCause::NotConnected);
         pass(&pair.world, LONG_NS);
         assert_eq!(pair.one.ended(), [(1, Status::PeerGone), (2, Status::Flushed)]);

@@ -5,7 +5,9 @@ mod common;
 use common::{LONG_NS, Pair, pair, pass, remote, request};
 use halite_fabric::kind::OperationKind;
 use halite_fabric::trace::Tracer;
-use halite_fabric::{CompletionKind, Event, Fabric, Key, Local, Operation, PostCause, Status};
+use halite_fabric::{
+    Class, CompletionKind, Event, Fabric, Key, Lane, Local, Operation, PostCause, Sleeper, Status,
+};
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_sim::{Link, Profile, World};
 
@@ -47,7 +49,10 @@ fn atomics_of_an_adapter_are_in_one_piece_among_themselves_and_keep_their_place(
     let (far, peer) = (remote(two.key, 16), three.connected());
     for id in 0..20 {
         one.post(id, Operation::FetchAdd { remote: far, add: 1 });
-        three.fabric.post(peer, &[common::request(id, Operation::FetchAdd { remote: far, add: 1 })]).unwrap();
+        three
+            .fabric
+            .post(peer, Lane::FIRST, &[common::request(id, Operation::FetchAdd { remote: far, add: 1 })])
+            .unwrap();
     }
     // Behind all of one connection's, whatever the other has under way.
     one.post(20, Operation::Write { local: Local::Inline(&[1]), remote: remote(two.key, 0) });
@@ -90,7 +95,7 @@ fn what_an_adapter_refuses_ends_the_connection_for_both() {
                 let ends = [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }];
                 assert_eq!(side.events(), ends, "{wrongly}");
                 let again = [request(9, Operation::Send { bytes: b"", imm: 0 })];
-                let error = side.fabric.post(peer, &again).unwrap_err();
+                let error = side.fabric.post(peer, Lane::FIRST, &again).unwrap_err();
                 assert_eq!(error.cause, PostCause::NotConnected);
             }
             assert_eq!(two.bytes(0, 9001), [vec![7; 9000], vec![0]].concat(), "what came before is done");
@@ -148,6 +153,46 @@ fn what_mentions_a_key_that_is_not_known_yet_waits_for_it_and_all_behind_it() {
 }
 
 #[test]
+fn who_waits_for_a_key_holds_up_nobody_in_another_lane() {
+    let pair = pair(1, Profile::rnic_100g());
+    pair.back(Link::down);
+    let Pair { world, one, two } = &pair;
+    let (key, _) = another_key(two);
+    one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) });
+    let other = Lane { number: 1, class: Class::Bulk };
+    let send = common::request(2, Operation::Send { bytes: b"beside", imm: 0 });
+    one.fabric.post(one.peer, other, &[send]).unwrap();
+    pass(world, 10_000);
+    assert_eq!(two.poll().len(), 1, "the message is there");
+    pair.back(|link| Link { up: true, ..link });
+    pass(world, LONG_NS);
+    assert_eq!(one.ended(), [(2, Status::Success), (1, Status::Success)]);
+}
+
+/// An answer to one lane's question is older than what another lane asks about.
+#[test]
+fn two_lanes_that_wait_for_keys_each_get_an_answer_of_their_own() {
+    let pair = pair(1, Profile { interrupt_ns: 50_000, ..Profile::rnic_100g() });
+    let Pair { world, one, two } = &pair;
+    let key_told_in_vain = || {
+        pair.back(Link::down);
+        let (key, _) = another_key(two);
+        pair.back(|link| Link { up: true, ..link });
+        remote(key, 0)
+    };
+    let write = |remote| Operation::Write { local: Local::Inline(b"salt"), remote };
+    one.post(1, write(key_told_in_vain()));
+    pass(world, 60_000);
+    // The answer is under way.
+    let other = Lane { number: 1, class: Class::Bulk };
+    one.fabric.post(one.peer, other, &[common::request(2, write(key_told_in_vain()))]).unwrap();
+    pass(world, 30_000);
+    assert_eq!(one.ended(), [], "neither has left");
+    pass(world, LONG_NS);
+    assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
+}
+
+#[test]
 fn memory_that_is_registered_while_a_connection_comes_about_is_told_as_well() {
     let world = World::new(1, Profile::rnic_100g());
     let (mut one, mut two) = (common::open(&world, "one"), common::open(&world, "two"));
@@ -188,11 +233,11 @@ fn who_waits_for_a_key_of_a_peer_that_does_not_answer_ends_with_the_connection()
 fn a_full_queue_refuses_until_it_has_made_progress() {
     let Pair { world, one, two } = pair(1, Profile { queue_depth: 3, ..Profile::rnic_100g() });
     let list = [common::request(1, Operation::Send { bytes: b"one of many", imm: 0 }); 5];
-    let error = one.fabric.post(one.peer, &list).unwrap_err();
+    let error = one.fabric.post(one.peer, Lane::FIRST, &list).unwrap_err();
     assert_eq!((error.posted, error.cause), (3, PostCause::QueueFull));
     pass(&world, LONG_NS);
     assert_eq!(two.poll().len(), 3);
-    one.fabric.post(one.peer, &list[..3]).unwrap();
+    one.fabric.post(one.peer, Lane::FIRST, &list[..3]).unwrap();
 }
 
 #[test]
@@ -204,7 +249,11 @@ fn a_receiver_that_does_not_poll_pushes_back_and_loses_nothing() {
     }
     pass(&world, LONG_NS);
     assert_eq!(one.ended().len(), 2);
-    let full = one.fabric.post(one.peer, &[common::request(1, Operation::Send { bytes: b"", imm: 9 }); 3]);
+    let full = one.fabric.post(
+        one.peer,
+        Lane::FIRST,
+        &[common::request(1, Operation::Send { bytes: b"", imm: 9 }); 3],
+    );
     assert_eq!(full.unwrap_err().posted, 2);
     assert!(world.counters().receiver_not_ready > 0);
     let mut heard = Vec::new();
@@ -220,7 +269,7 @@ fn a_receiver_that_does_not_poll_pushes_back_and_loses_nothing() {
 #[test]
 fn a_doorbell_wakes_whoever_awaits_it() {
     each(|Pair { world, one, two }| {
-        two.fabric.arm(true);
+        two.fabric.arm(Some(Sleeper::Progress));
         let seen = two.fabric.doorbell();
         let fabric = two.fabric.clone();
         world.spawn(None, "keeper", async move {
@@ -249,11 +298,49 @@ fn the_tracer_wraps_it_and_tells_virtual_time() {
     let ours = clock.clone();
     let tracer = Tracer::new(one.fabric.clone(), 10).with_clock(move || ours.now_ns() - begin_ns);
     let write = Operation::Write { local: Local::Inline(b"traced"), remote: remote(two.key, 0) };
-    tracer.post(one.peer, &[common::request(1, write)]).unwrap();
+    tracer.post(one.peer, Lane::FIRST, &[common::request(1, write)]).unwrap();
     pass(&world, 50_000);
     assert_eq!(tracer.poll(&mut Vec::new()), 1);
     assert_eq!(tracer.counters().of(OperationKind::Write).bytes, 6);
     let told = tracer.dump();
     assert_eq!(told.lines().count(), 2, "{told}");
     assert_eq!(clock.now_ns() - begin_ns, 50_000);
+}
+
+/// What is on the wire to it lands nowhere, and what is read out of it breaks off.
+#[test]
+fn a_key_that_is_taken_back_ends_what_is_under_way_to_its_memory() {
+    let long = |pair: &Pair, is_read| {
+        let (local, remote) = (pair.one.source(1 << 20), remote(pair.two.key, 0));
+        if is_read { Operation::Read { local, remote } } else { Operation::Write { local, remote } }
+    };
+    for (profile, is_adapter) in [(Profile::rnic_100g(), true), (Profile::local(), false)] {
+        for is_read in [false, true] {
+            let pair = pair(1, profile.clone());
+            let Pair { world, one, two } = &pair;
+            one.memory.fill(0, 1 << 20, 7).unwrap();
+            one.post(1, long(&pair, is_read));
+            pass(world, 40_000);
+            two.fabric.deregister(two.key);
+            let half = two.bytes(0, 1 << 20);
+            assert!(is_read || half.contains(&7) && half.contains(&0), "it was half way");
+            pass(world, LONG_NS);
+            assert_eq!(one.ended(), [(1, Status::RemoteAccess)], "{is_adapter} {is_read}");
+            assert!(two.bytes(0, 1 << 20) == half, "nothing lands any more");
+            assert!(two.events().contains(&Event::Deregistered { key: two.key }));
+            assert_eq!(one.events().is_empty(), !is_adapter, "an adapter ends the connection");
+        }
+    }
+}
+
+#[test]
+fn an_adapters_atomic_on_a_word_that_is_taken_back_meanwhile_is_not_made() {
+    let pair = pair(1, Profile { atomic_ns: 50_000, ..Profile::rnic_100g_hca() });
+    let Pair { world, one, two } = &pair;
+    one.post(1, Operation::FetchAdd { remote: remote(two.key, 0), add: 1 });
+    pass(world, 20_000);
+    two.fabric.deregister(two.key);
+    pass(world, LONG_NS);
+    assert_eq!(one.ended(), [(1, Status::RemoteAccess)]);
+    assert_eq!(two.memory.load_u64(0), Ok(0));
 }

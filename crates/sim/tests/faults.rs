@@ -124,7 +124,7 @@ fn requests_to_a_peer_that_cannot_be_reached_fail_and_those_behind_are_flushed()
         one.events(),
         [Event::Disconnected { peer: one.peer }, Event::CutOff { peer: one.peer, exited: false }]
     );
-    let refused = one.fabric.post(one.peer, &[]).unwrap_err();
+    let refused = one.fabric.post(one.peer, halite_fabric::Lane::FIRST, &[]).unwrap_err();
     assert_eq!(refused.cause, PostCause::NotConnected);
     assert_eq!(two.events(), [], "no word gets through");
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{LONG_NS, Side, open, open_on, pass, remote};
-use halite_fabric::{Capabilities, Event, Fabric, Local, Operation, Status};
+use halite_fabric::{Capabilities, Event, Fabric, Lane, Local, Operation, Status};
 use halite_sim::{Profile, World};
 
 /// Processes `a` and `b` of one host, and `c` of another; `a` has connected to both.
@@ -49,7 +49,7 @@ fn each_peer_is_reached_as_what_stands_in_between_allows() {
     let took_ns = [a.peer, to_c].map(|peer| {
         let began_ns = world.now_ns();
         let operation = Operation::Write { local: Local::Inline(b"pepper"), remote: remote(b.key, 8) };
-        a.fabric.post(peer, &[common::request(1, operation)]).unwrap();
+        a.fabric.post(peer, Lane::FIRST, &[common::request(1, operation)]).unwrap();
         while a.ended().is_empty() {
             pass(&world, 10);
         }

@@ -5,7 +5,7 @@ use halite_mem::{SlotError, Window};
 
 use crate::access::{Blocked, Side, SlotRef, Spot, Step};
 use crate::ids::{NodeId, NodeLife, RegionId};
-use crate::message::{LostName, NodeStatus, Order, Refusal, RegionInfo};
+use crate::message::{LostName, NodeStatus, Order, Reach, Refusal, RegionInfo};
 use crate::names::Service;
 use crate::news::News;
 use crate::permissions::Permissions;
@@ -156,6 +156,15 @@ pub enum Command {
     ForgetName(String),
     /// Forget a node that does not live, and what was lost with it.
     ForgetNode(NodeId),
+    /// Ask the directory for a number that no node has had.
+    TakeNumber,
+    /// Ask the owner of memory whether a node may still touch that.
+    Reach {
+        /// Which node.
+        node: NodeId,
+        /// Whose memory.
+        owner: NodeId,
+    },
 }
 
 /// What has become of a lock that is given up.
@@ -200,6 +209,10 @@ pub enum Outcome {
     List(Vec<RegionInfo>),
     /// Nodes, in order.
     Status(Vec<NodeStatus>),
+    /// A number for a node.
+    Number(NodeId),
+    /// Whether a node may still touch the memory of another.
+    Reach(Reach),
     /// Lost names, in order.
     Lost(Vec<LostName>),
     /// A part of a memory operation is done.
@@ -294,10 +307,33 @@ pub enum Effect {
         /// What.
         text: String,
     },
+    /// A peer is one of the cluster from now on.  Before all else that concerns it.
+    PeerUp {
+        /// Which connection.
+        peer: PeerId,
+        /// Who it is.
+        life: NodeLife,
+    },
+    /// A peer that was up is down, once all that it said has been heard or it was given up: nothing is said to it, or heeded of
+    /// it, from now on.  It may still reach our memory.
+    PeerDown(PeerId),
     /// Cut the peer off; `handle_cut_off` when it is so, `handle_kill` if its process is killed for it.
     CutOff(PeerId),
+    /// A peer that was down reaches nothing of ours any more.
+    PeerCutOff(PeerId),
+    /// Write down, before anything else is done, that all numbers of nodes below this one are taken: see
+    /// [`restore_numbers`](crate::engine::Engine::restore_numbers).
+    NumbersTaken {
+        /// The first that may be given out.
+        next: u32,
+    },
     /// Drop the connection.
     Disconnect(PeerId),
+    /// Connect to who is there; `handle_connected`, or `handle_dial_failed`.
+    Dial {
+        /// Where.
+        address: String,
+    },
     /// Register a new segment of this length; `handle_grown` with the result.
     Grow {
         /// In bytes.

@@ -9,12 +9,16 @@
 //! Requests to this node itself take the same path as those to others, through a queue inside.
 
 mod barriers;
+mod evidence;
 mod explain;
 mod home;
 mod locks;
+mod meeting;
 mod membership;
 mod memory;
 mod moving;
+mod numbers;
+mod pairing;
 mod populating;
 mod user;
 mod waits;
@@ -27,16 +31,15 @@ use halite_fabric::{Key, PeerId};
 use halite_mem::{Elapsed, Window};
 
 use crate::access::{DataPath, Place};
-use crate::directory::Directory;
+use crate::directory::{Directory, Embedded};
 use crate::effect::{CopyFailure, Effect, OpId, Quiesce, Token};
+use crate::hello::Hello;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::layout::{Extent, Extents};
 use crate::link;
 use crate::mapper::{BadChange, Locate, Mapper, Reach, place_at};
-use crate::members::{Members, Parting};
-use crate::message::{
-    self, Hello, LossCause, Message, NodeState, Notice, PROTOCOL_VERSION, Refusal, Reply, Request,
-};
+use crate::members::Members;
+use crate::message::{self, Message, Notice, Refusal, Reply, Request};
 use crate::news::News;
 use crate::permissions::AccessList;
 use crate::region::Region;
@@ -60,8 +63,19 @@ pub struct EngineConfig {
     pub bytes_total: u64,
     /// By how many bytes the arena grows.
     pub segment_bytes: u64,
+    /// The time of day, in ns since 1970, when the clock that tells us the time was at 0.
+    pub epoch_ns: u64,
+    /// Where others dial us; empty if they cannot.
+    pub address: String,
     /// Names of the fabric's providers, for people to see.
     pub provider: String,
+}
+
+impl EngineConfig {
+    fn hello(&self) -> Hello {
+        let address = self.address.clone();
+        Hello { life: self.life, pid: self.pid, bytes_total: self.bytes_total, address }
+    }
 }
 
 /// A connection that has come about.
@@ -82,6 +96,14 @@ pub struct Asker {
     pub life: NodeLife,
     /// Its number for the request.
     pub id: RequestId,
+}
+
+/// What we asked of another node, or of ourselves.
+#[derive(Debug)]
+struct Asked {
+    of: NodeId,
+    purpose: Purpose,
+    at_ns: u64,
 }
 
 /// Why we asked something.
@@ -107,6 +129,10 @@ enum Purpose {
     CopyChunk(RegionId),
     /// To hand a region to its next home.
     Adopt(RegionId),
+    /// To have an owner of chunks keep a mapper from regions of ours.
+    Relay(NodeLife, NodeLife),
+    /// To have a mapper let go of a home's regions, for that home.
+    Retire(Asker, NodeLife),
     /// To have everybody drop the regions of a dead home.
     Sweep(NodeLife),
     /// To have a part of a memory operation done by the node.
@@ -121,9 +147,11 @@ pub struct Engine {
     now_ns: u64,
     reach: Arc<dyn Reach>,
     members: Members,
-    directory: Directory,
-    /// Questions to the directory that wait until it is rebuilt.
-    parked: Vec<(Asker, Request)>,
+    meeting: meeting::Meeting,
+    pairings: pairing::Pairings,
+    numbers: numbers::Numbers,
+    evidence: evidence::Evidence,
+    directory: Box<dyn Directory>,
     homes: BTreeMap<RegionId, Box<Region>>,
     /// Where regions have moved that were homed here.
     moved: BTreeMap<RegionId, NodeId>,
@@ -150,24 +178,41 @@ pub struct Engine {
     waits: waits::Waits,
     watching: watching::Watching,
     commands: user::Commands,
-    asked: BTreeMap<RequestId, (NodeId, Purpose)>,
+    asked: BTreeMap<RequestId, Asked>,
     loopback: VecDeque<Message>,
     effects: VecDeque<Effect>,
     last_access: Option<Arc<AccessList>>,
     counter: u64,
     heartbeat_ns: u64,
+    /// As in the configuration, but by the clock of the cluster that is ahead of all others, as far as we have heard of it.
+    epoch_ns: u64,
     leaving: bool,
     /// Whether people have been told that memory is kept back.
     told_of_quarantine: bool,
 }
 
 impl Engine {
-    /// A node that has met nobody yet.
+    /// A node that has met nobody yet, and takes part in the directory that nodes keep by themselves.
     pub fn new(config: EngineConfig, path: Arc<DataPath>, reach: Arc<dyn Reach>, now_ns: u64) -> Engine {
+        let directory = Box::new(Embedded::new(config.life.node));
+        Engine::with_directory(config, path, reach, directory, now_ns)
+    }
+
+    /// The same with another directory.
+    pub fn with_directory(
+        config: EngineConfig,
+        path: Arc<DataPath>,
+        reach: Arc<dyn Reach>,
+        directory: Box<dyn Directory>,
+        now_ns: u64,
+    ) -> Engine {
         let mut engine = Engine {
             members: Members::default(),
-            directory: Directory::default(),
-            parked: Vec::new(),
+            meeting: meeting::Meeting::default(),
+            pairings: pairing::Pairings::default(),
+            numbers: numbers::Numbers::default(),
+            evidence: evidence::Evidence::default(),
+            directory,
             homes: BTreeMap::new(),
             moved: BTreeMap::new(),
             making: BTreeMap::new(),
@@ -193,29 +238,21 @@ impl Engine {
             last_access: None,
             counter: 0,
             heartbeat_ns: now_ns,
+            epoch_ns: config.epoch_ns,
             leaving: false,
             told_of_quarantine: false,
             now_ns,
             reach,
             config,
         };
-        let hello = engine.own_hello();
+        let hello = engine.config.hello();
         engine.members.insert_self(&hello);
         engine
     }
 
     /// What we say of ourselves when we connect.
     pub fn hello(&self) -> Vec<u8> {
-        message::encode_hello(&self.own_hello())
-    }
-
-    fn own_hello(&self) -> Hello {
-        Hello {
-            version: PROTOCOL_VERSION,
-            life: self.config.life,
-            pid: self.config.pid,
-            bytes_total: self.config.bytes_total,
-        }
+        self.config.hello().encode()
     }
 
     /// What the driver is to do next.
@@ -225,8 +262,12 @@ impl Engine {
 
     /// A message of a peer arrived, or a part of one.
     pub fn handle_message(&mut self, now_ns: u64, peer: PeerId, frame: &[u8]) {
+        self.handle_heard(now_ns, peer);
         self.now_ns = now_ns;
-        let Some(from) = self.members.peer_mut(peer) else { return };
+        let Some(from) = self.members.peer_mut(peer) else {
+            self.handle_early_frame(peer, frame);
+            return self.settle();
+        };
         from.heard_ns = now_ns;
         let life = from.life;
         let Ok(whole) = from.assembler.handle_frame(frame) else { return self.reject(peer) };
@@ -242,8 +283,7 @@ impl Engine {
     fn reject(&mut self, peer: PeerId) {
         self.tell_of(peer, News::Nonsense);
         self.effects.push_back(Effect::Disconnect(peer));
-        self.effects.push_back(Effect::CutOff(peer));
-        self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, self.now_ns));
+        self.give_up(peer, self.now_ns);
         self.settle();
     }
 
@@ -271,7 +311,8 @@ impl Engine {
             | Request::ListNames { .. }
             | Request::ListLost { .. }
             | Request::ForgetName { .. }
-            | Request::ForgetNode { .. } => self.ask_directory(asker, request),
+            | Request::ForgetNode { .. } => self.serve_directory(asker, request),
+            Request::TakeNumber => self.serve_number(asker),
             Request::ListMembers => {
                 let members = self.members.described(self.now_ns).collect();
                 self.answer(asker, Ok(Reply::Members { members }))
@@ -293,6 +334,7 @@ impl Engine {
                 Err(BadChange) => self.answer(asker, Err(Refusal::Malformed)),
             },
             Request::Lock { region, principal, session, wait, base_ns } => {
+                self.note_time(base_ns);
                 let waiter = locks::Waiter::new(asker, session, base_ns);
                 self.serve_lock(waiter, region, &principal, wait)
             }
@@ -306,7 +348,13 @@ impl Engine {
                 self.serve_watching(asker, request)
             }
             Request::DropHome { home } => self.serve_drop_home(asker, home),
+            Request::Relay { to, pairing } => self.serve_relay(asker, to, pairing),
+            Request::Retire { home, pairing } => self.serve_retire(asker, home, pairing),
             Request::Adopt { record } => self.serve_adopt(asker, *record),
+            Request::Reach { node } => {
+                let body = self.reach_of(node).map(Reply::Reached).ok_or(Refusal::UnknownNode(node));
+                self.answer(asker, body)
+            }
             Request::Status => {
                 let status = Box::new(self.own_status());
                 self.answer(asker, Ok(Reply::Status(status)))
@@ -315,17 +363,22 @@ impl Engine {
     }
 
     fn handle_reply(&mut self, from: NodeLife, id: RequestId, body: Result<Reply, Refusal>) {
-        if self.asked.get(&id).is_none_or(|(node, _)| *node != from.node) {
+        if self.asked.get(&id).is_none_or(|asked| asked.of != from.node) {
             return;
         }
-        let (_, purpose) = self.asked.remove(&id).expect("looked up just before");
+        let Asked { purpose, at_ns, .. } = self.asked.remove(&id).expect("looked up just before");
+        self.members.note_acknowledged(from, at_ns, self.now_ns);
         match purpose {
             Purpose::User(op, step) => self.continue_command(op, step, body),
             Purpose::Claim(region) => self.continue_making(region, from, body),
             Purpose::Name(region) => self.handle_named(region, body),
             Purpose::ReserveForAlloc(region) => self.continue_making(region, from, body),
             Purpose::ReserveForMove(region) => self.handle_move_reserved(region, body),
+            // The end of a pairing acknowledges nothing.
+            Purpose::Change(..) if matches!(body, Err(Refusal::PeerDown(_))) => {}
             Purpose::Change(region, epoch) => self.handle_acknowledged(region, epoch, from),
+            Purpose::Relay(mapper, owner) => self.handle_relayed(mapper, owner, body),
+            Purpose::Retire(asker, mapper) => self.handle_retired(asker, mapper, body),
             Purpose::Told => {}
             Purpose::Release(region) => self.handle_name_released(region),
             Purpose::CopyChunk(region) => self.handle_chunk_copied(region, body),
@@ -338,18 +391,38 @@ impl Engine {
 
     fn handle_notice(&mut self, from: NodeLife, notice: Notice) {
         match notice {
-            Notice::Heartbeat => {}
+            Notice::Heartbeat { sent_ns, heard_ns, time_ns } => {
+                self.note_time(time_ns);
+                self.members.note_beat(from, sent_ns);
+                self.members.note_acknowledged(from, heard_ns, self.now_ns);
+            }
+            // It says what was said before.
+            Notice::Welcome { .. } => {}
+            Notice::Paired { pairing } => self.pairings.note_number(from, pairing),
+            Notice::Held { held, done, seat, time_ns } => {
+                self.note_time(time_ns);
+                if let Some(seat) = seat {
+                    self.note_directory(vec![seat]);
+                }
+                self.handle_held(from, held, done)
+            }
+            Notice::Known { living, unreachable, ended } => {
+                self.handle_known(from, living, unreachable, ended)
+            }
             Notice::Leave => self.handle_leave(from),
             Notice::Unmapped { region, upto } => self.handle_unmapped(region, from, upto),
             Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
-            Notice::Swept { homes } => self.mapper.sever(from, homes),
+            Notice::Swept { homes } => {
+                let severed = self.mapper.sever(from, &homes);
+                self.effects.extend(severed.into_iter().map(Effect::Quiesce));
+            }
             Notice::Names { names, done } => self.handle_names(from, names, done),
             Notice::NameLost { name, region } => self.lose_name(from, &name, region),
             Notice::CancelLock { region, session, request } => {
                 self.handle_cancelled(from, region, session, request)
             }
             Notice::Withdraw { region, request } => self.withdraw(region, Asker { life: from, id: request }),
-            Notice::Return { extents, tainted } => self.handle_return(from, extents, tainted),
+            Notice::Return { extents } => self.handle_return(from, extents),
             Notice::Killing { life } => self.handle_killing(from, life),
         }
     }
@@ -383,6 +456,9 @@ impl Engine {
             reach: &*self.reach,
         };
         self.mapper.handle_quiescent(token, elapsed, &locator);
+        if self.pairings.note_quiescent(token) {
+            self.pair_all();
+        }
         for asker in self.owed.remove(&token).unwrap_or_default() {
             self.say_when_over(memory::Due::Answer(asker));
         }
@@ -441,7 +517,7 @@ impl Engine {
         }
         self.counter += 1;
         let id = RequestId(self.counter);
-        self.asked.insert(id, (to, purpose));
+        self.asked.insert(id, Asked { of: to, purpose, at_ns: self.now_ns });
         self.say(to, Message::Request { id, body });
     }
 
@@ -457,7 +533,8 @@ impl Engine {
     fn refuse_ourselves(&mut self, refusal: Refusal, purpose: Purpose) {
         self.counter += 1;
         let id = RequestId(self.counter);
-        self.asked.insert(id, (self.config.life.node, purpose));
+        let of = self.config.life.node;
+        self.asked.insert(id, Asked { of, purpose, at_ns: self.now_ns });
         self.loopback.push_back(Message::Reply { id, body: Err(refusal) });
     }
 
@@ -491,7 +568,7 @@ impl Engine {
         }
         let Some((peer, member)) = self.members.peer_of(to) else { return };
         // Who sleeps looks at what has arrived before it judges silence, and has no other use for a heartbeat.
-        let solicited = !matches!(message, Message::Notice(Notice::Heartbeat));
+        let solicited = !matches!(message, Message::Notice(Notice::Heartbeat { .. }));
         for bytes in link::frames(&message::encode(&message), member.send_bytes_max) {
             self.effects.push_back(Effect::Send { peer, bytes, solicited });
         }
@@ -553,12 +630,11 @@ impl Engine {
         }
     }
 
-    fn handle_return(&mut self, from: NodeLife, extents: Extents, tainted: Vec<NodeLife>) {
-        let tainted = self.members.not_cut_off(tainted);
+    fn handle_return(&mut self, from: NodeLife, extents: Extents) {
         for extent in extents {
             // Only the home for which it is held may give a chunk back, and only once.
             if self.store.is_held_for(from, &extent) {
-                self.release(Extents::from_slice(&[extent]), tainted.clone());
+                self.release(Extents::from_slice(&[extent]), BTreeSet::new());
             }
         }
     }
@@ -587,19 +663,18 @@ impl Engine {
         }
     }
 
-    /// Gives chunks back to their owners, except for those of the dead.
-    fn return_chunks(&mut self, extents: &[Extent], tainted: &BTreeSet<NodeLife>) {
+    /// Gives chunks back to their owners.  Those whom we do not reach now, or who have not told yet what they hold for us, are
+    /// answered when they tell.
+    fn return_chunks(&mut self, extents: &[Extent]) {
         let mut by_owner: BTreeMap<NodeLife, Extents> = BTreeMap::new();
         for extent in extents {
             by_owner.entry(extent.owner).or_default().push(*extent);
         }
         for (owner, extents) in by_owner {
             if owner == self.config.life {
-                let tainted = self.members.not_cut_off(tainted.iter().copied());
-                self.release(extents, tainted);
-            } else if self.members.is_alive(owner) {
-                let tainted = tainted.iter().copied().collect();
-                self.notify(owner.node, Notice::Return { extents, tainted });
+                self.release(extents, BTreeSet::new());
+            } else if self.members.has_told_held(owner) {
+                self.notify(owner.node, Notice::Return { extents });
             }
         }
     }

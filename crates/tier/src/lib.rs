@@ -8,6 +8,7 @@ pub mod access;
 pub mod directory;
 pub mod effect;
 pub mod engine;
+pub mod hello;
 pub mod ids;
 pub mod layout;
 pub mod link;

@@ -61,7 +61,7 @@ struct Large {
 /// Handles that are frozen while a region changes.
 #[derive(Debug, Default)]
 struct Changing {
-    tokens: usize,
+    tokens: BTreeSet<Token>,
     slots: BTreeSet<u32>,
     access: Option<(AccessList, bool)>,
     /// Whether a handle was added meanwhile, whose view may be newer than that of the others.
@@ -405,43 +405,64 @@ impl Mapper {
     fn freeze_handles(&mut self, region: RegionId) -> Quiesce {
         let handles = self.handles(region);
         let posted = self.owners_of(region, &handles);
+        let quiesce = self.quiesce(posted, Waiting::Region(region));
         let changing = self.changing.entry(region).or_default();
-        changing.tokens += 1;
+        changing.tokens.insert(quiesce.token);
         for handle in handles {
             if self.path.slots().freeze(handle).is_ok() {
                 changing.slots.insert(handle);
             }
         }
-        self.quiesce(posted, Waiting::Region(region))
+        quiesce
     }
 
-    /// `owner` does not hold anything any more for these homes, whatever they say.
-    pub fn sever(&mut self, owner: NodeLife, homes: Vec<NodeLife>) {
+    /// `owner` does not hold anything any more for these homes, whatever they say.  Returns the graces after which nothing
+    /// of that is being accessed.
+    pub fn sever(&mut self, owner: NodeLife, homes: &[NodeLife]) -> Vec<Quiesce> {
         self.severed.retain(|(other, _)| other.node != owner.node || *other == owner);
-        self.severed.extend(homes.into_iter().map(|home| (owner, home)));
+        self.severed.extend(homes.iter().map(|home| (owner, *home)));
+        let affected = self.regions_touching(owner).into_iter();
+        let severed =
+            affected.filter(|region| self.home_of(*region).is_some_and(|home| homes.contains(&home)));
+        severed.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// A node is gone: what it owned or was home of can no longer be reached.  Returns the graces to wait for.
+    /// A node is not reached: neither is what it owns or is home of.  Returns the graces to wait for.
     pub fn handle_down(&mut self, life: NodeLife) -> Vec<Quiesce> {
         self.dead.insert(life);
-        let Some(index) = self.lives.iter().position(|known| *known == life) else {
-            return self.freeze_large_of(life, None);
-        };
-        self.freeze_large_of(life, Some(index as u32))
+        self.regions_touching(life).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    fn freeze_large_of(&mut self, life: NodeLife, index: Option<u32>) -> Vec<Quiesce> {
+    /// All graces that are waited for.
+    pub fn graces(&self) -> impl Iterator<Item = Token> {
+        self.waiting.keys().copied()
+    }
+
+    /// A node is reached again.  What we mapped of it may have changed since, or may change without our hearing of it: the
+    /// handles are dropped, and have to be mapped anew.  Returns the regions, their homes and the graces.
+    pub fn handle_up(&mut self, life: NodeLife) -> Vec<(RegionId, NodeLife, Quiesce)> {
+        self.dead.remove(&life);
+        let regions = self.regions_touching(life).into_iter();
+        let homed = regions.filter_map(|region| Some((region, self.home_of(region)?)));
+        let homed: Vec<(RegionId, NodeLife)> = homed.collect();
+        homed.into_iter().map(|(region, home)| (region, home, self.drop_region(region))).collect()
+    }
+
+    /// Drops the handles of a region whose home was lost and that is mapped anew from another.
+    pub fn drop_if_lost(&mut self, region: RegionId) -> Option<Quiesce> {
+        let is_lost = self.home_of(region).is_some_and(|home| self.dead.contains(&home));
+        is_lost.then(|| self.drop_region(region))
+    }
+
+    /// All regions that the node is home of, or owns bytes of.
+    fn regions_touching(&self, life: NodeLife) -> Vec<RegionId> {
+        let index = self.lives.iter().position(|known| *known == life).map(|index| index as u32);
         let owned = |large: &Large| large.extents.iter().any(|extent| extent.owner == life);
-        let affected: Vec<RegionId> = self
-            .regions
-            .iter()
-            .filter(|(region, mapped)| {
-                let known = index.is_some_and(|index| mapped.home == index || mapped.owner == index);
-                known || self.large.get(region).is_some_and(owned)
-            })
-            .map(|(region, _)| *region)
-            .collect();
-        affected.into_iter().map(|region| self.freeze_handles(region)).collect()
+        let touching = self.regions.iter().filter(|(region, mapped)| {
+            let known = index.is_some_and(|index| mapped.home == index || mapped.owner == index);
+            known || self.large.get(region).is_some_and(owned)
+        });
+        touching.map(|(region, _)| *region).collect()
     }
 
     /// No access that began before the token was given out is under way any more.
@@ -454,14 +475,14 @@ impl Mapper {
                     let _ = self.path.slots().reclaim(handle, elapsed);
                 }
             }
-            Some(Waiting::Region(region)) => self.finish_change(region, elapsed, locate),
+            Some(Waiting::Region(region)) => self.finish_change(region, token, elapsed, locate),
         }
     }
 
-    fn finish_change(&mut self, region: RegionId, elapsed: Elapsed, locate: &dyn Locate) {
+    fn finish_change(&mut self, region: RegionId, token: Token, elapsed: Elapsed, locate: &dyn Locate) {
         let Some(changing) = self.changing.get_mut(&region) else { return };
-        changing.tokens -= 1;
-        if changing.tokens > 0 {
+        // It may be of a change from before the region was dropped, and mapped anew.
+        if !changing.tokens.remove(&token) || !changing.tokens.is_empty() {
             return;
         }
         let changing = self.changing.remove(&region).expect("looked up just before");
@@ -488,7 +509,10 @@ impl Mapper {
             return;
         }
         let owner = self.lives[mapped.owner as usize];
-        if let Some(dead) = [home, owner].into_iter().find(|life| self.dead.contains(life)) {
+        let is_severed = self.severed.contains(&(owner, home));
+        if let Some(dead) =
+            [home, owner].into_iter().find(|life| self.dead.contains(life) || is_severed && *life == home)
+        {
             let pieces = vec![Piece { start: 0, place: Place::Down(dead) }];
             mapping.view = View::Pieces(Arc::new(Pieces { len: mapping.view.len(), pieces }));
         }

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use halite_fabric::PeerId;
 
+use crate::hello::Hello;
 use crate::ids::{NodeId, NodeLife};
 use crate::link::Assembler;
-use crate::message::{Hello, Loss, LossCause, Member, NodeState};
+use crate::message::{Loss, LossCause, Member, NodeState};
 
 /// A connected peer.
 #[derive(Debug)]
@@ -21,6 +22,14 @@ pub struct Peer {
     pub assembler: Assembler,
     /// When it was last heard, in ns.
     pub heard_ns: u64,
+    /// When its last heartbeat was sent, by its clock.
+    pub beat_ns: u64,
+    /// When that was said of ours which it has heard for sure, in ns: it takes us to live for a lease from then on, or longer.
+    pub acknowledged_ns: u64,
+    /// Whether it has told the directory, if that is this node, all its names.
+    pub has_told_names: bool,
+    /// Whether it has told all that it holds for regions of ours.
+    has_told_held: bool,
     /// Whether another node ends its process for its silence.
     doomed: bool,
 }
@@ -73,6 +82,8 @@ struct Zombie {
     pid: u32,
     /// Since when it is one, in ns.
     since_ns: u64,
+    /// When it was last heard, in ns.
+    heard_ns: u64,
     /// Whether somebody ends its process because it was silent: we, or another.
     silent: bool,
     /// Whether its process is being killed.
@@ -99,6 +110,8 @@ pub struct Buried {
     pub pid: u32,
     /// Whether it was killed for its silence.
     pub killed: bool,
+    /// When it was last heard, in ns.
+    pub heard_ns: u64,
 }
 
 /// A node that was seen.
@@ -119,24 +132,38 @@ pub struct Members {
     by_node: BTreeMap<NodeId, PeerId>,
     /// Dead, but perhaps still able to touch memory here.
     zombies: BTreeMap<PeerId, Zombie>,
+    /// Gone, and the fabric has not said yet that they are cut off.
+    departed: BTreeMap<PeerId, Departed>,
+}
+
+/// What the driver knows of a peer that is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Departed {
+    /// It takes it to be up.
+    Untold,
+    Down,
 }
 
 impl Members {
-    /// A peer said hello.  Returns the life that this one replaces, if that was still thought alive.
-    pub fn insert(
-        &mut self,
-        peer: PeerId,
-        hello: &Hello,
-        send_bytes_max: usize,
-        now_ns: u64,
-    ) -> Option<PeerId> {
+    /// A peer is one of the cluster.
+    pub fn insert(&mut self, peer: PeerId, hello: &Hello, send_bytes_max: usize, now_ns: u64) {
         let life = hello.life;
-        let before = self.by_node.insert(life.node, peer);
+        self.by_node.insert(life.node, peer);
         let assembler = Assembler::default();
-        let (heard_ns, doomed) = (now_ns, false);
-        self.peers.insert(peer, Peer { life, pid: hello.pid, send_bytes_max, assembler, heard_ns, doomed });
+        let known = Peer {
+            life,
+            pid: hello.pid,
+            send_bytes_max,
+            assembler,
+            heard_ns: now_ns,
+            beat_ns: 0,
+            acknowledged_ns: 0,
+            has_told_names: false,
+            has_told_held: false,
+            doomed: false,
+        };
+        self.peers.insert(peer, known);
         self.insert_self(hello);
-        before
     }
 
     /// Notes this node itself.
@@ -193,16 +220,36 @@ impl Members {
         if let Some(known) = self.known_mut(gone.life) {
             known.member.state = state;
             known.parting = Some(parting);
-            // Nodes without memory come and go with every command; nobody misses them.  Nor does anybody wait for one whose
-            // number is never given out again.
-            if known.member.bytes_total == 0 || gone.life.node.is_ephemeral() {
-                self.known.remove(&gone.life.node);
-            }
         }
-        let (life, pid, doomed) = (gone.life, gone.pid, gone.doomed);
-        let zombie = Zombie { life, pid, since_ns: now_ns, silent: doomed, killed: doomed };
+        let Peer { life, pid, doomed, heard_ns, .. } = gone;
+        let zombie = Zombie { life, pid, since_ns: now_ns, heard_ns, silent: doomed, killed: doomed };
         self.zombies.insert(peer, zombie);
+        self.departed.insert(peer, Departed::Untold);
         Some(gone.life)
+    }
+
+    /// A life is over.
+    pub fn end(&mut self, life: NodeLife, state: NodeState, parting: Parting) {
+        let Some(known) = self.known_mut(life) else { return };
+        known.member.state = state;
+        known.parting = Some(parting);
+        // Nodes without memory come and go with every command; nobody misses them.  Nor does anybody wait for one whose
+        // number is never given out again.
+        if known.member.bytes_total == 0 || life.node.is_ephemeral() {
+            self.known.remove(&life.node);
+        }
+    }
+
+    /// A peer has told all that it holds for us.
+    pub fn note_held_told(&mut self, life: NodeLife) {
+        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life) {
+            peer.has_told_held = true;
+        }
+    }
+
+    /// Whether a peer is there and has told all that it holds for us.
+    pub fn has_told_held(&self, life: NodeLife) -> bool {
+        self.peer_of(life.node).is_some_and(|(_, peer)| peer.life == life && peer.has_told_held)
     }
 
     fn known_mut(&mut self, life: NodeLife) -> Option<&mut Known> {
@@ -254,10 +301,21 @@ impl Members {
         self.known.remove(&node).is_some()
     }
 
+    /// A peer that is gone is down for the driver, too; whether that is news.
+    pub fn note_down(&mut self, peer: PeerId) -> bool {
+        let departed = self.departed.get_mut(&peer);
+        departed.is_some_and(|departed| std::mem::replace(departed, Departed::Down) == Departed::Untold)
+    }
+
+    /// The fabric says that a peer which is down is cut off; whether that is news.
+    pub fn note_cut_off(&mut self, peer: PeerId) -> bool {
+        self.departed.remove(&peer).is_some()
+    }
+
     /// A zombie can touch nothing here any more: returns who it was.
     pub fn bury(&mut self, peer: PeerId) -> Option<Buried> {
-        let Zombie { life, pid, silent, killed, .. } = self.zombies.remove(&peer)?;
-        Some(Buried { life, pid, killed: silent && killed })
+        let Zombie { life, pid, silent, killed, heard_ns, .. } = self.zombies.remove(&peer)?;
+        Some(Buried { life, pid, killed: silent && killed, heard_ns })
     }
 
     /// All who may still touch memory here although they are dead.
@@ -296,9 +354,37 @@ impl Members {
         self.peers.get_mut(&peer)
     }
 
+    /// A peer has told all its names.
+    pub fn note_names_told(&mut self, life: NodeLife) {
+        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life) {
+            peer.has_told_names = true;
+        }
+    }
+
     /// All connections, in order.
     pub fn peers(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
         self.peers.iter().map(|(id, peer)| (*id, peer))
+    }
+
+    /// Takes in what else is known of when peers were heard last.
+    pub fn note_heard(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
+        for (id, peer) in &mut self.peers {
+            peer.heard_ns = peer.heard_ns.max(heard(*id).unwrap_or(0));
+        }
+    }
+
+    /// A peer has heard what was said to it then; nobody hears what has not been said yet.
+    pub fn note_acknowledged(&mut self, life: NodeLife, said_ns: u64, now_ns: u64) {
+        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life && said_ns <= now_ns) {
+            peer.acknowledged_ns = peer.acknowledged_ns.max(said_ns);
+        }
+    }
+
+    /// A heartbeat of a peer has arrived.
+    pub fn note_beat(&mut self, life: NodeLife, sent_ns: u64) {
+        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life) {
+            peer.beat_ns = peer.beat_ns.max(sent_ns);
+        }
     }
 
     /// Forgets how long peers were silent: we were not listening.

@@ -9,27 +9,11 @@ use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId, Sessio
 use crate::layout::{Extent, Extents};
 use crate::permissions::{AccessList, Permissions, Who};
 
-/// Version of the protocol; both ends of a connection must speak the same.
-pub const PROTOCOL_VERSION: u16 = 4;
-
 /// Longest name of a region, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 255;
 
 /// Longest encoded message, in bytes: an answer with the extents of a region of a million chunks fits.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
-
-/// What a node says of itself when it connects.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Hello {
-    /// [`PROTOCOL_VERSION`] of the sender.
-    pub version: u16,
-    /// Who it is.
-    pub life: NodeLife,
-    /// Its process.
-    pub pid: u32,
-    /// Bytes of memory that it contributes at most.
-    pub bytes_total: u64,
-}
 
 /// Everything that can arrive from a peer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -106,12 +90,20 @@ pub enum Request {
     Unlock { region: RegionId, session: SessionId, recover: bool },
     /// To the home of a barrier: one participant is there; answer when all are.
     Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
-    /// To all nodes: that home is dead, drop what you map of it; answer when no access is under way.
+    /// To all nodes: that home is dead, drop what you map of its regions in my memory; answer when no access is under way.
     DropHome { home: NodeLife },
+    /// To an owner of chunks of my regions: that mapper does not hear me. Have it let go of what it mapped of mine until
+    /// that pairing with me ended, or cut it off; answer when either is so.
+    Relay { to: NodeLife, pairing: u64 },
+    /// To a mapper, passed on for a home that has ended that pairing with it: let go of its regions; answer when no access is
+    /// under way.
+    Retire { home: NodeLife, pairing: u64 },
     /// To the future home of a region: take over its record.
     Adopt { record: Box<Record> },
     /// How are you?
     Status,
+    /// To an owner of memory: may that node still touch yours?
+    Reach { node: NodeId },
     /// To the owner of memory: set these parts of a region.
     FillBytes { region: RegionId, parts: Extents, byte: u8 },
     /// To the owner of memory: copy into it, one leg after the other; `at_end` if each must begin at its end.
@@ -128,6 +120,8 @@ pub enum Request {
     ForgetName { name: String },
     /// To the directory: nobody misses that node any more, nor what was lost with it.
     ForgetNode { node: NodeId },
+    /// To the directory: which number may a node have that stays?
+    TakeNumber,
 }
 
 /// A part of a copy: both sides are of one length, and each in one place.
@@ -208,6 +202,8 @@ pub enum Reply {
     Reserved { extents: Extents },
     /// To `Status`.
     Status(Box<NodeStatus>),
+    /// To `TakeNumber`.
+    Number(NodeId),
     /// To `Lock`; `recovered` if the holder before ended without giving it up.
     Locked { token: u64, recovered: bool },
     /// To `Arrive`: all are there, for the `round`th time.
@@ -218,6 +214,12 @@ pub enum Reply {
     Watchers { watchers: Vec<(NodeLife, u32)> },
     /// To `ListLost`; `more` if the list was cut.
     Lost { names: Vec<LostName>, more: bool },
+    /// To `Relay`: the mapper has let go of all those regions.
+    Retired,
+    /// To `Relay`: the mapper reaches nothing in the memory of the asked node.
+    CutOff,
+    /// To `Reach`.
+    Reached(Reach),
 }
 
 /// What a node needs to know to reach a region.
@@ -256,7 +258,6 @@ pub struct Record {
     pub sealed: bool,
     pub extents: Extents,
     pub mappers: Vec<MapperEntry>,
-    pub tainted: Vec<NodeLife>,
     pub watchers: Vec<Watcher>,
 }
 
@@ -282,6 +283,18 @@ pub struct Watcher {
     pub principal: Principal,
 }
 
+/// Whether what a node has begun may still land in the memory of another, the owner, as that says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Reach {
+    /// The life of the node that the owner has seen last; 0 if it remembers none.
+    pub incarnation: u64,
+    /// For which time the two are paired, or were last; 0 if they never were, or that life is over.
+    pub pairing: u64,
+    /// Whether no life of the node can touch anything of the owner's: nothing lands any more of what it began in this pairing, or
+    /// in one before.
+    pub is_cut_off: bool,
+}
+
 /// A region as users see it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RegionInfo {
@@ -297,6 +310,8 @@ pub struct RegionInfo {
     pub home: NodeId,
     /// Bytes on each node that is there.
     pub nodes: Vec<(NodeId, u64)>,
+    /// Bytes on nodes that the region's home does not reach now.
+    pub unreachable: Vec<(NodeId, u64)>,
     /// Bytes that are lost, by the node that held them and is gone for the region's home, also if it was restarted.
     pub lost: Vec<(NodeId, u64)>,
     /// Who made it.
@@ -382,7 +397,9 @@ pub enum NodeState {
     Alive,
     /// The directory thinks that it lives, but it does not answer here: it may be stopped.
     Silent,
-    /// It was killed, crashed, or was silent for longer than its lease.
+    /// It was silent for longer than its lease, or its connection has ended; what it holds is kept.
+    Unreachable,
+    /// Its life is over: it crashed, was killed or forgotten, or is there in another life.
     Dead,
     /// It said goodbye.
     Left,
@@ -403,8 +420,9 @@ pub struct Member {
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Notice {
-    /// I live.
-    Heartbeat,
+    /// I live: I say so at `sent_ns` of my clock, and the last that I have heard of you was that of `heard_ns` of yours; 0 if none.
+    /// At `time_ns` since 1970, by the fastest clock that I know of, I say so.
+    Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64 },
     /// I leave, and can reach nothing of yours any more.
     Leave,
     /// To a home: no session of mine maps this region any more, by any request up to `upto`.
@@ -421,11 +439,21 @@ pub enum Notice {
     CancelLock { region: RegionId, session: SessionId, request: RequestId },
     /// To the home of a barrier: whoever made that request of mine does not wait any more.
     Withdraw { region: RegionId, request: RequestId },
-    /// To the owner of chunks: they are no longer used, except by who is named here until it is cut off.
-    Return { extents: Extents, tainted: Vec<NodeLife> },
+    /// To the owner of chunks: nobody uses them any more.
+    Return { extents: Extents },
+    /// To a home, first of all: these chunks I hold for its regions; `done` with the last. What it does not know of, it returns.
+    /// And where I find the directory, which it may have lost sight of; and the time, as in heartbeats.
+    Held { held: Vec<(RegionId, Extents)>, done: bool, seat: Option<(NodeLife, String)>, time_ns: u64 },
+    /// By the directory: these nodes are of the cluster, and are dialled at these addresses; and these lives are over.
+    /// Those that it does not hear itself are not waited for by who joins.
+    Known { living: Vec<(NodeLife, String)>, unreachable: Vec<(NodeLife, String)>, ended: Vec<NodeLife> },
     /// To the directory, which tells what becomes of nodes: I end that one's process, for I have not heard it for longer
     /// than its lease.
     Killing { life: NodeLife },
+    /// To a node of a higher number: let this connection be our pairing of this number, or of a higher one.
+    Welcome { pairing: u64 },
+    /// To a node of a lower number, first of all: it is, and this is its number.
+    Paired { pairing: u64 },
 }
 
 /// Why a request was not granted.  Nothing was changed, unless it says so.
@@ -528,6 +556,9 @@ pub enum Refusal {
     /// A node that lives is not forgotten.
     #[error("node {0} lives")]
     NodeLives(NodeId),
+    /// All numbers of nodes that stay have been given out.
+    #[error("all numbers below {} have been given out", NodeId::EPHEMERAL_MIN)]
+    NoNumbers,
     /// The node that was to read bytes cannot map the memory that they are in.
     #[error("node {node} has not enough addresses or descriptors to map that memory of node {owner}")]
     Unmapped {
@@ -564,15 +595,4 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     }
     let (message, rest) = postcard::take_from_bytes(bytes).map_err(DecodeError::Malformed)?;
     if rest.is_empty() { Ok(message) } else { Err(DecodeError::Trailing(rest.len())) }
-}
-
-/// Encodes a hello.
-pub fn encode_hello(hello: &Hello) -> Vec<u8> {
-    postcard::to_stdvec(hello).expect("a hello has no unencodable parts")
-}
-
-/// Decodes a hello; `None` if it is not one of this protocol version.
-pub fn decode_hello(bytes: &[u8]) -> Option<Hello> {
-    let hello: Hello = postcard::from_bytes(bytes).ok()?;
-    (hello.version == PROTOCOL_VERSION).then_some(hello)
 }

@@ -6,6 +6,7 @@
 //!  barrier  NUL 'b' name
 //! ```
 
+use crate::ids::NodeId;
 use crate::message::NAME_BYTES_MAX;
 
 const RESERVED: char = '\0';
@@ -48,6 +49,17 @@ pub fn is_reserved(name: &str) -> bool {
 pub fn is_name(name: &str) -> bool {
     let len_max = if is_reserved(name) { NAME_BYTES_MAX + PREFIX_BYTES } else { NAME_BYTES_MAX };
     (1..=len_max).contains(&name.len())
+}
+
+/// By what name a region is known on `node` whose name another has.  If that is taken as well, it is numbered.
+pub fn alias(name: &str, node: NodeId, number: u64) -> String {
+    let suffix = format!("@{node}");
+    let suffix = if name.contains(&suffix) { format!("{suffix}.{number}") } else { suffix };
+    let mut cut = name.split(&format!("@{node}")).next().unwrap_or_default();
+    while cut.len() + suffix.len() > NAME_BYTES_MAX {
+        cut = cut.char_indices().next_back().map_or("", |(last, _)| &cut[..last]);
+    }
+    format!("{cut}{suffix}")
 }
 
 /// The first name, in order, that is not reserved or before which all are.

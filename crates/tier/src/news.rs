@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::hello::BadHello;
 use crate::ids::{NodeId, NodeLife};
 
 /// A node and its process, as people know them.
@@ -24,6 +25,13 @@ impl fmt::Display for Somebody {
 pub enum News {
     /// A node is connected.
     Joined(Somebody),
+    /// One that was unreachable is paired with this node anew.
+    PairedAnew {
+        /// Who.
+        who: Somebody,
+        /// For which time the two are.
+        pairing: u64,
+    },
     /// It said goodbye.
     Left(Somebody),
     /// Its connection has ended.
@@ -35,8 +43,13 @@ pub enum News {
         /// For how long, in ns.
         silent_ns: u64,
     },
-    /// Another node found it dead.
-    Denounced(Somebody),
+    /// A region of this node has lost its name to another region.
+    Renamed {
+        /// The name.
+        name: String,
+        /// The name that it has instead.
+        alias: String,
+    },
     /// What it said was no message.
     Nonsense(Somebody),
     /// Its process is being killed by this node, since it could still touch memory here.
@@ -56,10 +69,7 @@ pub enum News {
         killed: bool,
     },
     /// Whoever connected was turned away.
-    Refused {
-        /// Why.
-        reason: &'static str,
-    },
+    Refused(BadHello),
     /// Memory is kept back, since a dead node could reach it.
     Quarantined {
         /// How much in all, in bytes.
@@ -79,7 +89,8 @@ pub enum News {
 impl News {
     /// Whether something has gone wrong.
     pub fn is_trouble(&self) -> bool {
-        !matches!(self, News::Joined(_) | News::Left(_) | News::Exited { .. } | News::QuarantineOver)
+        let is_none = matches!(self, News::Joined(_) | News::PairedAnew { .. } | News::Left(_));
+        !(is_none || matches!(self, News::Exited { .. } | News::QuarantineOver))
     }
 }
 
@@ -87,17 +98,24 @@ impl fmt::Display for News {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             News::Joined(who) => write!(f, "{who} has joined"),
+            News::PairedAnew { who, pairing } => write!(f, "paired again with {who}, pairing {pairing}"),
             News::Left(who) => write!(f, "{who} has left"),
-            News::Disconnected(who) => write!(f, "{who} is gone: its connection has ended"),
+            News::Disconnected(who) => {
+                write!(f, "{who} is unreachable for this node: its connection has ended")
+            }
             News::Silent { who, silent_ns } => {
                 write!(
                     f,
-                    "{who} is dead to this node: silent for {}, longer than its lease",
+                    "{who} is unreachable for this node: silent for {}, longer than its lease",
                     Seconds(*silent_ns)
                 )
             }
-            News::Denounced(who) => write!(f, "{who} is dead to this node: another has found it dead"),
-            News::Nonsense(who) => write!(f, "{who} is dead to this node: what it said was no message"),
+            News::Renamed { name, alias } => {
+                write!(f, "the region {name:?} of this node is called {alias:?} now: another has its name")
+            }
+            News::Nonsense(who) => {
+                write!(f, "{who} is unreachable for this node: what it said was no message")
+            }
             News::Killing(who) => {
                 write!(f, "{who} is killed, since it could wake in the middle of a write (Config::fence)")
             }
@@ -110,7 +128,7 @@ impl fmt::Display for News {
             }
             News::Exited { who, killed: false } => write!(f, "{who} has exited"),
             News::Exited { who, killed: true } => write!(f, "{who} has exited, killed"),
-            News::Refused { reason } => write!(f, "whoever connected was refused: {reason}"),
+            News::Refused(why) => write!(f, "whoever connected was refused: {why}"),
             News::Quarantined { bytes } => {
                 write!(f, "quarantine: {bytes} bytes are kept back, since a dead node could reach them")
             }

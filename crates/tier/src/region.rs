@@ -28,8 +28,6 @@ pub struct Region {
     pub mappers: SmallVec<[MapperEntry; 1]>,
     /// What is being done to it, and who waits for that.
     pub busy: Option<Box<Busy>>,
-    /// Nodes that mapped it when they died, before they were cut off.
-    pub tainted: Option<Box<BTreeSet<NodeLife>>>,
     /// Bytes per chunk, as a power of two.
     pub chunk_bytes_log2: u8,
     /// Whether it is immutable.
@@ -43,8 +41,11 @@ pub struct Busy {
     pub asker: Option<Asker>,
     /// How far it is.
     pub stage: Stage,
-    /// Mappers whose acknowledgement is missing.
+    /// Mappers of whom it is not known yet that they keep to the change of this epoch.  The region may be further: it is renamed, or
+    /// somebody is told of it, meanwhile.
     pub awaited: BTreeSet<NodeLife>,
+    /// See `awaited`.
+    pub epoch: Epoch,
     /// Whether the directory has yet to hear that the name is free.
     pub has_name: bool,
     /// Orders that came meanwhile.
@@ -83,8 +84,21 @@ pub struct Moving {
     pub closing: bool,
     /// Whether the record itself is on its way to the new home.
     pub adopting: bool,
+    /// Whether the new home could not be asked since whether it has taken the record.
+    pub in_doubt: bool,
     /// Who wants to map or watch the region meanwhile.
     pub parked: Vec<(Asker, Request)>,
+}
+
+/// What has become of a node, as another sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    /// It is connected, or the one that looks.
+    There,
+    /// It is not, and may live.
+    Unreachable,
+    /// Its life is over.
+    Gone,
 }
 
 impl Region {
@@ -138,24 +152,27 @@ impl Region {
         }
     }
 
-    /// What users see, while those are present.
+    /// What users see, when owners are as `presence` says.
     pub fn info(
         &self,
         region: RegionId,
         home: NodeLife,
-        is_present: impl Fn(NodeLife) -> bool,
+        presence: impl Fn(NodeLife) -> Presence,
     ) -> RegionInfo {
         let named = self.access.named();
-        let (there, lost): (Vec<&layout::Extent>, Vec<&layout::Extent>) =
-            self.extents.iter().partition(|extent| is_present(extent.owner));
+        let held_by = |wanted: Presence| {
+            let held = self.extents.iter().filter(|extent| presence(extent.owner) == wanted);
+            layout::bytes_by_node(held.collect::<Vec<_>>())
+        };
         RegionInfo {
             name: self.name.as_deref().map(str::to_string),
             region,
             len: self.len,
             chunk_bytes: self.chunk_bytes(),
             home: home.node,
-            nodes: layout::bytes_by_node(there),
-            lost: layout::bytes_by_node(lost),
+            nodes: held_by(Presence::There),
+            unreachable: held_by(Presence::Unreachable),
+            lost: held_by(Presence::Gone),
             owner: self.access.maker.to_string(),
             everyone: self.access.everyone,
             grants: named.iter().map(|(who, permissions)| (who.to_string(), *permissions)).collect(),
@@ -177,7 +194,6 @@ impl Region {
             sealed: self.sealed,
             extents: self.extents.clone(),
             mappers: self.mappers.to_vec(),
-            tainted: self.tainted.iter().flat_map(|tainted| tainted.iter().copied()).collect(),
             watchers: Vec::new(),
         }
     }
@@ -185,7 +201,6 @@ impl Region {
 
 impl From<Record> for Region {
     fn from(record: Record) -> Region {
-        let tainted: BTreeSet<NodeLife> = record.tainted.into_iter().collect();
         Region {
             name: record.name.map(String::into_boxed_str),
             len: record.len,
@@ -194,7 +209,6 @@ impl From<Record> for Region {
             extents: record.extents,
             mappers: SmallVec::from_vec(record.mappers),
             busy: None,
-            tainted: (!tainted.is_empty()).then(|| Box::new(tainted)),
             chunk_bytes_log2: record.chunk_bytes.trailing_zeros() as u8,
             sealed: record.sealed,
         }

@@ -202,9 +202,13 @@ impl Store {
         self.foreign.insert((key, offset), held);
     }
 
-    /// The home of `region` has moved here: its chunks are no longer another home's.
-    pub fn adopt(&mut self, region: RegionId) {
-        self.foreign.retain(|_, foreign| foreign.region != region);
+    /// The home of a region has moved here, and these chunks of it are no longer another home's.  What a former home has moved
+    /// away, and not given back yet, stays held for that.
+    pub fn adopt(&mut self, extents: &[Extent]) {
+        let me = self.me;
+        for extent in extents.iter().filter(|extent| extent.owner == me) {
+            self.forget_foreign(extent);
+        }
     }
 
     /// Whether all of `extent` is ours and held for `home`.
@@ -224,6 +228,16 @@ impl Store {
         let inside = end.is_some_and(|end| end <= start + held.len);
         let is_ours = key == extent.key && extent.owner == self.me && extent.len > 0 && inside;
         is_ours.then_some(held)
+    }
+
+    /// All that we hold for `home`, by region.
+    pub fn held_for(&self, home: NodeLife) -> Vec<(RegionId, Extents)> {
+        let mut held: BTreeMap<RegionId, Extents> = BTreeMap::new();
+        for (&(key, offset), foreign) in self.foreign.iter().filter(|(_, foreign)| foreign.home == home) {
+            let extent = Extent { owner: self.me, key, offset, len: foreign.len };
+            held.entry(foreign.region).or_default().push(extent);
+        }
+        held.into_iter().collect()
     }
 
     /// Whether any of our chunks is held for `home`.
@@ -310,5 +324,27 @@ impl Store {
             self.segments.iter().position(|(key, _)| *key == extent.key).expect("extents of ours only");
         let run = allocator::Extent { segment: segment as u32, offset: extent.offset, len: extent.len };
         self.allocator.free_range(run).expect("used memory is freed once");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Incarnation, NodeId};
+
+    fn life(node: u32) -> NodeLife {
+        NodeLife { node: NodeId(node), incarnation: Incarnation(1) }
+    }
+
+    #[test]
+    fn what_a_former_home_has_not_given_back_stays_held_when_the_region_comes_home() {
+        let (me, former) = (life(1), life(2));
+        let region = RegionId { origin: me.incarnation, serial: 7 };
+        let piece = |offset| Extent { owner: me, key: Key(3), offset, len: 64 };
+        let mut store = Store::new(me, 4096, 4096);
+        store.hold_for(former, region, &[piece(0), piece(64), piece(256)]);
+        // The region was moved away from the piece in the middle, and back; the word that gives it back was lost.
+        store.adopt(&[piece(0), piece(256)]);
+        assert_eq!(store.held_for(former), [(region, Extents::from(vec![piece(64)]))]);
     }
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Cluster, LEASE_NS};
+use common::{ARENA_BYTES, Cluster, Host, LEASE_NS};
 use halite_tier::access::{Atomic, SlotRef};
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Release};
 use halite_tier::ids::Principal;
@@ -171,6 +171,82 @@ fn nobody_waits_for_ever_behind_a_silent_holder_that_cannot_be_cut_off_and_it_gi
     assert_eq!(swap(&cluster, silent, slots[silent], me, nobody), me, "nobody has marked the word meanwhile");
     let op = submit_and_run(&mut cluster, next, lock(slots[next]));
     assert!(!locked(&mut cluster, next, op).1, "it was given up, not lost");
+}
+
+/// What becomes of a held lock, and of who waits for it, while words are lost on `first`, and from some time on between holder and
+/// home in either direction.
+fn lose_sight(first: impl Fn(usize, usize) -> (usize, usize), apart_after_ns: u64) {
+    let mut cluster = Cluster::of(4);
+    cluster.adapters = true;
+    let (slots, home) = lock_of_all(&mut cluster);
+    let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
+    let (holder, next) = (others[1], others[2]);
+    submit_and_run(&mut cluster, holder, lock(slots[holder]));
+    let waiting = submit_and_run(&mut cluster, next, lock(slots[next]));
+    let is_kept = |cluster: &Cluster| {
+        let Host { engine, session, .. } = &cluster.hosts[holder];
+        engine.lock_is_kept_until_ns(*session, slots[holder]) > Some(cluster.now_ns)
+    };
+    for _ in 0..40 {
+        cluster.sleep(LEASE_NS / 8);
+        assert!(is_kept(&cluster), "the home hears it");
+    }
+    cluster.cut.insert(first(home, holder));
+    let begin_ns = cluster.now_ns;
+    while !cluster.has_ended(next, waiting) {
+        cluster.sleep(LEASE_NS / 16);
+        if cluster.now_ns >= begin_ns + apart_after_ns {
+            cluster.part(&[home], &[holder]);
+        }
+        let is_handed_over = cluster.has_ended(next, waiting);
+        assert!(!(is_handed_over && is_kept(&cluster)), "two hold it at {} ns", cluster.now_ns - begin_ns);
+        assert!(cluster.now_ns < begin_ns + 3 * LEASE_NS, "it is handed over in time");
+    }
+    assert!(locked(&mut cluster, next, waiting).1, "recovered");
+    cluster.cut.clear();
+    cluster.sleep(2 * LEASE_NS);
+    assert!(!is_kept(&cluster), "what was lost once stays lost");
+    assert_eq!(cluster.command(holder, unlock(slots[holder])), Err(CommandError::Stale));
+    assert_eq!(cluster.command(next, unlock(slots[next])), Ok(Outcome::Done), "nobody has taken it away");
+}
+
+#[test]
+fn the_guard_of_who_loses_sight_of_the_home_is_over_before_the_lock_is_handed_over() {
+    for apart_after_ns in [0, LEASE_NS / 2, 3 * LEASE_NS / 4, 3 * LEASE_NS] {
+        lose_sight(|home, holder| (home, holder), apart_after_ns);
+        lose_sight(|home, holder| (holder, home), apart_after_ns);
+    }
+}
+
+/// A new lock's tokens begin at the time of day, and each of the nodes that make it shows another.
+#[test]
+fn tokens_rise_when_a_lock_is_made_anew_by_nodes_whose_clocks_are_hours_apart() {
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    const NOW_NS: u64 = 1 << 60;
+    let mut cluster = Cluster::of(0);
+    for (node, hours) in (0..).zip([1, 5, 2, 3, 0]) {
+        cluster.epochs_ns.insert(node, NOW_NS + hours * HOUR_NS);
+        cluster.add(node, ARENA_BYTES);
+    }
+    let (slots, _) = lock_of_all(&mut cluster);
+    let mut before = NOW_NS + 5 * HOUR_NS;
+    for host in [1, 4] {
+        let op = submit_and_run(&mut cluster, host, lock(slots[host]));
+        let (token, _) = locked(&mut cluster, host, op);
+        assert!(token > before, "{token} by host {host} after {before}");
+        before = token;
+        assert_eq!(cluster.command(host, unlock(slots[host])), Ok(Outcome::Done));
+    }
+    assert_eq!(cluster.command(0, Command::Order(slots[0], Order::Free)), Ok(Outcome::Done));
+    // Tokens rise more slowly than time passes.
+    cluster.sleep(LEASE_NS);
+    // Whose clock is ahead goes; one that comes after that, and is behind, has heard of it by others.
+    cluster.kill(1);
+    let late = cluster.add(5, 0);
+    let anew = anchor(&mut cluster, late, Service::Lock);
+    let op = submit_and_run(&mut cluster, late, lock(anew));
+    let (token, _) = locked(&mut cluster, late, op);
+    assert!(token > before, "{token} after {before}");
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn what_was_lost_with_a_node_that_left_is_told_as_such() {
 }
 
 #[test]
-fn a_silent_node_is_unreachable_since_it_was_heard_and_proven_dead_by_its_exit_only() {
+fn a_silent_node_is_unreachable_since_it_was_heard_and_dead_by_its_exit_only() {
     let mut cluster = Cluster::of(3);
     cluster.kills = false;
     cluster.alloc(2, "salt", LEN, Placement::Local);
@@ -112,9 +112,9 @@ fn a_silent_node_is_unreachable_since_it_was_heard_and_proven_dead_by_its_exit_o
     cluster.sleep(2 * LEASE_NS);
     let age_ns = cluster.now_ns - heard_ns;
     let unreachable = Loss { cause: LossCause::Unreachable, age_ns };
-    assert_eq!(loss(&mut cluster, 1, "salt").1, unreachable);
+    assert_eq!(refusal(&mut cluster, 1, "salt"), Refusal::PeerDown(NodeId(2)), "its names are kept");
     let row = status(&mut cluster, 1)[2].clone();
-    assert_eq!((row.state, row.loss), (NodeState::Dead, Some(unreachable)));
+    assert_eq!((row.state, row.loss), (NodeState::Unreachable, Some(unreachable)));
 
     cluster.kill(2);
     cluster.sleep(LEASE_NS);
@@ -135,10 +135,12 @@ fn a_node_that_was_killed_for_its_silence_is_told_as_such() {
     assert_eq!(
         news(&mut cluster, 0),
         [
-            format!("node 1 (process 1) is dead to this node: silent for {silence}, longer than its lease"),
-            "names lost with node 1: 1".into(),
+            format!(
+                "node 1 (process 1) is unreachable for this node: silent for {silence}, longer than its lease"
+            ),
             "node 1 (process 1) is killed, since it could wake in the middle of a write (Config::fence)"
                 .into(),
+            "names lost with node 1: 1".into(),
             "node 1 (process 1) has exited, killed".into(),
         ]
     );
@@ -154,7 +156,9 @@ fn silent_to_one_only() -> (Cluster, NodeLife) {
     cluster.sleep(LEASE_NS / 2);
     cluster.stop(2);
     cluster.sleep(3 * LEASE_NS / 4);
-    assert!(news(&mut cluster, 1).iter().any(|news| news.starts_with("node 2 (process 2) is dead to this")));
+    assert!(
+        news(&mut cluster, 1).iter().any(|news| news.starts_with("node 2 (process 2) is unreachable for"))
+    );
     assert!(cluster.hosts[0].engine.is_connected_to(NodeId(2)));
     news(&mut cluster, 0);
     (cluster, life)
@@ -194,10 +198,15 @@ fn who_is_killed_by_another_than_the_directory_is_told_as_killed() {
 
 #[test]
 fn quarantine_is_told_when_it_begins_and_when_it_is_over() {
-    let mut cluster = Cluster::of(3);
-    let freeing = cluster.free_what_a_stopped_node_maps(LEN);
+    let mut cluster = Cluster::of(4);
+    cluster.kills = false;
+    let nodes = vec![NodeId(3), NodeId(1)];
+    cluster.alloc(0, "salt", 2 * LEN, Placement::Spread(nodes));
+    cluster.map(2, "salt");
+    cluster.stop(2);
     cluster.sleep(2 * LEASE_NS);
-    assert_eq!(cluster.outcome(0, freeing), Some(Ok(Outcome::Done)));
+    cluster.kill(3);
+    cluster.run();
     let bytes = LEN.next_multiple_of(64);
     let begun = format!("quarantine: {bytes} bytes are kept back, since a dead node could reach them");
     assert!(news(&mut cluster, 1).contains(&begun));

@@ -10,7 +10,7 @@ use halite_sim::{HostId, Random};
 use crate::giving_up;
 use crate::judge::End;
 use crate::stage::{PRINCIPALS, Stage};
-use crate::{barriers, calls, locks, messages, regions, rights, watches, words};
+use crate::{apart, barriers, calls, locks, messages, regions, rights, watches, words};
 
 /// One session at work.
 pub(crate) struct Actor {
@@ -80,7 +80,8 @@ impl Actor {
                 4 => locks::act(&mut self).await,
                 5 => barriers::act(&mut self).await,
                 6 => watches::act(&mut self).await,
-                _ => rights::act(&mut self).await,
+                7 => rights::act(&mut self).await,
+                _ => apart::act(&mut self).await,
             }
             let think = self.random.below(work.think_us_max.max(1) * 1000);
             stage.world.sleep(Some(self.host), Duration::from_nanos(think)).await;

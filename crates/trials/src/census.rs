@@ -6,46 +6,36 @@ use std::time::Duration;
 
 use halite::{NodeId, NodeStatus, Permissions, Placement, RegionCause, Session};
 
+use crate::peace::HEALING_LEASES;
 use crate::regions;
 use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
-use crate::{barriers, giving_up::before, locks, rights, watches, words};
+use crate::{apart, barriers, giving_up::before, locks, rights, watches, words};
 
 /// How many leases it may take until all is as it should be: deaths must be noticed first.
 const PATIENCE_LEASES: u32 = 40;
-/// So long after their deaths nobody takes the dead for alive any more, in leases: silence is judged after one.
-const NOTICE_LEASES: u32 = 4;
 /// How often it is looked.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// Ends what goes wrong, restarts whoever was taken for dead by some, frees what is left of regions and locks, and looks for
-/// more.
+/// Ends what goes wrong, waits until all see each other, frees what is left of regions and locks, and looks for more.
 pub(crate) async fn take(stage: &Rc<Stage>) {
     stage.heal();
-    all_up(stage).await;
-    let is_lost = |node: &u32| stage.was_isolated(*node) || is_unseen(stage, *node);
-    let lost: Vec<u32> = (0..stage.nodes()).filter(is_lost).collect();
-    lost.iter().for_each(|node| stage.crash(*node));
-    let noticed = async {
-        while anyone_sees(stage, &lost) {
-            stage.world.sleep(None, LOOK).await;
-        }
-    };
-    before(stage.world.sleep(None, stage.plan.lease() * NOTICE_LEASES), noticed).await;
-    lost.iter().for_each(|node| stage.restart(*node));
-    // Of two homes that lost sight of each other both may have made a region of one name; the one that the directory does
-    // not believe keeps its region for as long as its node lives.
-    let exact = lost.is_empty();
     let patience = stage.plan.lease() * PATIENCE_LEASES;
     // What is waited for.
     let open = RefCell::new("a node that is not up".to_owned());
     let counted = async {
         all_up(stage).await;
+        open.replace("a node that another does not see".to_owned());
+        all_seen(stage).await;
+        // Who was not heard before all was healed may be missed a little later.
+        stage.world.sleep(None, stage.plan.lease() * HEALING_LEASES).await;
+        all_up(stage).await;
+        all_seen(stage).await;
         open.replace("what node 0 cannot be told to free".to_owned());
         let driven = stage.driven(0).expect("it is up");
         for principal in PRINCIPALS {
             free_all(stage, &driven.session_of(principal).expect("the name is a good one")).await;
         }
-        count(stage, &driven.session(), exact, &open).await;
+        count(stage, &driven.session(), &open).await;
         for node in 0..stage.nodes() {
             count_calls(stage, node, &open).await;
         }
@@ -70,29 +60,32 @@ async fn all_up(stage: &Rc<Stage>) {
     }
 }
 
-/// Whether a node and another do not see each other, or not for long: one of the two may have been told first that the other
-/// is dead.  Either may be home of what the other has mapped, and whoever holds memory for that home keeps it back for as
-/// long as the mapper lives.
+/// Waits until all see each other: whoever lost sight of another is paired with it anew.
+async fn all_seen(stage: &Rc<Stage>) {
+    while (0..stage.nodes()).any(|node| is_unseen(stage, node)) && stage.judge.is_content() {
+        stage.revive_the_killed();
+        stage.world.sleep(None, LOOK).await;
+    }
+}
+
+/// Whether a node and another do not see each other.
 fn is_unseen(stage: &Stage, node: u32) -> bool {
-    let Some(driven) = stage.driven(node) else { return false };
+    let Some(driven) = stage.driven(node) else { return true };
     let mut others =
         (0..stage.nodes()).filter(|other| *other != node).filter_map(|other| stage.driven(other));
     others.any(|other| !other.is_connected_to(driven.id()) || !driven.is_connected_to(other.id()))
 }
 
-/// Whether one of those that are up takes one of `lost` for alive.
-fn anyone_sees(stage: &Stage, lost: &[u32]) -> bool {
-    let up = (0..stage.nodes()).filter(|node| stage.is_up(*node)).filter_map(|node| stage.driven(node));
-    up.into_iter().any(|driven| lost.iter().any(|node| driven.is_connected_to(NodeId(*node))))
-}
-
 fn region_names(stage: &Stage) -> impl Iterator<Item = String> {
     let shared = regions::names().chain(words::names()).chain(watches::names()).chain(locks::data_names());
-    shared.chain(rights::names(stage))
+    shared.chain(rights::names(stage)).chain(apart::names(stage))
 }
 
 async fn free_all(stage: &Stage, session: &Session) {
-    for name in region_names(stage) {
+    // Of two regions that were given one name while nobody saw both, one is called otherwise by now.
+    let named = session.list().await.unwrap_or_default();
+    let renamed = named.into_iter().filter_map(|info| info.name).filter(|name| name.contains('@'));
+    for name in region_names(stage).chain(renamed) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
             // Whoever was about to free it may be faster.
             let _ = session.free(lh).await;
@@ -107,9 +100,9 @@ async fn free_all(stage: &Stage, session: &Session) {
 }
 
 /// Waits until nothing is left.
-async fn count(stage: &Stage, session: &Session, exact: bool, open: &RefCell<String>) {
+async fn count(stage: &Stage, session: &Session, open: &RefCell<String>) {
     loop {
-        match left(session, exact).await {
+        match left(session).await {
             Some(left) if left.is_empty() => return,
             Some(left) => open.replace(left),
             None => open.replace("what node 0 does not find out".to_owned()),
@@ -152,9 +145,9 @@ async fn take_names(stage: &Stage, session: &Session, open: &RefCell<String>) {
 }
 
 /// What is left, in words; nothing if all is clean, and `None` while somebody cannot be asked.
-async fn left(session: &Session, exact: bool) -> Option<String> {
+async fn left(session: &Session) -> Option<String> {
     let all = session.status().await.ok()?;
-    let dirty = all.iter().filter(|status| !is_clean(status, exact)).map(|status| {
+    let dirty = all.iter().filter(|status| !is_clean(status)).map(|status| {
         let NodeStatus { node, bytes_used, bytes_quarantined, regions, mappings, .. } = status;
         format!(
             "node {node}: {bytes_used} bytes ({} chunks), {bytes_quarantined} in quarantine, {regions} regions, {mappings} mappings",
@@ -170,7 +163,7 @@ async fn left(session: &Session, exact: bool) -> Option<String> {
     Some(left.join("; "))
 }
 
-fn is_clean(status: &NodeStatus, exact: bool) -> bool {
+fn is_clean(status: &NodeStatus) -> bool {
     let has_regions = (status.bytes_used, status.regions) != (0, 0);
-    (status.bytes_quarantined, status.mappings) == (0, 0) && !(exact && has_regions)
+    (status.bytes_quarantined, status.mappings) == (0, 0) && !has_regions
 }

@@ -3,9 +3,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use halite::NodeId;
 use halite_sim::{Corruption, Link, Random};
 
 use crate::actor::pick;
+use crate::peace;
 use crate::stage::Stage;
 
 /// Lets things go wrong until the trial closes.  What has begun is undone by itself.
@@ -16,7 +18,13 @@ pub(crate) async fn reign(stage: Rc<Stage>) {
     }
     let mut random = stage.world.random("faults");
     let end_ns = stage.world.now_ns() + stage.plan.duration_us * 1000;
+    let spell_ns = faults.spell_us * 1000;
+    let mut spell_end_ns = stage.world.now_ns() + spell_ns;
     loop {
+        if spell_ns > 0 && stage.world.now_ns() > spell_end_ns {
+            peace::wait_for_truce(&stage, 2 * stage.plan.lease()).await;
+            spell_end_ns = stage.world.now_ns() + spell_ns;
+        }
         let gap = Duration::from_nanos(random.below(2000 * faults.gap_us) + 1);
         if stage.world.now_ns() + gap.as_nanos() as u64 > end_ns {
             return;
@@ -67,8 +75,43 @@ fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
                 story(stage, "restart", async move { restart_after(&shared, node, long).await });
             }
         }
+        8 if stage.is_up(node) && node != 0 && other != 0 => forget(stage, node, other),
         _ => {}
     }
+}
+
+/// A node that only `friend` sees is forgotten.  That one does not lose it for that, and it comes back in another life.
+fn forget(stage: &Rc<Stage>, node: u32, friend: u32) {
+    if stage.has_disturbed_links() {
+        return;
+    }
+    let lease = stage.plan.lease();
+    let others = (0..stage.nodes()).filter(|other| *other != node && *other != friend);
+    let all: Vec<_> =
+        others.flat_map(|other| [ways(stage, node, other), ways(stage, other, node)].concat()).collect();
+    cut(stage, &all, 4 * lease);
+    stage.judge.expect_trouble(stage.world.now_ns() + (4 * lease).as_nanos() as u64);
+    let (shared, lives) = (stage.clone(), [stage.life(node), stage.life(friend)]);
+    story(stage, "forget", async move {
+        // The ways were cut in this moment.
+        let cut_ns = shared.world.now_ns();
+        shared.world.sleep(None, 2 * lease).await;
+        let Some(directory) = shared.driven(0).map(|directory| directory.session()) else { return };
+        if directory.forget_node(NodeId(node)).await.is_err() {
+            return;
+        }
+        shared.world.sleep(None, lease / 2).await;
+        let are_there = lives == [shared.life(node), shared.life(friend)]
+            && shared.is_well(node)
+            && shared.is_well(friend)
+            && shared.last_trouble_ns() == cut_ns;
+        let does_see = shared.driven(friend).is_some_and(|friend| friend.is_connected_to(NodeId(node)));
+        shared.judge.expect(does_see || !are_there, || {
+            format!("node {friend} has lost sight of node {node}, which others have forgotten, and nothing stood between the two")
+        });
+        shared.crash(node);
+        restart_after(&shared, node, 2 * lease).await;
+    });
 }
 
 /// The ways from one node to another, and between those that stand beside them; none on one host.
@@ -90,6 +133,16 @@ fn isolate(stage: &Stage, ways: &[(u32, u32)]) {
 fn cut(stage: &Rc<Stage>, ways: &[(u32, u32)], long: Duration) {
     isolate(stage, ways);
     change(stage, ways, long, "partition", Link::down);
+}
+
+/// Ways between nodes carry nothing for a while, later.
+pub(crate) fn cut_later(stage: &Rc<Stage>, ways: Vec<(u32, u32)>, later: Duration, long: Duration) {
+    let shared = stage.clone();
+    stage.judge.expect_trouble(stage.world.now_ns() + (later + long).as_nanos() as u64);
+    story(stage, "cut", async move {
+        shared.world.sleep(None, later).await;
+        cut(&shared, &ways, long);
+    });
 }
 
 /// Changes links for a while.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use halite::{
     AccessCause, CallCause, Function, Lh, LockCause, LockError, Mailbox, NodeId, Permissions, Placement,
-    Port, RegionCause, SendCause, ServeCause, ServeOptions, Session, Who,
+    Port, ReadOp, RegionCause, SendCause, ServeCause, ServeOptions, Session, Who, WriteOp,
 };
 use halite_sim::{Link, RunEnd};
 
@@ -554,4 +554,59 @@ fn who_waits_for_room_in_the_queue_to_a_peer_hears_of_its_end() {
         stage.world.sleep(None, 10 * TIMEOUT).await;
         assert_eq!(ended.get(), 10);
     });
+}
+
+/// Loads and stores reach the second half, so that it is written before anybody knows of the first.
+#[test]
+fn a_write_whose_posted_half_never_left_tells_that_the_other_half_is_there() {
+    on_hardware("rnic-100g", 2, |stage| async move {
+        let session = session_of(&stage, 0);
+        let placement = Placement::Spread(vec![NodeId(1), NodeId(0)]);
+        let lh = session.alloc(None, 2 * CHUNK_BYTES, placement, ALL).await.expect("there is room");
+        let (here, there) = (stage.host(0), stage.host(1));
+        stage.world.set_link(here, there, stage.world.link(here, there).down());
+        let mut writing = pin!(session.write(lh, CHUNK_BYTES - 8, &[7; 16]));
+        assert!(look(writing.as_mut()).is_pending());
+        let mut half = [0; 8];
+        session.read(lh, CHUNK_BYTES, &mut half).await.expect("it is here");
+        assert_eq!(half, [7; 8]);
+        let error = writing.await.expect_err("the other half is out of reach");
+        assert!(error.partly, "{error}");
+    });
+}
+
+/// What the queue has no room for is posted when there is some, and two writers take turns at that.
+#[test]
+fn batches_over_queues_that_take_a_few_requests_are_done_whole() {
+    on_plan("nodes = 3\nprofile = 'rnic-100g'\nqueue_depth = 4", |stage| async move {
+        let session = session_of(&stage, 0);
+        let on = |node| session.alloc(None, 4096, Placement::On(NodeId(node)), ALL);
+        let regions = [on(1).await.expect("there is room"), on(2).await.expect("there is room")];
+        let done = Rc::new(Cell::new(0));
+        for writer in 0..2 {
+            let (session, done) = (session.clone(), done.clone());
+            stage.world.spawn(Some(stage.host(0)), "a writer", async move {
+                write_and_read_words(&session, regions, writer).await;
+                done.set(done.get() + 1);
+            });
+        }
+        while done.get() < 2 {
+            stage.world.sleep(None, TIMEOUT).await;
+        }
+    });
+}
+
+/// Words of the writer's own, in two regions by turns, all in one batch.
+async fn write_and_read_words(session: &Session, regions: [Lh; 2], writer: u64) {
+    let words: Vec<[u8; 8]> = (1..=100).map(|at: u64| (at << 8 | writer).to_le_bytes()).collect();
+    let place = |at: usize| (regions[at % 2], (2 * at as u64 + writer) * 8);
+    let write = |(at, from): (usize, _)| WriteOp { lh: place(at).0, offset: place(at).1, from };
+    let writes: Vec<WriteOp<'_>> = words.iter().map(|word| &word[..]).enumerate().map(write).collect();
+    session.write_batch(&writes).await.expect("all may be written");
+    let mut found = vec![[0; 8]; words.len()];
+    let read = |(at, into): (usize, _)| ReadOp { lh: place(at).0, offset: place(at).1, into };
+    let mut reads: Vec<ReadOp<'_>> =
+        found.iter_mut().map(|word| &mut word[..]).enumerate().map(read).collect();
+    session.read_batch(&mut reads).await.expect("all may be read");
+    assert!(found == words, "some are not what was written");
 }

@@ -29,14 +29,16 @@ impl Birth {
         let mut fabric = None;
         let clock = world.clock(self.host);
         let node = config.node.map_or(0, |node| node.0);
+        let address = format!("node-{node}.{}", self.life);
         let made = Made {
             clock_since_1970_ns: BEGIN_SINCE_1970_NS + world.now_ns() - clock.now_ns(),
             clock,
             random: Mutex::new(world.random(&self.stream)),
             node,
+            address: address.clone(),
         };
         let driven = Driven::new(config.clone(), Arc::new(made), |seat| {
-            let address = format!("{}.{}", seat.name, self.life);
+            assert!(address.starts_with(&seat.name), "others dial it by its name");
             let opened = world.fabric(self.host, &address, seat.hello.clone());
             fabric = Some(opened.clone());
             Ok(opened)
@@ -72,6 +74,7 @@ struct Made {
     clock_since_1970_ns: u64,
     random: Mutex<Random>,
     node: u32,
+    address: String,
 }
 
 impl Surroundings for Made {
@@ -85,6 +88,10 @@ impl Surroundings for Made {
 
     fn random(&self) -> u64 {
         self.random.lock().expect("drawing does not panic").bits()
+    }
+
+    fn address(&self) -> String {
+        self.address.clone()
     }
 
     fn pid(&self) -> u32 {

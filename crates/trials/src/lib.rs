@@ -14,14 +14,21 @@
 #![forbid(unsafe_code)]
 
 mod actor;
+mod apart;
 mod barriers;
+#[cfg(test)]
+mod beside_bulk;
 #[cfg(test)]
 mod by_call;
 mod calls;
 mod census;
+#[cfg(test)]
+mod dials;
 mod faults;
 #[cfg(test)]
 mod found;
+#[cfg(test)]
+mod given_up;
 mod giving_up;
 mod golden;
 mod hosted;
@@ -31,6 +38,7 @@ mod messages;
 mod order;
 mod overlaps;
 mod panics;
+mod peace;
 mod plan;
 mod plans;
 mod regions;

@@ -93,8 +93,43 @@ fn text(name: usize) -> String {
     format!("l{name}")
 }
 
+/// Whoever is told that it still holds a lock does: nobody else has taken it since.
+fn check_guards(actor: &Actor) {
+    for held in &actor.locks.held {
+        let kept = match &held.guard {
+            Some(guard) => guard.check(),
+            None => actor.session.check_lock(&text(held.name)),
+        };
+        let is_kept = match kept {
+            Ok(()) => true,
+            Err(error) => {
+                let is_explained = matches!(error.cause, LockCause::Lapsed) && !actor.stage.is_undisturbed();
+                if !is_explained && !is_explained_by_its_end(actor, held, &error.cause) {
+                    accuse(actor, held.name, actor.now_ns(), &format!("{error}, without a reason"));
+                }
+                false
+            }
+        };
+        let ledgers = &actor.stage.locks.borrow().ledgers;
+        if is_kept && let Some(token) = ledgers[held.name].taken_after(held.token) {
+            let what = format!("is told that it holds it with token {}; {token} was given out", held.token);
+            accuse(actor, held.name, actor.now_ns(), &what);
+        }
+    }
+}
+
+/// A node that leaves holds nothing any more, and what was perhaps given up may be.
+fn is_explained_by_its_end(actor: &Actor, held: &Held, cause: &LockCause) -> bool {
+    match cause {
+        LockCause::NotHeld => held.is_doubtful,
+        LockCause::Region(cause) => is_explained_by(actor, cause),
+        _ => false,
+    }
+}
+
 /// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
+    check_guards(actor);
     let held = actor.locks.held.len();
     match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0, 1] } else { &[0, 2, 2, 9, 1, 9, 1] }) {
         // Who holds one waits for no other for ever, or all would.

@@ -29,6 +29,13 @@ pub struct Plan {
     /// How long a silent node is taken to be alive, in microseconds.
     #[serde(default = "defaults::lease_us")]
     pub lease_us: u64,
+    /// How long after another a node starts at most, in microseconds: all that it does time and again is so much later than the
+    /// same of the other.
+    #[serde(default)]
+    pub start_gap_us: u64,
+    /// After how long a connection that nobody answers is given up, in microseconds; two leases if that is not said.
+    #[serde(default)]
+    pub dial_us: Option<u64>,
     /// Bytes of the ring through which a node sends another its requests and messages: a power of two from 4096 to 2^30.
     #[serde(default = "defaults::ring_bytes")]
     pub ring_bytes: u64,
@@ -85,6 +92,8 @@ pub struct Work {
     pub watches: u32,
     /// Rights that are taken away while they are used.
     pub rights: u32,
+    /// Homes that lose sight of who maps their regions, while both see who holds the bytes.
+    pub apart: u32,
     /// How many accesses in a thousand touch many words.
     pub long_per_mille: u32,
     /// How many regions in a thousand are long: of many chunks, which lie on several nodes if the region is spread.
@@ -122,8 +131,12 @@ pub struct Faults {
     pub drift: u32,
     /// A host dies with all its nodes, of which nobody tells the others, and they come back.
     pub host_crash: u32,
+    /// A node that only one other sees is forgotten, and comes back in another life.
+    pub forget: u32,
     /// How long something goes wrong at most, in hundredths of a lease.
     pub long_percent: u32,
+    /// After so many microseconds nothing more goes wrong until there has been peace for two leases; 0 for never.
+    pub spell_us: u64,
 }
 
 /// A minute: nothing in a trial takes longer.
@@ -165,6 +178,7 @@ impl Default for Work {
             barriers: 1,
             watches: 2,
             rights: 1,
+            apart: 0,
             long_per_mille: 125,
             long_regions_per_mille: 250,
             calls_posted_max: 4,
@@ -187,7 +201,9 @@ impl Default for Faults {
             noise: 3,
             drift: 1,
             host_crash: 0,
+            forget: 0,
             long_percent: 300,
+            spell_us: 0,
         }
     }
 }
@@ -238,6 +254,10 @@ impl Plan {
             () if !(1..=1000).contains(&self.sessions) => bad("sessions must be from 1 to 1000"),
             () if !(1..=US_MAX).contains(&self.duration_us) => bad("duration_us must be from 1 to 60000000"),
             () if !(100..=US_MAX).contains(&self.lease_us) => bad("lease_us must be from 100 to 60000000"),
+            () if self.dial_us.is_some_and(|dial_us| !(10..=US_MAX).contains(&dial_us)) => {
+                bad("dial_us must be from 10 to 60000000")
+            }
+            () if self.start_gap_us > US_MAX => bad("start_gap_us must be 60000000 at most"),
             () if !self.ring_bytes.is_power_of_two() || !(4096..=1 << 30).contains(&self.ring_bytes) => {
                 bad("ring_bytes must be a power of two from 4096 to 1073741824")
             }
@@ -260,6 +280,13 @@ impl Plan {
             () if self.work.think_us_max > US_MAX => bad("think_us_max must be 60000000 at most"),
             () if self.work.given_up_per_mille > 1000 => bad("given_up_per_mille must be 1000 at most"),
             () if !(1..=10_000).contains(&faults.long_percent) => bad("long_percent must be from 1 to 10000"),
+            () if self.work.apart > 0 && (self.nodes < 3 || self.hosts.is_some()) => {
+                bad("apart needs three nodes, each on a host of its own")
+            }
+            () if faults.spell_us > US_MAX => bad("spell_us must be 60000000 at most"),
+            () if faults.spell_us > 0 && self.dial_us.is_none_or(|dial_us| dial_us > self.lease_us / 2) => {
+                bad("spell_us needs a dial_us of half a lease at most")
+            }
             () if faults.gap_us > US_MAX => bad("gap_us must be 60000000 at most"),
             () if self.work.weights().iter().chain(&faults.weights()).any(|weight| *weight > WEIGHT_MAX) => {
                 bad("weights must be 1000000 at most")
@@ -328,22 +355,22 @@ impl Plan {
 
 impl Work {
     /// In the order of the fields.
-    pub(crate) fn weights(&self) -> [u32; 8] {
-        let Work { regions, words, calls, messages, locks, barriers, watches, rights, .. } = *self;
-        [regions, words, calls, messages, locks, barriers, watches, rights]
+    pub(crate) fn weights(&self) -> [u32; 9] {
+        let Work { regions, words, calls, messages, locks, barriers, watches, rights, apart, .. } = *self;
+        [regions, words, calls, messages, locks, barriers, watches, rights, apart]
     }
 }
 
 impl Faults {
     /// Whether connections end although both ends live.
     pub(crate) fn break_links(&self) -> bool {
-        self.gap_us > 0 && self.partition + self.one_way + self.noise > 0
+        self.gap_us > 0 && self.partition + self.one_way + self.noise + self.forget > 0
     }
 
     /// In the order of the fields.
-    pub(crate) fn weights(&self) -> [u32; 8] {
-        let Faults { crash, leave, pause, partition, one_way, noise, drift, host_crash, .. } = *self;
-        [crash, leave, pause, partition, one_way, noise, drift, host_crash]
+    pub(crate) fn weights(&self) -> [u32; 9] {
+        let Faults { crash, leave, pause, partition, one_way, noise, drift, host_crash, forget, .. } = *self;
+        [crash, leave, pause, partition, one_way, noise, drift, host_crash, forget]
     }
 }
 

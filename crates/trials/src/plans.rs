@@ -2,7 +2,7 @@
 
 use crate::plan::{Plan, PlanError};
 
-const PLANS: [(&str, &str); 13] = [
+const PLANS: [(&str, &str); 14] = [
     ("calm", include_str!("../../../plans/calm.toml")),
     ("storm", include_str!("../../../plans/storm.toml")),
     ("crashes", include_str!("../../../plans/crashes.toml")),
@@ -10,6 +10,7 @@ const PLANS: [(&str, &str); 13] = [
     ("regions", include_str!("../../../plans/regions.toml")),
     ("torn", include_str!("../../../plans/torn.toml")),
     ("partitions", include_str!("../../../plans/partitions.toml")),
+    ("links", include_str!("../../../plans/links.toml")),
     ("adapters", include_str!("../../../plans/adapters.toml")),
     ("mixed", include_str!("../../../plans/mixed.toml")),
     ("rings", include_str!("../../../plans/rings.toml")),
@@ -21,8 +22,19 @@ const PLANS: [(&str, &str); 13] = [
 /// The plans of the tree.
 impl Plan {
     /// Those of which thousands of seeds are walked: a trial takes some milliseconds.
-    pub const SMALL: [&str; 10] =
-        ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters", "mixed", "torn", "rings"];
+    pub const SMALL: [&str; 11] = [
+        "calm",
+        "storm",
+        "crashes",
+        "pauses",
+        "regions",
+        "partitions",
+        "links",
+        "adapters",
+        "mixed",
+        "torn",
+        "rings",
+    ];
 
     /// The names of all.
     pub fn names() -> impl Iterator<Item = &'static str> {

@@ -3,6 +3,7 @@
 //! What each operation may answer, and each word hold, follows from when the others began and ended; see [`lives`],
 //! [`words`] and [`rights`].
 
+mod kept;
 mod lives;
 mod orders;
 pub(crate) mod rights;
@@ -13,6 +14,7 @@ use std::ops::Range;
 
 use halite::{AccessCause, AccessError, Lh, Permissions};
 
+pub(crate) use kept::kept;
 pub(crate) use lives::Regions;
 use lives::{LifeId, WORD};
 pub(crate) use orders::names;
@@ -25,6 +27,10 @@ const NAMES: u64 = 6;
 /// Most words of one access, and of a long one.
 const WORDS_MAX: u64 = 16;
 const LONG_WORDS_MAX: u64 = 1200;
+/// So much later than an adapter has done an access its session may hear of that.
+pub(crate) const WORD_OF_SUCCESS_NS: u64 = 50_000;
+/// The first half of a copy.
+const COPY_FROM: &str = "copy from";
 
 /// The regions that a session has mapped.
 #[derive(Debug, Default)]
@@ -38,6 +44,8 @@ struct Holding {
     life: LifeId,
     /// What it was mapped for.
     wanted: Permissions,
+    /// When it was about to be mapped.
+    begun_ns: u64,
 }
 
 /// Does one thing.
@@ -186,10 +194,10 @@ async fn copy(actor: &mut Actor, from: Holding) {
         }
         Some(Err(error)) => {
             writing.give_up(actor);
-            reading.end(actor, "copy from", Some(Err(error.cause)));
+            reading.end(actor, COPY_FROM, Some(Err(error.cause)));
         }
         Some(Ok(())) => {
-            reading.end(actor, "copy from", Some(Ok(())));
+            reading.end(actor, COPY_FROM, Some(Ok(())));
             writing.end(actor, "copy to", Some(Ok(())));
         }
         None => {
@@ -261,7 +269,7 @@ impl Access {
         let Access { holding, kind, begin_ns } = self;
         let verdict = match &result {
             None => Ok(()),
-            Some(Ok(())) => check_success(actor, holding, kind, begin_ns),
+            Some(Ok(())) => check_success(actor, holding, kind, begin_ns, what == COPY_FROM),
             Some(Err(cause)) => check_refusal(actor, holding, kind, begin_ns, cause),
         };
         if let Err(why) = verdict {
@@ -278,17 +286,30 @@ impl Access {
     }
 }
 
-fn check_success(actor: &Actor, holding: Holding, kind: Permissions, begin_ns: u64) -> Result<(), String> {
+fn check_success(
+    actor: &Actor,
+    holding: Holding,
+    kind: Permissions,
+    begin_ns: u64,
+    is_copied: bool,
+) -> Result<(), String> {
     let regions = actor.stage.regions.borrow();
     let life = regions.life(holding.life);
-    // Whoever was taken for dead, or was stopped and so took the others for dead, has not heard of changes since.
-    if actor.stage.was_anyone_isolated() {
-        return Ok(());
-    }
-    if !life.may_have_lived(begin_ns) {
+    // Whoever was taken for dead, or was stopped and so took the others for dead, has not heard of changes since.  It reaches
+    // nothing through adapters all the same: a change waits until all have let go, or are cut off.
+    let over_ns = match actor.stage.cut_off_is_by_adapters {
+        // What is copied may have been read long before it is written, and who was stopped hears of what its adapter did when it
+        // goes on.
+        true if is_copied || actor.stage.may_have_slept_since(actor.node, begin_ns) => begin_ns,
+        true => actor.now_ns() - WORD_OF_SUCCESS_NS,
+        false if actor.stage.was_anyone_isolated() => return Ok(()),
+        false => begin_ns,
+    };
+    let since_ns = begin_ns.max(over_ns);
+    if !life.may_have_lived(since_ns) {
         return Err(format!("it succeeded, but the region was freed at {} ns", life.ended_ns));
     }
-    if !holding.wanted.contains(kind) || !life.rights.may_have(actor.principal, kind, begin_ns) {
+    if !holding.wanted.contains(kind) || !life.rights.may_have(actor.principal, kind, since_ns) {
         return Err(format!("it succeeded without permission for {kind}"));
     }
     Ok(())
@@ -305,6 +326,9 @@ fn check_refusal(
     let life = regions.life(holding.life);
     let is_calm = actor.stage.judge.is_calm();
     let was_revoked = life.revoked[actor.principal];
+    // Who mapped it in peace, and all of whose nodes live, has lost nothing.
+    let is_due = actor.stage.was_peace_since(holding.begun_ns) && orders::is_whole(actor, life);
+    let is_calm = is_calm || is_due;
     let is_explained = match cause {
         AccessCause::Stale => !is_calm || life.end_begun_ns != NEVER || was_revoked,
         AccessCause::PermissionDenied { .. } => {

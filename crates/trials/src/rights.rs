@@ -78,7 +78,7 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
 }
 
 /// Makes the name free again.
-async fn clear(actor: &mut Actor, name: &str) {
+pub(crate) async fn clear(actor: &mut Actor, name: &str) {
     let session = actor.session.clone();
     let cleared = async {
         let lh = session.map(name, Permissions::MASTER).await?;

@@ -1,7 +1,7 @@
 //! The stage: what all sessions of a trial share, and the nodes that come and go on it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -47,15 +47,21 @@ pub(crate) struct Stage {
     pub(crate) watches: RefCell<Watches>,
     /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
+    /// Whether whoever is cut off from memory reaches it no more from then on, because adapters stand between all nodes.
+    pub(crate) cut_off_is_by_adapters: bool,
     /// What there is between nodes.
     profiles: Vec<Profile>,
     seats: Vec<Seat>,
     anyone_isolated: Cell<bool>,
     faults: RefCell<Vec<TaskId>>,
+    /// When a node or a link last ceased to be as it should, or was so again.
+    last_trouble_ns: Cell<u64>,
     /// Links that something goes wrong on, as they were before.
     disturbed: RefCell<BTreeMap<(HostId, HostId), Link>>,
-    /// Nodes join one at a time, as they do through the lock in a cluster's directory.
-    joining: Cell<bool>,
+    /// Nodes join one at a time, as they do through the lock in a cluster's directory, and in the order in which they came: by
+    /// the numbers of their turns.
+    joining: RefCell<VecDeque<u64>>,
+    turns: Cell<u64>,
     /// All nodes have joined once, and work begins.
     open: Cell<bool>,
     /// Sessions are to come to an end.
@@ -110,12 +116,15 @@ impl Stage {
                 .iter()
                 .all(|profile| !profile.is_adapter() && profile.fence == Fence::Kill)
                 && !plan.faults.break_links(),
+            cut_off_is_by_adapters: profiles.iter().all(Profile::is_adapter),
             profiles,
             seats,
             anyone_isolated: Cell::new(false),
             faults: RefCell::default(),
+            last_trouble_ns: Cell::new(0),
             disturbed: RefCell::default(),
-            joining: Cell::new(false),
+            joining: RefCell::default(),
+            turns: Cell::new(0),
             open: Cell::new(false),
             closing: Cell::new(false),
             working: Cell::new(0),
@@ -239,6 +248,7 @@ impl Stage {
             }
         }
         self.seats[node as usize].up.set(true);
+        self.note_change();
         actor::start_all(self, node, &driven);
         Ok(())
     }
@@ -281,6 +291,7 @@ impl Stage {
 
     fn end_life(&self, node: u32) {
         self.judge.note_trouble();
+        self.note_change();
         let seat = &self.seats[node as usize];
         seat.up.set(false);
         seat.down.set(true);
@@ -327,25 +338,52 @@ impl Stage {
         }
         seat.missed_until_ns.set(seat.missed_until_ns.get().max(now_ns + long_ns + lease_ns));
         seat.stopped.set(true);
+        self.note_change();
         self.world.pause(seat.host);
         self.world.sleep(None, long).await;
         seat.stopped.set(false);
+        self.note_change();
         if self.life(node) == life {
             self.world.resume(seat.host);
         }
+    }
+
+    /// Whether a node may have been stopped since then.
+    pub(crate) fn may_have_slept_since(&self, node: u32, begin_ns: u64) -> bool {
+        self.seats[node as usize].missed_until_ns.get() > begin_ns
     }
 
     /// Changes a link, until it is mended.
     pub(crate) fn disturb(&self, from: HostId, to: HostId, link: Link) {
         self.disturbed.borrow_mut().entry((from, to)).or_insert_with(|| self.world.link(from, to));
         self.world.set_link(from, to, link);
+        self.note_change();
     }
 
     /// Makes a link as it was, unless somebody else has.
     pub(crate) fn mend(&self, from: HostId, to: HostId) {
         if let Some(before) = self.disturbed.borrow_mut().remove(&(from, to)) {
             self.world.set_link(from, to, before);
+            self.note_change();
         }
+    }
+
+    pub(crate) fn has_disturbed_links(&self) -> bool {
+        !self.disturbed.borrow().is_empty()
+    }
+
+    fn note_change(&self) {
+        self.last_trouble_ns.set(self.world.now_ns());
+    }
+
+    pub(crate) fn last_trouble_ns(&self) -> u64 {
+        self.last_trouble_ns.get()
+    }
+
+    /// Whether a node has joined, and goes on.
+    pub(crate) fn is_well(&self, node: u32) -> bool {
+        let seat = &self.seats[node as usize];
+        seat.up.get() && !seat.stopped.get() && self.world.is_running(seat.host)
     }
 
     /// Something goes wrong for as long as this task lives.
@@ -438,20 +476,27 @@ impl Drop for Working {
     }
 }
 
-/// The right to join.
-struct Turn(Rc<Stage>);
+/// The right to join, or a place in the queue for it.
+struct Turn {
+    stage: Rc<Stage>,
+    number: u64,
+}
 
 impl Turn {
     async fn take(stage: &Rc<Stage>) -> Turn {
-        while stage.joining.replace(true) {
+        let number = stage.turns.get();
+        stage.turns.set(number + 1);
+        stage.joining.borrow_mut().push_back(number);
+        let turn = Turn { stage: stage.clone(), number };
+        while stage.joining.borrow().front() != Some(&number) {
             stage.world.sleep(None, Duration::from_micros(5)).await;
         }
-        Turn(stage.clone())
+        turn
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.0.joining.set(false);
+        self.stage.joining.borrow_mut().retain(|number| *number != self.number);
     }
 }

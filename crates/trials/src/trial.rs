@@ -11,7 +11,7 @@ use crate::panics;
 use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::stage::Stage;
-use crate::{locks, messages, overlaps, words};
+use crate::{locks, messages, overlaps, peace, words};
 
 /// How much of what happens is kept for people to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,9 +56,9 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
 /// A world of the plan's hardware, whose patience is as short as the leases of trials are: a node that joins while another is
 /// stopped has its turn.
 pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
-    let lease_ns = plan.lease().as_nanos() as u64;
+    let dial_ns = 1000 * plan.dial_us.unwrap_or(2 * plan.lease_us);
     let hasty = |profile: Profile| {
-        let connect_timeout_ns = profile.connect_timeout_ns.min(2 * lease_ns);
+        let connect_timeout_ns = profile.connect_timeout_ns.min(dial_ns);
         Profile { connect_timeout_ns, ..profile }
     };
     let profile = hasty(plan.profile()?);
@@ -108,15 +108,20 @@ fn wrong_keys(stage: &Stage) -> Option<String> {
 
 async fn story(stage: Rc<Stage>) {
     let world = stage.world.clone();
+    let mut gaps = world.random("gaps between starts");
     for node in 0..stage.nodes() {
         stage.start(node);
         // The first node is there before anybody looks for it.
         while !stage.is_up(node) && stage.judge.is_content() {
             world.sleep(None, Duration::from_micros(1)).await;
         }
+        world.sleep(None, Duration::from_nanos(gaps.below(1000 * stage.plan.start_gap_us + 1))).await;
     }
     stage.open();
     world.spawn(None, "faults", faults::reign(stage.clone()));
+    if stage.is_mended_soon() {
+        world.spawn(None, "peace", peace::keep(stage.clone()));
+    }
     world.sleep(None, Duration::from_micros(stage.plan.duration_us)).await;
     stage.close();
     wind_down(&stage).await;

@@ -5,6 +5,7 @@
 //! stays registered with them, under a key that nobody is ever told, and the parts that lack it get it, too, before they get the
 //! next one.  While they go on refusing, nothing is registered anywhere, so one segment at most is held in vain.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use halite_mem::Segment;
@@ -18,6 +19,8 @@ pub(super) struct Keys {
     /// The next ordinal.
     next: u32,
     gap: Option<Gap>,
+    /// Keys that were taken back, and how many parts have not told so yet.
+    deregistered: BTreeMap<Key, usize>,
     /// The first key that was not the one that was to come; the ordinals of the parts cannot be the same after that.
     mismatch: Option<Mismatch>,
 }
@@ -45,6 +48,23 @@ impl Keys {
             self.register_from(index, parts, segment)?;
         }
         self.register_from(0, parts, segment)
+    }
+
+    /// A key is taken back of `parts` parts.  `false` if it is none of ours, or was taken back before.
+    pub(super) fn deregister(&mut self, key: Key, parts: usize) -> bool {
+        let is_new = key.0 < self.next && !self.deregistered.contains_key(&key);
+        if is_new {
+            self.deregistered.insert(key, parts);
+        }
+        is_new
+    }
+
+    /// A part has told so; whether it is the last one.
+    pub(super) fn handle_deregistered(&mut self, key: Key) -> bool {
+        let left = self.deregistered.get_mut(&key).filter(|left| **left > 0);
+        let Some(left) = left else { return false };
+        *left -= 1;
+        *left == 0
     }
 
     /// Registers `segment` in the parts from `index` on; those before have it.

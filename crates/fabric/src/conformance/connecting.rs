@@ -9,12 +9,11 @@ use crate::{ConnectFailure, Event, HELLO_BYTES_MAX};
 /// Each is shown what the other says of itself, and both can post.
 pub fn both_ends_hear_who_the_other_is(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
-    one.fabric.connect(&harness.address("two"), b"I am one");
-    let Event::Connected { peer: to_two, hello, initiator: true } = one.event() else {
-        panic!("no connection")
-    };
-    assert_eq!(hello, b"two");
-    let Event::Connected { peer: to_one, hello, initiator: false } = two.event() else {
+    let address = harness.address("two");
+    one.fabric.connect(&address, b"I am one");
+    let Event::Connected { peer: to_two, hello, dialled } = one.event() else { panic!("no connection") };
+    assert_eq!((&hello[..], dialled), (&b"two"[..], Some(address)));
+    let Event::Connected { peer: to_one, hello, dialled: None } = two.event() else {
         panic!("no connection")
     };
     assert_eq!(hello, b"I am one");
@@ -89,9 +88,9 @@ pub fn two_that_dial_each_other_at_once_can_talk(harness: &dyn Harness) {
         let mut is_answered = false;
         while !is_answered || peers.is_empty() {
             match node.event() {
-                Event::Connected { peer, initiator, .. } => {
+                Event::Connected { peer, dialled, .. } => {
                     peers.push(peer);
-                    is_answered |= initiator;
+                    is_answered |= dialled.is_some();
                 }
                 Event::ConnectFailed(_) => is_answered = true,
                 event => panic!("expected connections only, got {event:?}"),

@@ -1,8 +1,6 @@
 //! How connections end, and what is over with them.
 
-use std::collections::BTreeMap;
-
-use super::node::{Pair, SEGMENT_BYTES, bytes_of, own, quiet};
+use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet};
 use super::{Harness, leave_out};
 use crate::{CompletionKind, CutOff, Event, Local, Operation, PostCause, Status};
 
@@ -62,16 +60,7 @@ pub fn each_request_completes_once_before_the_end(harness: &dyn Harness) {
         pair.one.try_post(pair.to_two, &[request]).expect("it fits");
     }
     pair.two.fabric.disconnect(pair.to_one);
-    let mut ended = BTreeMap::new();
-    let end = loop {
-        match pair.one.event() {
-            Event::Completed(completion) => {
-                let (id, status) = own(&completion).expect("nothing was sent to us");
-                assert_eq!(ended.insert(id, status), None, "{id} ended twice");
-            }
-            event => break event,
-        }
-    };
+    let (ended, end) = pair.one.ended_until_end();
     assert_eq!(end, Event::Disconnected { peer: pair.to_two });
     for id in 0..60 {
         use Status::{Flushed, PeerGone, RetryExceeded, Success};

@@ -12,8 +12,10 @@
 
 pub mod atomics;
 pub mod connecting;
+pub mod deregistering;
 pub mod ending;
 pub mod keys;
+pub mod lanes;
 pub mod messages;
 pub mod node;
 pub mod one_sided;
@@ -98,17 +100,34 @@ macro_rules! fabric_conformance_suite {
                 nobody_hears_of_room_who_did_not_ask
                 there_is_no_more_room_once_the_peer_is_gone
             }
+            lanes {
+                each_lane_keeps_its_order
+                small_requests_overtake_long_ones_of_another_lane_and_none_of_their_own
+                what_has_completed_stands_before_what_is_posted_then_in_any_lane
+                a_write_with_immediate_is_told_in_every_lane
+                a_lane_that_is_full_fills_no_other
+                a_connection_ends_with_all_of_its_lanes
+            }
             waiting {
                 an_unsolicited_message_wakes_nobody_and_is_found_by_the_next_who_polls
                 a_doorbell_that_is_not_armed_stays_silent
                 what_comes_before_the_last_poll_is_not_slept_over
                 waking_rings_even_if_nothing_is_armed
+                a_descriptor_has_edges_for_the_sleeper_that_is_armed_and_no_other
             }
             keys {
                 keys_count_registrations
                 a_key_mentioned_in_a_message_can_be_used_at_once
                 memory_registered_while_a_connection_comes_about_is_reached
                 hundreds_of_segments_are_reached_at_once
+            }
+            deregistering {
+                a_key_that_was_taken_back_leads_nowhere
+                a_key_is_never_given_again_and_others_are_reached_as_before
+                what_is_no_key_is_not_taken_back
+                the_provider_lets_go_of_memory_that_was_taken_back
+                what_was_posted_with_a_key_of_ours_ends_before_its_memory_goes
+                who_holds_a_window_of_memory_that_was_taken_back_keeps_it
             }
             ending {
                 disconnecting_cuts_both_ends_off

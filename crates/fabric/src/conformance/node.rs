@@ -7,8 +7,8 @@ use halite_mem::{PagePolicy, Segment, Window};
 
 use super::Harness;
 use crate::{
-    Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, PostError, RemoteAddress,
-    Status, WorkId, WorkRequest,
+    Completion, CompletionKind, Event, Fabric, Key, Lane, Local, Operation, PeerId, PostError, RemoteAddress,
+    Sleeper, Status, WorkId, WorkRequest,
 };
 
 /// Bytes of the segment that each end of a [`Pair`] registers.
@@ -59,7 +59,7 @@ impl<'h> Node<'h> {
 
     fn check_order(&mut self, event: &Event) {
         let (peer, next) = match event {
-            Event::ConnectFailed(_) => return,
+            Event::ConnectFailed(_) | Event::Deregistered { .. } => return,
             Event::Connected { peer, .. } => {
                 let known = self.peers.insert(*peer, Phase::Connected);
                 return assert_eq!(known, None, "{event:?}: numbers of peers are not used again");
@@ -75,11 +75,11 @@ impl<'h> Node<'h> {
 
     /// Asks that arrivals ring, polls once more, and sleeps, until `find` finds something.
     pub fn until<T>(&mut self, mut find: impl FnMut(&mut Node<'h>) -> Option<T>) -> T {
-        self.fabric.arm(true);
+        self.fabric.arm(Some(Sleeper::Progress));
         loop {
             let seen = self.fabric.doorbell();
             if let Some(found) = find(self) {
-                self.fabric.arm(false);
+                self.fabric.arm(None);
                 return found;
             }
             assert!(self.harness.sleep(&*self.fabric, seen), "nothing came: an event or a ring is missing");
@@ -94,6 +94,20 @@ impl<'h> Node<'h> {
     /// The next event, which is a completion.
     pub fn completion(&mut self) -> Completion {
         self.event().into_completion().unwrap_or_else(|event| panic!("expected a completion, got {event:?}"))
+    }
+
+    /// How each of our requests ends, once, until something else happens; and that.
+    pub fn ended_until_end(&mut self) -> (BTreeMap<u64, Status>, Event) {
+        let mut ended = BTreeMap::new();
+        loop {
+            match self.event() {
+                Event::Completed(completion) => {
+                    let (id, status) = own(&completion).expect("nothing was sent to us");
+                    assert_eq!(ended.insert(id, status), None, "{id} ended twice");
+                }
+                event => return (ended, event),
+            }
+        }
     }
 
     /// The next event, which is the end of a request of ours.
@@ -147,14 +161,19 @@ impl<'h> Node<'h> {
         (self.fabric.register(window.segment().clone()).expect("it can be registered"), window.clone())
     }
 
-    /// Posts one request that is signalled and solicited, and must be taken.
+    /// Posts one request in the first lane, that is signalled and solicited, and must be taken.
     pub fn post(&self, peer: PeerId, id: u64, operation: Operation<'_>) {
         self.try_post(peer, &[request(id, operation)]).expect("it can be posted");
     }
 
-    /// Posts a list.
+    /// Posts a list in a lane, which must be taken.
+    pub fn post_in(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) {
+        self.fabric.post(peer, lane, requests).expect("they can be posted");
+    }
+
+    /// Posts a list in the first lane.
     pub fn try_post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
-        self.fabric.post(peer, requests)
+        self.fabric.post(peer, Lane::FIRST, requests)
     }
 
     /// Sends a message that is solicited, and does not complete.

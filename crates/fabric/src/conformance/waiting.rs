@@ -1,10 +1,15 @@
 //! The doorbell: who rings it, and who is woken.
 
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use super::Harness;
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::time::Timespec;
+
 use super::node::{Pair, quiet};
-use crate::{Operation, WorkRequest};
+use super::{Harness, leave_out};
+use crate::{Operation, Sleeper, WorkRequest};
 
 fn send(imm: u32, solicited: bool) -> WorkRequest<'static> {
     WorkRequest { solicited, ..quiet(0, Operation::Send { bytes: b"", imm }) }
@@ -15,7 +20,7 @@ pub fn an_unsolicited_message_wakes_nobody_and_is_found_by_the_next_who_polls(ha
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
     pair.two.expect_nothing();
-    pair.two.fabric.arm(true);
+    pair.two.fabric.arm(Some(Sleeper::Progress));
     let seen = pair.two.fabric.doorbell();
     pair.one.try_post(pair.to_two, &[send(1, false), send(2, false)]).expect("they fit");
     harness.settle();
@@ -33,7 +38,7 @@ pub fn a_doorbell_that_is_not_armed_stays_silent(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
     pair.two.expect_nothing();
-    pair.two.fabric.arm(false);
+    pair.two.fabric.arm(None);
     let seen = pair.two.fabric.doorbell();
     pair.one.try_post(pair.to_two, &[send(1, true), send(2, true)]).expect("they fit");
     assert_eq!(pair.two.rest().len(), 2);
@@ -51,7 +56,7 @@ pub fn what_comes_before_the_last_poll_is_not_slept_over(harness: &dyn Harness) 
             }
         };
         at(0);
-        pair.two.fabric.arm(true);
+        pair.two.fabric.arm(Some(Sleeper::Progress));
         at(1);
         let seen = pair.two.fabric.doorbell();
         let early = pair.two.try_event();
@@ -69,13 +74,52 @@ pub fn what_comes_before_the_last_poll_is_not_slept_over(harness: &dyn Harness) 
 pub fn waking_rings_even_if_nothing_is_armed(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let fabric = &pair.one.fabric;
-    for armed in [false, true] {
-        fabric.arm(armed);
+    for sleeper in [None, Some(Sleeper::Caller), Some(Sleeper::Progress)] {
+        fabric.arm(sleeper);
         let seen = fabric.doorbell();
         fabric.wake();
         assert_ne!(fabric.doorbell(), seen);
-        fabric.wait(seen, None);
+        let by = sleeper.unwrap_or(Sleeper::Progress);
+        fabric.wait(by, seen, None);
         // Nothing comes, and time does end.
-        fabric.wait(fabric.doorbell(), Some(Duration::from_millis(1)));
+        fabric.wait(by, fabric.doorbell(), Some(Duration::from_millis(1)));
     }
+}
+
+/// Who sleeps for several fabrics watches the descriptors of its kind.
+pub fn a_descriptor_has_edges_for_the_sleeper_that_is_armed_and_no_other(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    pair.one.expect_nothing();
+    pair.two.expect_nothing();
+    let fabric = pair.two.fabric.clone();
+    let watch = |kind| {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("there are descriptors left");
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, fabric.descriptor(kind)?, epoll::EventData::new_u64(0), edges).expect("it is new");
+        Some(epoll)
+    };
+    let [Some(progress), Some(caller)] = Sleeper::KINDS.map(watch) else {
+        return leave_out("it shows no descriptors");
+    };
+    let take_edges = |kind, epoll: &OwnedFd| {
+        let mut space = [MaybeUninit::uninit(); 2];
+        let (edges, _) = epoll::wait(epoll, &mut space[..], Some(&Timespec::default())).expect("it is one");
+        fabric.wait(kind, fabric.doorbell(), Some(Duration::ZERO));
+        edges.len()
+    };
+    let edges = || [take_edges(Sleeper::Progress, &progress), take_edges(Sleeper::Caller, &caller)];
+    let kinds = [(Sleeper::Progress, &progress, [1, 0]), (Sleeper::Caller, &caller, [0, 1])];
+    for (imm, (kind, own, expected)) in kinds.into_iter().cycle().take(6).enumerate() {
+        fabric.arm(Some(kind));
+        pair.two.expect_nothing();
+        edges();
+        pair.one.try_post(pair.to_two, &[send(imm as u32, true)]).expect("it fits");
+        let long = Timespec { tv_sec: 10, tv_nsec: 0 };
+        let mut polled = [PollFd::from_borrowed_fd(own.as_fd(), PollFlags::IN)];
+        assert_eq!(rustix::event::poll(&mut polled, Some(&long)), Ok(1), "{kind:?} was not woken");
+        assert_eq!(edges(), expected, "{kind:?}");
+        assert_eq!(pair.two.received().1, imm as u32);
+    }
+    fabric.wake();
+    assert_eq!(edges(), [1, 1], "all are woken");
 }

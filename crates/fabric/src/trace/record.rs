@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::kind::OperationKind;
-use crate::{ConnectFailure, CutOff, Event, Key, PeerId, PostCause, Status, WorkId};
+use crate::{ConnectFailure, CutOff, Event, Key, Lane, PeerId, PostCause, Status, WorkId};
 
 #[derive(Debug)]
 pub(super) struct Record {
@@ -19,11 +19,15 @@ pub(super) enum Step {
         key: Key,
         len: u64,
     },
+    Deregister {
+        key: Key,
+    },
     Connect {
         address: String,
     },
     Post {
         peer: PeerId,
+        lane: Lane,
         kind: OperationKind,
         id: WorkId,
         bytes: u64,
@@ -68,10 +72,11 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Step::Register { key, len } => write!(f, "register key={} len={len}", key.0),
+            Step::Deregister { key } => write!(f, "deregister key={}", key.0),
             Step::Connect { address } => write!(f, "connect address={address}"),
-            Step::Post { peer, kind, id, bytes } => {
-                let kind = kind.name();
-                write!(f, "post peer={} {kind} id={} bytes={bytes}", peer.0, id.0)
+            Step::Post { peer, lane, kind, id, bytes } => {
+                let (kind, lane) = (kind.name(), lane.number);
+                write!(f, "post peer={} lane={lane} {kind} id={} bytes={bytes}", peer.0, id.0)
             }
             Step::Refuse { peer, cause } => write!(f, "refused peer={} {cause}", peer.0),
             Step::Complete { peer, id, status } => {
@@ -91,11 +96,12 @@ impl fmt::Display for Step {
 
 fn fmt_event(event: &Event, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
-        Event::Connected { peer, initiator, .. } => {
-            let how = if *initiator { "dialled" } else { "accepted" };
+        Event::Connected { peer, dialled, .. } => {
+            let how = if dialled.is_some() { "dialled" } else { "accepted" };
             write!(f, "event connected peer={} {how}", peer.0)
         }
         Event::Completed(completion) => write!(f, "event completed peer={}", completion.peer.0),
+        Event::Deregistered { key } => write!(f, "event deregistered key={}", key.0),
         Event::Room { peer } => write!(f, "event room peer={}", peer.0),
         Event::ConnectFailed(ConnectFailure { address, reason, .. }) => {
             write!(f, "event connect_failed address={address} reason={reason:?}")

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use halite_fabric::{
-    Atomics, Capabilities, Completion, CompletionKind, ConnectFailure, CutOff, Event, Fabric, Key, Local,
-    Operation, PeerId, PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
+    Atomics, Capabilities, Completion, CompletionKind, ConnectFailure, CutOff, Event, Fabric, Key, Lane,
+    Local, Operation, PeerId, PostCause, PostError, RegisterError, Sleeper, Status, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 
@@ -19,7 +19,7 @@ pub const PEER: PeerId = PeerId(1);
 
 #[derive(Default)]
 struct State {
-    segments: Vec<Window>,
+    segments: Vec<Option<Window>>,
     events: VecDeque<Event>,
     rings: u32,
     connected: bool,
@@ -107,7 +107,7 @@ impl End {
 
     fn segment(&self, key: Key) -> Option<Window> {
         let state = self.state.lock().unwrap();
-        state.segments.get(key.0 as usize).cloned()
+        state.segments.get(key.0 as usize).cloned().flatten()
     }
 
     fn end_connection(&self) {
@@ -157,6 +157,7 @@ impl Fabric for End {
             provider: "test",
             direct: true,
             atomics: Atomics::Processor,
+            lanes: 1,
             send_bytes_max: 4096,
             inline_bytes_max: 4096,
         }
@@ -165,8 +166,15 @@ impl Fabric for End {
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
         let mut state = self.state.lock().unwrap();
         let window = segment.window(0, segment.len()).unwrap();
-        state.segments.push(window);
+        state.segments.push(Some(window));
         Ok(Key(state.segments.len() as u32 - 1))
+    }
+
+    fn deregister(&self, key: Key) {
+        let mut state = self.state.lock().unwrap();
+        if state.segments.get_mut(key.0 as usize).and_then(Option::take).is_some() {
+            state.events.push_back(Event::Deregistered { key });
+        }
     }
 
     fn connect(&self, address: &str, _: &[u8]) {
@@ -178,7 +186,7 @@ impl Fabric for End {
         self.state.lock().unwrap().events.push_back(Event::ConnectFailed(failure));
     }
 
-    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+    fn post(&self, peer: PeerId, _: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         let other = self.other.upgrade();
         let connected = self.state.lock().unwrap().connected;
         let Some(other) = other.filter(|_| connected) else {
@@ -215,9 +223,9 @@ impl Fabric for End {
         }
     }
 
-    fn arm(&self, _: bool) {}
+    fn arm(&self, _: Option<Sleeper>) {}
 
-    fn wait(&self, seen: u32, _: Option<Duration>) {
+    fn wait(&self, _: Sleeper, seen: u32, _: Option<Duration>) {
         // There is one thread: nobody could ring while it sleeps.
         assert_ne!(self.doorbell(), seen, "this would sleep for ever");
     }
@@ -231,7 +239,7 @@ impl Fabric for End {
         ring(&self.bell);
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    fn descriptor(&self, _: Sleeper) -> Option<BorrowedFd<'_>> {
         Some(self.bell.as_fd())
     }
 

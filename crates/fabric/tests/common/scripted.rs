@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use halite_fabric::{
-    Atomics, Capabilities, CutOff, Event, Fabric, Key, PeerId, PostCause, PostError, RegisterError,
-    WorkRequest,
+    Atomics, Capabilities, CutOff, Event, Fabric, Key, Lane, PeerId, PostCause, PostError, RegisterError,
+    Sleeper, WorkRequest,
 };
 use halite_mem::{Segment, Window};
 
@@ -27,8 +27,13 @@ pub struct Scripted {
     /// The first key that it gives.
     first_key: u32,
     is_silent: bool,
+    /// After how long it wants to be polled.
+    pub poll_timeout: Mutex<Option<Duration>>,
     rings: AtomicU32,
-    bell: OwnedFd,
+    /// By the places of sleepers.
+    bells: [OwnedFd; 2],
+    /// How often each was told that its edges have come.
+    edges_taken: [AtomicU32; 2],
 }
 
 impl Scripted {
@@ -41,13 +46,24 @@ impl Scripted {
             refuses: AtomicBool::new(false),
             first_key: 0,
             is_silent: false,
+            poll_timeout: Mutex::default(),
             rings: AtomicU32::new(0),
-            bell: bell(),
+            bells: [bell(), bell()],
+            edges_taken: Default::default(),
         }
     }
 
     pub fn with_first_key(self, first_key: u32) -> Scripted {
         Scripted { first_key, ..self }
+    }
+
+    /// Something comes for one kind of sleeper.
+    pub fn ring_for(&self, sleeper: Sleeper) {
+        ring(&self.bells[sleeper.place()]);
+    }
+
+    pub fn edges_taken(&self, sleeper: Sleeper) -> u32 {
+        self.edges_taken[sleeper.place()].load(SeqCst)
     }
 
     /// Without a descriptor.
@@ -85,6 +101,7 @@ impl Fabric for Scripted {
             provider: self.name,
             direct: false,
             atomics: Atomics::None,
+            lanes: 1,
             send_bytes_max: peer.0 as usize,
             inline_bytes_max: 0,
         }
@@ -99,11 +116,15 @@ impl Fabric for Scripted {
         Ok(Key(self.first_key + segments.len() as u32 - 1))
     }
 
+    fn deregister(&self, key: Key) {
+        self.note(format!("deregister {}", key.0));
+    }
+
     fn connect(&self, address: &str, hello: &[u8]) {
         self.note(format!("connect {address} {}", hello.escape_ascii()));
     }
 
-    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+    fn post(&self, peer: PeerId, _: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.note(format!("post {} to {}", requests.len(), peer.0));
         Err(PostError { peer, posted: requests.len() - 1, cause: PostCause::QueueFull })
     }
@@ -133,12 +154,27 @@ impl Fabric for Scripted {
         self.note(format!("disconnect {}", peer.0));
     }
 
-    fn arm(&self, armed: bool) {
-        self.note(format!("arm {armed}"));
+    fn arm(&self, sleeper: Option<Sleeper>) {
+        self.note(format!("arm {sleeper:?}"));
     }
 
-    fn wait(&self, _: u32, _: Option<Duration>) {
-        panic!("of several, none is waited for alone");
+    fn wait(&self, sleeper: Sleeper, _: u32, timeout: Option<Duration>) {
+        assert_eq!(timeout, Some(Duration::ZERO), "of several, none is waited for alone");
+        self.edges_taken[sleeper.place()].fetch_add(1, SeqCst);
+    }
+
+    fn poll_timeout(&self) -> Option<Duration> {
+        *self.poll_timeout.lock().unwrap()
+    }
+
+    fn heard(&self, peer: PeerId) -> Option<Duration> {
+        self.note(format!("heard {}", peer.0));
+        Some(Duration::from_micros(7))
+    }
+
+    fn round_trip(&self, peer: PeerId) -> Option<Duration> {
+        self.note(format!("round trip {}", peer.0));
+        Some(Duration::from_micros(9))
     }
 
     fn doorbell(&self) -> u32 {
@@ -147,11 +183,11 @@ impl Fabric for Scripted {
 
     fn wake(&self) {
         self.rings.fetch_add(1, SeqCst);
-        ring(&self.bell);
+        self.bells.iter().for_each(ring);
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        (!self.is_silent).then(|| self.bell.as_fd())
+    fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
+        (!self.is_silent).then(|| self.bells[sleeper.place()].as_fd())
     }
 
     fn close(&self) {

@@ -28,6 +28,11 @@ impl Guard {
         self.guard.recovered()
     }
 
+    /// See [`crate::Guard::check`].
+    pub fn check(&self) -> Result<(), LockError> {
+        self.guard.check()
+    }
+
     /// See [`crate::Guard::unlock`].
     pub fn unlock(self) -> Result<(), LockError> {
         self.session.block_on(self.guard.unlock())
@@ -59,6 +64,11 @@ impl Session {
     /// See [`crate::Session::lock_within`].
     pub fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
         self.block_on(self.as_async().lock_within(name, timeout)).map(|guard| self.guard(guard))
+    }
+
+    /// See [`crate::Session::check_lock`].
+    pub fn check_lock(&self, name: &str) -> Result<(), LockError> {
+        self.as_async().check_lock(name)
     }
 
     /// See [`crate::Session::unlock`].

@@ -4,60 +4,76 @@ use std::ffi::OsStr;
 
 use halite_tier::ids::NodeId;
 
+use crate::networks::Provider;
+
 /// Says that a directory is a cluster's.
 pub(super) const MARKER: &str = "halite-cluster";
 /// Held while a node joins.
 pub(super) const JOIN_LOCK: &str = "join.lock";
 /// The number of the next node that has none of its own.
 pub(super) const NEXT_NUMBER: &str = "next-number";
+/// The first number that no node which stays has had.
+pub(super) const NEXT_MEMBER: &str = "next-member";
+/// How nodes of other hosts are met.
+pub(super) const HOSTS: &str = "hosts";
 /// The directory of logs.
 pub(super) const LOGS: &str = "logs";
 
 const NODE_LOCK_SUFFIX: &str = ".lock";
-const SHM_SUFFIX: &str = ".shm";
-const SHM_SOCKET_SUFFIX: &str = ".shm.sock";
-const SHM_LOCK_SUFFIX: &str = ".shm.lock";
 const LOG_SUFFIX: &str = ".log";
 
 /// A file that belongs to one node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Name {
     NodeLock(NodeId),
-    ShmSocket(NodeId),
-    ShmLock(NodeId),
+    /// Where its fabric of that provider listens.
+    Socket(NodeId, Provider),
+    /// Held while it does.
+    SocketLock(NodeId, Provider),
 }
 
 impl Name {
     /// `None` for what is not ours, or belongs to no single node.
     pub(super) fn parse(name: &OsStr) -> Option<Name> {
-        let node = |suffix| parse_node(name, suffix);
-        node(NODE_LOCK_SUFFIX)
-            .map(Name::NodeLock)
-            .or_else(|| node(SHM_SOCKET_SUFFIX).map(Name::ShmSocket))
-            .or_else(|| node(SHM_LOCK_SUFFIX).map(Name::ShmLock))
+        let of_provider = |provider: Provider| {
+            let socket = parse_node(name, &socket_suffix(provider)).map(|node| Name::Socket(node, provider));
+            let lock = || parse_node(name, &socket_lock_suffix(provider));
+            socket.or_else(|| lock().map(|node| Name::SocketLock(node, provider)))
+        };
+        let lock = parse_node(name, NODE_LOCK_SUFFIX).map(Name::NodeLock);
+        lock.or_else(|| Provider::ALL.into_iter().find_map(of_provider))
     }
 
     pub(super) fn node(self) -> NodeId {
-        let (Name::NodeLock(node) | Name::ShmSocket(node) | Name::ShmLock(node)) = self;
+        let (Name::NodeLock(node) | Name::Socket(node, _) | Name::SocketLock(node, _)) = self;
         node
     }
 }
 
-/// The name under which a node's shm fabric listens in the directory.
-pub(crate) fn shm_name(node: NodeId) -> String {
-    with_suffix(node, SHM_SUFFIX)
+/// The name of a node among others.
+pub(crate) fn node_name(node: NodeId) -> String {
+    with_suffix(node, "")
 }
 
 pub(super) fn lock_name(node: NodeId) -> String {
     with_suffix(node, NODE_LOCK_SUFFIX)
 }
 
-pub(super) fn shm_socket_name(node: NodeId) -> String {
-    with_suffix(node, SHM_SOCKET_SUFFIX)
+/// The socket at which a node's fabric of that provider listens, as both fabrics call it.
+pub(crate) fn socket_name(node: NodeId, provider: Provider) -> String {
+    with_suffix(node, &socket_suffix(provider))
 }
 
-pub(super) fn shm_lock_name(node: NodeId) -> String {
-    with_suffix(node, SHM_LOCK_SUFFIX)
+pub(super) fn socket_lock_name(node: NodeId, provider: Provider) -> String {
+    with_suffix(node, &socket_lock_suffix(provider))
+}
+
+fn socket_suffix(provider: Provider) -> String {
+    format!(".{provider}.sock")
+}
+
+fn socket_lock_suffix(provider: Provider) -> String {
+    format!(".{provider}.lock")
 }
 
 pub(super) fn log_name(node: NodeId) -> String {
@@ -89,8 +105,11 @@ mod tests {
         let three = NodeId(3);
         for (name, expected) in [
             ("node-3.lock", Some(Name::NodeLock(three))),
-            ("node-3.shm.sock", Some(Name::ShmSocket(three))),
-            ("node-3.shm.lock", Some(Name::ShmLock(three))),
+            ("node-3.shm.sock", Some(Name::Socket(three, Provider::Shm))),
+            ("node-3.shm.lock", Some(Name::SocketLock(three, Provider::Shm))),
+            ("node-3.roce.sock", Some(Name::Socket(three, Provider::Roce))),
+            ("node-3.roce.lock", Some(Name::SocketLock(three, Provider::Roce))),
+            ("node-3.verbs.sock", None),
             ("node-0.lock", Some(Name::NodeLock(NodeId(0)))),
             ("node-4294967295.lock", Some(Name::NodeLock(NodeId(u32::MAX)))),
             ("node-4294967296.lock", None),
@@ -108,11 +127,14 @@ mod tests {
         }
         assert_eq!(parse_log(OsStr::new("node-3.log")), Some(three));
         assert_eq!(parse_log(OsStr::new("node-3.log.1")), None);
-        for (ours, wanted) in [
-            (shm_socket_name(three), shm_name(three) + ".sock"),
-            (shm_lock_name(three), shm_name(three) + ".lock"),
-        ] {
-            assert_eq!(ours, wanted, "as the fabric calls them");
+        for provider in Provider::ALL {
+            let name = format!("{}.{provider}", node_name(three));
+            let wanted = (name.clone() + ".sock", name + ".lock");
+            assert_eq!(
+                (socket_name(three, provider), socket_lock_name(three, provider)),
+                wanted,
+                "as fabrics call them"
+            );
         }
     }
 }

@@ -3,13 +3,16 @@
 //! The file holds the next one in ten digits, and is rewritten in place by one write of those: whoever is killed has
 //! done it or not.  Only those who hold the join lock come here.
 
+use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::sync::{Mutex, PoisonError};
 
 use halite_providers::private_dir::{Create, PrivateDir};
 use halite_tier::ids::NodeId;
 
+use super::ClusterDir;
 use super::error::ClusterDirError;
-use super::names::NEXT_NUMBER;
+use super::names::{NEXT_MEMBER, NEXT_NUMBER};
 use crate::config::EPHEMERAL_NODE_MIN;
 
 /// Takes the next number.  It is used up, whatever becomes of the node.
@@ -39,6 +42,43 @@ fn parse(text: &[u8]) -> Option<u64> {
     let next = std::str::from_utf8(text).ok()?.trim_end().parse().ok()?;
     let is_ours = next >= u64::from(EPHEMERAL_NODE_MIN) && format(next).as_bytes() == text;
     is_ours.then_some(next)
+}
+
+/// Which numbers of nodes that stay are taken, as the first node of several hosts gives them out; it has to know that when it is
+/// restarted.
+#[derive(Debug)]
+pub(crate) struct TakenNumbers {
+    file: Mutex<File>,
+    /// All below were taken when the file was opened.
+    pub(crate) next: u32,
+}
+
+impl TakenNumbers {
+    /// The caller holds the join lock.
+    pub(crate) fn open(dir: &ClusterDir) -> Result<TakenNumbers, ClusterDirError> {
+        let path = || dir.path().join(NEXT_MEMBER);
+        let mut file = dir.dir.file(NEXT_MEMBER, Create::Yes)?;
+        let mut text = String::new();
+        let io = |source| halite_providers::private_dir::DirError::Io { path: path(), source };
+        (&mut file).take(32).read_to_string(&mut text).map_err(io)?;
+        let next = match &text[..] {
+            "" => Some(0),
+            text => text.trim_end().parse().ok().filter(|next| format(u64::from(*next)) == text),
+        };
+        let next = next.ok_or_else(|| ClusterDirError::BadCounter { path: path() })?;
+        Ok(TakenNumbers { file: Mutex::new(file), next })
+    }
+
+    /// All numbers below are taken from now on.
+    pub(crate) fn note(&self, next: u32) {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = format(next.into());
+        if let Err(error) = file.rewind().and_then(|()| file.write_all(text.as_bytes())) {
+            tracing::warn!(
+                "which numbers are taken cannot be written down, and is forgotten when node 0 ends: {error}"
+            );
+        }
+    }
 }
 
 #[cfg(test)]

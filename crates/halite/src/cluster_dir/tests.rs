@@ -267,14 +267,30 @@ fn the_process_of_a_node_is_whoever_listens_and_not_what_a_file_says() {
     let (scratch, dir) = Scratch::founded("process");
     std::fs::write(scratch.0.join("node-1.lock"), "1 1\n").unwrap();
     assert!(dir.process_of(NodeId(1)).unwrap().is_none());
-    let fabric =
-        halite_providers::ShmFabric::open(halite_providers::ShmConfig::new(&scratch.0, shm_name(NodeId(1))));
-    let fabric = fabric.unwrap();
+    let name = |provider| format!("node-1.{provider}");
+    let shm = halite_providers::ShmConfig::new(&scratch.0, name(Provider::Shm));
+    let roce = halite_providers::RoceConfig::new(&scratch.0, name(Provider::Roce));
+    let open: [&dyn Fn() -> std::sync::Arc<dyn halite_fabric::Fabric>; 2] =
+        [&|| halite_providers::ShmFabric::open(shm.clone()).unwrap(), &|| {
+            halite_providers::RoceFabric::open(roce.clone()).unwrap()
+        }];
+    for open in open {
+        listens_and_is_found(&scratch, &dir, open);
+    }
+}
+
+fn listens_and_is_found(
+    scratch: &Scratch,
+    dir: &ClusterDir,
+    open: &dyn Fn() -> std::sync::Arc<dyn halite_fabric::Fabric>,
+) {
+    std::fs::write(scratch.0.join("node-1.lock"), "1 1\n").unwrap();
+    let fabric = open();
     let found = dir.process_of(NodeId(1)).unwrap().unwrap();
     assert_eq!(u32::try_from(found.pid).unwrap(), std::process::id());
-    assert_eq!(ids(&dir), [(1, true)], "the lock of its fabric is held, and tells that it lives");
+    assert_eq!(ids(dir), [(1, true)], "the lock of its fabric is held, and tells that it lives");
     assert!(matches!(
-        NodeLock::take(&dir, Some(NodeId(1)), Incarnation(1)),
+        NodeLock::take(dir, Some(NodeId(1)), Incarnation(1)),
         Err(JoinError::AlreadyRunning { .. })
     ));
     drop(fabric);

@@ -2,13 +2,19 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
-use halite_fabric::Fabric;
 use halite_fabric::trace::Tracer;
+use halite_fabric::{
+    Capabilities, CutOff, Event, Fabric, Key, Lane, Operation, PeerId, PostCause, PostError, RegisterError,
+    Sleeper, WorkRequest,
+};
+use halite_mem::{Segment, Window};
 use halite_tier::ids::NodeId;
 use halite_tier::permissions::Permissions;
 
-use crate::{Config, Node, Placement};
+use crate::{Config, Function, Node, Placement, ServeOptions};
 
 thread_local! {
     static LOCKED: Cell<u64> = const { Cell::new(0) };
@@ -49,4 +55,110 @@ fn small_posted_operations_and_their_completions_leave_the_engine_alone() {
     std::fs::remove_dir_all(&dir).expect("it is there");
     // Who waits also sees to what happens to be due.
     assert!(locked < ROUNDS / 10, "the lock was taken {locked} times in {} operations", 3 * ROUNDS);
+}
+
+/// Takes no answers while `is_full`, as a peer's full queue, and says of no room.
+struct Full {
+    inner: Arc<dyn Fabric>,
+    is_full: AtomicBool,
+    refused: AtomicU64,
+}
+
+impl Fabric for Full {
+    fn providers(&self) -> Vec<&'static str> {
+        self.inner.providers()
+    }
+    fn capabilities(&self, peer: PeerId) -> Capabilities {
+        Capabilities { direct: false, ..self.inner.capabilities(peer) }
+    }
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
+        self.inner.register(segment)
+    }
+    fn deregister(&self, key: Key) {
+        self.inner.deregister(key);
+    }
+    fn connect(&self, address: &str, hello: &[u8]) {
+        self.inner.connect(address, hello);
+    }
+    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        let is_answer = |request: &WorkRequest<'_>| matches!(request.operation, Operation::WriteImm { .. });
+        if self.is_full.load(Relaxed) && requests.iter().any(is_answer) {
+            self.refused.fetch_add(1, Relaxed);
+            return Err(PostError { peer, posted: 0, cause: PostCause::QueueFull });
+        }
+        self.inner.post(peer, lane, requests)
+    }
+    fn poll(&self, events: &mut Vec<Event>) -> usize {
+        self.inner.poll(events)
+    }
+    fn direct(&self, _: PeerId, _: Key) -> Option<Window> {
+        None
+    }
+    fn cut_off(&self, peer: PeerId) -> CutOff {
+        self.inner.cut_off(peer)
+    }
+    fn disconnect(&self, peer: PeerId) {
+        self.inner.disconnect(peer);
+    }
+    fn arm(&self, sleeper: Option<Sleeper>) {
+        self.inner.arm(sleeper);
+    }
+    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
+        self.inner.wait(sleeper, seen, timeout);
+    }
+    fn doorbell(&self) -> u32 {
+        self.inner.doorbell()
+    }
+    fn wake(&self) {
+        self.inner.wake();
+    }
+    fn close(&self) {
+        self.inner.close();
+    }
+}
+
+/// Each poll took the lock and posted all answers again, for as long as one peer's queue was full.
+#[test]
+fn a_peer_whose_queue_is_full_costs_operations_on_others_nothing() {
+    const ANSWERS: usize = 8;
+    const LONG: Duration = Duration::from_secs(60);
+    let dir = std::env::temp_dir().join(format!("halite-driver-full-{}", std::process::id()));
+    let config =
+        |node| Config { dir: dir.clone(), node: Some(NodeId(node)), lease: LONG, ..Config::default() };
+    let mut full = None;
+    let wrap = |inner: Arc<dyn Fabric>| -> Arc<dyn Fabric> {
+        let made = Full { inner, is_full: AtomicBool::new(false), refused: AtomicU64::new(0) };
+        full.insert(Arc::new(made)).clone()
+    };
+    let here = Node::wrap(config(0), wrap).expect("the node joins");
+    let full = full.expect("it was wrapped");
+    let [_healthy, slow] = [1, 2].map(|node| Node::embedded(config(node)).expect("the node joins"));
+    let session = here.blocking_session();
+    let server = session.serve(Function(7), ServeOptions::default()).expect("nobody else serves it");
+    let lh = session.alloc(Some("salt"), 4096, Placement::On(NodeId(1)), ALL).expect("there is room");
+    let caller = slow.blocking_session();
+    let pending: Vec<_> = (0..ANSWERS)
+        .map(|_| caller.post_call(NodeId(0), Function(7), b"salt", 64, LONG).expect("it is posted"))
+        .collect();
+    full.is_full.store(true, Relaxed);
+    for _ in 0..ANSWERS {
+        server.recv().expect("it was called").reply(b"pepper").expect("the caller lives");
+    }
+
+    let (before, refused) = (LOCKED.get(), full.refused.load(Relaxed));
+    let mut word = [0; 8];
+    for round in 0..ROUNDS {
+        session.write(lh, 8, &round.to_le_bytes()).expect("it may be written");
+        session.read(lh, 8, &mut word).expect("it may be read");
+    }
+    let (locked, refused) = (LOCKED.get() - before, full.refused.load(Relaxed) - refused);
+    full.is_full.store(false, Relaxed);
+    // Whatever has the machine settle tries them again.
+    session.stat("salt").expect("it is there");
+    for answer in pending {
+        assert_eq!(answer.answer().as_deref(), Ok(&b"pepper"[..]));
+    }
+    std::fs::remove_dir_all(&dir).expect("it is there");
+    assert!(locked < ROUNDS / 10, "the lock was taken {locked} times in {} operations", 2 * ROUNDS);
+    assert!(refused < ROUNDS, "{refused} answers were posted in vain");
 }

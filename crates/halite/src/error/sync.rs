@@ -40,6 +40,10 @@ pub enum LockCause {
     /// This session does not hold it, or has lost it.
     #[error("this session does not hold it")]
     NotHeld,
+    /// It was held, and its home may have given it to another: that has heard nothing of this node for a lease, as far as is known
+    /// here, or is not the same any more.
+    #[error("it may be another's by now: its home is not known to have heard this node within the lease")]
+    Lapsed,
     /// It did not become free in time.
     #[error("it did not become free in time; try again, or see who holds it")]
     Timeout,

@@ -1,13 +1,27 @@
 //! Carrying accesses out by posting: as many parts under way as keep the fabric busy, and what is left behind them.
+//!
+//! ```text
+//!   the next bytes ── loads and stores reach them ──> copied
+//!        └─ they do not ──> ready ── one post for each peer ──> under way ──> landed
+//! ```
+//!
+//! Parts are made ready in order until the window is full, and posted; then the oldest quarter lands.  The order holds for each
+//! peer, and so for each byte: it has one owner while an operation on it is under way.
 
-use halite_fabric::{Local, Operation, PeerId, PostCause, PostError, Status, WorkRequest};
-use halite_tier::access::Blocked;
+use std::mem::take;
 
-use super::pipeline::{Part, Pipeline};
-use super::{NoStaging, SLICE_BYTES_MAX};
+use halite_fabric::{Local, Operation as Request, PeerId, PostCause, PostError, Status, WorkRequest};
+use halite_tier::access::{Atomic, Blocked};
+use halite_tier::rpc::AtomicCall;
+use halite_tier::rpc::atomic::ATOMIC_IMM;
+use smallvec::SmallVec;
+
+use super::pipeline::{Part, Pipeline, low};
+use super::{Ended, NoStaging, SLICE_BYTES_MAX};
 use crate::driver::Core;
+use crate::lanes::{ACCESSES, CALLS};
 
-/// Accesses of one direction that are made in order.
+/// Accesses of one kind that are made in order.
 pub(crate) trait Transfer {
     /// How many.
     fn count(&self) -> usize;
@@ -15,17 +29,38 @@ pub(crate) trait Transfer {
     /// Bytes of one of them.
     fn len(&self, index: usize) -> usize;
 
-    /// Copies some bytes from `at` on, where loads and stores reach.
+    /// Does some bytes from `at` on, where loads and stores reach.
     fn step(&mut self, at: Cursor) -> Result<usize, Blocked>;
 
-    /// Where the bytes from `at` on are; copies nothing.
+    /// Where the bytes from `at` on are; does nothing.
     fn locate(&self, at: Cursor) -> Result<usize, Blocked>;
 
+    /// What is done to them.
+    fn kind(&self) -> Kind;
+
     /// `len` bytes from `at` on, of a write.
-    fn source(&self, at: Cursor, len: usize) -> Option<&[u8]>;
+    fn source(&self, _at: Cursor, _len: usize) -> &[u8] {
+        unreachable!("nothing is written")
+    }
 
     /// Where `len` bytes from `at` on go, of a read.
-    fn target(&mut self, at: Cursor, len: usize) -> Option<&mut [u8]>;
+    fn target(&mut self, _at: Cursor, _len: usize) -> &mut [u8] {
+        unreachable!("nothing is read")
+    }
+
+    /// What the word held before an atomic.
+    fn set_old(&mut self, _old: u64) {
+        unreachable!("no word is changed")
+    }
+}
+
+/// What a transfer does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    /// To one aligned word.
+    Atomic(Atomic),
 }
 
 /// How far a transfer has come.
@@ -62,32 +97,40 @@ pub(crate) enum Stop {
     Closed,
 }
 
-/// What became of an attempt to post.
-enum Attempt {
-    Posted,
-    /// The place has changed; look again.
-    Again,
-    /// The fabric's queue is full.
-    Full,
-    /// Staging memory is short, and there is some under way.
+/// Why no more can be made ready now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Hold {
+    /// There is no more.
+    End,
+    /// As much is under way as may be.
+    Window,
+    /// Staging memory is short, and some of it is in use here.
     Short,
-    Stop(Stop),
+    /// The place is about to change.
+    Changing,
+}
+
+/// The first part that failed, in the order of the transfer.
+#[derive(Debug)]
+struct Failure {
+    at: Cursor,
+    end: Cursor,
+    stop: Stop,
 }
 
 impl Core {
     /// Makes all accesses from `at` on, waiting where it must.  When it fails, nothing of it is under way any more.
     pub(crate) async fn carry<T: Transfer>(&self, transfer: &mut T, at: Cursor) -> Result<(), Failed> {
-        let mut carrying = Carrying { core: self, transfer, at, pipeline: Pipeline::default() };
-        let mut result = carrying.go_on().await;
-        if let Err(failed) = &mut result {
-            carrying.end_others(failed).await;
-        }
-        result
-    }
-
-    /// The fabric's queue is full; `seen` is [`super::Posted::progress_count`] before it was tried.
-    pub(crate) async fn wait_for_room(&self, seen: u64) {
-        self.ground.posted.progress_after(seen).await;
+        let carrying = Carrying {
+            core: self,
+            transfer,
+            at,
+            ready: SmallVec::new(),
+            pipeline: Pipeline::default(),
+            failure: None,
+            last_done: None,
+        };
+        carrying.run().await
     }
 }
 
@@ -95,151 +138,208 @@ impl Core {
 struct Carrying<'a, T> {
     core: &'a Core,
     transfer: &'a mut T,
-    /// What comes before has been done or posted.
+    /// What comes before has been done, or is ready or under way.
     at: Cursor,
+    /// Parts that are to be posted.
+    ready: SmallVec<[Part<'a>; 1]>,
     pipeline: Pipeline<'a>,
+    failure: Option<Failure>,
+    /// Where the last part begins of those that have changed something, or may have.
+    last_done: Option<Cursor>,
 }
 
 impl<'a, T: Transfer> Carrying<'a, T> {
-    async fn go_on(&mut self) -> Result<(), Failed> {
-        while self.at.index < self.transfer.count() {
-            self.step().await?;
-        }
-        while !self.pipeline.is_empty() {
-            self.land_oldest().await?;
-        }
-        Ok(())
-    }
-
-    /// Copies some bytes, or posts some, or waits until that may go on.
-    async fn step(&mut self) -> Result<(), Failed> {
+    async fn run(mut self) -> Result<(), Failed> {
         let ground = &self.core.ground;
-        // Read before the attempt, so that what happens during it is not missed.
-        let changes = ground.changes.count();
-        let progress = ground.posted.progress_count();
-        let attempt = match self.transfer.step(self.at) {
-            Ok(len) => {
-                self.at = self.after(self.at, len);
-                return Ok(());
+        loop {
+            // Read before the attempt, so that what happens during it is not missed.
+            let changes = ground.changes.count();
+            let progress = ground.posted.progress_count();
+            let hold = self.make_ready();
+            self.post_ready();
+            if !self.pipeline.is_empty() {
+                let is_last = hold == Hold::End && self.ready.is_empty();
+                // The end of what is under way makes room.
+                let left = if is_last { 0 } else { low(self.pipeline.len()) };
+                self.land_until(left).await;
+            } else if let Some(first) = self.ready.first() {
+                let (at, len) = (first.at, first.len);
+                match self.core.is_closed() {
+                    true => self.fail(at, len, Stop::Closed),
+                    false => ground.posted.progress_after(progress).await,
+                }
+            } else {
+                match hold {
+                    Hold::End => return self.result(),
+                    _ if self.core.is_closed() => self.fail(self.at, 0, Stop::Closed),
+                    Hold::Changing => ground.changes.after(changes).await,
+                    Hold::Window | Hold::Short => ground.posted.progress_after(progress).await,
+                }
             }
-            Err(Blocked::Post { peer, .. }) => self.post_from(peer),
-            Err(Blocked::Changing) => {
-                self.check_open()?;
-                ground.changes.after(changes).await;
-                return Ok(());
-            }
-            Err(blocked) => Attempt::Stop(Stop::Blocked(blocked)),
-        };
-        match attempt {
-            Attempt::Posted if self.pipeline.has_room_beside(0, 0) => return Ok(()),
-            Attempt::Stop(stop) => return self.fail(stop).await,
-            // The end of what is under way makes room.
-            Attempt::Posted | Attempt::Full | Attempt::Short if !self.pipeline.is_empty() => {
-                return self.land_oldest().await;
-            }
-            _ => self.check_open()?,
         }
-        if let Attempt::Full = attempt {
-            self.core.wait_for_room(progress).await;
-        }
-        Ok(())
     }
 
-    fn check_open(&self) -> Result<(), Failed> {
-        if self.core.is_closed() { Err(self.failed(Stop::Closed)) } else { Ok(()) }
-    }
+    // Failures.
 
-    /// What is under way comes first, and so does its failure.
-    async fn fail(&mut self, stop: Stop) -> Result<(), Failed> {
-        while !self.pipeline.is_empty() {
-            self.land_oldest().await?;
+    /// The part of `len` bytes at `at` fails, and what comes behind it is not posted any more.
+    fn fail(&mut self, at: Cursor, len: usize, stop: Stop) {
+        if self.failure.as_ref().is_none_or(|first| at < first.at) {
+            self.failure = Some(Failure { at, end: self.after(at, len), stop });
+            self.ready.retain(|part| part.at < at);
         }
-        Err(self.failed(stop))
     }
 
-    fn failed(&self, stop: Stop) -> Failed {
-        Failed { index: self.at.index, stop, partly: self.at.done > 0, later: false }
+    /// Something has been changed from `at` on, or may have been.
+    fn note_done(&mut self, at: Cursor) {
+        if !matches!(self.transfer.kind(), Kind::Read) {
+            self.last_done = self.last_done.max(Some(at));
+        }
+    }
+
+    fn result(self) -> Result<(), Failed> {
+        let Some(Failure { at, end, stop }) = self.failure else { return Ok(()) };
+        let is_behind = |begin: Cursor| self.last_done.is_some_and(|last| last >= begin);
+        // Parts behind the one that failed: those up to the last may have been done.
+        let partly = at.done > 0 || end.index == at.index && is_behind(end) && at < end;
+        let later = is_behind(Cursor { index: at.index + 1, done: 0 });
+        Err(Failed { index: at.index, stop, partly, later })
     }
 
     // Posting.
 
-    /// Posts what comes next, and what may follow it to the same peer, in one go.
-    fn post_from(&mut self, peer: PeerId) -> Attempt {
-        let first = match self.prepare(self.at, peer, self.pipeline.is_empty()) {
-            Ok(part) => part,
-            Err(attempt) => return attempt,
-        };
-        let next = self.after(first.at, first.len);
-        if next.index == self.transfer.count() || !self.pipeline.has_room_beside(1, first.len) {
-            let posted = self.core.ground.fabric.post(peer, &[self.request(&first)]);
-            let (count, attempt) = attempt_of(peer, posted, 1);
-            self.launch([first], count);
-            return attempt;
+    /// Does what loads and stores reach, and makes parts of the rest ready, as far as both can be done now.
+    fn make_ready(&mut self) -> Hold {
+        let mut bytes: usize = self.ready.iter().map(|part| part.len).sum();
+        while self.at.index < self.transfer.count() && self.failure.is_none() {
+            let at = self.at;
+            match self.transfer.step(at) {
+                Ok(len) => {
+                    self.at = self.after(at, len);
+                    self.note_done(at);
+                }
+                Err(Blocked::Post { peer, .. }) => {
+                    if !self.pipeline.has_room_beside(self.ready.len(), bytes) {
+                        return Hold::Window;
+                    }
+                    match self.prepare(at, peer) {
+                        Ok(part) => {
+                            self.at = self.after(at, part.len);
+                            bytes += part.len;
+                            self.ready.push(part);
+                        }
+                        Err(Unready::Moved) => {}
+                        Err(Unready::Hold(hold)) => return hold,
+                        Err(Unready::NoStaging) => self.fail(at, 0, Stop::NoStaging),
+                    }
+                }
+                Err(Blocked::Changing) => return Hold::Changing,
+                Err(blocked) => self.fail(at, 0, Stop::Blocked(blocked)),
+            }
         }
-        let parts = self.prepare_run(first, next);
-        let requests: Vec<WorkRequest<'_>> = parts.iter().map(|part| self.request(part)).collect();
-        let posted = self.core.ground.fabric.post(peer, &requests);
-        let (count, attempt) = attempt_of(peer, posted, requests.len());
-        drop(requests);
-        self.launch(parts, count);
-        attempt
+        Hold::End
     }
 
-    fn prepare_run(&self, first: Part<'a>, mut next: Cursor) -> Vec<Part<'a>> {
-        let (peer, mut bytes) = (first.peer, first.len);
-        let mut parts = vec![first];
-        while next.index < self.transfer.count() && self.pipeline.has_room_beside(parts.len(), bytes) {
-            let Ok(part) = self.prepare(next, peer, false) else { break };
-            next = self.after(next, part.len);
-            bytes += part.len;
-            parts.push(part);
-        }
-        parts
-    }
-
-    /// Begins a part at a place that whoever changes it will wait for, if it is still one of `peer`.  Whether it is the
-    /// `only` one: others wait where staging memory is short.
-    fn prepare(&self, at: Cursor, peer: PeerId, only: bool) -> Result<Part<'a>, Attempt> {
+    /// Begins a part at a place that whoever changes it will wait for, if it is still one of `peer`.
+    fn prepare(&self, at: Cursor, peer: PeerId) -> Result<Part<'a>, Unready> {
         let ground = &self.core.ground;
-        let mut operation = ground.posted.begin(peer);
+        let capabilities = || ground.fabric.capabilities(peer);
+        let kind = self.transfer.kind();
+        let is_call = matches!(kind, Kind::Atomic(_)) && !capabilities().atomics.are_coherent();
+        let begun = if is_call { ground.posted.begin_call(peer) } else { Some(ground.posted.begin(peer)) };
+        let mut operation = begun.ok_or(Unready::Hold(Hold::Window))?;
         let (address, len) = match self.transfer.locate(at) {
             Err(Blocked::Post { peer: found, address, len }) if found == peer => (address, len),
-            _ => return Err(Attempt::Again),
+            _ => return Err(Unready::Moved),
         };
         let len = len.min(SLICE_BYTES_MAX as u64) as usize;
-        let is_inline = self.transfer.source(at, len).is_some()
-            && len <= ground.fabric.capabilities(peer).inline_bytes_max;
-        if !is_inline {
-            match operation.stage(&*ground.fabric, len, only) {
+        let is_staged = match kind {
+            Kind::Read => true,
+            Kind::Write => len > capabilities().inline_bytes_max,
+            Kind::Atomic(_) => false,
+        };
+        // Who has nothing under way waits for nothing that others wait for.
+        let is_only = self.ready.is_empty() && self.pipeline.is_empty();
+        if is_staged {
+            match operation.stage(&*ground.fabric, peer, len, is_only) {
                 Ok(true) => {}
-                Ok(false) => return Err(Attempt::Short),
-                Err(NoStaging) => return Err(Attempt::Stop(Stop::NoStaging)),
+                Ok(false) => return Err(Unready::Hold(Hold::Short)),
+                Err(NoStaging) => return Err(Unready::NoStaging),
             }
         }
-        Ok(Part { operation, peer, address, at, len })
+        let call = match kind {
+            Kind::Atomic(atomic) if is_call => {
+                Some(AtomicCall { id: operation.id(), word: address, atomic }.emit())
+            }
+            _ => None,
+        };
+        Ok(Part { operation, peer, address, at, len, call })
     }
 
-    fn request<'s>(&'s self, part: &Part<'_>) -> WorkRequest<'s> {
-        let remote = part.address;
-        let operation = match self.transfer.source(part.at, part.len) {
-            Some(source) => {
-                let local = part.operation.staged_source(source).unwrap_or(Local::Inline(source));
-                Operation::Write { local, remote }
+    /// Posts what is ready, in one go for each peer, as far as the fabric takes it.
+    fn post_ready(&mut self) {
+        // A peer's parts stay in their order.
+        self.ready.sort_by_key(|part| part.peer);
+        let mut ready = take(&mut self.ready);
+        let mut refused: Option<(Cursor, usize, PeerId)> = None;
+        for parts in ready.chunk_by_mut(|one, next| one.peer == next.peer) {
+            let peer = parts[0].peer;
+            self.core.expect_round_trip(peer);
+            let (count, cause) = self.post(peer, parts);
+            let (posted, left) = parts.split_at_mut(count);
+            posted.iter_mut().for_each(|part| part.operation.set_posted());
+            if let (Some(PostCause::NotConnected), Some(part)) = (cause, left.first())
+                && refused.is_none_or(|(at, ..)| part.at < at)
+            {
+                refused = Some((part.at, part.len, peer));
             }
-            None => {
+        }
+        for part in ready {
+            match part.operation.is_posted() {
+                true => self.pipeline.push(part),
+                false => self.ready.push(part),
+            }
+        }
+        if let Some((at, len, peer)) = refused {
+            self.fail(at, len, Stop::Unreachable(peer));
+        }
+    }
+
+    /// How many of `parts` have been posted, and why no more.
+    fn post(&self, peer: PeerId, parts: &[Part<'_>]) -> (usize, Option<PostCause>) {
+        let lane = if parts[0].call.is_some() { CALLS } else { ACCESSES };
+        let requests: SmallVec<[WorkRequest<'_>; 1]> = parts.iter().map(|part| self.request(part)).collect();
+        match self.core.ground.fabric.post(peer, lane, &requests) {
+            Ok(()) => (requests.len(), None),
+            Err(PostError { cause: PostCause::Malformed, .. }) => {
+                unreachable!("requests keep to the fabric's limits")
+            }
+            Err(PostError { posted, cause, .. }) => (posted, Some(cause)),
+        }
+    }
+
+    fn request<'s>(&'s self, part: &'s Part<'_>) -> WorkRequest<'s> {
+        let remote = part.address;
+        let operation = match (self.transfer.kind(), &part.call) {
+            // The answer ends the operation, or the failure of the send, which alone completes.
+            (_, Some(bytes)) => {
+                let operation = Request::Send { bytes, imm: ATOMIC_IMM };
+                return WorkRequest { id: part.operation.id(), operation, signalled: false, solicited: true };
+            }
+            (Kind::Write, _) => {
+                let source = self.transfer.source(part.at, part.len);
+                let local = part.operation.staged_source(source).unwrap_or(Local::Inline(source));
+                Request::Write { local, remote }
+            }
+            (Kind::Read, _) => {
                 let local = part.operation.staged_target(part.len);
-                Operation::Read { local: local.expect("reads land in staging memory"), remote }
+                Request::Read { local: local.expect("reads land in staging memory"), remote }
+            }
+            (Kind::Atomic(Atomic::FetchAdd { add }), _) => Request::FetchAdd { remote, add },
+            (Kind::Atomic(Atomic::CompareSwap { expected, new }), _) => {
+                Request::CompareSwap { remote, expected, new }
             }
         };
         WorkRequest { id: part.operation.id(), operation, signalled: true, solicited: true }
-    }
-
-    /// The first `count` of `parts` have been posted.
-    fn launch(&mut self, parts: impl IntoIterator<Item = Part<'a>>, count: usize) {
-        for part in parts.into_iter().take(count) {
-            self.at = self.after(part.at, part.len);
-            self.pipeline.push(part);
-        }
     }
 
     /// Where `len` bytes from `at` on end.
@@ -254,30 +354,36 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     // Landing.
 
-    /// Waits for what is under way behind a part that has failed, and notes what of it others may see.
-    async fn end_others(&mut self, failed: &mut Failed) {
-        while let Some((part, ended)) = self.pipeline.pop().await {
-            let is_write = self.transfer.source(part.at, 0).is_some();
-            if is_write && may_be_done(ended.status) {
-                let is_later = part.at.index > failed.index;
-                failed.later |= is_later;
-                failed.partly |= !is_later;
-            }
+    /// Waits for the oldest parts, until only so many are under way.
+    async fn land_until(&mut self, left: usize) {
+        while self.pipeline.len() > left
+            && let Some((part, ended)) = self.pipeline.pop().await
+        {
+            self.land(&part, ended);
         }
     }
 
-    async fn land_oldest(&mut self) -> Result<(), Failed> {
-        let Some((part, ended)) = self.pipeline.pop().await else { return Ok(()) };
-        if ended.status != Status::Success {
-            let Cursor { index, done } = part.at;
-            let stop = Stop::Status(part.peer, ended.status);
-            return Err(Failed { index, stop, partly: done > 0, later: false });
+    fn land(&mut self, part: &Part<'_>, ended: Ended) {
+        if may_be_done(ended.status) {
+            self.note_done(part.at);
         }
-        if let Some(target) = self.transfer.target(part.at, part.len) {
-            part.operation.unstage(target);
+        match self.transfer.kind() {
+            _ if ended.status != Status::Success => {
+                self.fail(part.at, part.len, Stop::Status(part.peer, ended.status));
+            }
+            Kind::Read => part.operation.unstage(self.transfer.target(part.at, part.len)),
+            Kind::Write => {}
+            Kind::Atomic(_) => self.transfer.set_old(ended.old),
         }
-        Ok(())
     }
+}
+
+/// Why a part is not ready.
+enum Unready {
+    /// Its place has changed; look again.
+    Moved,
+    Hold(Hold),
+    NoStaging,
 }
 
 /// Whether a request that ended so has been done, or may have been.
@@ -286,15 +392,4 @@ fn may_be_done(status: Status) -> bool {
         Status::Success | Status::PeerGone | Status::RetryExceeded => true,
         Status::RemoteAccess | Status::Unmapped | Status::Flushed => false,
     }
-}
-
-/// How many of `count` requests were posted, and what is to be made of that.
-fn attempt_of(peer: PeerId, posted: Result<(), PostError>, count: usize) -> (usize, Attempt) {
-    let Err(PostError { posted, cause, .. }) = posted else { return (count, Attempt::Posted) };
-    let attempt = match cause {
-        PostCause::QueueFull => Attempt::Full,
-        PostCause::NotConnected => Attempt::Stop(Stop::Unreachable(peer)),
-        PostCause::Malformed => unreachable!("requests keep to the fabric's limits"),
-    };
-    (posted, attempt)
 }

@@ -11,10 +11,13 @@
 //! An operation is begun *before* its address is looked up, so that whoever changes the address afterwards knows
 //! by [`Posted::is_over`] that nobody uses the old one any more.
 //!
-//! What takes several operations keeps a window of them under way ([`carry`]).  An operation of up to 256 bytes
-//! allocates nothing and takes no lock that all threads share, and neither does its completion.
+//! What takes several operations keeps a window of them under way: accesses of sessions ([`carry`]), and those that the engine
+//! asks for ([`fetches`]).  An operation of up to 256 bytes
+//! allocates nothing, and takes none of the node's locks that all threads share, and neither does its completion.  (Providers have
+//! their own: `shm` looks a peer up under a lock that many may hold at once, and queues completions under one.)
 
 mod carry;
+mod fetches;
 mod pipeline;
 mod staging;
 mod table;
@@ -24,7 +27,8 @@ use std::task::{Context, Poll};
 use halite_fabric::{Fabric, Local, PeerId, Status, WorkId};
 use halite_tier::effect::PostedTo;
 
-pub(crate) use carry::{Cursor, Failed, Stop, Transfer};
+pub(crate) use carry::{Cursor, Failed, Kind, Stop, Transfer};
+pub(crate) use fetches::{Fetch, Fetches};
 pub(crate) use staging::NoStaging;
 pub(crate) use table::is_operation;
 
@@ -115,6 +119,9 @@ impl Posted {
     pub(crate) fn complete(&self, id: WorkId, ended: Ended, wakes: &mut Wakes) {
         let completed = self.table.complete(id, ended);
         wakes.add(completed.waker);
+        if completed.room {
+            self.progress.happen(wakes);
+        }
         if let Some(slot) = completed.slot {
             self.staging.give_back(slot);
         }
@@ -127,11 +134,20 @@ impl Posted {
         }
     }
 
-    /// `peer` is gone: it answers no call any more, and what it was asked for it may have done.
-    pub(crate) fn handle_disconnected(&self, peer: PeerId, wakes: &mut Wakes) {
+    /// `peer` is down: who waits for its answer need not, and no room is waited for.  It may still do what it was asked for
+    /// until its connection has ended, and until then that is under way.
+    pub(crate) fn handle_down(&self, peer: PeerId, wakes: &mut Wakes) {
+        wakes.extend(self.table.leave_unheard(peer));
+        self.progress.happen(wakes);
+    }
+
+    /// The connection to `peer` has ended: it answers no call any more, and what it was asked for it may have done.
+    pub(crate) fn handle_closed(&self, peer: PeerId, wakes: &mut Wakes) {
         for id in self.table.calls_to(peer) {
             self.complete(id.work_id(), Ended::UNHEARD, wakes);
         }
+        // There will be no room for who waits for it.
+        self.progress.happen(wakes);
     }
 
     /// A number for an operation that nobody waits for, and that `keepsake` must outlive.
@@ -152,6 +168,14 @@ impl Posted {
     /// See [`Posted::progress_after`].
     pub(crate) fn progress_count(&self) -> u64 {
         self.progress.count()
+    }
+
+    /// An operation that left has made room, and nobody else tells of that.
+    #[cold]
+    fn wake_for_room(&self) {
+        let mut wakes = Wakes::default();
+        self.progress.happen(&mut wakes);
+        wakes.wake_all();
     }
 
     /// Lets those try again who found no room.
@@ -198,9 +222,16 @@ impl Operation<'_> {
         self.id.work_id()
     }
 
-    /// Takes staging memory of `len` bytes, at most [`SLICE_BYTES_MAX`]: if there is much, or if the access `needs` it.
-    fn stage(&mut self, fabric: &dyn Fabric, len: usize, needs: bool) -> Result<bool, NoStaging> {
-        self.slot = self.posted.staging.slot(fabric, self.id, len, needs)?;
+    /// Takes staging memory of `len` bytes, at most [`SLICE_BYTES_MAX`], for memory of `peer`: if there is much, or if the access
+    /// `needs` it.
+    fn stage(
+        &mut self,
+        fabric: &dyn Fabric,
+        peer: PeerId,
+        len: usize,
+        needs: bool,
+    ) -> Result<bool, NoStaging> {
+        self.slot = self.posted.staging.slot(fabric, self.id, peer, len, needs)?;
         Ok(self.slot.is_some())
     }
 
@@ -224,8 +255,12 @@ impl Operation<'_> {
     }
 
     /// It has been posted: from here on, it must complete before its staging memory is used again.
-    pub(crate) fn set_posted(&mut self) {
+    fn set_posted(&mut self) {
         self.phase = Phase::Posted;
+    }
+
+    fn is_posted(&self) -> bool {
+        self.phase == Phase::Posted
     }
 
     /// Waits for the end of an operation that has been posted.
@@ -257,7 +292,9 @@ impl Drop for Operation<'_> {
         let free = match self.phase {
             Phase::Over => slot,
             Phase::Begun | Phase::Landed => {
-                self.posted.table.withdraw(self.id);
+                if self.posted.table.withdraw(self.id) {
+                    self.posted.wake_for_room();
+                }
                 slot
             }
             Phase::Posted => match self.posted.table.abandon(self.id, slot) {

@@ -3,16 +3,28 @@
 use std::collections::VecDeque;
 
 use halite_fabric::{PeerId, RemoteAddress};
+use halite_tier::rpc::atomic::ATOMIC_CALL_BYTES;
 
 use super::carry::Cursor;
 use super::{Ended, Operation};
 
 /// Most parts that one access has under way.
-pub(super) const PARTS_MAX: usize = 64;
+const PARTS_MAX: usize = 64;
 
 /// Bytes under way up to which more are posted: a wire of 100 Gbit/s carries them in 63 us, in which a copy of a slice, or a
-/// thread that is woken late, leaves it idle for no time.  Small requests of others to the same peer wait as long at most.
-pub(super) const BYTES_MAX: usize = 768 << 10;
+/// thread that is woken late, leaves it idle for no time.  Small accesses of others to the same peer wait as long at most.
+const BYTES_MAX: usize = 768 << 10;
+
+/// Whether more may be posted beside so many parts under way, of `bytes` together.
+pub(super) fn has_room(parts: usize, bytes: usize) -> bool {
+    parts < PARTS_MAX && bytes < BYTES_MAX
+}
+
+/// Down to how many of so many parts under way must have gone before more are posted: a post for each that goes would cost more,
+/// and a wire must not wait for the copy of what has landed.
+pub(super) fn low(parts: usize) -> usize {
+    parts - parts.div_ceil(4)
+}
 
 /// A part of an access.
 #[derive(Debug)]
@@ -23,6 +35,8 @@ pub(super) struct Part<'p> {
     /// Where it begins.
     pub(super) at: Cursor,
     pub(super) len: usize,
+    /// What is sent where it travels as a call.
+    pub(super) call: Option<[u8; ATOMIC_CALL_BYTES]>,
 }
 
 /// Parts that have been posted, in their order.  One alone takes no memory of its own.
@@ -38,17 +52,17 @@ impl<'p> Pipeline<'p> {
         self.oldest.is_none()
     }
 
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         usize::from(self.oldest.is_some()) + self.others.len()
     }
 
     /// Whether more may be posted beside `parts` others of `bytes` together.
     pub(super) fn has_room_beside(&self, parts: usize, bytes: usize) -> bool {
-        self.len() + parts < PARTS_MAX && self.bytes + bytes < BYTES_MAX
+        has_room(self.len() + parts, self.bytes + bytes)
     }
 
-    pub(super) fn push(&mut self, mut part: Part<'p>) {
-        part.operation.set_posted();
+    /// A part has been posted.
+    pub(super) fn push(&mut self, part: Part<'p>) {
         self.bytes += part.len;
         match self.oldest {
             None => self.oldest = Some(part),

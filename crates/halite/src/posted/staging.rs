@@ -6,9 +6,11 @@
 //!
 //! A small operation has its slot by its place in the table, without asking anybody.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Mutex, OnceLock};
 
-use halite_fabric::{Fabric, Key, Local};
+use halite_fabric::{Fabric, Key, Local, PeerId};
 use halite_mem::allocator::Extent;
 use halite_mem::{Allocator, PagePolicy, Segment, Window};
 
@@ -22,9 +24,13 @@ const SMALL_BYTES: usize = 256;
 /// Operations of a shard that have a small slot.
 const SMALL_PER_SHARD: u32 = 256;
 
-/// By how many bytes the memory grows that longer slots are cut from, and how many of them an access may use that has some
-/// already: 128 slices, more than the bandwidth times the delay of any fabric of today (100 Gbit/s times 100 us is 1.25 MB).
+/// By how many bytes the memory grows that longer slots are cut from, and how many of them accesses of one peer's memory may use
+/// that have some already: 128 slices, more than the bandwidth times the delay of any fabric of today (100 Gbit/s times 100 us
+/// is 1.25 MB).  What a peer keeps that answers nobody, others do not miss.
 const LONG_BYTES: u64 = 128 * SLICE_BYTES_MAX as u64;
+
+/// How many such accesses may use of all peers' memory together.
+const SHARED_BYTES_MAX: u64 = 16 * LONG_BYTES;
 
 /// Most bytes of that, for as many accesses at once as have nothing under way but a slice: 8192 of them.
 const LONG_BYTES_MAX: u64 = 64 * LONG_BYTES;
@@ -50,14 +56,22 @@ struct Long {
     allocator: Allocator,
     /// By their numbers in the allocator.
     segments: Vec<(Key, Window)>,
-    used: u64,
+    used: Used,
+}
+
+/// How many bytes are in use, and for which peers.
+#[derive(Debug, Default)]
+struct Used {
+    all: u64,
+    /// None of them is 0.
+    by_peer: BTreeMap<PeerId, u64>,
 }
 
 /// Some staging memory.  It must be given back, unless it is a small slot, which belongs to its operation.
 #[derive(Debug)]
 pub(super) enum Slot {
     Small { offset: u64 },
-    Long { extent: Extent, key: Key, window: Window },
+    Long { extent: Extent, key: Key, window: Window, peer: PeerId },
 }
 
 /// Staging memory could not be registered, or all of it is used.
@@ -70,12 +84,13 @@ impl Staging {
         Staging { small_bytes, memory: OnceLock::new(), registering: Mutex::new(()) }
     }
 
-    /// A slot of `len` bytes for an operation.  `None` if others should have what is left, which they do not wait for: whoever
+    /// A slot of `len` bytes for an operation on memory of `peer`.  `None` if others should have what is left, which they do not wait for: whoever
     /// keeps a slot may do so for ever.  An access that has none yet `needs` one.
     pub(super) fn slot(
         &self,
         fabric: &dyn Fabric,
         id: OperationId,
+        peer: PeerId,
         len: usize,
         needs: bool,
     ) -> Result<Option<Slot>, NoStaging> {
@@ -85,15 +100,15 @@ impl Staging {
             return Ok(Some(Slot::Small { offset: u64::from(place) * SMALL_BYTES as u64 }));
         }
         let mut long = lock(&memory.long);
-        if !needs && long.used + len as u64 > LONG_BYTES {
+        if !needs && !long.used.has_room(peer, len as u64) {
             return Ok(None);
         }
-        long.allocate(fabric, len as u64).map(Some)
+        long.allocate(fabric, peer, len as u64).map(Some)
     }
 
     pub(super) fn give_back(&self, slot: Slot) {
-        if let Slot::Long { extent, .. } = slot {
-            lock(&self.registered().long).free(extent);
+        if let Slot::Long { extent, peer, .. } = slot {
+            lock(&self.registered().long).free(extent, peer);
         }
     }
 
@@ -143,13 +158,13 @@ impl Staging {
 impl Memory {
     fn new(fabric: &dyn Fabric, small_bytes: u64) -> Result<Memory, NoStaging> {
         let (key, window) = register(fabric, small_bytes)?;
-        let long = Long { allocator: Allocator::new(64), segments: Vec::new(), used: 0 };
+        let long = Long { allocator: Allocator::new(64), segments: Vec::new(), used: Used::default() };
         Ok(Memory { key, window, long: Mutex::new(long) })
     }
 }
 
 impl Long {
-    fn allocate(&mut self, fabric: &dyn Fabric, len: u64) -> Result<Slot, NoStaging> {
+    fn allocate(&mut self, fabric: &dyn Fabric, peer: PeerId, len: u64) -> Result<Slot, NoStaging> {
         let extent = match self.allocator.allocate(len) {
             Some(extent) => extent,
             None => {
@@ -157,9 +172,9 @@ impl Long {
                 self.allocator.allocate(len).ok_or(NoStaging)?
             }
         };
-        self.used += extent.len;
+        self.used.add(peer, extent.len);
         let (key, window) = self.segments[extent.segment as usize].clone();
-        Ok(Slot::Long { extent, key, window })
+        Ok(Slot::Long { extent, key, window, peer })
     }
 
     fn grow(&mut self, fabric: &dyn Fabric) -> Result<(), NoStaging> {
@@ -171,9 +186,31 @@ impl Long {
         Ok(())
     }
 
-    fn free(&mut self, extent: Extent) {
-        self.used -= extent.len;
+    fn free(&mut self, extent: Extent, peer: PeerId) {
+        self.used.subtract(peer, extent.len);
         self.allocator.free(extent).expect("a slot is given back once");
+    }
+}
+
+impl Used {
+    fn has_room(&self, peer: PeerId, len: u64) -> bool {
+        let of_peer = self.by_peer.get(&peer).copied().unwrap_or(0);
+        of_peer + len <= LONG_BYTES && self.all + len <= SHARED_BYTES_MAX
+    }
+
+    fn add(&mut self, peer: PeerId, len: u64) {
+        self.all += len;
+        *self.by_peer.entry(peer).or_default() += len;
+    }
+
+    fn subtract(&mut self, peer: PeerId, len: u64) {
+        self.all -= len;
+        if let Entry::Occupied(mut used) = self.by_peer.entry(peer) {
+            *used.get_mut() -= len;
+            if *used.get() == 0 {
+                used.remove();
+            }
+        }
     }
 }
 

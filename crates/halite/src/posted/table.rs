@@ -3,6 +3,7 @@
 //! A thread's operations stand in its own shard, whose lock only whoever handles their completions takes besides.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,8 +33,8 @@ struct Shard {
 struct Entries {
     all: Vec<Entry>,
     free: Vec<u32>,
-    /// Calls among them that are under way.
-    calls: usize,
+    /// Calls among them that are under way, to whom there are any.
+    calls: BTreeMap<PeerId, usize>,
     closed: bool,
 }
 
@@ -53,6 +54,8 @@ enum State {
     /// Not polled yet since it began.
     Begun,
     Awaited(Waker),
+    /// A call to a peer that is down: its waiter is told so, but the peer may still do it.
+    Unheard,
     /// Nobody waits; what it uses is given back at its end.
     Abandoned(Option<Slot>),
     /// Nobody waits, but this must outlive it.
@@ -73,6 +76,8 @@ pub(super) struct OperationId {
 pub(super) struct Completed {
     pub(super) waker: Option<Waker>,
     pub(super) slot: Option<Slot>,
+    /// Another call may be begun, which could not before.
+    pub(super) room: bool,
     _kept: Option<Keepsake>,
 }
 
@@ -91,7 +96,7 @@ const INDEX_BITS: u32 = 24;
 const SHARD_BITS: u32 = 8;
 const GENERATION_BITS: u32 = 31;
 
-/// Most calls that a shard has under way, so that a peer has no more to answer than it keeps answers for.
+/// Most calls to one peer that a shard has under way, so that a peer has no more to answer than it keeps answers for.
 const CALLS_PER_SHARD_MAX: usize = ATOMICS_UNDER_WAY_MAX / Table::SHARDS_MAX;
 
 impl OperationId {
@@ -137,16 +142,17 @@ impl Table {
         self.add(peer, State::Kept(keepsake))
     }
 
-    /// As [`Table::begin`], of a call; `None` if as many are under way as may be.
+    /// As [`Table::begin`], of a call; `None` if as many to that peer are under way as may be.
     pub(super) fn begin_call(&self, peer: PeerId) -> Option<OperationId> {
         let shard = own_shard() % self.shards.len();
         let mut entries = lock(&self.shards[shard].entries);
-        if entries.calls == CALLS_PER_SHARD_MAX {
+        let calls = entries.calls.entry(peer).or_default();
+        if *calls == CALLS_PER_SHARD_MAX {
             return None;
         }
+        *calls += 1;
         let (index, generation) = entries.add(peer, State::Begun);
         entries.all[index as usize].is_call = true;
-        entries.calls += 1;
         Some(OperationId { shard: shard as u32, index, generation })
     }
 
@@ -169,25 +175,24 @@ impl Table {
     /// A completion has arrived.  One that nobody expects changes nothing.
     pub(super) fn complete(&self, id: WorkId, ended: Ended) -> Completed {
         let completed = self.with(OperationId::of(id), |entries, index| {
-            entries.end_call(index);
+            let room = entries.end_call(index);
+            let mut completed = Completed { room, ..Completed::default() };
             match std::mem::replace(&mut entries.all[index].state, State::Done(ended)) {
-                State::Begun => Completed::default(),
-                State::Awaited(waker) => Completed { waker: Some(waker), ..Completed::default() },
+                State::Begun | State::Unheard => {}
+                State::Awaited(waker) => completed.waker = Some(waker),
                 State::Abandoned(slot) => {
                     entries.remove(index);
-                    Completed { slot, ..Completed::default() }
+                    completed.slot = slot;
                 }
                 State::Kept(keepsake) => {
                     entries.remove(index);
-                    Completed { _kept: Some(keepsake), ..Completed::default() }
+                    completed._kept = Some(keepsake);
                 }
                 // A confused provider: the first word counts.
-                State::Done(first) => {
-                    entries.all[index].state = State::Done(first);
-                    Completed::default()
-                }
+                State::Done(first) => entries.all[index].state = State::Done(first),
                 State::Free => unreachable!("a free place has no current operation"),
             }
+            completed
         });
         completed.unwrap_or_default()
     }
@@ -210,6 +215,10 @@ impl Table {
                     }
                     Poll::Ready(Some(ended))
                 }
+                state @ State::Unheard => {
+                    *state = State::Abandoned(None);
+                    Poll::Ready(Some(Ended::UNHEARD))
+                }
                 state if closed => {
                     // Bytes may still land, so that the place is never used again.
                     *state = State::Abandoned(None);
@@ -225,15 +234,15 @@ impl Table {
         polled.expect("an operation is polled by its owner until it has ended")
     }
 
-    /// An operation that was not posted, or has ended, or of a keepsake that is not needed.
-    pub(super) fn withdraw(&self, id: OperationId) {
-        let state = self.with(id, |entries, index| {
+    /// An operation that was not posted, or has ended, or of a keepsake that is not needed.  Whether another call may be begun,
+    /// which could not before.
+    pub(super) fn withdraw(&self, id: OperationId) -> bool {
+        let withdrawn = self.with(id, |entries, index| {
             let state = std::mem::replace(&mut entries.all[index].state, State::Free);
-            entries.remove(index);
-            state
+            (entries.remove(index), state)
         });
-        // Not under the lock, since dropping a keepsake may do anything.
-        drop(state);
+        // The state is not dropped under the lock, since dropping a keepsake may do anything.
+        withdrawn.is_some_and(|(room, _)| room)
     }
 
     /// Nobody waits any more for an operation that was posted.
@@ -283,12 +292,30 @@ impl Table {
         self.with(OperationId::of(id), is_one).unwrap_or(false)
     }
 
+    /// Nobody waits any more for the answers of `peer`, which is down.  Returns who did.
+    pub(super) fn leave_unheard(&self, peer: PeerId) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for id in self.calls_to(peer) {
+            let left = self.with(id, |entries, index| {
+                let state = &mut entries.all[index].state;
+                match state {
+                    State::Begun | State::Awaited(_) => std::mem::replace(state, State::Unheard),
+                    _ => State::Free,
+                }
+            });
+            if let Some(State::Awaited(waker)) = left {
+                wakers.push(waker);
+            }
+        }
+        wakers
+    }
+
     /// The calls to `peer` that have no answer yet.
     pub(super) fn calls_to(&self, peer: PeerId) -> Vec<OperationId> {
         let mut found = Vec::new();
         for (shard, entries) in (0..).zip(&self.shards) {
             let entries = lock(&entries.entries);
-            if entries.calls == 0 {
+            if !entries.calls.contains_key(&peer) {
                 continue;
             }
             let calls = (0..).zip(&entries.all).filter(|(_, entry)| entry.is_call && entry.peer == peer);
@@ -340,26 +367,36 @@ impl Entries {
         }
     }
 
-    /// A call that has its answer makes room for another.
-    fn end_call(&mut self, index: usize) {
-        if std::mem::take(&mut self.all[index].is_call) {
-            self.calls -= 1;
+    /// A call that has its answer makes room for another.  Whether there was none before.
+    fn end_call(&mut self, index: usize) -> bool {
+        let entry = &mut self.all[index];
+        if !std::mem::take(&mut entry.is_call) {
+            return false;
         }
+        let calls = self.calls.get_mut(&entry.peer).expect("this one is under way");
+        *calls -= 1;
+        let is_reopened = *calls == CALLS_PER_SHARD_MAX - 1;
+        if *calls == 0 {
+            self.calls.remove(&entry.peer);
+        }
+        is_reopened
     }
 
-    fn remove(&mut self, index: usize) {
-        self.end_call(index);
+    /// As [`Entries::end_call`], of an operation that leaves the table.
+    fn remove(&mut self, index: usize) -> bool {
+        let room = self.end_call(index);
         let entry = &mut self.all[index];
         entry.state = State::Free;
         entry.generation = (entry.generation + 1) & ((1 << GENERATION_BITS) - 1);
         self.free.push(index as u32);
+        room
     }
 }
 
 impl Entry {
     fn is_under_way(&self, kept: bool) -> bool {
         match self.state {
-            State::Begun | State::Awaited(_) | State::Abandoned(_) => true,
+            State::Begun | State::Awaited(_) | State::Unheard | State::Abandoned(_) => true,
             State::Kept(_) => kept,
             State::Free | State::Done(_) => false,
         }
@@ -404,8 +441,28 @@ mod tests {
         assert!(is_under_way(&posted, read.id()) && is_under_way(&posted, call.id()));
         posted.answer(PEER, call.id(), DONE, wakes);
         assert!(!is_under_way(&posted, call.id()));
-        posted.handle_disconnected(PEER, wakes);
+        posted.handle_closed(PEER, wakes);
         assert!(is_under_way(&posted, read.id()), "the fabric tells its end");
+    }
+
+    #[test]
+    fn who_waits_for_a_peer_that_is_down_is_told_but_changes_wait_until_its_connection_has_ended() {
+        let (posted, wakes) = (Posted::new(1), &mut Wakes::default());
+        let mut context = Context::from_waker(Waker::noop());
+        let [mut waiting, unpolled, answered] = [(); 3].map(|()| posted.begin_call(PEER).unwrap());
+        let mut mark = posted.mark_all();
+        assert!(waiting.poll_ended(&mut context).is_pending());
+        posted.handle_down(PEER, wakes);
+        assert_eq!(waiting.poll_ended(&mut context), Poll::Ready(Ended::UNHEARD));
+        posted.answer(PEER, answered.id(), DONE, wakes);
+        let ids = [waiting.id(), unpolled.id()];
+        drop(waiting);
+        assert!(is_under_way(&posted, ids[0]), "the peer may still do it");
+        assert!(!posted.is_over(&mut mark));
+        posted.handle_closed(PEER, wakes);
+        assert!(posted.is_over(&mut mark));
+        drop(unpolled);
+        assert!(ids.iter().all(|id| !is_under_way(&posted, *id)));
     }
 
     #[test]
@@ -413,15 +470,16 @@ mod tests {
         let (posted, wakes) = (Posted::new(1), &mut Wakes::default());
         let calls: Vec<_> = (0..CALLS_PER_SHARD_MAX).map(|_| posted.begin_call(PEER).unwrap()).collect();
         assert!(posted.begin_call(PEER).is_none());
+        let other = posted.begin_call(PeerId(2)).expect("those to others take none of its room");
         posted.answer(PEER, calls[3].id(), DONE, wakes);
-        let late = posted.begin_call(PeerId(2)).expect("one has ended");
+        let late = posted.begin_call(PEER).expect("one has ended");
         assert!(posted.begin_call(PEER).is_none());
-        posted.handle_disconnected(PEER, wakes);
-        assert!(is_under_way(&posted, late.id()), "it is another's");
-        drop(calls);
-        let again: Vec<_> = (1..CALLS_PER_SHARD_MAX).map(|_| posted.begin_call(PEER).unwrap()).collect();
+        posted.handle_closed(PEER, wakes);
+        assert!(is_under_way(&posted, other.id()), "it is another's");
+        drop((calls, late));
+        let again: Vec<_> = (0..CALLS_PER_SHARD_MAX).map(|_| posted.begin_call(PEER).unwrap()).collect();
         assert!(posted.begin_call(PEER).is_none());
-        drop((again, late));
+        drop((again, other));
         assert!(posted.begin_call(PEER).is_some(), "what was not posted has ended");
     }
 }

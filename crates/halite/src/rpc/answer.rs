@@ -8,7 +8,8 @@ use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
 use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, ServedId, SlotId, Status, Target};
 
 use super::link::{Caller, Inbound, Link};
-use super::{CALL_WORK, PART_BYTES_MAX, Rpc};
+use super::{Attempt, CALL_WORK, PART_BYTES_MAX, Rpc};
+use crate::lanes::CALLS;
 use crate::wait::{Wakes, lock};
 
 /// Where an answer goes.
@@ -169,7 +170,8 @@ impl Rpc {
         };
         // The node ended before, and with it all waiting.
         let Ok(arrival) = arrival else { return Answered::Unwanted };
-        let answered = if matches!(arrival, Arrival::Late) { Answered::Unwanted } else { Answered::Sent };
+        let answered =
+            if matches!(arrival, Arrival::Expected(_)) { Answered::Sent } else { Answered::Unwanted };
         self.handle_arrival(Target::Own, to.id.slot, arrival, wakes);
         answered
     }
@@ -248,7 +250,7 @@ impl Rpc {
         let requests = [request(&payload, to_rest), request(&notice, to_head)];
         // A write of nothing is none.
         let first = usize::from(rest.is_empty());
-        self.fabric.post(peer, &requests[first..]).map_err(|error| {
+        self.fabric.post(peer, CALLS, &requests[first..]).map_err(|error| {
             [payload, notice][first + error.posted..].iter().for_each(|source| self.give_back(source));
             error.cause
         })
@@ -296,17 +298,17 @@ impl Rpc {
     }
 
     pub(crate) fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostCause> {
-        self.fabric.post(peer, requests).map_err(|error| error.cause)
+        self.fabric.post(peer, CALLS, requests).map_err(|error| error.cause)
     }
 
     /// Keeps an answer that the fabric did not take until it does.
     pub(super) fn hold_back(&self, to: &ReplyTo, status: Status, output: &[u8]) {
-        self.owe(Owed { to: to.clone(), status, output: output.to_vec() });
+        self.owe(Owed { to: to.clone(), status, output: output.to_vec() }, Attempt::First);
     }
 
-    fn owe(&self, owed: Owed) {
+    fn owe(&self, owed: Owed, attempt: Attempt) {
         lock(&self.owed).push(owed);
-        self.set_stuck();
+        self.set_stuck(attempt);
     }
 
     /// Tries again to post the answers that the fabric did not take.
@@ -315,7 +317,7 @@ impl Rpc {
         let all = std::mem::take(&mut *lock(&self.owed));
         for owed in all {
             match self.write_answer(&owed.to, owed.status, &owed.output) {
-                Err(PostCause::QueueFull) => self.owe(owed),
+                Err(PostCause::QueueFull) => self.owe(owed, Attempt::Again),
                 _ => self.end_answers(owed.to.link(), lock(&owed.to.link().inbound), once(&owed.to)),
             }
         }

@@ -18,7 +18,7 @@ use super::answer::{Answered, ReplyTo, remote};
 use super::input::{Bytes, Payload};
 use super::link::{Inbound, Link, Outbound, Theirs};
 use super::service::{Admission, Incoming, Service, ServiceId, Services};
-use super::{CALL_WORK, FIRST_LOOK_BYTES, Held, Rpc};
+use super::{Attempt, CALL_WORK, FIRST_LOOK_BYTES, Held, Rpc};
 use crate::wait::{Wakes, lock};
 
 /// Requests on their way from a ring to their queues; kept by whoever polls, for the sake of its memory.
@@ -85,6 +85,7 @@ impl Rpc {
                 match slots.handle_reply(from, slot)? {
                     Arrival::Expected(waker) => wakes.add(waker),
                     Arrival::Late => late.push(slot),
+                    Arrival::Posthumous => {}
                 }
                 Ok(())
             });
@@ -112,6 +113,7 @@ impl Rpc {
         match arrival {
             Arrival::Expected(waker) => wakes.add(waker),
             Arrival::Late => self.drop_reply(from, slot, wakes),
+            Arrival::Posthumous => {}
         }
     }
 
@@ -138,9 +140,14 @@ impl Rpc {
         if row.peek().is_none() {
             return Ok(());
         }
-        let routes = self.routes();
+        let table = self.peers.read();
+        let Some(row_of_peer) = table.up(peer) else {
+            // Who was refused or given up may still talk.
+            row.for_each(drop);
+            return Ok(());
+        };
         // Nobody else may write to our rings.
-        let link = routes.by_peer.get(&peer).ok_or(Violation("a request without a ring"))?;
+        let link = row_of_peer.link.as_ref().ok_or(Violation("a request without a ring"))?;
         let read = {
             let inbound = &mut *lock(&link.inbound);
             let read = row.try_for_each(|offset| {
@@ -148,17 +155,17 @@ impl Rpc {
                 Ok(())
             });
             if let Some(head) = inbound.poll_head() {
-                self.return_head(peer, head);
+                self.return_head(peer, head, Attempt::First);
             }
             read
         };
-        self.deliver(&routes.services, intake.asked.drain(..), wakes);
+        self.deliver(&table.services, intake.asked.drain(..), wakes);
         read
     }
 
     /// A plain write: whoever waits for room looks.  Under the lock of the link's inbound side, lest an older head land
     /// behind a newer one: who has no room sends nothing that would bring another.
-    pub(super) fn return_head(&self, peer: PeerId, (at, head): (Address, u64)) {
+    pub(super) fn return_head(&self, peer: PeerId, (at, head): (Address, u64), attempt: Attempt) {
         let bytes = head.to_le_bytes();
         let operation = Operation::Write { local: Local::Inline(&bytes), remote: remote(at, 0) };
         let posted =
@@ -166,7 +173,7 @@ impl Rpc {
         if posted == Err(PostCause::QueueFull) {
             // There may be no next one, for the same reason.
             lock(&self.heads).insert(peer);
-            self.set_stuck();
+            self.set_stuck(attempt);
         }
     }
 
@@ -219,8 +226,7 @@ impl Rpc {
 
     /// A note has arrived.
     pub(crate) fn handle_note(&self, peer: PeerId, bytes: &[u8], wakes: &mut Wakes) {
-        let link = self.routes().by_peer.get(&peer).cloned();
-        let Some(link) = link else { return };
+        let Some(link) = self.peers.link_of(peer) else { return };
         let note = Note::parse(bytes).map_err(|_| Violation("not a note"));
         let handled = note.and_then(|note| self.apply_note(&link, peer, note, wakes));
         self.enforce(peer, handled);
@@ -266,7 +272,7 @@ impl Rpc {
     }
 
     pub(super) fn decline(&self, port: u32, from: Target, grant: u32, wakes: &mut Wakes) {
-        let service = self.routes().services.get(ServiceId::Port(port)).cloned();
+        let service = self.peers.read().services.get(ServiceId::Port(port)).cloned();
         if let Some(service) = service {
             self.grant(&service, service.decline(from, grant), wakes);
         }

@@ -1,79 +1,44 @@
 //! Atomics by call, at the owner of the words and back at who asked; [`halite_tier::rpc::atomic`] says how they travel.
 //!
-//! Whoever polls carries them out, without the machine's lock.  What arrives of a peer that is not connected, or not any
+//! The poller carries them out, without the machine's lock.  What arrives of a peer that is not connected, or not any
 //! more, changes nothing.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Mutex;
+use std::collections::VecDeque;
 
-use halite_fabric::{Key, Operation, PeerId, PostCause, Status, WorkRequest};
-use halite_mem::Window;
+use halite_fabric::{Operation, PeerId, PostCause, Status, WorkRequest};
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_IMM, ATOMICS_UNDER_WAY_MAX};
 use halite_tier::rpc::{AtomicAnswer, AtomicCall, Violation};
 
-use super::{CALL_WORK, Rpc};
+use super::{Attempt, CALL_WORK, Rpc};
 use crate::posted::Ended;
 use crate::wait::{Wakes, lock};
 
-/// What the owner of words keeps.
-#[derive(Debug, Default)]
-pub(super) struct Atomics {
-    reach: Mutex<Reach>,
-}
-
-/// Under one lock, beneath which words are changed: whoever removes a peer knows that nothing of it is half done.
-#[derive(Debug, Default)]
-struct Reach {
-    /// Who may change words.
-    peers: BTreeSet<PeerId>,
-    /// The memory that regions are in.
-    arena: BTreeMap<Key, Window>,
-    /// Answers that the fabric did not take yet, in order.
-    owed: BTreeMap<PeerId, VecDeque<AtomicAnswer>>,
-}
-
-impl Atomics {
-    pub(super) fn handle_connected(&self, peer: PeerId) {
-        lock(&self.reach).peers.insert(peer);
-    }
-
-    /// Nothing of the peer is carried out from here on.
-    pub(super) fn handle_disconnected(&self, peer: PeerId) {
-        let mut reach = lock(&self.reach);
-        reach.peers.remove(&peer);
-        reach.owed.remove(&peer);
-    }
-}
-
 impl Rpc {
-    /// The arena has grown by a segment.
-    pub(crate) fn handle_grown(&self, key: Key, segment: Window) {
-        lock(&self.atomics.reach).arena.insert(key, segment);
-    }
-
     /// A peer calls for an atomic.
     pub(crate) fn handle_atomic(&self, peer: PeerId, bytes: &[u8]) {
         let Ok(call) = AtomicCall::parse(bytes) else {
             return self.enforce(peer, Err(Violation("not a call of an atomic")));
         };
-        let reach = &mut *lock(&self.atomics.reach);
-        if !reach.peers.contains(&peer) {
-            return;
-        }
-        let old = reach.arena.get(&call.word.key).and_then(|segment| call.apply(segment));
-        reach.owed.entry(peer).or_default().push_back(AtomicAnswer { id: call.id, old });
-        self.answer_atomics(reach, peer);
+        // Held until the word is changed: when a peer is down, nothing of it is half done.
+        let table = self.peers.read();
+        let Some(caller) = table.up(peer) else { return };
+        let old = table.arena.get(&call.word.key).and_then(|segment| call.apply(segment));
+        let owed = &mut *lock(&caller.atomics);
+        owed.push_back(AtomicAnswer { id: call.id, old });
+        self.answer_atomics(peer, owed, Attempt::First);
     }
 
     /// Answers in order as much as the fabric takes.
-    fn answer_atomics(&self, reach: &mut Reach, peer: PeerId) {
-        let Some(owed) = reach.owed.get_mut(&peer) else { return };
+    fn answer_atomics(&self, peer: PeerId, owed: &mut VecDeque<AtomicAnswer>, attempt: Attempt) {
         while let Some(answer) = owed.front() {
             match self.post_atomic_answer(peer, answer) {
                 Err(PostCause::QueueFull) if owed.len() > ATOMICS_UNDER_WAY_MAX => {
                     return self.enforce(peer, Err(Violation("more calls of atomics than one may have")));
                 }
-                Err(PostCause::QueueFull) => return self.set_stuck(),
+                Err(PostCause::QueueFull) => {
+                    lock(&self.late_atomics).insert(peer);
+                    return self.set_stuck(attempt);
+                }
                 // Who is gone needs none.
                 _ => owed.pop_front(),
             };
@@ -87,11 +52,11 @@ impl Rpc {
 
     /// Tries again to post the answers that the fabric did not take.
     pub(super) fn retry_atomics(&self) {
-        let reach = &mut *lock(&self.atomics.reach);
-        let waiting: Vec<PeerId> =
-            reach.owed.iter().filter(|(_, owed)| !owed.is_empty()).map(|(peer, _)| *peer).collect();
-        for peer in waiting {
-            self.answer_atomics(reach, peer);
+        // Taken before the loop, whose head would hold the lock while it runs.
+        let late = std::mem::take(&mut *lock(&self.late_atomics));
+        let table = self.peers.read();
+        for (peer, caller) in late.into_iter().filter_map(|peer| Some((peer, table.up(peer)?))) {
+            self.answer_atomics(peer, &mut lock(&caller.atomics), Attempt::Again);
         }
     }
 
@@ -113,13 +78,14 @@ mod tests {
 
     use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
     use halite_fabric::kind::OperationKind;
-    use halite_fabric::{RemoteAddress, WorkId};
-    use halite_mem::{PagePolicy, Segment};
+    use halite_fabric::{Key, RemoteAddress, WorkId};
+    use halite_mem::{PagePolicy, Segment, Window};
     use halite_providers::{ShmConfig, ShmFabric};
     use halite_tier::access::Atomic;
-    use halite_tier::ids::NodeId;
+    use halite_tier::ids::{Incarnation, NodeId, NodeLife};
 
     use super::*;
+    use crate::peers::Peers;
     use crate::posted::Posted;
 
     const PEER: PeerId = PeerId(7);
@@ -137,10 +103,16 @@ mod tests {
         // Nobody connects through it.
         std::fs::remove_dir_all(dir).unwrap();
         let fabric = FaultInjector::new(fabric, FaultPlan::new(0).rule(rule));
-        let rpc = Rpc::new(Arc::new(fabric), Arc::new(Posted::new(1)), NodeId(0), 1 << 16).unwrap();
+        let (posted, peers) = (Arc::new(Posted::new(1)), Arc::new(Peers::new(NodeId(0))));
+        let rpc = Rpc::new(Arc::new(fabric), posted, peers, 1 << 16).unwrap();
         let window = Segment::create("halite-test", 64, PagePolicy::Normal).unwrap().window(0, 64).unwrap();
-        rpc.handle_grown(ARENA, window.clone());
+        rpc.peers.write().arena.insert(ARENA, window.clone());
         (rpc, window)
+    }
+
+    fn set_up(rpc: &Rpc) {
+        let life = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };
+        rpc.peers.set_up(PEER, life, None);
     }
 
     fn refused_sends() -> Rule {
@@ -151,8 +123,8 @@ mod tests {
     fn words_are_changed_in_the_arena_and_for_those_who_are_connected() {
         let (rpc, window) = owner("words", refused_sends().times(0));
         rpc.handle_atomic(PEER, &add(ARENA, 8));
-        assert_eq!(window.load_u64(8), Ok(0), "it has not been introduced");
-        rpc.handle_connected(PEER, NodeId(1));
+        assert_eq!(window.load_u64(8), Ok(0), "it is not up");
+        set_up(&rpc);
         for nowhere in [add(Key(0), 8), add(Key(41), 8), add(ARENA, 4), add(ARENA, 64), add(ARENA, u64::MAX)]
         {
             rpc.handle_atomic(PEER, &nowhere);
@@ -162,20 +134,20 @@ mod tests {
         }
         rpc.handle_atomic(PEER, &add(ARENA, 8));
         assert_eq!(window.load_u64(8), Ok(1));
-        rpc.handle_disconnected(PEER, &mut Wakes::default());
+        rpc.peers.set_down(PEER);
         rpc.handle_atomic(PEER, &add(ARENA, 8));
-        assert_eq!(window.load_u64(8), Ok(1), "it is gone");
+        assert_eq!(window.load_u64(8), Ok(1), "it is down");
     }
 
     #[test]
     fn answers_wait_in_order_until_the_fabric_takes_them_or_their_peer_is_gone() {
-        // The introduction, three calls, and the first try again.
-        let (rpc, _) = owner("answers", refused_sends().times(5));
+        // Three calls, and the first try again.
+        let (rpc, _) = owner("answers", refused_sends().times(4));
         let owed = || {
-            let reach = lock(&rpc.atomics.reach);
-            reach.owed.get(&PEER).map(|owed| owed.iter().map(|answer| answer.old).collect::<Vec<_>>())
+            let table = rpc.peers.read();
+            table.up(PEER).map(|up| lock(&up.atomics).iter().map(|answer| answer.old).collect::<Vec<_>>())
         };
-        rpc.handle_connected(PEER, NodeId(1));
+        set_up(&rpc);
         (0..3).for_each(|_| rpc.handle_atomic(PEER, &add(ARENA, 0)));
         assert_eq!(owed(), Some(vec![Some(0), Some(1), Some(2)]));
         assert!(rpc.is_stuck());
@@ -183,7 +155,8 @@ mod tests {
         assert_eq!(owed().map(|owed| owed.len()), Some(3));
         rpc.retry_atomics();
         assert_eq!(owed(), Some(vec![]));
-        rpc.handle_disconnected(PEER, &mut Wakes::default());
+        rpc.peers.set_down(PEER);
         assert_eq!(owed(), None);
+        rpc.retry_atomics();
     }
 }

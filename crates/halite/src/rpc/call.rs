@@ -189,7 +189,7 @@ impl<'s> Calling<'s> {
         Calling { session, terms }
     }
 
-    /// For whoever waits later: what is returned owns all that it needs.
+    /// To be waited for later: what is returned owns all that it needs.
     fn keep(&self, pending: Pending<'s>) -> PendingCall {
         PendingCall::new(self.terms, Kept::new(self.session, pending))
     }
@@ -257,11 +257,16 @@ impl<'s> Calling<'s> {
             let bytes = self.terms.reply_bytes_max.min(SPUN_BYTES_MAX);
             Patience::change(|patience| patience.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
         }
+        let mut has_spun = false;
         for _ in 0..LOOKS_MAX {
             // Read before the look, so that what arrives after it is not missed.
             let seen = core.ground.rpc.arrivals();
             match pending.try_take(into.reborrow()) {
-                Err(Look::Waiting) => {}
+                Err(Look::Waiting) => {
+                    if let Target::Peer(peer) = pending.target() {
+                        core.expect_round_trip(peer);
+                    }
+                }
                 Err(look) => return Err(self.failed(self.ended(look))),
                 Ok(Reply::DoneAt(len, address)) => {
                     self.start_unless_started();
@@ -269,14 +274,15 @@ impl<'s> Calling<'s> {
                 }
                 Ok(reply) => return self.output_of(reply),
             }
-            if !core.spin_until(|| core.ground.rpc.arrivals() != seen) {
+            has_spun = !core.spin_until(|| core.ground.rpc.arrivals() != seen);
+            if has_spun {
                 break;
             }
         }
         if self.start_unless_started() {
             pending.set_deadline(self.terms.deadline_ns);
         }
-        core.block_on(self.finish(pending, into))
+        core.block_on_after(has_spun, self.finish(pending, into))
     }
 
     /// Posts a call, where possible without waiting.

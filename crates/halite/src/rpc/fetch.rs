@@ -5,7 +5,7 @@ use halite_tier::access::Blocked;
 use halite_tier::rpc::{Address, Target};
 
 use crate::driver::Core;
-use crate::posted::{Cursor, Transfer};
+use crate::posted::{Cursor, Kind, Transfer};
 
 /// The peer is gone, or never had such memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,11 +58,11 @@ impl Transfer for Fetch<'_> {
         }
     }
 
-    fn source(&self, _: Cursor, _: usize) -> Option<&[u8]> {
-        None
+    fn kind(&self) -> Kind {
+        Kind::Read
     }
 
-    fn target(&mut self, at: Cursor, len: usize) -> Option<&mut [u8]> {
-        Some(&mut self.into[at.done..at.done + len])
+    fn target(&mut self, at: Cursor, len: usize) -> &mut [u8] {
+        &mut self.into[at.done..at.done + len]
     }
 }

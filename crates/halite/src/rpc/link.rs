@@ -91,6 +91,11 @@ pub(crate) struct Theirs {
 }
 
 impl Link {
+    /// The one of a node to itself.
+    pub(crate) fn own(node: NodeId) -> Link {
+        Link::new(node, Target::Own, 0, None, Losses::default())
+    }
+
     pub(crate) fn new(
         node: NodeId,
         target: Target,
@@ -159,6 +164,14 @@ impl Link {
     pub(crate) fn losses(&self) -> &Losses {
         &self.losses
     }
+
+    /// No more requests are read: nobody calls any more.
+    pub(crate) fn forget_caller(&self) {
+        // After a panic it may stay.
+        if let Ok(mut inbound) = self.inbound.lock() {
+            inbound.caller = None;
+        }
+    }
 }
 
 impl Inbound {
@@ -172,11 +185,6 @@ impl Inbound {
                 Ok(self.caller.insert(caller).clone())
             }
         }
-    }
-
-    /// No more requests are read: nobody calls any more.
-    pub(crate) fn forget_caller(&mut self) {
-        self.caller = None;
     }
 
     /// What the peer should be told of how far its requests have been read, and where.

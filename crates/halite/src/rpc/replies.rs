@@ -112,6 +112,7 @@ mod loom_tests {
                     slots.free(slot);
                     None
                 }
+                Arrival::Posthumous => unreachable!("nobody goes down"),
             };
             self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
             drop(slots);

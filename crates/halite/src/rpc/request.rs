@@ -96,13 +96,13 @@ impl Rpc {
         request: &Request<'_>,
         wakes: &mut Wakes,
     ) -> Result<(Target, SlotId), NotPosted> {
-        let routes = self.routes();
-        let link = routes.by_node.get(&node).ok_or(NotPosted::NoLink)?;
+        let table = self.peers.read();
+        let link = table.link_to(node).ok_or(NotPosted::NoLink)?;
         if request.to.is_some_and(|to| to != link.target) {
             return Err(NotPosted::Gone);
         }
         let slot = match link.target {
-            Target::Own => self.deliver_own(link, &routes.services, request, wakes)?,
+            Target::Own => self.deliver_own(link, &table.services, request, wakes)?,
             Target::Peer(_) => self.post_request(link, request)?,
         };
         Ok((link.target, slot))
@@ -287,7 +287,7 @@ impl Rpc {
         match abandoned {
             Abandoned::Cancel(Target::Own, waker) => {
                 drop(waker);
-                self.cancel(&self.own, slot);
+                self.cancel(self.peers.own(), slot);
             }
             Abandoned::Cancel(Target::Peer(peer), waker) => {
                 drop(waker);
@@ -435,7 +435,7 @@ impl<'c> Pending<'c> {
         self.target
     }
 
-    /// Where it is, for whoever sees to it from now on; `None` if it is over.
+    /// Where it is; the caller sees to it from now on.  `None` if it is over.
     pub(crate) fn into_open(mut self) -> Option<(Target, SlotId)> {
         std::mem::take(&mut self.open).then_some((self.target, self.slot))
     }

@@ -12,6 +12,7 @@ use super::answer::{Answered, LINE_BYTES, ReplyTo, remote};
 use super::link::{Link, Outbound};
 use super::request::{Request, header_of};
 use super::{CALL_WORK, PART_BYTES_MAX, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
+use crate::lanes::CALLS;
 use crate::wait::{Wakes, lock};
 
 /// Longest row: what is posted is under a lock meanwhile, and seen by its peer only little by little.
@@ -56,7 +57,7 @@ impl Writes {
                 WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }
             })
             .collect();
-        match fabric.post(peer, &requests) {
+        match fabric.post(peer, CALLS, &requests) {
             Ok(()) => (requests.len(), Ok(())),
             Err(error) => (error.posted, Err(error.cause)),
         }
@@ -73,8 +74,8 @@ impl Rpc {
         request: &Request<'_>,
         inputs: &[&[u8]],
     ) -> Option<(Target, Vec<SlotId>)> {
-        let routes = self.routes();
-        let link = routes.by_node.get(&node)?;
+        let table = self.peers.read();
+        let link = table.link_to(node)?;
         let mut outbound = lock(&link.outbound);
         let outbound = outbound.as_mut().filter(|_| link.is_introduced())?;
         let slots = self.post_row(link, outbound, request, inputs);

@@ -254,7 +254,7 @@ impl Receiver {
         let core = &session.inner.core;
         let owner = session.inner.principal.clone();
         let service = Arc::new(Service::new(id, owner, options));
-        let services = &mut core.ground.rpc.routes_mut().services;
+        let services = &mut core.ground.peers.write().services;
         // Looked at under the lock: when the node leaves, it first says so, and then ends all services that it finds.
         if core.is_closed() {
             return Err(serve_error(id, ServeCause::NodeClosed));
@@ -291,8 +291,9 @@ impl Receiver {
         let core = self.core();
         loop {
             let mut taken = self.service.take_or_look().map_err(|Closed| self.closed())?;
+            let mut has_spun = false;
             if taken.is_none() {
-                core.spin_until(|| self.service.is_waiting());
+                has_spun = !core.spin_until(|| self.service.is_waiting());
                 let (found, heir) = self.service.take_after_look();
                 if let Some(heir) = heir {
                     heir.wake();
@@ -304,7 +305,7 @@ impl Receiver {
                     Ok(accepted) => accepted,
                     Err(long) => core.block_on(self.accept_long(long)),
                 },
-                None => return core.block_on(self.recv()),
+                None => return core.block_on_after(has_spun, self.recv()),
             };
             if let Some(accepted) = accepted {
                 return Ok(accepted);
@@ -408,7 +409,7 @@ impl Receiver {
 
     fn end(&self, ended: super::service::Ended) {
         self.core().with_calls(|rpc, wakes| {
-            rpc.routes_mut().services.remove(&self.service);
+            self.core().ground.peers.write().services.remove(&self.service);
             wakes.extend(ended.wakers);
             for reply in ended.unanswered {
                 rpc.refuse(&reply, Status::Closed, wakes);

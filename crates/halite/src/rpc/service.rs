@@ -524,7 +524,7 @@ mod tests {
         assert_eq!(taken.granted.len(), 1, "two would be too many bytes");
         let (_, grant) = taken.granted[0];
         assert_eq!(service.decline(Target::Own, grant).len(), 1, "the next gets it");
-        lock(&link.inbound).forget_caller();
+        link.forget_caller();
     }
 
     #[test]
@@ -543,7 +543,7 @@ mod tests {
             link.note_loss();
         }
         assert_eq!([push(3), push(4), push(5)], [true, true, false]);
-        lock(&link.inbound).forget_caller();
+        link.forget_caller();
     }
 
     #[test]
@@ -560,7 +560,7 @@ mod tests {
         assert_eq!([push(&gone, 0), push(&other, 0), push(&other, 1)], [true, true, false]);
         gone.set_gone();
         assert_eq!([push(&other, 2), push(&other, 3)], [true, false]);
-        [gone, other].iter().for_each(|link| lock(&link.inbound).forget_caller());
+        [gone, other].iter().for_each(|link| link.forget_caller());
     }
 
     #[test]
@@ -578,7 +578,7 @@ mod tests {
             assert_eq!(slots, [first + 1, first + 2]);
             assert!(!service.is_waiting());
         }
-        lock(&link.inbound).forget_caller();
+        link.forget_caller();
     }
 
     #[test]
@@ -588,6 +588,6 @@ mod tests {
         assert!(service.put_back(message(&link, 0, 1)).is_ok());
         assert!(service.close().is_some());
         assert!(service.put_back(message(&link, 1, 1)).is_err(), "nobody would ever answer it");
-        lock(&link.inbound).forget_caller();
+        link.forget_caller();
     }
 }

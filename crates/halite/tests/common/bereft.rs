@@ -1,14 +1,17 @@
 //! A fabric from whose peers' memory loads and stores are kept, as if their processes had just died.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use halite::Node;
 use halite_fabric::{
-    Capabilities, CutOff, Event, Fabric, Key, PeerId, PostError, RegisterError, WorkRequest,
+    Capabilities, CutOff, Event, Fabric, Key, Lane, PeerId, PostError, RegisterError, Sleeper, WorkRequest,
 };
 use halite_mem::{Segment, Window};
+
+use super::Dir;
 
 pub struct Bereft {
     inner: Arc<dyn Fabric>,
@@ -16,6 +19,30 @@ pub struct Bereft {
     registered_bytes: AtomicU64,
     posts: AtomicU64,
     posted: AtomicU64,
+    polls: AtomicU64,
+    timing: Mutex<Timing>,
+    /// Somebody goes to sleep.
+    sleeping: Condvar,
+}
+
+/// When it wants to be polled, and how that is heeded.
+#[derive(Default)]
+struct Timing {
+    poll_timeout: Option<Duration>,
+    /// How long each sleep may last that has begun since, and how often was polled before.
+    sleeps: Vec<(Option<Duration>, u64)>,
+}
+
+/// A node of whose peers no memory is reached by loads and stores, and its fabric.
+pub fn join(dir: &Dir, node: u32) -> (Node, Arc<Bereft>) {
+    let mut bereft = None;
+    let wrap = |fabric| -> Arc<dyn Fabric> {
+        let wrapped = Arc::new(Bereft::new(fabric));
+        wrapped.bereave();
+        bereft.insert(wrapped).clone()
+    };
+    let node = Node::wrap(dir.config(node), wrap).expect("the node joins");
+    (node, bereft.expect("it was wrapped"))
 }
 
 impl Bereft {
@@ -27,6 +54,9 @@ impl Bereft {
             registered_bytes: AtomicU64::new(0),
             posts: AtomicU64::new(0),
             posted: AtomicU64::new(0),
+            polls: AtomicU64::new(0),
+            timing: Mutex::default(),
+            sleeping: Condvar::new(),
         }
     }
 
@@ -47,6 +77,22 @@ impl Bereft {
     }
 }
 
+/// Time.
+impl Bereft {
+    /// From now on it wants to be polled so soon after each poll.
+    pub fn poll_within(&self, timeout: Option<Duration>) {
+        *self.timing.lock().unwrap() = Timing { poll_timeout: timeout, sleeps: Vec::new() };
+        self.inner.wake();
+    }
+
+    /// Waits until so many sleeps have begun since then: how long each may last, and how often was polled before.
+    pub fn sleeps(&self, count: usize) -> Vec<(Option<Duration>, u64)> {
+        let timing = self.timing.lock().unwrap();
+        let timing = self.sleeping.wait_while(timing, |timing| timing.sleeps.len() < count);
+        timing.unwrap().sleeps[..count].to_vec()
+    }
+}
+
 impl Fabric for Bereft {
     fn providers(&self) -> Vec<&'static str> {
         self.inner.providers()
@@ -61,17 +107,22 @@ impl Fabric for Bereft {
         self.inner.register(segment)
     }
 
+    fn deregister(&self, key: Key) {
+        self.inner.deregister(key);
+    }
+
     fn connect(&self, address: &str, hello: &[u8]) {
         self.inner.connect(address, hello);
     }
 
-    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.posts.fetch_add(1, Relaxed);
         self.posted.fetch_add(requests.len() as u64, Relaxed);
-        self.inner.post(peer, requests)
+        self.inner.post(peer, lane, requests)
     }
 
     fn poll(&self, events: &mut Vec<Event>) -> usize {
+        self.polls.fetch_add(1, Relaxed);
         self.inner.poll(events)
     }
 
@@ -87,12 +138,18 @@ impl Fabric for Bereft {
         self.inner.disconnect(peer);
     }
 
-    fn arm(&self, armed: bool) {
-        self.inner.arm(armed);
+    fn arm(&self, sleeper: Option<Sleeper>) {
+        self.inner.arm(sleeper);
     }
 
-    fn wait(&self, seen: u32, timeout: Option<Duration>) {
-        self.inner.wait(seen, timeout);
+    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
+        self.timing.lock().unwrap().sleeps.push((timeout, self.polls.load(Relaxed)));
+        self.sleeping.notify_all();
+        self.inner.wait(sleeper, seen, timeout);
+    }
+
+    fn poll_timeout(&self) -> Option<Duration> {
+        self.timing.lock().unwrap().poll_timeout
     }
 
     fn doorbell(&self) -> u32 {

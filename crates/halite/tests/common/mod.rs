@@ -3,12 +3,14 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod bereft;
+pub mod threads;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Instant;
 
-use halite::{Config, JoinError, Node, NodeId};
+use halite::{Config, JoinError, Node, NodeId, Surroundings};
 use halite_fabric::Fabric;
 
 /// A cluster directory that goes away with the test.
@@ -51,5 +53,32 @@ impl Dir {
 impl Drop for Dir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// This process, as the surroundings of nodes whose steps a test takes.
+pub struct Process(Instant);
+
+impl Process {
+    pub fn begin() -> Arc<Process> {
+        Arc::new(Process(Instant::now()))
+    }
+}
+
+impl Surroundings for Process {
+    fn now_ns(&self) -> u64 {
+        self.0.elapsed().as_nanos() as u64
+    }
+
+    fn since_1970_ns(&self) -> u64 {
+        1
+    }
+
+    fn random(&self) -> u64 {
+        self.now_ns() | 1
+    }
+
+    fn pid(&self) -> u32 {
+        std::process::id()
     }
 }

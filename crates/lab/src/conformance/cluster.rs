@@ -23,6 +23,11 @@ pub trait Harness {
         many
     }
 
+    /// Whether the others see that a node's process has exited; else it only does not answer any more.
+    fn sees_exits(&self) -> bool {
+        true
+    }
+
     /// Why a case is not told over these nodes, if it is not.
     fn cannot(&self, _case: &str) -> Option<&'static str> {
         None

@@ -99,6 +99,7 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
     let session = cluster.session(0);
     let peer = session.explain_peer(NodeId(1)).unwrap();
     assert!(peer.connected && peer.state == NodeState::Alive && peer.pid == cluster.pid(1), "{peer}");
+    assert!(peer.cut_off_at.is_empty(), "{peer}");
     assert!(peer.silent_ms.is_some() && peer.bytes_quarantined_there == Some(0), "{peer}");
     assert_eq!((peer.calls_under_way, peer.answers_kept), (0, 0));
     let capabilities = peer.capabilities.expect("it is connected");
@@ -118,4 +119,9 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
         if peer.state == NodeState::Left { Ok(peer) } else { Err(peer.to_string()) }
     });
     assert!(!gone.connected && gone.silent_ms.is_none() && gone.reason.contains("goodbye"), "{gone}");
+    let gone = eventually("it is cut off from all memory", || {
+        let peer = session.explain_peer(NodeId(2)).unwrap();
+        if peer.cut_off_at == [0, 1] { Ok(peer) } else { Err(peer.to_string()) }
+    });
+    assert!(gone.to_string().contains("cut off from the memory of: node 0, node 1\n"), "{gone}");
 }

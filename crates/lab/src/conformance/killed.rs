@@ -14,13 +14,14 @@ use super::turns::scope;
 /// All of this file, for those who cannot kill.
 pub const CASES: &[&str] = &[
     "accesses_on_a_killed_node_fail_and_others_go_on",
-    "names_of_a_killed_node_are_told_as_lost",
+    "names_of_a_killed_node_are_kept_until_its_end_is_known",
     "calls_on_a_killed_node_are_told_that_they_may_have_run",
     "messages_to_a_killed_node_are_told_to_be_lost",
     "the_lock_of_a_killed_node_is_recovered",
     "a_barrier_does_not_wait_for_a_killed_node",
     "a_killed_node_comes_back_as_a_new_one",
     "the_owner_takes_back_what_a_killed_node_had_mapped",
+    "each_owner_says_that_a_killed_node_is_cut_off_from_its_memory",
 ];
 
 /// Longer than anything takes here; silence takes a lease of five seconds to be noticed.
@@ -28,7 +29,7 @@ const LONG: Duration = Duration::from_secs(60);
 const FUNCTION: Function = Function(7);
 const DOOMED: NodeId = NodeId(2);
 
-/// Whoever reads or writes there is told, at the latest when its lease is over; what lies elsewhere is as it was.
+/// A reader or writer of it is told, at the latest when its lease is over; what lies elsewhere is as it was.
 pub fn accesses_on_a_killed_node_fail_and_others_go_on(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -45,21 +46,31 @@ pub fn accesses_on_a_killed_node_fail_and_others_go_on(h: &dyn Harness) {
     assert_eq!(&contents(&session, elsewhere)[..6], b"pepper");
 }
 
-/// Without a goodbye: its process has exited, where somebody can tell, or it is unreachable.
-pub fn names_of_a_killed_node_are_told_as_lost(h: &dyn Harness) {
+/// Without a goodbye: its process has exited, where that is seen.  Else the names are kept for it until somebody has it
+/// forgotten.
+pub fn names_of_a_killed_node_are_kept_until_its_end_is_known(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);
     shared(&owner, "lost", CHUNK);
     let session = cluster.session(1);
     cluster.kill(2);
-    eventually("the loss is known", || match session.stat("lost") {
-        Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
-    let lost = session.list_lost().unwrap();
-    assert_eq!(lost.iter().map(|lost| lost.name.as_str()).collect::<Vec<_>>(), ["lost"]);
-    assert_eq!(lost[0].lost.node, DOOMED);
-    assert_ne!(lost[0].lost.cause, LossCause::Left, "it said no goodbye");
+    if h.sees_exits() {
+        eventually("the loss is known", || match session.stat("lost") {
+            Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        let lost = session.list_lost().unwrap();
+        assert_eq!(lost.iter().map(|lost| lost.name.as_str()).collect::<Vec<_>>(), ["lost"]);
+        assert_eq!(lost[0].lost.node, DOOMED);
+        assert_ne!(lost[0].lost.cause, LossCause::Left, "it said no goodbye");
+    } else {
+        eventually("it is known not to answer", || match session.stat("lost") {
+            Err(error) if *error.cause() == RegionCause::PeerDown(DOOMED) => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        refused!(session.alloc(Some("lost"), CHUNK, Placement::Local, everyone()), RegionCause::NameTaken);
+        session.forget_node(DOOMED).unwrap();
+    }
     shared(&session, "lost", CHUNK);
     assert!(session.list_lost().unwrap().is_empty());
 }
@@ -99,7 +110,7 @@ pub fn messages_to_a_killed_node_are_told_to_be_lost(h: &dyn Harness) {
     });
 }
 
-/// By whoever waits for it, and it is told that the holder may have left things half done.
+/// By the next one that waits for it, which is told that the holder may have left things half done.
 pub fn the_lock_of_a_killed_node_is_recovered(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let holder = cluster.session(2);
@@ -170,4 +181,23 @@ pub fn the_owner_takes_back_what_a_killed_node_had_mapped(h: &dyn Harness) {
         let held = status.bytes_used + status.bytes_quarantined + status.mappings;
         if held == 0 { Ok(()) } else { Err(format!("{status:?}")) }
     });
+}
+
+/// Whoever takes over what it wrote waits for that.
+pub fn each_owner_says_that_a_killed_node_is_cut_off_from_its_memory(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let session = cluster.session(0);
+    let before = [0, 1].map(|owner| session.reach(DOOMED, NodeId(owner)).unwrap());
+    assert!(before.iter().all(|reach| !reach.is_cut_off && reach.pairing > 0), "{before:?}");
+    refused!(session.reach(NodeId(77), NodeId(1)), RegionCause::UnknownNode(NodeId(77)));
+    refused!(session.reach(DOOMED, NodeId(77)), RegionCause::UnknownNode(NodeId(77)));
+    cluster.kill(2);
+    for owner in [0, 1] {
+        let cut_off = eventually("it is cut off", || {
+            let reach = session.reach(DOOMED, NodeId(owner)).map_err(|error| error.to_string())?;
+            if reach.is_cut_off { Ok(reach) } else { Err(format!("{reach:?}")) }
+        });
+        assert_eq!(cut_off.incarnation, before[0].incarnation, "it is this life that is meant");
+    }
+    refused!(session.reach(NodeId(0), DOOMED), RegionCause::PeerDown(DOOMED));
 }

@@ -264,6 +264,29 @@ pub fn locks_hide_from_lists_and_names(h: &dyn Harness) {
     drop(guard);
 }
 
+/// Who holds a lock can ask whether it still does, and hears in time that it does not: the lock is freed, or its home gone.
+pub fn who_holds_a_lock_is_told_when_it_may_be_another_ones(h: &dyn Harness) {
+    // Only the second contributes memory, so that locks live there.
+    let mut cluster = Cluster::with(h, &[("ada", 0), ("ada", 1 << 20)]);
+    let (session, other) = (cluster.session(0), cluster.session(1));
+    refused!(session.check_lock("brief"), LockCause::NotHeld);
+    let guard = session.lock("brief").unwrap();
+    guard.check().unwrap();
+    session.check_lock("brief").unwrap();
+    refused!(other.check_lock("brief"), LockCause::NotHeld);
+    other.free_lock("brief").unwrap();
+    let taken = other.lock("brief").unwrap();
+    taken.check().unwrap();
+    refused!(guard.check(), LockCause::Lapsed);
+    drop((guard, taken));
+    let kept = session.lock("long").unwrap();
+    cluster.leave(1);
+    eventually("the home is known to be gone", || match kept.check() {
+        Err(error) if error.cause == LockCause::Lapsed => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+}
+
 /// With its memory given back in between, and its tokens still rising.
 pub fn a_freed_lock_is_made_anew(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);

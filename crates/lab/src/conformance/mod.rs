@@ -1,12 +1,12 @@
 //! The conformance suite of the public API.
 //!
-//! Each case is a function named after what is expected, over a [`Harness`]; whoever has a way of running nodes (another fabric,
-//! middleware in between, virtual time) instantiates all of them with [`conformance_suite!`].  The cases know only what
+//! Each case is a function named after what is expected, over a [`Harness`]; [`conformance_suite!`] instantiates all of them for
+//! a way of running nodes (another fabric, middleware in between, virtual time).  The cases know only what
 //! applications know: no case looks inside a node, or at which fabric it runs on.
 //!
 //! A case takes sessions, and lets nodes come and go; who gives out the ones ([`cluster::Sessions`]) need not be who sees to the
 //! others ([`cluster::Nodes`]).  It waits, and starts threads, by what is in [`turns`], so that it is told in real time over
-//! [`shm`] and in virtual time over [`sim`].
+//! [`embedded`] and in virtual time over [`sim`].
 //!
 //! [`conformance_suite!`]: crate::conformance_suite
 
@@ -20,6 +20,7 @@ pub mod chunks;
 pub mod cluster;
 pub mod directory;
 pub mod dropped;
+pub mod embedded;
 pub mod explain;
 pub mod free;
 pub mod handles;
@@ -35,7 +36,6 @@ pub mod rows;
 pub mod seal;
 pub mod session;
 pub mod sharing;
-pub mod shm;
 pub mod sim;
 pub mod turns;
 pub mod watching;
@@ -178,6 +178,7 @@ macro_rules! conformance_cases {
                 the_lock_of_a_node_that_left_is_recovered
                 a_lock_may_be_for_some_only
                 locks_hide_from_lists_and_names
+                who_holds_a_lock_is_told_when_it_may_be_another_ones
                 a_freed_lock_is_made_anew
                 a_lock_is_made_anew_after_its_home_left
             }
@@ -284,13 +285,14 @@ macro_rules! conformance_cases {
             }
             killed {
                 accesses_on_a_killed_node_fail_and_others_go_on
-                names_of_a_killed_node_are_told_as_lost
+                names_of_a_killed_node_are_kept_until_its_end_is_known
                 calls_on_a_killed_node_are_told_that_they_may_have_run
                 messages_to_a_killed_node_are_told_to_be_lost
                 the_lock_of_a_killed_node_is_recovered
                 a_barrier_does_not_wait_for_a_killed_node
                 a_killed_node_comes_back_as_a_new_one
                 the_owner_takes_back_what_a_killed_node_had_mapped
+                each_owner_says_that_a_killed_node_is_cut_off_from_its_memory
             }
             explain {
                 an_explanation_accounts_for_every_byte

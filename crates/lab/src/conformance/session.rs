@@ -8,8 +8,8 @@ use std::time::Duration;
 use halite::{
     AccessError, AllocOptions, Answer, BarrierError, BatchError, Call, CallError, CopyError, Function, Lh,
     LockError, LostRegion, Message, NodeId, NodeStatus, Notification, NotifyError, PeerExplained,
-    Permissions, Placement, Port, ReadOp, RegionError, RegionExplained, RegionInfo, ReplyError, SendError,
-    ServeError, ServeOptions, Who, WriteOp, blocking,
+    Permissions, Placement, Port, Reach, ReadOp, RegionError, RegionExplained, RegionInfo, ReplyError,
+    SendError, ServeError, ServeOptions, Who, WriteOp, blocking,
 };
 
 use super::turns::{is_simulated, wait, wait_for_bytes};
@@ -109,6 +109,7 @@ impl Session {
         fn list_lost() -> Result<Vec<LostRegion>, RegionError>;
         fn forget_name(name: &str) -> Result<(), RegionError>;
         fn forget_node(node: NodeId) -> Result<(), RegionError>;
+        fn reach(node: NodeId, owner: NodeId) -> Result<Reach, RegionError>;
         fn status() -> Result<Vec<NodeStatus>, RegionError>;
         fn explain(lh: Lh) -> Result<RegionExplained, RegionError>;
         fn explain_peer(node: NodeId) -> Result<PeerExplained, RegionError>;
@@ -120,6 +121,11 @@ impl Session {
             true => wait_for_bytes(into.len() as u64, self.as_async().read(lh, offset, into)),
             false => self.0.read(lh, offset, into),
         }
+    }
+
+    /// See [`halite::Session::check_lock`].
+    pub fn check_lock(&self, name: &str) -> Result<(), LockError> {
+        self.0.check_lock(name)
     }
 
     /// See [`halite::Session::write`].
@@ -323,6 +329,14 @@ impl Guard {
         match &self.0 {
             Blocking(guard) => guard.recovered(),
             Async(guard) => guard.recovered(),
+        }
+    }
+
+    /// See [`halite::Guard::check`].
+    pub fn check(&self) -> Result<(), LockError> {
+        match &self.0 {
+            Blocking(guard) => guard.check(),
+            Async(guard) => guard.check(),
         }
     }
 

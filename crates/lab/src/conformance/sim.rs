@@ -1,4 +1,4 @@
-//! Nodes of a simulated world, for whoever runs cases on them: the same stories, in virtual time.
+//! Nodes of a simulated world, to run cases on: the same stories, in virtual time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use halite::{Config, Driven, JoinError, NodeId, Step};
-use halite_sim::{HostId, Profile, World};
+use halite_sim::{CutOffBy, HostId, Profile, World};
 use halite_trials::Birth;
 
 use super::cluster::{Harness, Nodes, Place, Sessions};
@@ -61,6 +61,11 @@ impl Harness for Simulated {
     /// What is done again happens again.
     fn count(&self, enough: usize, _many: usize) -> usize {
         enough
+    }
+
+    /// Adapters of other hosts only fall silent.
+    fn sees_exits(&self) -> bool {
+        self.profile.cut_off == CutOffBy::Exit
     }
 
     fn cannot(&self, case: &str) -> Option<&'static str> {

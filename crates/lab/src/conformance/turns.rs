@@ -57,7 +57,7 @@ struct State {
     woken: VecDeque<usize>,
     /// Who has no turn any more, although some waker of theirs may still be rung.
     ended: BTreeSet<usize>,
-    /// The story has failed: whoever waits is to end.
+    /// The story has failed: all waiting is to end.
     is_over: bool,
 }
 
@@ -368,7 +368,7 @@ impl Job {
     }
 }
 
-/// The end of a thread, even by a panic: whoever waits for it is woken, and the next one has the turn.
+/// The end of a thread, even by a panic: all who wait for it are woken, and the next one has the turn.
 struct End {
     place: Place,
     job: Arc<Job>,

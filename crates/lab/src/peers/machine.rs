@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::tools::{Program, Tools};
-use super::{halite, redis, ucx};
+use super::{halite, iperf3, redis, ucx};
 
 /// One fact a line, each `name: value`; what cannot be found out is left out.
 pub fn describe(tools: &Tools) -> Vec<String> {
@@ -15,6 +15,7 @@ pub fn describe(tools: &Tools) -> Vec<String> {
         ("UCX", installed(tools, Program::Ucx, ucx::version)),
         ("gRPC", locked("tonic").map(|version| format!("tonic {version}"))),
         ("Redis", installed(tools, Program::Redis, redis::version)),
+        ("iperf3", installed(tools, Program::Iperf3, iperf3::version)),
     ];
     facts.into_iter().filter_map(|(name, value)| value.map(|value| format!("{name}: {value}"))).collect()
 }

@@ -5,7 +5,7 @@ use std::io;
 
 use super::child::ChildError;
 use super::tools::{Program, Tools};
-use super::{bare, grpc, halite, redis, ucx};
+use super::{bare, grpc, halite, iperf3, redis, sockets, ucx};
 
 /// One run of one thing.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,6 +20,25 @@ pub enum Probe {
     /// A bare word thrown between two cores.
     PingPong {
         /// How many round trips.
+        iterations: u64,
+    },
+    /// Datagrams of 8 bytes thrown between two cores over loopback.
+    UdpPingPong {
+        /// How many round trips.
+        iterations: u64,
+    },
+    /// One stream of TCP over loopback.
+    TcpStream {
+        /// Bytes written at a time.
+        size: usize,
+        /// How many times.
+        iterations: u64,
+    },
+    /// One stream of TCP by iperf3 over loopback.
+    Iperf3 {
+        /// Bytes written at a time.
+        size: u64,
+        /// How many times.
         iterations: u64,
     },
     /// `ucx_perftest`.
@@ -137,6 +156,9 @@ impl Probe {
         match self {
             Probe::Memcpy { size, iterations } => bare::memcpy(*size, *iterations),
             Probe::PingPong { iterations } => bare::ping_pong(*iterations),
+            Probe::UdpPingPong { iterations } => sockets::udp_ping_pong(*iterations),
+            Probe::TcpStream { size, iterations } => sockets::tcp_stream(*size, *iterations),
+            Probe::Iperf3 { size, iterations } => iperf3::run(*size, *iterations),
             Probe::Ucx { test, size, iterations } => ucx::run(test, *size, *iterations),
             Probe::Grpc { window, iterations } => grpc::run(*window, *iterations),
             Probe::Redis { command, window, iterations } => redis::run(*command, *window, *iterations),
@@ -148,17 +170,20 @@ impl Probe {
     pub fn needs(&self) -> Option<Program> {
         match self {
             Probe::Ucx { .. } => Some(Program::Ucx),
+            Probe::Iperf3 { .. } => Some(Program::Iperf3),
             Probe::Redis { .. } => Some(Program::Redis),
             Probe::Memcpy { .. } | Probe::PingPong { .. } | Probe::Grpc { .. } | Probe::Halite { .. } => None,
+            Probe::UdpPingPong { .. } | Probe::TcpStream { .. } => None,
         }
     }
 
     /// Bytes moved by an operation, where that is the point.
     pub fn size(&self) -> Option<u64> {
         match self {
-            Probe::Memcpy { size, .. } => Some(*size as u64),
-            Probe::Ucx { size, .. } => Some(*size),
-            Probe::PingPong { .. } | Probe::Grpc { .. } | Probe::Redis { .. } => None,
+            Probe::Memcpy { size, .. } | Probe::TcpStream { size, .. } => Some(*size as u64),
+            Probe::Ucx { size, .. } | Probe::Iperf3 { size, .. } => Some(*size),
+            Probe::PingPong { .. } | Probe::UdpPingPong { .. } => None,
+            Probe::Grpc { .. } | Probe::Redis { .. } => None,
             Probe::Halite { arguments } => {
                 let value = |flag| {
                     let at = arguments.iter().position(|argument| argument == flag)?;
@@ -179,6 +204,18 @@ impl fmt::Display for Probe {
             }
             Probe::PingPong { iterations } => {
                 write!(f, "bare ping-pong of a shared word, {iterations} times")
+            }
+            Probe::UdpPingPong { iterations } => {
+                write!(
+                    f,
+                    "bare ping-pong of 8 B over UDP and loopback, both ends spinning, {iterations} times"
+                )
+            }
+            Probe::TcpStream { size, iterations } => {
+                write!(f, "bare stream of TCP over loopback, {size} B at a time, {iterations} times")
+            }
+            Probe::Iperf3 { size, iterations } => {
+                write!(f, "iperf3 -c 127.0.0.1 {}", iperf3::arguments(*size, *iterations).join(" "))
             }
             Probe::Ucx { test, size, iterations } => {
                 let arguments = ucx::arguments(test, *size, *iterations).join(" ");

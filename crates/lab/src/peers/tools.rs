@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{redis, ucx};
+use super::{iperf3, redis, ucx};
 
 /// A program of somebody else's that must be installed before its rows can be measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,16 +11,19 @@ pub enum Program {
     Ucx,
     /// The Redis server.
     Redis,
+    /// Both ends of iperf3.
+    Iperf3,
 }
 
 impl Program {
-    const ALL: [Program; 2] = [Program::Ucx, Program::Redis];
+    const ALL: [Program; 3] = [Program::Ucx, Program::Redis, Program::Iperf3];
 
     /// What is run.
     pub fn name(self) -> &'static str {
         match self {
             Program::Ucx => ucx::PROGRAM,
             Program::Redis => redis::PROGRAM,
+            Program::Iperf3 => iperf3::PROGRAM,
         }
     }
 
@@ -29,6 +32,7 @@ impl Program {
         match self {
             Program::Ucx => "ucx-utils",
             Program::Redis => "redis-server",
+            Program::Iperf3 => "iperf3",
         }
     }
 

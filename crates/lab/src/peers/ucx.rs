@@ -65,14 +65,14 @@ pub fn parse_final(output: &str) -> Option<Sample> {
     })
 }
 
-fn free_port() -> Result<u16, ProbeError> {
+pub(super) fn free_port() -> Result<u16, ProbeError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(ProbeError::Port)?;
     Ok(listener.local_addr().map_err(ProbeError::Port)?.port())
 }
 
 /// The server serves a single connection, so its readiness cannot be found out by connecting: look into the kernel's
 /// table of sockets.
-fn is_listening(port: u16) -> bool {
+pub(super) fn is_listening(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         let table = fs::read_to_string(table).unwrap_or_default();
         table.lines().any(|line| is_listener(line, port))

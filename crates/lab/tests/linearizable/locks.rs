@@ -3,8 +3,8 @@
 use halite::LockCause;
 
 use lab::conformance::cluster::Random;
+use lab::conformance::embedded::{Direct, Posted};
 use lab::conformance::session::Guard;
-use lab::conformance::shm::{Direct, Posted};
 use lab::conformance::{Cluster, Harness, Session};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::Action::{Call, Response};

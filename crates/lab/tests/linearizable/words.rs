@@ -3,7 +3,7 @@
 use halite::Lh;
 
 use lab::conformance::cluster::{Random, everyone, shared};
-use lab::conformance::shm::{Direct, Posted};
+use lab::conformance::embedded::{Direct, Posted};
 use lab::conformance::{Cluster, Harness, Session};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::Action::{Call, Response};

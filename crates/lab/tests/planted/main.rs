@@ -90,12 +90,19 @@ fn every_planted_bug_is_found_within_its_seeds_and_nothing_else_is() {
     );
 }
 
-/// Those whose turn it is: all, or, as `PLANTED_PART` says, one of so many equal parts (`2/4` is the third quarter).
+/// Those whose turn it is: all, or, as `PLANTED_PART` says, one of so many equal parts (`2/4` is the third quarter), or those of
+/// these names (`lock_overtaken,bounds_unchecked`).
 fn due() -> Vec<Patch> {
     let Ok(part) = std::env::var("PLANTED_PART") else { return all() };
-    let numbers = part.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
-    let Some((part, parts)) = numbers.filter(|(part, parts): &(usize, usize)| part < parts) else {
-        panic!("PLANTED_PART is {part:?}, and should be as 2/4 is");
+    let Some((part, parts)) = part.split_once('/') else {
+        let named: Vec<Patch> =
+            all().into_iter().filter(|patch| part.split(',').any(|name| name == patch.name)).collect();
+        assert_eq!(named.len(), part.split(',').count(), "a bug of PLANTED_PART {part:?} is not planted");
+        return named;
+    };
+    let (part, parts) = match (part.parse(), parts.parse()) {
+        (Ok(part), Ok(parts)) if part < parts => (part, parts),
+        _ => panic!("PLANTED_PART is {part}/{parts}, and should be as 2/4 is"),
     };
     all().into_iter().skip(part).step_by(parts).collect()
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use halite::blocking::Session;
-use halite::{AccessCause, Fence, Lh, Node, NodeId, NodeState, NodeStatus, Placement};
+use halite::{AccessCause, Fence, Lh, Node, NodeId, NodeState, Placement, RegionCause};
 
 use super::cluster::{ANYBODY, Cluster, Process, await_state, await_status, status_of, was_killed};
 use super::pattern::first_nonzero;
@@ -46,13 +46,14 @@ fn check_zero(session: &Session, regions: &[Lh]) {
 }
 
 #[test]
-fn memory_that_a_stopped_process_could_write_to_is_kept_back_until_it_ends() {
+fn memory_that_a_stopped_process_could_write_to_is_kept_back_until_it_lets_go() {
     let (_cluster, _node, session, lh, mut writer) = stop_amid_a_copy(Fence::Never);
-    session.free(lh).expect("a silent node holds nobody up for longer than its lease");
-    await_state(&session, 1, NodeState::Dead);
-    let refused = session.read(lh, 0, &mut [0]).expect_err("it is freed");
+    let refused =
+        session.free(lh).expect_err("its silence acknowledges nothing, and holds nobody up for ever");
+    assert_eq!(refused.cause, RegionCause::PeerDown(NodeId(1)));
+    await_state(&session, 1, NodeState::Unreachable);
+    let refused = session.read(lh, 0, &mut [0]).expect_err("it is being freed");
     assert_eq!(refused.cause, AccessCause::Stale);
-    assert_eq!(status_of(&session, 0).bytes_quarantined, REGION_BYTES);
 
     let fresh = take_everything(&session);
     assert_eq!(fresh.len() as u64, (ARENA_BYTES - REGION_BYTES) / (16 << 20));
@@ -60,42 +61,33 @@ fn memory_that_a_stopped_process_could_write_to_is_kept_back_until_it_ends() {
     writer.resume();
     // It writes on where it was, perhaps for several rounds, until it learns that it is out.
     assert!(writer.news().starts_with("region ended "), "it is told");
-    // The news of the region's end may still have reached it before that of its own.
-    let refused = writer.ask("check region 4096 0");
-    assert!(["PeerDown(NodeId(0))", "Stale"].contains(&refused.as_str()), "it stays told: {refused}");
-    check_zero(&session, &fresh);
-    assert_eq!(status_of(&session, 0).bytes_quarantined, REGION_BYTES, "it could still write");
-    assert_eq!(take_everything(&session), []);
-
-    writer.kill();
-    await_status(&session, |nodes| (nodes[0].bytes_quarantined == 0).then_some(()));
-    let rest = take_everything(&session);
+    let rest = await_status(&session, |nodes| {
+        (nodes[0].bytes_used < ARENA_BYTES).then(|| take_everything(&session)).filter(|rest| !rest.is_empty())
+    });
     assert_eq!(rest.len() as u64, REGION_BYTES / (16 << 20));
     check_zero(&session, &rest);
     check_zero(&session, &fresh);
+    // It was never dead, and is one of the cluster again.
+    await_state(&session, 1, NodeState::Alive);
 }
 
 #[test]
-fn a_region_is_moved_away_from_a_stopped_writer_whose_late_bytes_do_not_follow() {
+fn a_region_is_moved_away_from_a_stopped_writer_only_when_that_has_ended() {
     let (cluster, _node, session, lh, mut writer) = stop_amid_a_copy(Fence::Never);
     let mut other = cluster.start(2);
-    session.move_to(lh, NodeId(2)).expect("a silent node holds nobody up for longer than its lease");
+    let refused = session.move_to(lh, NodeId(2)).expect_err("it could still write to the old place");
+    assert_eq!(refused.cause, RegionCause::PeerDown(NodeId(1)));
+    session.write(lh, 0, b"it is where it was").expect("nobody else waits for the writer");
+    writer.kill();
+    await_state(&session, 1, NodeState::Dead);
+    session.move_to(lh, NodeId(2)).expect("nobody can write to the old place");
     session.write(lh, 0, &vec![0; REGION_BYTES as usize]).expect("its new owner lives");
     let old_place = status_of(&session, 0);
-    assert_eq!((old_place.bytes_used, old_place.bytes_quarantined), (0, REGION_BYTES));
-    let fresh = take_everything(&session);
-    writer.resume();
-    assert!(writer.news().starts_with("region ended "), "it is told");
-    check_zero(&session, &fresh);
+    assert_eq!((old_place.bytes_used, old_place.bytes_quarantined), (0, 0));
+    check_zero(&session, &take_everything(&session));
     other.order("map region");
     other.order("zero region");
     session.free(lh).expect("it is ours");
-    // Whether the writer could have reached the new place or not, it cannot once it has ended.
-    writer.kill();
-    await_status(&session, |nodes| {
-        let is_clean = |node: &NodeStatus| node.state != NodeState::Alive || node.bytes_quarantined == 0;
-        (nodes.iter().all(is_clean) && status_of(&session, 2).bytes_used == 0).then_some(())
-    });
     other.order(&format!("alloc whole {ARENA_BYTES} here"));
     other.order("zero whole");
 }

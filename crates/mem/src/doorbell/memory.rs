@@ -11,6 +11,7 @@ pub(crate) use shared::{Bell, Memory};
 
 #[cfg(not(loom))]
 mod shared {
+    use std::num::NonZeroU32;
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::sync::atomic::AtomicU32;
     use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -18,7 +19,7 @@ mod shared {
 
     use rustix::io::Errno;
     use rustix::thread::futex;
-    use rustix::time::Timespec;
+    use rustix::time::{ClockId, Timespec, clock_gettime};
 
     use crate::{AccessError, Window};
 
@@ -61,18 +62,21 @@ mod shared {
             self.word(ARMED_OFFSET).store(armed, Relaxed);
         }
 
-        pub(crate) fn wake_all(&self) {
+        pub(crate) fn wake(&self, mask: NonZeroU32) {
             // Not a private futex: the sleeper maps the same memfd elsewhere.  This cannot fail on a mapped word,
             // and a failure would only cost a wake-up.
-            let _ = futex::wake(self.word(SEQ_OFFSET), futex::Flags::empty(), i32::MAX as u32);
+            let flags = futex::Flags::empty();
+            let _ = futex::wake_bitset(self.word(SEQ_OFFSET), flags, i32::MAX as u32, mask);
         }
 
-        pub(crate) fn wait(&self, seen: u32, timeout: Option<Duration>) {
+        pub(crate) fn wait(&self, mask: NonZeroU32, seen: u32, timeout: Option<Duration>) {
             // A timeout beyond what the kernel can express is as good as none.
             let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+            // With a mask, it is a point in time.
+            let until = timeout.and_then(|timeout| clock_gettime(ClockId::Monotonic).checked_add(timeout));
             let flags = futex::Flags::empty();
             // Every error (the word has moved, a signal, the timeout) means: look again.
-            let _ = futex::wait(self.word(SEQ_OFFSET), flags, seen, timeout.as_ref());
+            let _ = futex::wait_bitset(self.word(SEQ_OFFSET), flags, seen, until.as_ref(), mask);
         }
 
         fn word(&self, offset: u64) -> &AtomicU32 {
@@ -107,6 +111,7 @@ mod shared {
 
 #[cfg(loom)]
 mod model {
+    use std::num::NonZeroU32;
     use std::os::fd::{BorrowedFd, OwnedFd};
     use std::time::Duration;
 
@@ -120,13 +125,13 @@ mod model {
         loom::sync::atomic::fence(SeqCst);
     }
 
-    /// The mutex stands for the kernel's lock on the futex queue, the condition variable for the queue.
+    /// The mutex stands for the kernel's lock on the futex queue, the condition variables for the sleepers in it, by their bits.
     #[derive(Debug)]
     pub(crate) struct Memory {
         seq: AtomicU32,
         armed: AtomicU32,
         queue_lock: Mutex<()>,
-        queue: Condvar,
+        queues: [Condvar; 2],
     }
 
     impl Memory {
@@ -140,7 +145,7 @@ mod model {
                 seq: AtomicU32::new(0),
                 armed: AtomicU32::new(0),
                 queue_lock: Mutex::new(()),
-                queue: Condvar::new(),
+                queues: [Condvar::new(), Condvar::new()],
             }
         }
 
@@ -160,16 +165,17 @@ mod model {
             self.armed.store(armed, Relaxed);
         }
 
-        pub(crate) fn wake_all(&self) {
+        pub(crate) fn wake(&self, mask: NonZeroU32) {
             let _queue_lock = self.queue_lock.lock().unwrap();
-            self.queue.notify_all();
+            let queues = self.queues.iter().enumerate();
+            queues.filter(|(bit, _)| mask.get() & 1 << bit != 0).for_each(|(_, queue)| queue.notify_all());
         }
 
-        pub(crate) fn wait(&self, seen: u32, _: Option<Duration>) {
+        pub(crate) fn wait(&self, mask: NonZeroU32, seen: u32, _: Option<Duration>) {
             let queue_lock = self.queue_lock.lock().unwrap();
             // The kernel compares under its lock, too.
             if self.seq.load(Acquire) == seen {
-                drop(self.queue.wait(queue_lock).unwrap());
+                drop(self.queues[mask.trailing_zeros() as usize].wait(queue_lock).unwrap());
             }
         }
     }

@@ -94,7 +94,7 @@ fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {
             pid => format!("it may be process {pid}"),
         };
         bail!(
-            "node {0} lives in {1} and does not listen at {1}/node-{0}.shm.sock, so that its process cannot be told: \
+            "node {0} lives in {1} and listens at no socket there, so that its process cannot be told: \
              {hint}, end it, and try again",
             node.node,
             path.display()

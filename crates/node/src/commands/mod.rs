@@ -1,6 +1,7 @@
 //! One file for each command; this one only hands over.
 
 mod access;
+mod config;
 mod down;
 mod explain;
 mod forget;
@@ -11,17 +12,18 @@ mod node;
 mod put;
 mod regions;
 mod rm;
+mod secret;
 mod stat;
 mod status;
 mod up;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use halite::Config;
+use halite::{Config, cluster_dir};
 
 use crate::args::{Arguments, Command};
-use crate::{diagnostics, perf, sim};
+use crate::{apps, diagnostics, perf, sim};
 
 /// Does what the command line says.
 /// Returns the exit status if that is not a failure's.
@@ -29,6 +31,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let log = diagnostics::asked_for(&arguments);
     let is_told = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
+    // Whoever has a variable set for later means a cluster only where one runs.
+    let is_meant = arguments.dir_is_flag || is_told && runs(&dir);
     let done = match arguments.command {
         Command::Up(args) => up::run(&dir, &args, log),
         Command::Node(args) => node::run(&dir, &args),
@@ -44,9 +48,18 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Mv(args) => mv::run(&dir, &args),
         Command::Grant(args) => access::grant(&dir, &args),
         Command::Revoke(args) => access::revoke(&dir, &args),
+        Command::Config(args) => config::run(&dir, &args, arguments.settings),
+        Command::Secret(args) => secret::run(&args),
         Command::Perf(args) => perf::run(is_told.then_some(dir.as_path()), &args),
         Command::Sim(args) => sim::run(&args),
+        Command::Run(args) => apps::run(is_meant.then_some(dir.as_path()), &args),
+        Command::RunWorker(args) => apps::work(&dir, &args),
         Command::PerfServer(args) => perf::serve(&dir, &args),
     };
     done.map(|()| ExitCode::SUCCESS)
+}
+
+/// Whether a cluster runs in `dir`.
+fn runs(dir: &Path) -> bool {
+    cluster_dir::nodes(dir).is_ok_and(|nodes| nodes.iter().any(|node| node.alive))
 }

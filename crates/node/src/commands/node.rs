@@ -1,9 +1,10 @@
 //! `halite node`: one node, until it is asked to end.
 
+use std::net::ToSocketAddrs;
 use std::path::Path;
 
 use anyhow::Context;
-use halite::{Config, NodeId};
+use halite::{Config, Hosts, NodeId};
 
 use crate::args;
 use crate::control::FAILED;
@@ -21,24 +22,59 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
     // Before the node exists, so that a signal during its start is not lost; a second one ends us at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     let _at_once = Interrupt::listen().context("cannot listen for signals")?;
-    let config = Config {
+    let mut config = Config {
         dir: dir.to_owned(),
-        node: Some(NodeId(args.id)),
+        node: args.id.map(NodeId),
         arena_bytes: args.arena.0,
+        providers: args.networks.providers(),
+        address: args.networks.address,
+        pcap: args.pcap.clone(),
+        hosts: hosts(&args.hosts)?,
         ..Config::default()
     };
     // The error names the directory, or what is in it.
-    let node = match halite::Node::embedded(config) {
+    let number = match config.node {
+        Some(number) => Ok(number),
+        None if args.hosts.join.is_empty() => Ok(NodeId::FIRST),
+        None => halite::Node::take_number(&config),
+    };
+    let node = number.and_then(|number| {
+        config.node = Some(number);
+        halite::Node::embedded(config)
+    });
+    let node = match node {
         Ok(node) => node,
         Err(error) if args.parent.is_some() || args.detached => {
             // Whoever waits for the line that we are ready gets this one instead, and tells people.
             output::print(&format!("{FAILED}{error}\n"))?;
             std::process::exit(1);
         }
-        Err(error) => return Err(error).with_context(|| format!("cannot run node {}", args.id)),
+        Err(error) => {
+            let which = args.id.map_or_else(|| "a node".to_owned(), |id| format!("node {id}"));
+            return Err(error).with_context(|| format!("cannot run {which}"));
+        }
     };
-    output::print(&format!("node {} ready, process {}\n", node.id(), std::process::id()))?;
+    let addresses: Vec<String> = node.addresses().iter().map(|address| address.to_string()).collect();
+    let dialled = match addresses[..] {
+        [] => String::new(),
+        _ => format!(", dialled at {}", addresses.join(", ")),
+    };
+    output::print(&format!("node {} ready, process {}{dialled}\n", node.id(), std::process::id()))?;
     while ending.wait() != Woken::Asked {}
     node.leave();
     Ok(())
+}
+
+/// How other hosts are met, if they are.
+fn hosts(args: &args::Hosts) -> anyhow::Result<Option<Hosts>> {
+    let Some(secret_file) = args.secret_file.clone() else { return Ok(None) };
+    let mut join = Vec::new();
+    for host in &args.join {
+        let addresses =
+            host.to_socket_addrs().with_context(|| format!("cannot find {host}, which is to be joined"))?;
+        let before = join.len();
+        join.extend(addresses);
+        anyhow::ensure!(join.len() > before, "{host} has no address");
+    }
+    Ok(Some(Hosts { listen: args.listen.clone(), join, secret_file }))
 }

@@ -14,6 +14,7 @@ pub struct RegionJson {
     chunk_bytes: u64,
     home: u32,
     nodes: Vec<Share>,
+    unreachable: Vec<Share>,
     lost: Vec<Share>,
     owner: String,
     everyone: String,
@@ -47,6 +48,7 @@ impl From<&RegionInfo> for RegionJson {
             chunk_bytes: region.chunk_bytes,
             home: region.home.0,
             nodes: shares(&region.nodes),
+            unreachable: shares(&region.unreachable),
             lost: shares(&region.lost),
             owner: region.owner.clone(),
             everyone: letters::format(region.everyone),
@@ -71,8 +73,9 @@ pub fn attempting(operation: &'static str, object: String) -> impl Fn(RegionErro
 pub fn holders(region: &RegionInfo) -> String {
     let nodes: Vec<String> = region.nodes.iter().map(|(node, _)| node.to_string()).collect();
     let nodes = nodes.join(",");
-    match region.lost.iter().map(|(_, bytes)| bytes).sum() {
-        0 => nodes,
-        lost => format!("{nodes}; {} lost", ByteCount(lost)),
-    }
+    let sum = |shares: &[(NodeId, u64)]| shares.iter().map(|(_, bytes)| bytes).sum();
+    let missing = [(sum(&region.unreachable), "unreachable"), (sum(&region.lost), "lost")];
+    let missing = missing.iter().filter(|(bytes, _)| *bytes > 0);
+    let missing: String = missing.map(|(bytes, how)| format!("; {} {how}", ByteCount(*bytes))).collect();
+    nodes + &missing
 }

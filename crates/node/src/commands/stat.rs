@@ -32,6 +32,9 @@ fn table(region: &RegionInfo) -> Table {
     for (node, bytes) in &region.nodes {
         row("held by", format!("node {node}: {bytes} bytes"));
     }
+    for (node, bytes) in &region.unreachable {
+        row("unreachable", format!("{bytes} bytes on node {node}, which the home does not reach now"));
+    }
     for (node, bytes) in &region.lost {
         row("lost", format!("{bytes} bytes with node {node}, which is gone"));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use halite::cluster_dir::{self, Presence};
-use halite::{EPHEMERAL_NODE_MIN, JoinError, Loss, NodeState, NodeStatus};
+use halite::{EPHEMERAL_NODE_MIN, JoinError, Loss, NodeState, NodeStatus, PeerSeen};
 use serde::Serialize;
 
 use crate::args::Listing;
@@ -36,6 +36,10 @@ struct Row {
     lost: Option<LossJson>,
     #[serde(skip)]
     loss: Option<Loss>,
+    address: Option<String>,
+    heard_ms_ago: Option<u64>,
+    round_trip_us: Option<f64>,
+    repeated_percent: Option<f64>,
 }
 
 /// What scripts are told of a cluster in which a node is dead or silent.
@@ -49,7 +53,12 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
         bail!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display());
     }
     let asked = ask(dir, &presences);
-    let mut rows = merge(&presences, asked.as_deref().unwrap_or_default());
+    let mut rows = merge(&presences, asked.as_ref().map_or(&[][..], |asked| &asked.statuses));
+    for row in &mut rows {
+        if let Some(seen) = asked.as_ref().ok().and_then(|asked| asked.seen.get(&row.node)) {
+            row.tell_seen(seen);
+        }
+    }
     if let Err(error) = &asked {
         output::note(&format!("{}: showing what the lock files tell", output::reasons(error)));
         tell_silence(&mut rows, error);
@@ -64,20 +73,29 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
     Ok(if asked.is_ok() && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
 }
 
+/// What members say, and how this host sees them.
+#[derive(Default)]
+struct Asked {
+    statuses: Vec<NodeStatus>,
+    seen: BTreeMap<u32, PeerSeen>,
+}
+
 /// What the members say (but for ourselves, who are here to ask only); nothing if there is nobody to ask.
-fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Vec<NodeStatus>> {
-    if !presences.iter().any(|node| node.node.0 == 0 && node.alive) {
+fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Asked> {
+    if !presences.iter().any(|node| node.node.0 == 0 && node.alive) && !cluster_dir::has_hosts(dir) {
         let advice = match presences.iter().any(|node| node.alive) {
             true => format!("; {}", restart_advice(dir)),
             false => String::new(),
         };
         output::note(&format!("the first node is not running: showing what the lock files tell{advice}"));
-        return Ok(Vec::new());
+        return Ok(Asked::default());
     }
     let client = Client::join(dir)?;
     let mut statuses = client.session.status()?;
     statuses.retain(|status| status.node != client.id);
-    Ok(statuses)
+    let nodes = statuses.iter().map(|status| status.node);
+    let seen = nodes.filter_map(|node| Some((node.0, client.session.seen(node)?))).collect();
+    Ok(Asked { statuses, seen })
 }
 
 /// What the reason begins with where a node answered, and said why it cannot take us in: then it is not silent.
@@ -130,7 +148,19 @@ impl Row {
             mappings: None,
             lost: None,
             loss: None,
+            address: None,
+            heard_ms_ago: None,
+            round_trip_us: None,
+            repeated_percent: None,
         }
+    }
+
+    /// How this host sees it.
+    fn tell_seen(&mut self, seen: &PeerSeen) {
+        self.address = seen.address.map(|address| address.to_string());
+        self.heard_ms_ago = seen.silent.map(|silent| silent.as_millis() as u64);
+        self.round_trip_us = seen.round_trip.map(|time| time.as_nanos() as f64 / 1e3);
+        self.repeated_percent = seen.repeated.map(|part| 100.0 * part);
     }
 
     fn tell_loss(&mut self, loss: Option<Loss>) {
@@ -142,6 +172,7 @@ impl Row {
         let state = match status.state {
             NodeState::Alive => "alive",
             NodeState::Silent => "silent",
+            NodeState::Unreachable => "unreachable",
             NodeState::Dead => "dead",
             NodeState::Left => "left",
         };
@@ -159,6 +190,10 @@ impl Row {
             mappings: Some(status.mappings),
             lost: None,
             loss: None,
+            address: None,
+            heard_ms_ago: None,
+            round_trip_us: None,
+            repeated_percent: None,
         };
         row.tell_loss(status.loss);
         row
@@ -186,7 +221,7 @@ pub fn hexadecimal(incarnation: u64) -> String {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let columns = [
+    let mut columns = vec![
         ("node", Align::Right),
         ("process", Align::Right),
         ("state", Align::Left),
@@ -199,12 +234,22 @@ fn table(rows: &[Row]) -> Table {
         ("incarnation", Align::Left),
         ("lost", Align::Left),
     ];
+    let is_spread = rows.iter().any(|row| row.address.is_some());
+    if is_spread {
+        let of_hosts = [
+            ("address", Align::Left),
+            ("heard", Align::Right),
+            ("round trip", Align::Right),
+            ("sent again", Align::Right),
+        ];
+        columns.splice(3..3, of_hosts);
+    }
     let unknown = || "-".to_owned();
     let bytes = |count: Option<u64>| count.map_or_else(unknown, |count| ByteCount(count).to_string());
     let number = |count: Option<u64>| count.map_or_else(unknown, |count| count.to_string());
     let mut table = Table::new(&columns);
     for row in rows {
-        table.row(vec![
+        let mut cells = vec![
             row.node.to_string(),
             row.pid.to_string(),
             row.state.to_owned(),
@@ -216,7 +261,17 @@ fn table(rows: &[Row]) -> Table {
             number(row.mappings),
             row.incarnation.clone(),
             row.loss.map(|loss| loss::in_short(loss.cause, age(loss))).unwrap_or_default(),
-        ]);
+        ];
+        if is_spread {
+            let of_host = [
+                row.address.clone().unwrap_or_else(unknown),
+                row.heard_ms_ago.map_or_else(unknown, |ms| format!("{ms} ms ago")),
+                row.round_trip_us.map_or_else(unknown, |us| format!("{us:.0} us")),
+                row.repeated_percent.map_or_else(unknown, |percent| format!("{percent:.1} %")),
+            ];
+            cells.splice(3..3, of_host);
+        }
+        table.row(cells);
     }
     table
 }
@@ -288,6 +343,25 @@ mod tests {
             &[status(1001, 9, NodeState::Alive), status(1002, 10, NodeState::Left)],
         );
         assert_eq!(rows.iter().map(|row| row.node).collect::<Vec<_>>(), [0, 1001]);
+    }
+
+    #[test]
+    fn where_there_are_hosts_it_is_shown_how_they_are_seen_from_here() {
+        let mut rows = merge(&[], &[status(0, 7, NodeState::Alive), status(1, 8, NodeState::Unreachable)]);
+        assert!(!table(&rows).to_string().contains("address"));
+        rows[0].tell_seen(&PeerSeen {
+            address: "10.0.0.1:7000".parse().ok(),
+            silent: Some(Duration::from_millis(12)),
+            round_trip: Some(Duration::from_nanos(81_400)),
+            repeated: Some(0.025),
+        });
+        let text = table(&rows).to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].contains("address"), "{text}");
+        for cell in ["  10.0.0.1:7000", "12 ms ago", "81 us", "2.5 %"] {
+            assert!(lines[1].contains(cell), "{text}");
+        }
+        assert!(output::json_line(&rows[0]).contains(r#""address":"10.0.0.1:7000","heard_ms_ago":12,"#));
     }
 
     #[test]

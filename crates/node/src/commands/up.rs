@@ -7,7 +7,7 @@ use halite::cluster_dir::{ClusterDir, Starting};
 use halite::{Config, EPHEMERAL_NODE_MIN};
 
 use super::down::{applications, remove_residue};
-use crate::args::Up;
+use crate::args::{Fabric, Up};
 use crate::bytes::ByteCount;
 use crate::control::{self, GRACE, Lifetime, NodeProcess, Plan, Target};
 use crate::limits;
@@ -29,7 +29,8 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     limits::check_descriptors(args.nodes)?;
     let (dir, starting) = prepare(dir)?;
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
-    let plan = Plan { dir: dir.clone(), arena_bytes: args.arena.0, lifetime, log };
+    let networks = args.networks.flags();
+    let plan = Plan { dir: dir.clone(), arena_bytes: args.arena.0, networks, lifetime, log };
     let mut cluster = Cluster { nodes: Vec::new() };
     cluster.start(&plan, args.nodes)?;
     drop(starting);
@@ -99,14 +100,12 @@ impl Cluster {
             ("arena", Align::Right),
         ];
         let mut table = Table::new(&columns);
+        let names: Vec<&str> = args.networks.fabric.iter().map(|fabric| fabric.name()).collect();
+        // As the status of a node has it.
+        let fabric = if names.is_empty() { Fabric::Shm.name().to_owned() } else { names.join("+") };
         for node in &self.nodes {
             let arena = ByteCount(args.arena.0).to_string();
-            table.row(vec![
-                node.id.to_string(),
-                node.pid().to_string(),
-                args.fabric.name().to_owned(),
-                arena,
-            ]);
+            table.row(vec![node.id.to_string(), node.pid().to_string(), fabric.clone(), arena]);
         }
         table
     }

@@ -36,6 +36,8 @@ pub struct Plan {
     pub dir: ClusterDir,
     /// What each contributes.
     pub arena_bytes: u64,
+    /// Their networks, as flags.
+    pub networks: Vec<String>,
     /// See [`Lifetime`].
     pub lifetime: Lifetime,
     /// Which events they tell of; `None` for the usual ones.
@@ -107,7 +109,7 @@ impl NodeProcess {
             "--id",
             &id.to_string(),
         ]);
-        command.args(["--arena", &plan.arena_bytes.to_string()]);
+        command.args(["--arena", &plan.arena_bytes.to_string()]).args(&plan.networks);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         if let Some(log) = &plan.log {
             command.env("HALITE_LOG", log);

@@ -1,7 +1,9 @@
 //! Reads and writes of the same bytes over and over, beside bare copies of as many.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, bail};
-use halite::{AccessError, Lh, Permissions, Placement, blocking};
+use halite::{AccessError, BatchError, Lh, Permissions, Placement, ReadOp, WriteOp, blocking};
 
 use super::baseline::{Copier, Direction};
 use super::cores::pin;
@@ -66,7 +68,7 @@ fn measure(job: &Job, ends: &mut Ends, regions: &Regions, verb: Verb, size: u64)
         let work = move |thread: usize, lh: Lh, seat: Seat| {
             pin(cores.of_client(thread)).context("cannot stay on the client's core")?;
             let task = Task { session, lh, verb, size, thread, iterations, has_baseline: job.has_baseline };
-            task.run(&seat)
+            if job.together > 1 { task.run_together(&seat, job.together) } else { task.run(&seat) }
         };
         let threads: Vec<_> = (regions.0.iter().zip(gate::seats(job.threads)).enumerate())
             .map(|(thread, ((_, lh), seat))| scope.spawn(move || work(thread, *lh, seat)))
@@ -81,6 +83,9 @@ fn measure(job: &Job, ends: &mut Ends, regions: &Regions, verb: Verb, size: u64)
             row.merge_baseline(BaselineKind::Memcpy, &bare);
         }
         row.errors += measured.errors + u64::from(!is_at_peer(ends, &regions.0[thread], size, thread)?);
+    }
+    if job.together > 1 {
+        row.extra.extend([("window", job.together as f64), ("batch", job.together as f64)]);
     }
     Ok(row)
 }
@@ -129,12 +134,7 @@ impl Task<'_> {
             false => None,
         };
         let bare = copier.as_mut().map(|copier| || copier.copy());
-        // What is to be found by reads and overwritten by writes.
-        let before: Vec<u8> = match self.verb {
-            Verb::Read => expected.clone(),
-            Verb::Write => expected.iter().map(|byte| !byte).collect(),
-        };
-        self.session.write(self.lh, 0, &before)?;
+        self.prepare(&expected)?;
         let (schedule, (ours, bare)) = match self.verb {
             Verb::Read => {
                 buffer.fill(0);
@@ -143,6 +143,66 @@ impl Task<'_> {
             Verb::Write => self.alternate(seat, || self.session.write(self.lh, 0, &buffer), bare)?,
         };
         Ok(Measured { batch: schedule.batch, ours, bare, errors: u64::from(buffer != expected) })
+    }
+
+    /// Puts there what is to be found by reads and overwritten by writes.
+    fn prepare(&self, expected: &[u8]) -> Result<(), AccessError> {
+        let before: Vec<u8> = match self.verb {
+            Verb::Read => expected.to_vec(),
+            Verb::Write => expected.iter().map(|byte| !byte).collect(),
+        };
+        self.session.write(self.lh, 0, &before)
+    }
+
+    /// With `count` operations begun together.  Each round is a batch: what runs empty in between is part of it.
+    fn run_together(self, seat: &Seat, count: usize) -> anyhow::Result<Measured> {
+        let expected = payload(self.size, self.thread);
+        self.prepare(&expected)?;
+        let (lh, offset) = (self.lh, 0);
+        match self.verb {
+            Verb::Read => {
+                let mut buffers = vec![vec![0; expected.len()]; count];
+                let mut reads: Vec<_> = buffers.iter_mut().map(|into| ReadOp { lh, offset, into }).collect();
+                let mut most = 0;
+                let measured = self.rounds(seat, count, |count| {
+                    most = most.max(count);
+                    self.session.read_batch(&mut reads[..count])
+                })?;
+                let errors = buffers[..most].iter().filter(|buffer| **buffer != expected).count() as u64;
+                Ok(Measured { errors, ..measured })
+            }
+            Verb::Write => {
+                let writes = vec![WriteOp { lh, offset, from: &expected }; count];
+                self.rounds(seat, count, |count| self.session.write_batch(&writes[..count]))
+            }
+        }
+    }
+
+    /// Has `run` do operations, as many as it is told and at most `count`, until all have been done.
+    fn rounds(
+        &self,
+        seat: &Seat,
+        count: usize,
+        mut run: impl FnMut(usize) -> Result<(), BatchError>,
+    ) -> anyhow::Result<Measured> {
+        let mut timed = |operations: u64| {
+            let (begin, mut left) = (Instant::now(), operations as usize);
+            while left > 0 {
+                let part = left.min(count);
+                run(part)?;
+                left -= part;
+            }
+            Ok::<Duration, BatchError>(begin.elapsed())
+        };
+        timed((self.iterations / 10).clamp(1, 1000))?;
+        let schedule = Schedule::new(self.iterations, f64::MAX);
+        let (mut ours, mut batch) = (Series::default(), 1);
+        seat.wait();
+        for operations in schedule.rounds() {
+            batch = operations;
+            ours.round_of_batches(operations, operations, &mut timed)?;
+        }
+        Ok(Measured { batch, ours, bare: None, errors: 0 })
     }
 
     fn alternate(

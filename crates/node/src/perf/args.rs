@@ -116,11 +116,12 @@ pub struct PerfArgs {
     /// Operations at random over this much memory, beside bare accesses to as much
     #[arg(long, value_name = "BYTES")]
     pub span: Option<ByteCount>,
-    /// rpc_rate: calls under way in each thread [default: 16]
+    /// rpc_rate: calls under way in each thread [default: 16]; read_bw, write_bw: operations that are begun together, of which those
+    /// that must be posted are under way together [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub window: Option<u32>,
     /// rpc_rate: calls that are posted together, once as many have ended; as many at most are received and answered together.
-    /// Divides --window; calls overlap only if it is less than that [default: 1]
+    /// Divides --window; calls overlap only if it is less than that [default: 1]; read_bw, write_bw: the same as --window there
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub batch: Option<u32>,
     /// rpc_lat, rpc_rate: bytes of each reply [default: as many as go there]
@@ -153,4 +154,7 @@ pub struct ServerArgs {
     /// Where its threads run
     #[arg(long, value_enum)]
     pub cores: Pinning,
+    /// The network of its node
+    #[arg(long, value_enum)]
+    pub fabric: Fabric,
 }

@@ -1,10 +1,7 @@
 //! The two ends of a measurement: this process, and a server in a process of its own or a node that runs
 //! already.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -12,10 +9,10 @@ use halite::{Config, Node, NodeId, blocking};
 
 use super::cores::{Cores, pin};
 use super::job::Job;
-use super::scratch::Scratch;
 use super::server::{CLIENT, Reply, Request};
-use crate::control::{self, GRACE, Target};
+use crate::coworker::Coworker;
 use crate::output;
+use crate::scratch::Scratch;
 
 /// This end, and what is known of the other.  Fields are dropped in this order: first we leave the cluster.
 pub struct Ends {
@@ -52,6 +49,13 @@ impl Ends {
         Ends { session: node.blocking_session(), peer, cores, node, server, _scratch: scratch }
     }
 
+    /// By what the server is reached.
+    pub fn provider(&self) -> anyhow::Result<&'static str> {
+        let peer = self.session.explain_peer(self.peer).context("cannot see how the other end is reached")?;
+        let capabilities = peer.capabilities.context("the other end is not connected")?;
+        Ok(capabilities.provider)
+    }
+
     /// A session of its own, as another process would have.
     pub fn another_session(&self) -> blocking::Session {
         self.node.blocking_session()
@@ -79,31 +83,14 @@ fn join(cores: &Cores, dir: &Path, node: Option<NodeId>, arena_bytes: u64) -> an
 }
 
 /// The server process.  Dropping it ends it.
-pub struct Server {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-}
+pub struct Server(Coworker);
 
 impl Server {
     fn start(dir: &Path, job: &Job) -> anyhow::Result<Server> {
-        let program = std::env::current_exe().context("cannot find this program")?;
-        let mut command = Command::new(program);
-        command.arg("--dir").arg(dir).arg("perf-server");
-        command.args([
-            "--parent",
-            &std::process::id().to_string(),
-            "--arena",
-            &job.arena_bytes().to_string(),
-            "--cores",
-            job.pinning.name(),
-        ]);
-        // A group of its own: ctrl-C is for us.
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
-        let mut child = command.spawn().context("cannot start the server process")?;
-        let stdin = child.stdin.take().expect("standard input is piped");
-        let stdout = BufReader::new(child.stdout.take().expect("standard output is piped"));
-        let mut server = Server { child, stdin, stdout };
+        let arena = job.arena_bytes().to_string();
+        let flags =
+            ["--arena", &arena, "--cores", job.pinning.name(), "--fabric", job.fabric].map(str::to_owned);
+        let mut server = Server(Coworker::start("the server process", dir, "perf-server", &flags)?);
         server.expect(Reply::Ready)?;
         Ok(server)
     }
@@ -116,17 +103,12 @@ impl Server {
 
     /// Sends a request.
     pub fn send(&mut self, request: &Request) -> anyhow::Result<()> {
-        writeln!(self.stdin, "{}", output::json_line(request)).context("the server process has ended")
+        self.0.send(request)
     }
 
     /// Waits for the next reply.
     pub fn reply(&mut self) -> anyhow::Result<Reply> {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).context("cannot hear the server process")?;
-        if line.is_empty() {
-            bail!("the server process has ended");
-        }
-        match serde_json::from_str(&line).with_context(|| format!("the server process says {line:?}"))? {
+        match self.0.receive()? {
             Reply::Failed(why) => bail!("the server process failed: {why}"),
             reply => Ok(reply),
         }
@@ -157,17 +139,7 @@ impl Server {
         }
     }
 
-    fn stop(mut self) -> anyhow::Result<()> {
-        control::stop(Target::of_child(0, self.child.id())?.into_iter().collect(), GRACE)?;
-        self.child.wait().context("cannot see how the server process ended")?;
-        Ok(())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Both fail only if it has ended and been waited for, which is what is wanted.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    fn stop(self) -> anyhow::Result<()> {
+        self.0.stop()
     }
 }

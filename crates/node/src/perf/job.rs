@@ -23,6 +23,8 @@ pub struct Job {
     pub fabric: &'static str,
     /// Whether bare copies are measured too.
     pub has_baseline: bool,
+    /// Reads or writes that are begun together.
+    pub together: usize,
     /// The node to measure against; none for a process of our own.
     pub peer: Option<u32>,
 }
@@ -157,6 +159,13 @@ impl Job {
         {
             return Err(wrong("--span must have room for -s bytes in each region"));
         }
+        let together = match kind {
+            Kind::Access(_) => args.window.unwrap_or(1) as usize,
+            _ => 1,
+        };
+        if args.window.is_some() && matches!(kind, Kind::Random { .. }) {
+            return Err(wrong("operations at random go one by one: leave out --window and --batch"));
+        }
         Ok(Job {
             test: args.test,
             kind,
@@ -166,7 +175,9 @@ impl Job {
                 as usize,
             pinning: args.cores,
             fabric: args.fabric.name(),
-            has_baseline: args.check_memcpy,
+            // Nothing is copied by bare memory with several copies under way.
+            has_baseline: args.check_memcpy && together == 1,
+            together,
             peer: args.peer,
         })
     }
@@ -268,11 +279,14 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     if args.populate && args.test != Test::AllocLat {
         return Err(wrong("--populate belongs to alloc_lat"));
     }
-    if args.window.is_some() && args.test != Test::RpcRate {
-        return Err(wrong("--window belongs to rpc_rate"));
+    let is_bandwidth = matches!(args.test, Test::ReadBw | Test::WriteBw);
+    if (args.window.is_some() || args.batch.is_some()) && !is_bandwidth && args.test != Test::RpcRate {
+        return Err(wrong("--window and --batch belong to rpc_rate, read_bw and write_bw"));
     }
-    if args.batch.is_some() && args.test != Test::RpcRate {
-        return Err(wrong("--batch belongs to rpc_rate"));
+    if is_bandwidth && args.batch.is_some() && args.batch != args.window {
+        return Err(wrong(
+            "operations that are begun together end together: give --batch of read_bw and write_bw as much as --window",
+        ));
     }
     if args.lend && args.test != Test::RpcRate {
         return Err(wrong("--lend belongs to rpc_rate"));
@@ -292,7 +306,7 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
 fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
     let reply_bytes = args.reply_size.map(|size| size.0);
     let (window, batch) = (args.window.unwrap_or(WINDOW) as usize, args.batch.unwrap_or(1) as usize);
-    if window % batch != 0 {
+    if args.test == Test::RpcRate && window % batch != 0 {
         return Err(UsageError(format!(
             "--window must be a multiple of --batch, and {window} is no multiple of {batch}"
         )));
@@ -386,6 +400,7 @@ mod tests {
         check("write_lat", Kind::PingPong, &[8]);
         check("write_lat --completion", Kind::Access(Verb::Write), &[8]);
         check("read_bw", Kind::Access(Verb::Read), &[64 << 10]);
+        check("write_bw -s 64 --window 64 --batch 64", Kind::Access(Verb::Write), &[64]);
         check("alloc_lat -s 4G", Kind::Alloc { populate: false }, &[4 << 30]);
         check("alloc_lat --populate", Kind::Alloc { populate: true }, &[4 << 20]);
         check("map_lat", Kind::Map, &[4096]);
@@ -456,6 +471,10 @@ mod tests {
             "read_lat --span 4",
             "read_lat --span 32 --regions 16",
             "rpc_lat --window 3",
+            "write_lat --window 4",
+            "write_bw --window 4 --batch 2",
+            "write_bw --batch 2",
+            "write_bw --window 4 --regions 3",
             "rpc_lat --batch 2",
             "rpc_rate --window 4 --batch 3",
             "rpc_rate --window 4 --batch 8",
@@ -481,6 +500,8 @@ mod tests {
     #[test]
     fn the_baseline_can_be_left_out() {
         assert!(job("write_bw").unwrap().has_baseline);
+        let together = job("write_bw --window 4").unwrap();
+        assert_eq!((together.together, together.has_baseline), (4, false));
         assert!(job("write_bw --check-memcpy").unwrap().has_baseline);
         assert!(!job("write_bw --check-memcpy=false").unwrap().has_baseline);
     }

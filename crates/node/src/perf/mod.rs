@@ -25,7 +25,6 @@ mod pingpong;
 mod random;
 mod regions;
 mod report;
-mod scratch;
 mod server;
 mod values;
 mod words;
@@ -45,8 +44,10 @@ use report::{Report, Row};
 ///
 /// `dir` is the cluster directory if the user named one; it is used only together with a peer.
 pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
-    let job = Job::new(args)?;
+    let mut job = Job::new(args)?;
     let mut ends = Ends::open(dir, &job)?;
+    // A node that runs already is reached by whatever both have.
+    job.fabric = ends.provider()?;
     let report = Report::new(&job, args.json);
     report.begin()?;
     let mut errors = 0;

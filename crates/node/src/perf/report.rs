@@ -141,6 +141,7 @@ impl<'a> Report<'a> {
         let job = self.job;
         let what = match job.kind {
             Kind::PingPong => "half a ping-pong of writes",
+            Kind::Access(_) if job.together > 1 => "operations that are begun together, on the same bytes",
             Kind::Access(_) => "one operation after the other on the same bytes",
             Kind::Random { .. } => "one operation after the other at random places",
             Kind::Calls { window: Some(_), .. } => "many calls under way in each thread",
@@ -408,6 +409,7 @@ mod tests {
             pinning: Pinning::Apart,
             fabric: "shm",
             has_baseline: true,
+            together: 1,
             peer: None,
         }
     }

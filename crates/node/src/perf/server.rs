@@ -105,8 +105,13 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
     let cores = Cores::available(args.cores).context("cannot see which cores there are")?;
     // Before the node starts its threads, so that they stay there, too.
     pin(cores.of_server(0)).context("cannot stay on the server's core")?;
-    let config =
-        Config { dir: dir.to_owned(), node: Some(NodeId(0)), arena_bytes: args.arena, ..Config::default() };
+    let config = Config {
+        dir: dir.to_owned(),
+        node: Some(NodeId(0)),
+        arena_bytes: args.arena,
+        providers: vec![args.fabric.into()],
+        ..Config::default()
+    };
     let node = Node::embedded(config).context("cannot run the server's node")?;
     answer(Reply::Ready)?;
     let session = node.blocking_session();

@@ -211,6 +211,12 @@ impl Running {
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
+
+    /// Ends it, whatever it does.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        self.wait();
+    }
 }
 
 impl Drop for Running {

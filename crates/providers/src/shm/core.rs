@@ -10,9 +10,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, RwLock};
 
-use halite_fabric::{ConnectFailure, Event, PeerId, Sleepers};
+use halite_fabric::{ConnectFailure, Event, Key, PeerId, Sleepers};
 use halite_mem::doorbell::DOORBELL_BYTES;
-use halite_mem::{Doorbell, PagePolicy, Segment, Window};
+use halite_mem::{Doorbell, PagePolicy, Segment, Sleeper, Window};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::process::PidfdFlags;
 
@@ -23,8 +23,9 @@ use super::link::Link;
 use super::peer::Peer;
 use super::room::Waiters;
 use super::shortage::Trouble;
-use super::socket::Listener;
+use super::withdrawn::Withdrawn;
 use super::{ShmConfig, Sleep, lock, write};
+use crate::meeting::Listener;
 
 /// See the header of this file.
 #[derive(Debug)]
@@ -38,8 +39,10 @@ pub(super) struct Core {
     /// An eventfd that makes the gate look at its timers and at `stopping`.
     kick: OwnedFd,
     pub(super) stopping: AtomicBool,
-    /// Windows of whole segments; a key is an index.  Only ever grows.
-    pub(super) registered: RwLock<Vec<Window>>,
+    /// Windows of whole segments, but of those that were taken back; a key is an index.  Only ever grows.
+    pub(super) registered: RwLock<Vec<Option<Window>>>,
+    /// Keys that were taken back.
+    pub(super) withdrawn: Mutex<Withdrawn>,
     pub(super) links: Mutex<Links>,
     /// From connected until cut off.
     pub(super) peers: RwLock<BTreeMap<PeerId, Arc<Peer>>>,
@@ -56,8 +59,8 @@ pub(super) struct Own {
     pub(super) pidfd: OwnedFd,
     pub(super) mailbox: Arc<Segment>,
     pub(super) doorbell: Doorbell,
-    /// Those who sleep on its descriptor, where it has one.
-    pub(super) sleepers: Option<Sleepers>,
+    /// Those who sleep on its descriptors, where it has any, by the places of their kinds.
+    pub(super) sleepers: Option<[Sleepers; 2]>,
 }
 
 /// The connections, from the first packet until nothing more can be said or heard.
@@ -88,6 +91,7 @@ impl Core {
             kick: eventfd()?,
             stopping: AtomicBool::new(false),
             registered: RwLock::default(),
+            withdrawn: Mutex::default(),
             links: Mutex::default(),
             peers: RwLock::default(),
             inbox: Mutex::default(),
@@ -159,6 +163,16 @@ impl Core {
 
     pub(super) fn remove_link(&self, token: u64) {
         lock(&self.links).by_token.remove(&token);
+        self.tell_withdrawn(|withdrawn| withdrawn.forget_link(token));
+    }
+
+    /// Applies `change` to the keys that are being taken back, and posts the event of each that no peer reaches any more.
+    pub(super) fn tell_withdrawn(&self, change: impl FnOnce(&mut Withdrawn)) {
+        let mut withdrawn = lock(&self.withdrawn);
+        change(&mut withdrawn);
+        let done = withdrawn.take_done();
+        drop(withdrawn);
+        done.into_iter().for_each(|key| self.event(Event::Deregistered { key: Key(key) }));
     }
 
     pub(super) fn next_peer_id(&self) -> PeerId {
@@ -219,10 +233,13 @@ impl Own {
         let window = window.expect("the mailbox is exactly a doorbell");
         let doorbell = match sleep {
             Sleep::Futex => Doorbell::new(window),
-            Sleep::Descriptor => Doorbell::with_descriptor(window, eventfd()?),
+            Sleep::Descriptor => Doorbell::with_descriptors(window, [eventfd()?, eventfd()?]),
         };
         let doorbell = doorbell.expect("mappings begin at a page");
-        let sleepers = doorbell.descriptor().map(|descriptor| Sleepers::new([descriptor])).transpose()?;
+        let of_kind =
+            |kind| doorbell.descriptor(kind).map(|descriptor| Sleepers::new([descriptor])).transpose();
+        let [progress, caller] = Sleeper::KINDS;
+        let sleepers = of_kind(progress)?.zip(of_kind(caller)?).map(<[Sleepers; 2]>::from);
         Ok(Own {
             pid: pid.as_raw_nonzero().get(),
             pidfd: rustix::process::pidfd_open(pid, PidfdFlags::empty())?,

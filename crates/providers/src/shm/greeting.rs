@@ -11,8 +11,9 @@ use halite_mem::ring::{self, BadRing, Consumer};
 use halite_mem::{Doorbell, OpenError, Segment};
 use rustix::fs::OFlags;
 
+use super::RING_BYTES_MAX;
 use super::peer::Process;
-use super::{RING_BYTES_MAX, socket};
+use crate::meeting;
 
 /// A checked [`super::wire::Message::Hello`].
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl Greeting {
         Ok(Greeting {
             hello,
             process: Arc::new(check_process(socket, pidfd)?),
-            mailbox: open_mailbox(mailbox, fds.next())?,
+            mailbox: open_mailbox(mailbox, fds.next().zip(fds.next()))?,
             incoming: open_ring(ring)?,
         })
     }
@@ -70,7 +71,7 @@ impl Greeting {
 /// The kernel says who is at the other end, by number; the descriptor must stand for that same process, or a
 /// peer could have us watch, and kill, another one.
 fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadGreeting> {
-    let pid = socket::peer_pid(socket)?.ok_or(BadGreeting::ForeignNamespace)?;
+    let pid = meeting::peer_pid(socket)?.ok_or(BadGreeting::ForeignNamespace)?;
     if pid_of(&pidfd)? != Some(pid) {
         return Err(BadGreeting::Process);
     }
@@ -89,15 +90,15 @@ fn field(fd: &OwnedFd, name: &str) -> io::Result<Option<String>> {
     Ok(value.map(|value| value.trim().to_owned()))
 }
 
-fn open_mailbox(fd: OwnedFd, bell: Option<OwnedFd>) -> Result<Doorbell, BadGreeting> {
+fn open_mailbox(fd: OwnedFd, bells: Option<(OwnedFd, OwnedFd)>) -> Result<Doorbell, BadGreeting> {
     let segment = Segment::open(&fd, DOORBELL_BYTES).map_err(BadGreeting::Mailbox)?;
     let window = segment.window(0, DOORBELL_BYTES);
     let window = window.expect("the segment was opened with this length");
-    let doorbell = match bell {
+    let doorbell = match bells.map(<[OwnedFd; 2]>::from) {
         None => Doorbell::new(window),
-        Some(bell) => {
-            check_bell(&bell)?;
-            Doorbell::with_descriptor(window, bell)
+        Some(bells) => {
+            bells.iter().try_for_each(check_bell)?;
+            Doorbell::with_descriptors(window, bells)
         }
     };
     doorbell.map_err(|_| BadGreeting::MailboxShape)

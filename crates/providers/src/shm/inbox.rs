@@ -2,7 +2,7 @@
 //!
 //! Polling takes a few messages from each ring in turn, so that one busy peer does not starve the others.
 
-use halite_fabric::{Completion, CompletionKind, Event, PeerId, Status};
+use halite_fabric::{Completion, CompletionKind, Event, Key, PeerId, Status};
 use halite_mem::Window;
 use halite_mem::ring::{Consumer, Message};
 
@@ -20,7 +20,7 @@ pub(super) struct Inbox {
     /// Peers that wait for room in their rings, and for whom there is some now.
     made_room: Vec<PeerId>,
     /// Windows of our own segments, as in the table that all threads share, but behind no lock of its own.
-    registered: Vec<Window>,
+    registered: Vec<Option<Window>>,
 }
 
 #[derive(Debug)]
@@ -38,7 +38,14 @@ pub(super) struct Scribbled(pub(super) PeerId);
 impl Inbox {
     /// Our next segment, into which peers may write from now on.
     pub(super) fn register(&mut self, window: Window) {
-        self.registered.push(window);
+        self.registered.push(Some(window));
+    }
+
+    /// One of our segments, into which peers may write no more.
+    pub(super) fn withdraw(&mut self, key: Key) {
+        if let Some(window) = self.registered.get_mut(key.0 as usize) {
+            *window = None;
+        }
     }
 
     /// A peer's ring, of which `connected` is told before anything that is in it.
@@ -96,7 +103,7 @@ impl Incoming {
         &mut self,
         events: &mut Vec<Event>,
         len_max: usize,
-        registered: &[Window],
+        registered: &[Option<Window>],
     ) -> Result<(), Scribbled> {
         let peer = self.peer;
         events.extend(self.connected.take());
@@ -105,42 +112,44 @@ impl Incoming {
                 break;
             };
             let kind = popped.ok().and_then(|message| receive(&message, registered));
-            let kind = kind.ok_or(Scribbled(peer))?;
-            events.push(Event::Completed(Completion { peer, status: Status::Success, kind }));
+            if let Some(kind) = kind.ok_or(Scribbled(peer))? {
+                events.push(Event::Completed(Completion { peer, status: Status::Success, kind }));
+            }
         }
         Ok(())
     }
 }
 
-/// What the poller is told of `message`; `None` if it is none that an honest peer sends.
-fn receive(message: &Message<'_>, registered: &[Window]) -> Option<CompletionKind> {
+/// What the poller is told of `message`, if anything; `None` if it is none that an honest peer sends.
+fn receive(message: &Message<'_>, registered: &[Option<Window>]) -> Option<Option<CompletionKind>> {
     let imm = message.imm();
     match message.kind() {
-        record::NOTICE if message.is_empty() => Some(CompletionKind::Notified { imm }),
-        record::SEND => Some(CompletionKind::Received { bytes: message.to_vec(), imm }),
+        record::NOTICE if message.is_empty() => Some(Some(CompletionKind::Notified { imm })),
+        record::SEND => Some(Some(CompletionKind::Received { bytes: message.to_vec(), imm })),
         record::WRITE => {
-            land(message, registered)?;
-            Some(CompletionKind::Notified { imm })
+            let has_landed = land(message, registered)?;
+            Some(has_landed.then_some(CompletionKind::Notified { imm }))
         }
         _ => None,
     }
 }
 
-/// Makes the write inside of `message`; `None` if it leads nowhere.
-fn land(message: &Message<'_>, registered: &[Window]) -> Option<()> {
+/// Makes the write inside of `message`, unless its key was taken back since; `None` if it leads nowhere.
+fn land(message: &Message<'_>, registered: &[Option<Window>]) -> Option<bool> {
     if message.len() < record::ADDRESS_BYTES as u64 {
         return None;
     }
     let mut address = [0; record::ADDRESS_BYTES];
     message.read(0, &mut address);
     let address = record::unpack(u64::from_ne_bytes(address));
-    let target = registered.get(address.key.0 as usize)?;
-    message.copy_to(record::ADDRESS_BYTES as u64, target, address.offset).ok()
+    let Some(target) = registered.get(address.key.0 as usize)? else { return Some(false) };
+    message.copy_to(record::ADDRESS_BYTES as u64, target, address.offset).ok()?;
+    Some(true)
 }
 
 #[cfg(test)]
 mod tests {
-    use halite_fabric::{Key, RemoteAddress};
+    use halite_fabric::RemoteAddress;
     use halite_mem::ring::{Producer, ring_bytes};
     use halite_mem::{PagePolicy, Segment};
 
@@ -173,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_peer_is_connected_before_it_says_anything_even_if_it_has_left() {
-        let connected = |peer| Event::Connected { peer: PeerId(peer), hello: vec![], initiator: false };
+        let connected = |peer| Event::Connected { peer: PeerId(peer), hello: vec![], dialled: None };
         let mut inbox = Inbox::default();
         let mut producers = Vec::new();
         for peer in [1, 2] {
@@ -268,6 +277,20 @@ mod tests {
         assert_eq!(bytes_at(&two, 4092), [0; 4]);
         assert_eq!(poll(&mut inbox, 10), (vec![1], None));
         assert_eq!((bytes_at(&two, 4092), bytes_at(&one, 4092)), (*b"last", [0; 4]));
+    }
+
+    #[test]
+    fn a_small_write_whose_key_was_taken_back_meanwhile_is_dropped_and_the_ring_goes_on() {
+        let mut inbox = Inbox::default();
+        let target = segment();
+        inbox.register(target.clone());
+        let (mut writer, end) = ring();
+        add(&mut inbox, 1, end);
+        push_write(&mut writer, 0, 0, b"late");
+        writer.try_push(record::NOTICE, 7, &[]).unwrap();
+        inbox.withdraw(Key(0));
+        assert_eq!(poll(&mut inbox, 10), (vec![1], None));
+        assert_eq!(bytes_at(&target, 0), [0; 4]);
     }
 
     #[test]

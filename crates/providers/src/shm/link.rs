@@ -18,19 +18,20 @@
 
 mod speech;
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use halite_fabric::Event;
+use halite_mem::Segment;
 use halite_mem::ring::Producer;
-use halite_mem::{Segment, Window};
 use rustix::event::epoll::EventFlags;
 
 use super::core::{Core, Source};
 use super::greeting::Greeting;
 use super::lock;
-use super::peer::{Outgoing, Peer};
+use super::peer::{Outgoing, Peer, Theirs};
 use super::shortage::Trouble;
 use super::wire::Message;
 
@@ -79,6 +80,8 @@ struct Said {
     segments: usize,
     ready: bool,
     detached: bool,
+    /// What is still to be said of keys, ours and theirs.
+    owed: VecDeque<Message>,
 }
 
 #[derive(Debug, Default)]
@@ -86,7 +89,7 @@ struct Heard {
     /// Taken when connected.
     greeting: Option<Greeting>,
     /// Segments that came before the connection was made.
-    windows: Vec<Window>,
+    segments: Vec<Theirs>,
     ready: bool,
     detached: bool,
     exited: bool,
@@ -129,18 +132,20 @@ impl Link {
         Ok(())
     }
 
-    /// Hears and says whatever can be heard and said now.
-    pub(super) fn serve(&self, core: &Core) {
+    /// Hears and says what can be heard and said in one go; whether there may be more to hear.
+    pub(super) fn serve(&self, core: &Core) -> bool {
         let state = &mut *lock(&self.state);
         let heard = self.hear(core, state);
-        let outcome = heard.and_then(|()| {
+        let outcome = heard.and_then(|has_more| {
             self.speak(core, state);
-            self.try_connect(core, state)
+            self.try_connect(core, state).map(|()| has_more)
         });
-        if let Err(reason) = outcome {
+        let has_more = outcome.unwrap_or_else(|reason| {
             self.break_off(core, state, reason);
-        }
+            false
+        });
         self.settle(core, state);
+        has_more
     }
 
     /// The peer's process has exited.
@@ -187,7 +192,8 @@ impl Link {
             let socket = {
                 let state = &mut *lock(&self.state);
                 self.speak(core, state);
-                let told = state.said.segments == super::read(&core.registered).len();
+                let all_told = state.said.segments == super::read(&core.registered).len();
+                let told = all_told && state.said.owed.is_empty();
                 match (&state.phase, &state.socket) {
                     (Phase::Connected { .. }, Some(socket)) if !told => socket.clone(),
                     // While greeting, try_connect() waits for what is missing.
@@ -205,6 +211,25 @@ impl Link {
         }
     }
 
+    /// Tells the peer, if it has heard of the segment, that a key is taken back; until it has answered, or is cut off, it is awaited.
+    pub(super) fn withdraw(&self, core: &Core, key: u32) {
+        {
+            let state = &mut *lock(&self.state);
+            let can_reach = match state.phase {
+                Phase::Greeting { .. } | Phase::Connected { .. } => true,
+                Phase::Leaving { cut_off, .. } => !cut_off,
+                Phase::Over => false,
+            };
+            // Who has not heard of it hears that it is gone in its place.
+            if !can_reach || state.said.segments <= key as usize {
+                return;
+            }
+            core.tell_withdrawn(|withdrawn| withdrawn.await_link(key, self.token));
+            state.said.owed.push_back(Message::Withdrawn { key });
+        }
+        self.announce_segments(core);
+    }
+
     fn try_connect(&self, core: &Core, state: &mut State) -> Result<(), Trouble> {
         let told = state.said.segments == super::read(&core.registered).len();
         let ready = state.said.ready && state.heard.ready && told;
@@ -217,16 +242,15 @@ impl Link {
         let window = self.ring.window(0, self.ring.len());
         let ring = Producer::new(window.expect("the whole segment"));
         let ring = ring.expect("the configuration was checked when the fabric was opened");
-        let windows = std::mem::take(&mut state.heard.windows);
-        let outgoing = Outgoing::new(ring, greeting.mailbox, &windows);
+        let segments = std::mem::take(&mut state.heard.segments);
+        let outgoing = Outgoing::new(ring, greeting.mailbox, &segments);
         let id = core.next_peer_id();
-        let peer = Peer::new(id, self.token, greeting.process, outgoing, windows);
+        let peer = Peer::new(id, self.token, greeting.process, outgoing, segments);
         let peer = Arc::new(peer);
         state.phase = Phase::Connected { peer: peer.clone() };
         // In this order, who sees the event can post.  It comes out of the inbox in front of what is in the ring.
         core.add_peer(peer);
-        let connected =
-            Event::Connected { peer: id, hello: greeting.hello, initiator: self.dialled.is_some() };
+        let connected = Event::Connected { peer: id, hello: greeting.hello, dialled: self.dialled.clone() };
         lock(&core.inbox).add(id, connected, greeting.incoming);
         // What came before the ring was looked at rang in vain.
         core.own.doorbell.wake();
@@ -266,7 +290,7 @@ impl Link {
         if let Some(greeting) = state.heard.greeting.take() {
             core.unwatch(&greeting.process.pidfd);
         }
-        state.heard.windows.clear();
+        state.heard.segments.clear();
         let farewell = match &self.dialled {
             // An acceptor that went ahead has seen our segments, and learns here that we dropped its own.
             Some(_) => Message::Detached,
@@ -316,6 +340,7 @@ impl Link {
         if proven && !*cut_off {
             *cut_off = true;
             core.remove_peer(peer.id);
+            core.tell_withdrawn(|withdrawn| withdrawn.forget_link(self.token));
             core.event(Event::CutOff { peer: peer.id, exited: state.heard.exited });
         }
         if *cut_off && !untold {

@@ -40,6 +40,7 @@ mod shortage;
 mod socket;
 mod warning;
 mod wire;
+mod withdrawn;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -49,8 +50,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use halite_fabric::{
-    Atomics, Capabilities, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, PeerId, PostError, RegisterError,
-    WorkRequest,
+    Atomics, Capabilities, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, Lane, PeerId, PostError,
+    RegisterError, Sleeper, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window, ring};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
@@ -61,7 +62,9 @@ use self::link::Link;
 use self::peer::Peer;
 use self::post::Access;
 use self::shortage::Trouble;
-pub use self::socket::{Listening, listeners, listening};
+use crate::meeting;
+
+use self::withdrawn::NO_LINK;
 
 /// No ring is larger, whoever made it, so that no message makes its receiver allocate more.
 pub const RING_BYTES_MAX: u64 = 64 << 20;
@@ -102,7 +105,7 @@ pub struct ShmConfig {
 pub enum Sleep {
     /// A futex: cheapest, and for this fabric alone.
     Futex,
-    /// A descriptor, which [`Fabric::descriptor`] shows, for this fabric and others at once.  Peers ring it.
+    /// Descriptors, one for each kind of sleeper, which [`Fabric::descriptor`] shows, for this fabric and others at once.  Peers ring it.
     Descriptor,
 }
 
@@ -204,7 +207,7 @@ pub enum OpenError {
 ///
 /// ```
 /// # use halite_providers::{ShmConfig, ShmFabric};
-/// # use halite_fabric::{Event, Fabric};
+/// # use halite_fabric::{Event, Fabric, Sleeper};
 /// # let dir = std::env::temp_dir().join(format!("halite-doc-{}", std::process::id()));
 /// let one = ShmFabric::open(ShmConfig::new(&dir, "one"))?;
 /// let two = ShmFabric::open(ShmConfig::new(&dir, "two"))?;
@@ -213,10 +216,10 @@ pub enum OpenError {
 /// while events.is_empty() {
 ///     let seen = two.doorbell();
 ///     if two.poll(&mut events) == 0 {
-///         two.wait(seen, None);
+///         two.wait(Sleeper::Progress, seen, None);
 ///     }
 /// }
-/// assert!(matches!(&events[0], Event::Connected { hello, initiator: false, .. } if hello == b"hello, two"));
+/// assert!(matches!(&events[0], Event::Connected { hello, dialled: None, .. } if hello == b"hello, two"));
 /// # drop((one, two));
 /// # std::fs::remove_dir(&dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -230,7 +233,7 @@ pub struct ShmFabric {
 impl ShmFabric {
     /// Listens in the cluster directory and starts the gate.
     ///
-    /// Raises the process's soft limit of descriptors to the hard one: each peer takes three, one that sleeps on a descriptor four, and the usual soft
+    /// Raises the process's soft limit of descriptors to the hard one: each peer takes three, one that sleeps on descriptors five, and the usual soft
     /// limit of 1024 stems from `select`, which cannot be asked about more.
     pub fn open(config: ShmConfig) -> Result<Arc<ShmFabric>, OpenError> {
         config.check()?;
@@ -271,6 +274,7 @@ impl Fabric for ShmFabric {
             direct: self.core.config.direct,
             // The caller's processor carries them out.
             atomics: Atomics::Processor,
+            lanes: 1,
             send_bytes_max: self.core.config.send_bytes_max(),
             // Inline sources are copied straight to where they go.
             inline_bytes_max: usize::MAX,
@@ -286,7 +290,7 @@ impl Fabric for ShmFabric {
             if registered.len() >= max {
                 return Err(RegisterError::TooManyKeys { max });
             }
-            registered.push(window.clone());
+            registered.push(Some(window.clone()));
             // Before any peer can hear of the key, and in the order of the keys.
             lock(&self.core.inbox).register(window);
             Key(registered.len() as u32 - 1)
@@ -298,14 +302,34 @@ impl Fabric for ShmFabric {
         Ok(key)
     }
 
-    /// `address` is the file name of a socket in the cluster directory, as [`listeners`] has it, or a path.
+    fn deregister(&self, key: Key) {
+        let is_ours = {
+            let mut registered = write(&self.core.registered);
+            let taken = registered.get_mut(key.0 as usize).and_then(Option::take);
+            // What waits in rings finds it gone, too.
+            lock(&self.core.inbox).withdraw(key);
+            taken.is_some()
+        };
+        if !is_ours {
+            return;
+        }
+        self.core.tell_withdrawn(|withdrawn| withdrawn.begin(key.0));
+        // A link made from now on finds it gone.
+        for link in self.core.all_links() {
+            link.withdraw(&self.core, key.0);
+        }
+        self.core.tell_withdrawn(|withdrawn| withdrawn.forget(key.0, NO_LINK));
+    }
+
+    /// `address` is the file name of a socket in the cluster directory, as [`listeners`](crate::listeners) has it, or a path.
     fn connect(&self, address: &str, hello: &[u8]) {
         if let Err(trouble) = self.dial(address, hello) {
             self.core.fail_to_connect(address, &trouble);
         }
     }
 
-    fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+    /// All lanes are one: what the caller's processor does, it does in one order.
+    fn post(&self, peer: PeerId, _: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.core.post(peer, requests)
     }
 
@@ -367,15 +391,15 @@ impl Fabric for ShmFabric {
         self.leave(peer, "we disconnected");
     }
 
-    fn arm(&self, armed: bool) {
-        self.core.own.doorbell.arm(armed);
+    fn arm(&self, sleeper: Option<Sleeper>) {
+        self.core.own.doorbell.arm(sleeper);
     }
 
-    fn wait(&self, seen: u32, timeout: Option<Duration>) {
+    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
         let Own { doorbell, sleepers, .. } = &self.core.own;
         match sleepers {
-            None => doorbell.wait(seen, timeout),
-            Some(sleepers) => sleepers.sleep(timeout, || doorbell.seq() != seen),
+            None => doorbell.wait(sleeper, seen, timeout),
+            Some(sleepers) => sleepers[sleeper.place()].sleep(timeout, || doorbell.seq() != seen),
         }
     }
 
@@ -387,8 +411,8 @@ impl Fabric for ShmFabric {
         self.core.own.doorbell.wake();
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.core.own.doorbell.descriptor()
+    fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
+        self.core.own.doorbell.descriptor(sleeper)
     }
 
     /// Peers are told that we are detached as soon as nobody in this process holds a window from
@@ -414,7 +438,7 @@ impl ShmFabric {
         }
         // Joining an absolute path yields that path.
         let path = self.core.config.dir.join(address);
-        let socket = socket::connect(&path)?;
+        let socket = meeting::connect(&path)?;
         let dialled = Some(address.to_owned());
         Ok(Link::open(&self.core, socket, dialled, hello)?)
     }

@@ -38,13 +38,27 @@ pub(super) enum Theirs {
     Mapped(Window),
     /// Beyond what this process may map.  Its descriptor is kept, where we could be given that, to try again.
     Unmapped { fd: Option<OwnedFd>, len: u64 },
+    /// Taken back.  Others of this process may still hold it.
+    Withdrawn { held: Option<Weak<Segment>> },
 }
 
 impl Theirs {
-    fn len(&self) -> u64 {
+    fn len(&self) -> Option<u64> {
         match self {
-            Theirs::Mapped(window) => window.len(),
-            Theirs::Unmapped { len, .. } => *len,
+            Theirs::Mapped(window) => Some(window.len()),
+            Theirs::Unmapped { len, .. } => Some(*len),
+            Theirs::Withdrawn { .. } => None,
+        }
+    }
+
+    /// As it is once taken back; `None` if it was before.
+    pub(super) fn withdrawn(&self) -> Option<Theirs> {
+        match self {
+            Theirs::Mapped(window) => {
+                Some(Theirs::Withdrawn { held: Some(Arc::downgrade(window.segment())) })
+            }
+            Theirs::Unmapped { .. } => Some(Theirs::Withdrawn { held: None }),
+            Theirs::Withdrawn { .. } => None,
         }
     }
 }
@@ -54,8 +68,8 @@ impl Theirs {
 pub(super) struct Outgoing {
     ring: Producer,
     mailbox: Doorbell,
-    /// Lengths of the peer's segments by key: all that a small write needs to know of them.
-    segment_bytes: Vec<u64>,
+    /// Lengths of the peer's segments by key, but of those that were taken back: all that a small write needs to know of them.
+    segment_bytes: Vec<Option<u64>>,
 }
 
 /// What became of an operation that might travel inside of the ring.
@@ -84,14 +98,14 @@ impl Peer {
         link_token: u64,
         process: Arc<Process>,
         outgoing: Outgoing,
-        windows: Vec<Window>,
+        segments: Vec<Theirs>,
     ) -> Peer {
         Peer {
             id,
             link_token,
             process,
             door: Arc::new(Mutex::new(Some(outgoing))),
-            segments: RwLock::new(Some(windows.into_iter().map(Theirs::Mapped).collect())),
+            segments: RwLock::new(Some(segments)),
         }
     }
 
@@ -102,9 +116,14 @@ impl Peer {
             Some(segments) => match segments.get(key.0 as usize) {
                 Some(Theirs::Mapped(window)) => Lookup::Found(access(window)),
                 Some(Theirs::Unmapped { .. }) => Lookup::Unmapped,
-                None => Lookup::Unknown,
+                Some(Theirs::Withdrawn { .. }) | None => Lookup::Unknown,
             },
         }
+    }
+
+    /// What `queue` returns, which may queue events; `None` once the peer is disconnected.  It is not disconnected meanwhile.
+    pub(super) fn while_connected<T>(&self, queue: impl FnOnce() -> T) -> Option<T> {
+        read(&self.segments).as_ref().map(|_| queue())
     }
 
     /// Adds the peer's next segment.
@@ -115,6 +134,25 @@ impl Peer {
         if let Some(segments) = &mut *write(&self.segments) {
             segments.push(segment);
         }
+    }
+
+    /// Drops a segment that the peer has taken back, once no copy to or from it is under way.  `false` if there is none.
+    pub(super) fn withdraw(&self, key: u32) -> bool {
+        if let Some(outgoing) = &mut *lock(&self.door)
+            && let Some(len) = outgoing.segment_bytes.get_mut(key as usize)
+        {
+            *len = None;
+        }
+        let mut segments = write(&self.segments);
+        let segment = segments.as_mut().and_then(|segments| segments.get_mut(key as usize));
+        let Some((segment, withdrawn)) = segment.and_then(|segment| {
+            let withdrawn = segment.withdrawn()?;
+            Some((segment, withdrawn))
+        }) else {
+            return false;
+        };
+        *segment = withdrawn;
+        true
     }
 
     /// Tries again to map a segment that could not be mapped when it came.
@@ -142,6 +180,7 @@ impl Peer {
         let mapped = segments.iter().filter_map(|segment| match segment {
             Theirs::Mapped(window) => Some(Arc::downgrade(window.segment())),
             Theirs::Unmapped { .. } => None,
+            Theirs::Withdrawn { held } => held.clone(),
         });
         mapped.collect()
     }
@@ -149,8 +188,8 @@ impl Peer {
 
 /// Nothing here rings of itself: one ring does for many messages.
 impl Outgoing {
-    pub(super) fn new(ring: Producer, mailbox: Doorbell, windows: &[Window]) -> Outgoing {
-        let segment_bytes = windows.iter().map(Window::len).collect();
+    pub(super) fn new(ring: Producer, mailbox: Doorbell, segments: &[Theirs]) -> Outgoing {
+        let segment_bytes = segments.iter().map(Theirs::len).collect();
         Outgoing { ring, mailbox, segment_bytes }
     }
 
@@ -191,9 +230,15 @@ impl Outgoing {
         self.ring.check_room(0).map_err(cause_of)
     }
 
-    /// Whether a message of `len` bytes would find room.  If not, the peer rings when it has made some.
+    /// Whether a message of `len` bytes would find room.  If not, the peer rings when it has made some; it is woken for
+    /// that once, since it may sleep over messages that nobody hurries with.
     pub(super) fn has_or_asks_for_room(&mut self, len: usize) -> Result<bool, PostCause> {
-        self.ring.has_or_asks_for_room(len as u64).map_err(cause_of)
+        let had_asked = self.ring.asks_for_room();
+        let has_room = self.ring.has_or_asks_for_room(len as u64).map_err(cause_of)?;
+        if !has_room && !had_asked {
+            self.ring();
+        }
+        Ok(has_room)
     }
 
     /// Wakes the peer if it sleeps.
@@ -205,7 +250,7 @@ impl Outgoing {
     /// `None` if the write is not small, or is not known to be one that the peer would take.
     #[inline]
     fn small_write_address(&self, remote: RemoteAddress, bytes: &[u8]) -> Option<u64> {
-        let segment_bytes = *self.segment_bytes.get(remote.key.0 as usize)?;
+        let segment_bytes = (*self.segment_bytes.get(remote.key.0 as usize)?)?;
         let address = record::pack(remote)?;
         // An offset that packs is far from where the sum would overflow.
         let inside = remote.offset + bytes.len() as u64 <= segment_bytes;

@@ -14,6 +14,10 @@ use super::door::{Door, with_door};
 use super::peer::{Lookup, Outgoing, Peer, Pushed};
 use super::read;
 
+/// How often what a peer says is heard for a key: that of each segment that it may have, and a peer that talks without end keeps
+/// nobody.
+const TURNS_MAX: usize = 32;
+
 /// How far a list of requests has been posted.
 #[derive(Debug, Default)]
 struct Progress {
@@ -130,7 +134,7 @@ impl Core {
         let mut result = Ok(());
         for request in &requests[progress.posted..] {
             match self.execute(&peer, request) {
-                Ok(outcome) => progress.add(self.complete_request(id, request, outcome)),
+                Ok(completed) => progress.add(completed),
                 Err(cause) => {
                     result = Err(cause);
                     break;
@@ -186,45 +190,68 @@ impl Core {
         }
     }
 
-    fn execute(&self, peer: &Peer, request: &WorkRequest<'_>) -> Result<Outcome, PostCause> {
+    /// Carries a request out and completes it, both while the peer is connected: what is not posted has not been done, and
+    /// nothing of a peer completes behind its end.  Returns whether a completion was queued.
+    fn execute(&self, peer: &Peer, request: &WorkRequest<'_>) -> Result<bool, PostCause> {
+        let complete = |outcome| self.complete_request(peer.id, request, outcome);
         match request.operation {
-            Operation::Read { local, remote } => self.read(peer, local, remote),
-            Operation::Write { local, remote } => self.write(peer, local, remote),
-            Operation::Send { .. } => self.push(peer, &request.operation).map(|_| Outcome::Done),
-            Operation::WriteImm { local, remote, imm } => match self.push(peer, &request.operation)? {
-                Pushed::Whole => Ok(Outcome::Done),
-                Pushed::NotInRing => self.write_imm(peer, local, remote, imm),
-            },
+            Operation::Read { local, remote } => self.read(peer, local, remote, complete),
+            Operation::Write { local, remote } => self.write(peer, local, remote, complete),
+            Operation::Send { .. } | Operation::WriteImm { .. } => self.execute_message(peer, request),
             Operation::FetchAdd { remote, add } => {
-                self.atomic(peer, remote, |window| window.fetch_add_u64(remote.offset, add))
+                self.atomic(peer, remote, |window| window.fetch_add_u64(remote.offset, add), complete)
             }
             Operation::CompareSwap { remote, expected, new } => {
-                self.atomic(peer, remote, |window| window.compare_exchange_u64(remote.offset, expected, new))
+                let change = |window: &Window| window.compare_exchange_u64(remote.offset, expected, new);
+                self.atomic(peer, remote, change, complete)
             }
         }
     }
 
-    fn push(&self, peer: &Peer, operation: &Operation<'_>) -> Result<Pushed, PostCause> {
-        self.check_length(operation)?;
-        Outgoing::behind(&peer.door, |outgoing| outgoing.try_push(operation))
+    fn execute_message(&self, peer: &Peer, request: &WorkRequest<'_>) -> Result<bool, PostCause> {
+        self.check_length(&request.operation)?;
+        let pushed = Outgoing::behind(&peer.door, |outgoing| {
+            Ok(match outgoing.try_push(&request.operation)? {
+                Pushed::Whole => Some(self.complete_request(peer.id, request, Outcome::Done)),
+                Pushed::NotInRing => None,
+            })
+        })?;
+        match (pushed, request.operation) {
+            (None, Operation::WriteImm { local, remote, imm }) => {
+                self.write_imm(peer, request, local, remote, imm)
+            }
+            (completed, _) => Ok(completed.unwrap_or(false)),
+        }
     }
 
-    fn read(&self, peer: &Peer, local: Local<'_>, remote: RemoteAddress) -> Result<Outcome, PostCause> {
+    fn read<T>(
+        &self,
+        peer: &Peer,
+        local: Local<'_>,
+        remote: RemoteAddress,
+        then: impl Fn(Outcome) -> T,
+    ) -> Result<T, PostCause> {
         let Local::Registered { key, offset, len } = local else {
             return Err(PostCause::Malformed);
         };
         let target = self.local_window(key, offset, len)?;
-        self.access(peer, remote.key, |source| target.copy_from(0, source, remote.offset, len))
+        self.access(peer, remote.key, |source| target.copy_from(0, source, remote.offset, len), then)
     }
 
-    fn write(&self, peer: &Peer, local: Local<'_>, remote: RemoteAddress) -> Result<Outcome, PostCause> {
+    fn write<T>(
+        &self,
+        peer: &Peer,
+        local: Local<'_>,
+        remote: RemoteAddress,
+        then: impl Fn(Outcome) -> T,
+    ) -> Result<T, PostCause> {
         match local {
             Local::Inline(bytes) => {
-                self.access(peer, remote.key, |target| target.write(remote.offset, bytes))
+                self.access(peer, remote.key, |target| target.write(remote.offset, bytes), then)
             }
             Local::Registered { key, offset, len } => {
                 let source = self.local_window(key, offset, len)?;
-                self.access(peer, remote.key, |target| target.copy_from(remote.offset, &source, 0, len))
+                self.access(peer, remote.key, |target| target.copy_from(remote.offset, &source, 0, len), then)
             }
         }
     }
@@ -234,47 +261,59 @@ impl Core {
     fn write_imm(
         &self,
         peer: &Peer,
+        request: &WorkRequest<'_>,
         local: Local<'_>,
         remote: RemoteAddress,
         imm: u32,
-    ) -> Result<Outcome, PostCause> {
+    ) -> Result<bool, PostCause> {
         Outgoing::behind(&peer.door, Outgoing::check_room)?;
-        match self.write(peer, local, remote)? {
-            Outcome::Done => {
-                Outgoing::behind(&peer.door, |outgoing| outgoing.push_notice(imm))?;
-                Ok(Outcome::Done)
-            }
+        match self.write(peer, local, remote, |outcome| outcome)? {
+            Outcome::Done => Outgoing::behind(&peer.door, |outgoing| {
+                outgoing.push_notice(imm)?;
+                Ok(self.complete_request(peer.id, request, Outcome::Done))
+            }),
             // As on a network, the peer is not told of a write that it refused.
-            outcome => Ok(outcome),
+            outcome => {
+                let complete = || self.complete_request(peer.id, request, outcome);
+                peer.while_connected(complete).ok_or(PostCause::NotConnected)
+            }
         }
     }
 
-    fn atomic(
+    fn atomic<T>(
         &self,
         peer: &Peer,
         remote: RemoteAddress,
         change: impl Fn(&Window) -> Result<u64, AccessError>,
-    ) -> Result<Outcome, PostCause> {
-        let old = self.with_window(peer, remote.key, change)?;
-        Ok(match old {
-            Access::Made(Ok(old)) => Outcome::Old(old),
-            Access::Made(Err(_)) | Access::UnknownKey => Outcome::Refused,
-            Access::Unmapped => Outcome::Unmapped,
-        })
+        then: impl Fn(Outcome) -> T,
+    ) -> Result<T, PostCause> {
+        self.attempt(peer, remote.key, |window| change(window).map_or(Outcome::Refused, Outcome::Old), then)
     }
 
-    fn access(
+    fn access<T>(
         &self,
         peer: &Peer,
         key: Key,
         copy: impl Fn(&Window) -> Result<(), OutOfBounds>,
-    ) -> Result<Outcome, PostCause> {
-        let copied = self.with_window(peer, key, copy)?;
-        Ok(match copied {
-            Access::Made(Ok(())) => Outcome::Done,
-            Access::Made(Err(_)) | Access::UnknownKey => Outcome::Refused,
+        then: impl Fn(Outcome) -> T,
+    ) -> Result<T, PostCause> {
+        self.attempt(peer, key, |window| copy(window).map_or(Outcome::Refused, |()| Outcome::Done), then)
+    }
+
+    /// What `then` makes of what comes of an attempt on a segment of the peer's, which is connected until that returns.
+    fn attempt<T>(
+        &self,
+        peer: &Peer,
+        key: Key,
+        attempt: impl Fn(&Window) -> Outcome,
+        then: impl Fn(Outcome) -> T,
+    ) -> Result<T, PostCause> {
+        let failed = match self.with_window(peer, key, |window| then(attempt(window)))? {
+            Access::Made(made) => return Ok(made),
+            Access::UnknownKey => Outcome::Refused,
             Access::Unmapped => Outcome::Unmapped,
-        })
+        };
+        peer.while_connected(|| then(failed)).ok_or(PostCause::NotConnected)
     }
 
     /// Applies `access` to the segment behind `key` of `peer`.
@@ -288,11 +327,16 @@ impl Core {
         access: impl Fn(&Window) -> T,
     ) -> Result<Access<T>, PostCause> {
         let mut found = peer.with_window(key, &access);
-        if let Lookup::Unknown = found
+        let mut turns = 0..TURNS_MAX;
+        while let Lookup::Unknown = found
+            && turns.next().is_some()
             && let Some(link) = self.link(peer.link_token)
         {
-            link.serve(self);
+            let has_more = link.serve(self);
             found = peer.with_window(key, &access);
+            if !has_more {
+                break;
+            }
         }
         if let Lookup::Unmapped = found {
             peer.map_again(key);
@@ -308,7 +352,7 @@ impl Core {
 
     fn local_window(&self, key: Key, offset: u64, len: u64) -> Result<Window, PostCause> {
         let registered = read(&self.registered);
-        let segment = registered.get(key.0 as usize);
+        let segment = registered.get(key.0 as usize).and_then(Option::as_ref);
         let window = segment.and_then(|segment| segment.slice(offset, len));
         window.ok_or(PostCause::Malformed)
     }

@@ -8,16 +8,20 @@
 //!          | "HLsm" | version  | kind  | body
 //!
 //!   kind          body                      descriptors that travel along
-//!   1 Hello       bell u8, hello to the     pidfd, mailbox, ring (sender to receiver),
-//!                 end                       and, where bell is 1 and not 0, the mailbox's eventfd
+//!   1 Hello       bells u8, hello to the    pidfd, mailbox, ring (sender to receiver), and, where bells is 1
+//!                 end                       and not 0, the mailbox's eventfds: the progress thread's, a caller's
 //!   2 Segment     key u32, len u64          memfd
 //!   3 Ready       -                         -
 //!   4 Detached    -                         -
 //!   5 Refused     reason in UTF-8           -
+//!   6 Withdrawn   key u32                   -
+//!   7 Forgotten   key u32                   -
 //!
 //!   initiator   Hello Segment* Ready ----------------------->
 //!   acceptor    <----------------------- Hello Segment* Ready      both are connected now
 //!   either      Segment* as they are registered
+//!   either      Withdrawn, of a key that is taken back, and Forgotten in answer: "I reach it no more".  A key that the peer was never
+//!               told is Withdrawn in its place among the segments, which needs no answer
 //!   either      Detached: "I have unmapped everything of yours"
 //! ```
 //!
@@ -27,7 +31,7 @@
 use halite_fabric::HELLO_BYTES_MAX;
 
 /// Changes whenever a message or the layout of a ring, a record or a mailbox changes.
-pub(super) const VERSION: u16 = 3;
+pub(super) const VERSION: u16 = 5;
 /// No packet is longer: a header and a hello, with the byte in front of it.
 pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + 1 + HELLO_BYTES_MAX;
 /// Reasons are for people; this is enough for a sentence.
@@ -42,8 +46,8 @@ pub(super) enum Message {
     Hello {
         /// Not interpreted here.
         hello: Vec<u8>,
-        /// Whether I sleep on a descriptor, which travels along.
-        has_bell: bool,
+        /// Whether I sleep on descriptors, which travel along.
+        has_bells: bool,
     },
     /// A segment of mine that you may reach from now on.
     Segment {
@@ -56,6 +60,16 @@ pub(super) enum Message {
     Ready,
     /// I have unmapped everything of yours and will not touch it again.
     Detached,
+    /// A segment of mine that you may reach no more.
+    Withdrawn {
+        /// Which.
+        key: u32,
+    },
+    /// I reach that segment of yours no more.
+    Forgotten {
+        /// Which.
+        key: u32,
+    },
     /// We shall not be connected.
     Refused {
         /// For a person to read.
@@ -78,9 +92,13 @@ impl Message {
     /// How many descriptors travel along.
     pub(super) fn fds(&self) -> usize {
         match self {
-            Message::Hello { has_bell, .. } => 3 + usize::from(*has_bell),
+            Message::Hello { has_bells, .. } => 3 + 2 * usize::from(*has_bells),
             Message::Segment { .. } => 1,
-            Message::Ready | Message::Detached | Message::Refused { .. } => 0,
+            Message::Ready
+            | Message::Detached
+            | Message::Refused { .. }
+            | Message::Withdrawn { .. }
+            | Message::Forgotten { .. } => 0,
         }
     }
 
@@ -89,8 +107,8 @@ impl Message {
         packet.extend(VERSION.to_le_bytes());
         packet.extend(self.kind().to_le_bytes());
         match self {
-            Message::Hello { hello, has_bell } => {
-                packet.push((*has_bell).into());
+            Message::Hello { hello, has_bells } => {
+                packet.push((*has_bells).into());
                 packet.extend(hello);
             }
             Message::Segment { key, len } => {
@@ -98,6 +116,7 @@ impl Message {
                 packet.extend(len.to_le_bytes());
             }
             Message::Ready | Message::Detached => {}
+            Message::Withdrawn { key } | Message::Forgotten { key } => packet.extend(key.to_le_bytes()),
             Message::Refused { reason } => {
                 let end = reason.floor_char_boundary(REASON_BYTES_MAX);
                 packet.extend(&reason.as_bytes()[..end]);
@@ -126,7 +145,7 @@ impl Message {
         match kind {
             1 => match body {
                 [bell @ (0 | 1), hello @ ..] if hello.len() <= HELLO_BYTES_MAX => {
-                    Some(Message::Hello { hello: hello.to_vec(), has_bell: *bell == 1 })
+                    Some(Message::Hello { hello: hello.to_vec(), has_bells: *bell == 1 })
                 }
                 _ => None,
             },
@@ -142,6 +161,8 @@ impl Message {
             5 if body.len() <= REASON_BYTES_MAX => {
                 Some(Message::Refused { reason: String::from_utf8(body.to_vec()).ok()? })
             }
+            6 => Some(Message::Withdrawn { key: u32::from_le_bytes(body.try_into().ok()?) }),
+            7 => Some(Message::Forgotten { key: u32::from_le_bytes(body.try_into().ok()?) }),
             _ => None,
         }
     }
@@ -153,6 +174,8 @@ impl Message {
             Message::Ready => 3,
             Message::Detached => 4,
             Message::Refused { .. } => 5,
+            Message::Withdrawn { .. } => 6,
+            Message::Forgotten { .. } => 7,
         }
     }
 }
@@ -195,11 +218,11 @@ mod tests {
     proptest! {
         #[test]
         fn messages_survive_the_wire(
-            hello in prop::collection::vec(any::<u8>(), 0..=HELLO_BYTES_MAX), has_bell: bool,
+            hello in prop::collection::vec(any::<u8>(), 0..=HELLO_BYTES_MAX), has_bells: bool,
             key: u32, len: u64, reason in ".{0,50}"
         ) {
             let messages = [
-                Message::Hello { hello, has_bell },
+                Message::Hello { hello, has_bells },
                 Message::Segment { key, len },
                 Message::Ready,
                 Message::Detached,

@@ -1,6 +1,10 @@
 //! What the tests of the shm fabric share: a directory, and a fabric with somebody who polls it.
 #![allow(dead_code, missing_docs)]
 
+pub mod pair;
+pub mod pcap;
+pub mod roce;
+
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,8 +13,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use halite_fabric::{
-    Completion, CompletionKind, ConnectFailure, Event, Fabric, Key, Local, Operation, PeerId, PostError,
-    RemoteAddress, Status, WorkId, WorkRequest,
+    Completion, CompletionKind, ConnectFailure, Event, Fabric, Key, Lane, Local, Operation, PeerId,
+    PostError, RemoteAddress, Sleeper, Status, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_providers::private_dir::PrivateDir;
@@ -69,15 +73,16 @@ impl Node {
     /// Sleeps on the doorbell until `find` finds something.
     fn wait_for<T>(&mut self, mut find: impl FnMut(&mut Node) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
-        self.fabric.arm(true);
         loop {
+            self.fabric.arm(Some(Sleeper::Progress));
             let seen = self.fabric.doorbell();
             if let Some(found) = find(self) {
-                self.fabric.arm(false);
+                self.fabric.arm(None);
                 return found;
             }
             assert!(Instant::now() < deadline, "nothing came: a wake-up or an event is missing");
-            self.fabric.wait(seen, Some(PATIENCE));
+            let timeout = self.fabric.poll_timeout().unwrap_or(PATIENCE).min(PATIENCE);
+            self.fabric.wait(Sleeper::Progress, seen, Some(timeout));
         }
     }
 
@@ -140,7 +145,7 @@ impl Node {
 
     pub fn post(&self, peer: PeerId, operation: Operation<'_>) -> Result<(), PostError> {
         let request = WorkRequest { id: WorkId(7), operation, signalled: true, solicited: true };
-        self.fabric.post(peer, &[request])
+        self.fabric.post(peer, Lane::FIRST, &[request])
     }
 
     /// Posts one request and returns how it ended.
@@ -158,7 +163,7 @@ impl Node {
             signalled: false,
             solicited: true,
         };
-        self.fabric.post(peer, &[request])
+        self.fabric.post(peer, Lane::FIRST, &[request])
     }
 
     pub fn received(&mut self) -> (Vec<u8>, u32) {
@@ -197,9 +202,14 @@ const DIR_VARIABLE: &str = "HALITE_TEST_DIR";
 
 impl Role {
     pub fn start(cluster: &Cluster, test: &str) -> Role {
+        Role::start_with(cluster, test, &[])
+    }
+
+    pub fn start_with(cluster: &Cluster, test: &str, variables: &[(&str, String)]) -> Role {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--ignored", "--nocapture"])
             .env(DIR_VARIABLE, &cluster.0)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::null())
             .spawn();
         Role(child.unwrap())

@@ -2,17 +2,17 @@
 
 use halite_fabric::{Completion, CompletionKind, Status};
 
-use super::qp::{QpState, Work};
+use super::end::EndState;
+use super::qp::Work;
 use super::{Event, Net};
 use crate::link::Transit;
 
 impl Net {
     /// The target has done the request, or refused it, and says so after `delay_ns`.
     pub(super) fn acknowledge(&mut self, qp: u32, number: u64, status: Status, delay_ns: u64) {
-        let end = &mut self.qps[qp as usize];
-        let (from, to) = (end.from_host, end.to_host);
+        let (from, to) = self.hosts_of(qp);
         // Who posted may be gone.
-        let Some(work) = end.work(number) else {
+        let Some(work) = self.qps[qp as usize].work(number) else {
             return;
         };
         work.delivered = true;
@@ -24,7 +24,7 @@ impl Net {
         match self.transmit(from, to, ready_ns, 0) {
             Transit::Lost => self.await_ack(qp, number),
             Transit::Sent { arrives_ns, .. } => {
-                let at_ns = arrives_ns + self.profile(qp).completion_ns;
+                let at_ns = arrives_ns + self.profile_of(qp).completion_ns;
                 if !self.know_later(qp, number, at_ns) {
                     self.schedule(at_ns, Event::Acknowledge { qp, number });
                 }
@@ -35,15 +35,15 @@ impl Net {
     /// Notes when an acknowledgement comes that nobody is told of: whoever posts next finds it.  In a large cluster most
     /// are so, and each would be an event.  `false` if somebody is told, or would be of one in front of it.
     fn know_later(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
-        let end = &mut self.qps[qp as usize];
-        let is_behind_others = number > end.first;
-        if end.state != QpState::Open
-            || end.wants_room
-            || is_behind_others && end.work(number - 1).is_none_or(|before| before.known_ns.is_none())
+        let queue = &mut self.qps[qp as usize];
+        let is_behind_others = number > queue.first;
+        if self.ends[queue.end].state != EndState::Open
+            || queue.wants_room
+            || is_behind_others && queue.work(number - 1).is_none_or(|before| before.known_ns.is_none())
         {
             return false;
         }
-        match end.work(number) {
+        match queue.work(number) {
             Some(work) if !work.signalled && work.status == Status::Success && !work.verb.has_answer() => {
                 work.known_ns = Some(at_ns);
                 true
@@ -59,6 +59,8 @@ impl Net {
         while let Some(front) = self.qps[qp as usize].outstanding.front_mut().filter(|work| is_known(work)) {
             front.acknowledged = true;
             let work = self.pop_acknowledged(qp).expect("it is acknowledged");
+            let at_ns = work.known_ns.unwrap_or(now_ns);
+            self.note_acknowledged(qp, at_ns, work.round_trip(at_ns));
             self.complete_work(qp, work);
         }
         self.see_to_room(qp);
@@ -67,27 +69,30 @@ impl Net {
     /// Whoever leaves waits for all acknowledgements: the last that would come without an event has one.
     pub(super) fn await_known(&mut self, qp: u32) {
         self.take_known(qp);
-        let end = &self.qps[qp as usize];
-        let known = end.outstanding.iter().map_while(|work| work.known_ns);
+        let queue = &self.qps[qp as usize];
+        let known = queue.outstanding.iter().map_while(|work| work.known_ns);
         if let Some((step, at_ns)) = known.enumerate().last() {
-            let number = end.first + step as u64;
+            let number = queue.first + step as u64;
             self.schedule(at_ns, Event::Acknowledge { qp, number });
         }
     }
 
     /// No acknowledgement is under way: who posted will miss it.
     pub(super) fn await_ack(&mut self, qp: u32, number: u64) {
-        let at_ns = self.now_ns + self.profile(qp).retransmit_ns;
+        let at_ns = self.now_ns + self.profile_of(qp).retransmit_ns;
         self.schedule(at_ns, Event::AckTimeout { qp, number });
     }
 
     pub(super) fn handle_acknowledge(&mut self, qp: u32, number: u64) {
-        let end = &mut self.qps[qp as usize];
-        let first = end.first;
-        let Some(work) = end.work(number) else {
+        let now_ns = self.now_ns;
+        let queue = &mut self.qps[qp as usize];
+        let first = queue.first;
+        let Some(work) = queue.work(number) else {
             return;
         };
         work.acknowledged = true;
+        let measured = work.round_trip(now_ns);
+        self.note_acknowledged(qp, now_ns, measured);
         if number > first {
             self.acknowledge_earlier(qp, number);
         }
@@ -95,49 +100,60 @@ impl Net {
             self.complete_work(qp, work);
         }
         self.see_to_room(qp);
-        self.leave_when_sent(qp);
+        self.leave_when_sent(self.end_of(qp));
+    }
+
+    /// An acknowledgement has come, of a request that took so long.
+    fn note_acknowledged(&mut self, qp: u32, at_ns: u64, took_ns: Option<u64>) {
+        let end = self.end_of(qp);
+        let end = &mut self.ends[end];
+        end.heard_ns = end.heard_ns.max(at_ns);
+        if let Some(took_ns) = took_ns {
+            end.note_round_trip(took_ns);
+        }
     }
 
     /// The target has refused a request, and ended the connection: what came behind it was dropped there.
     pub(super) fn handle_refused(&mut self, qp: u32, number: u64) {
-        if !self.qps[qp as usize].sends() {
+        let end = self.end_of(qp);
+        if !self.ends[end].sends() {
             return;
         }
         self.take_known(qp);
         self.acknowledge_earlier(qp, number);
-        let end = &mut self.qps[qp as usize];
-        let first = end.first;
-        for (work, at) in end.outstanding.iter_mut().zip(first..) {
+        let queue = &mut self.qps[qp as usize];
+        let first = queue.first;
+        for (work, at) in queue.outstanding.iter_mut().zip(first..) {
             if at == number {
                 (work.acknowledged, work.status) = (true, Status::RemoteAccess);
             }
             work.departed &= at <= number;
         }
-        self.close_end(qp, Status::PeerGone);
+        self.close_end(end, Status::PeerGone);
     }
 
     /// An acknowledgement stands for all before it, except for answers that have not come themselves.
     fn acknowledge_earlier(&mut self, qp: u32, number: u64) {
-        let end = &mut self.qps[qp as usize];
-        let count = number.saturating_sub(end.first) as usize;
-        for work in end.outstanding.iter_mut().take(count) {
+        let queue = &mut self.qps[qp as usize];
+        let count = number.saturating_sub(queue.first) as usize;
+        for work in queue.outstanding.iter_mut().take(count) {
             work.acknowledged |= work.delivered && !work.verb.has_answer();
         }
     }
 
     fn pop_acknowledged(&mut self, qp: u32) -> Option<Work> {
-        let end = &mut self.qps[qp as usize];
-        if !end.outstanding.front()?.acknowledged {
+        let queue = &mut self.qps[qp as usize];
+        if !queue.outstanding.front()?.acknowledged {
             return None;
         }
-        end.first += 1;
-        end.outstanding.pop_front()
+        queue.first += 1;
+        queue.outstanding.pop_front()
     }
 
     pub(super) fn complete_work(&mut self, qp: u32, work: Work) {
         let Work { id, signalled, verb, status, old, inline, .. } = work;
         self.packets.recycle(inline);
-        let end = &self.qps[qp as usize];
+        let end = &self.ends[self.end_of(qp)];
         if !signalled && status == Status::Success {
             return;
         }
@@ -158,10 +174,10 @@ impl Net {
         if !waits || !self.spend_attempt(qp, number) {
             return;
         }
-        let (from, to) = (self.qps[qp as usize].from_host, self.qps[qp as usize].to_host);
+        let (from, to) = self.hosts_of(qp);
         match self.transmit(from, to, self.now_ns, 0) {
             // A target that has not done it dropped it, and lets nothing in any more.
-            Transit::Sent { arrives_ns, .. } if self.lets_in(qp ^ 1) => {
+            Transit::Sent { arrives_ns, .. } if self.lets_in(self.end_of(qp).other()) => {
                 self.counters.duplicated += 1;
                 self.send_ack(qp, number, to, from, arrives_ns);
             }
@@ -171,13 +187,13 @@ impl Net {
 
     /// Counts another attempt at a request; breaks the connection off, and returns false, if there were enough.
     pub(super) fn spend_attempt(&mut self, qp: u32, number: u64) -> bool {
-        let retries_max = self.profile(qp).retries_max;
+        let retries_max = self.profile_of(qp).retries_max;
         let Some(work) = self.qps[qp as usize].work(number) else {
             return false;
         };
         work.attempts += 1;
         if work.attempts > retries_max {
-            self.break_off(qp, Status::RetryExceeded);
+            self.break_off(self.end_of(qp), Status::RetryExceeded);
             return false;
         }
         self.counters.retransmitted += 1;
@@ -187,11 +203,11 @@ impl Net {
     /// Ends all requests of an end that closes: those of which a part may have been done with `status`.
     pub(super) fn flush(&mut self, qp: u32, status: Status) {
         self.take_known(qp);
-        let end = &mut self.qps[qp as usize];
-        let outstanding = std::mem::take(&mut end.outstanding);
-        end.first += outstanding.len() as u64;
-        end.departing = end.first;
-        end.offset = 0;
+        let queue = &mut self.qps[qp as usize];
+        let outstanding = std::mem::take(&mut queue.outstanding);
+        queue.first += outstanding.len() as u64;
+        queue.departing = queue.first;
+        queue.offset = 0;
         for mut work in outstanding {
             // Known to be done, though not in its turn: an answer before it is missing.
             if !work.acknowledged {

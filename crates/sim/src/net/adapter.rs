@@ -5,7 +5,7 @@
 //!                                       a processor changes it here: that is lost
 //! ```
 //!
-//! What the same connection carries behind an atomic waits for it, as on a queue pair.
+//! What the same lane carries behind an atomic waits for it, as on a queue pair.
 
 use std::collections::VecDeque;
 
@@ -35,9 +35,8 @@ pub(super) struct Atomics {
 impl Net {
     /// An atomic has landed at the adapter of `target`'s end.
     pub(super) fn begin_atomic(&mut self, target: u32, atomic: Atomic) {
-        let end = &mut self.qps[target as usize];
-        end.in_atomic = true;
-        let endpoint = end.endpoint;
+        self.qps[target as usize].in_atomic = true;
+        let endpoint = self.ends[self.end_of(target)].endpoint;
         self.endpoints[endpoint as usize].atomics.waiting.push_back(atomic);
         self.read_next_word(endpoint);
     }
@@ -52,7 +51,7 @@ impl Net {
         let word = self.segment(next.qp ^ 1, next.remote);
         let old = word.and_then(|window| window.load_u64(next.remote.offset).ok());
         self.endpoints[endpoint as usize].atomics.current = Some((next, old));
-        let at_ns = self.now_ns + self.profile(next.qp).atomic_ns;
+        let at_ns = self.now_ns + self.profile_of(next.qp).atomic_ns;
         self.schedule(at_ns, Event::AtomicWritten { endpoint });
     }
 
@@ -62,7 +61,7 @@ impl Net {
         let Atomic { qp, number, .. } = atomic;
         let target = qp ^ 1;
         self.qps[target as usize].in_atomic = false;
-        if self.lets_in(target) {
+        if self.lets_in(self.end_of(target)) {
             self.write_word(&atomic, old);
         } else {
             self.counters.dropped += 1;
@@ -83,7 +82,11 @@ impl Net {
             Verb::CompareSwap { expected, new, .. } => (old == expected).then_some(new),
             _ => unreachable!("only atomics come here"),
         };
-        if let (Some(new), Some(window)) = (new, self.segment(qp ^ 1, remote)) {
+        let Some(window) = self.segment(qp ^ 1, remote) else {
+            // The key was taken back meanwhile.
+            return self.refuse(qp, number, true);
+        };
+        if let Some(new) = new {
             window.store_u64(remote.offset, new).expect("the word was read");
         }
         if let Some(work) = self.qps[qp as usize].work(number) {

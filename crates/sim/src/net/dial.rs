@@ -2,8 +2,10 @@
 
 use halite_fabric::{ConnectFailure, Event as FabricEvent, HELLO_BYTES_MAX, PeerId};
 
+use super::direct::Mapped;
+use super::end::{End, EndId, EndState};
 use super::endpoint::Endpoint;
-use super::qp::{Qp, QpState};
+use super::qp::Qp;
 use super::{Event, HostState, Net};
 use crate::world::HostId;
 
@@ -21,7 +23,7 @@ pub(super) struct Dial {
     /// Its end has been told.
     over: bool,
     /// Our end, once the other knows of it.
-    qp: Option<u32>,
+    end: Option<EndId>,
 }
 
 impl Net {
@@ -68,7 +70,7 @@ impl Net {
     fn dial(&mut self, from: u32, to: u32, hello: &[u8]) {
         let dial = self.dials.len() as u32;
         let keys = self.keys_of(from);
-        self.dials.push(Dial { from, to, hello: hello.to_vec(), keys, over: false, qp: None });
+        self.dials.push(Dial { from, to, hello: hello.to_vec(), keys, over: false, end: None });
         let (from_host, to_host) = (self.host_of(from), self.host_of(to));
         let arrives_ns = self.word_ns(from_host, to_host);
         if let Some(at_ns) = arrives_ns {
@@ -99,69 +101,101 @@ impl Net {
             return;
         }
         let ours = self.join(dial, from_host, to_host);
-        self.dials[dial as usize].qp = Some(ours);
+        self.dials[dial as usize].end = Some(ours);
         self.answer(dial, Some(ours), to_host, from_host);
     }
 
     /// Makes both ends, and opens the one that was dialled.  Returns the other.
-    fn join(&mut self, dial: u32, from_host: u32, to_host: u32) -> u32 {
+    fn join(&mut self, dial: u32, from_host: u32, to_host: u32) -> EndId {
         let Dial { from, to, keys, .. } = self.dials[dial as usize];
         let said = std::mem::take(&mut self.dials[dial as usize].hello);
-        let shown = self.endpoints[to as usize].hello.clone();
-        let ours = self.qps.len() as u32;
-        let reach = self.reach(HostId(from_host), HostId(to_host));
-        self.qps.push(Qp::new(from, [from_host, to_host], reach, shown, true));
-        self.qps.push(Qp::new(to, [to_host, from_host], reach, said, false));
-        let shown_keys = self.keys_of(to);
-        let [one, other] = [ours, ours ^ 1].map(|qp| qp as usize);
-        (self.qps[one].keys_said, self.qps[one].keys_known) = (keys, shown_keys);
-        (self.qps[other].keys_said, self.qps[other].keys_known) = (shown_keys, keys);
-        self.establish(ours ^ 1);
+        let (shown, address) =
+            (self.endpoints[to as usize].hello.clone(), self.endpoints[to as usize].address.clone());
+        let (keys_shown, reach) = (self.keys_of(to), self.reach(HostId(from_host), HostId(to_host)));
+        let (lanes, first_qp) = (self.hardware.of(reach).lanes as u32, self.qps.len() as u32);
+        let now_ns = self.now_ns;
+        let blank = |endpoint, [from_host, to_host]: [u32; 2]| End {
+            endpoint,
+            peer: PeerId(0),
+            hello: Vec::new(),
+            dialled: None,
+            state: EndState::Opening,
+            fenced: false,
+            from_host,
+            to_host,
+            reach,
+            first_qp,
+            lanes,
+            unpolled: 0,
+            heard_ns: now_ns,
+            round_trip_ns: 0,
+            keys_known: 0,
+            keys_said: 0,
+            mapped: Mapped::default(),
+        };
+        let ours = self.ends.push(End {
+            hello: shown,
+            dialled: Some(address),
+            keys_said: keys,
+            keys_known: keys_shown,
+            ..blank(from, [from_host, to_host])
+        });
+        let theirs = self.ends.push(End {
+            hello: said,
+            first_qp: first_qp + 1,
+            keys_said: keys_shown,
+            keys_known: keys,
+            ..blank(to, [to_host, from_host])
+        });
+        for _ in 0..lanes {
+            self.qps.extend([Qp::new(ours), Qp::new(theirs)]);
+        }
+        self.establish(theirs);
         ours
     }
 
-    fn answer(&mut self, dial: u32, qp: Option<u32>, from: u32, to: u32) {
+    fn answer(&mut self, dial: u32, end: Option<EndId>, from: u32, to: u32) {
         if let Some(at_ns) = self.word_ns(from, to) {
-            self.schedule(at_ns, Event::DialAnswered { dial, qp });
+            self.schedule(at_ns, Event::DialAnswered { dial, end });
         }
     }
 
-    pub(super) fn handle_dial_answered(&mut self, dial: u32, qp: Option<u32>) {
-        match qp {
+    pub(super) fn handle_dial_answered(&mut self, dial: u32, end: Option<EndId>) {
+        match end {
             _ if self.dials[dial as usize].over => {}
-            Some(qp) => {
+            Some(end) => {
                 self.dials[dial as usize].over = true;
-                self.establish_early(qp);
+                self.establish_early(end);
             }
             None => self.fail(dial, "connection refused"),
         }
     }
 
     /// Opens an end whose peer is known to have opened its own, unless its fabric has closed meanwhile.
-    pub(super) fn establish_early(&mut self, qp: u32) {
-        let end = &mut self.qps[qp as usize];
-        if end.state != QpState::Opening {
+    pub(super) fn establish_early(&mut self, end: EndId) {
+        let this = &mut self.ends[end];
+        if this.state != EndState::Opening {
             return;
         }
-        if self.endpoints[end.endpoint as usize].alive {
-            return self.establish(qp);
+        if self.endpoints[this.endpoint as usize].alive {
+            return self.establish(end);
         }
-        end.state = QpState::Closed;
-        self.say_goodbye(qp);
+        this.state = EndState::Closed;
+        self.say_goodbye(end);
     }
 
     /// Opens an end: from now on it can be posted to.
-    fn establish(&mut self, qp: u32) {
-        let index = self.qps[qp as usize].endpoint;
+    fn establish(&mut self, end: EndId) {
+        let index = self.ends[end].endpoint;
         let endpoint = &mut self.endpoints[index as usize];
-        endpoint.peers.push(qp);
+        endpoint.peers.push(end);
         let peer = PeerId(endpoint.peers.len() as u32);
-        let end = &mut self.qps[qp as usize];
-        end.peer = peer;
-        end.state = QpState::Open;
-        let (hello, initiator) = (std::mem::take(&mut end.hello), end.initiator);
-        self.tell(index, FabricEvent::Connected { peer, hello, initiator });
-        self.announce(qp);
+        let this = &mut self.ends[end];
+        this.peer = peer;
+        this.state = EndState::Open;
+        let (hello, dialled) = (std::mem::take(&mut this.hello), this.dialled.take());
+        self.tell(index, FabricEvent::Connected { peer, hello, dialled });
+        self.announce(end);
     }
 
     pub(super) fn handle_dial_timeout(&mut self, dial: u32) {
@@ -178,14 +212,14 @@ impl Net {
     }
 
     fn give_up_dial(&mut self, dial: u32, reason: &str) {
-        let opened = self.dials[dial as usize].qp;
-        let established = opened.is_some_and(|qp| self.qps[qp as usize].peer != PeerId(0));
+        let opened = self.dials[dial as usize].end;
+        let established = opened.is_some_and(|end| self.ends[end].peer != PeerId(0));
         if self.dials[dial as usize].over || established {
             return;
         }
-        if let Some(qp) = opened {
-            self.qps[qp as usize].state = QpState::Closed;
-            self.say_goodbye(qp);
+        if let Some(end) = opened {
+            self.ends[end].state = EndState::Closed;
+            self.say_goodbye(end);
         }
         self.fail(dial, reason);
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use halite_fabric::{Key, PeerId};
 use halite_mem::{Segment, Window};
 
+use super::end::EndId;
 use super::{Event, Net};
 use crate::hardware::Reach;
 
@@ -25,10 +26,16 @@ impl Mapped {
         self.given_up.extend(segments.into_iter().flatten().map(|segment| Arc::downgrade(&segment)));
     }
 
+    /// Hands out no more windows of one segment.
+    pub(super) fn give_one_up(&mut self, key: Key) {
+        let segment = self.segments.get_mut(key.0 as usize).and_then(Option::take);
+        self.given_up.extend(segment.map(|segment| Arc::downgrade(&segment)));
+    }
+
     /// Its process is killed, and what is still done through its windows is seen by nobody else.
-    fn become_private(&self, owned: &[Window]) {
+    fn become_private(&self, owned: &[Option<Window>]) {
         for (segment, owned) in self.segments.iter().zip(owned) {
-            if let Some(segment) = segment {
+            if let (Some(segment), Some(owned)) = (segment, owned) {
                 make_private(segment, owned);
             }
         }
@@ -52,13 +59,13 @@ impl Mapped {
 
 impl Net {
     pub(crate) fn direct(&mut self, endpoint: u32, peer: PeerId, key: Key) -> Option<Window> {
-        let qp = self.open_qp(endpoint, peer)?;
-        if self.qps[qp as usize].reach != Reach::Within {
+        let end = self.open_end(endpoint, peer)?;
+        if self.ends[end].reach != Reach::Within {
             return None;
         }
-        let target = self.qps[(qp ^ 1) as usize].endpoint;
-        let registered = self.endpoints[target as usize].segments.get(key.0 as usize)?;
-        let mapped = self.qps[qp as usize].mapped.get(key.0 as usize, registered.segment())?;
+        let target = self.ends[end.other()].endpoint;
+        let registered = self.endpoints[target as usize].segment(key)?;
+        let mapped = self.ends[end].mapped.get(key.0 as usize, registered.segment())?;
         mapped.window(0, mapped.len())
     }
 
@@ -68,43 +75,43 @@ impl Net {
             return;
         }
         let own = &self.endpoints[index].segments;
-        own.iter().for_each(|window| make_private(window.segment(), window));
-        for qp in &self.endpoints[index].peers {
-            let peer = self.qps[(*qp ^ 1) as usize].endpoint;
-            self.qps[*qp as usize].mapped.become_private(&self.endpoints[peer as usize].segments);
+        own.iter().flatten().for_each(|window| make_private(window.segment(), window));
+        for end in &self.endpoints[index].peers {
+            let peer = self.ends[end.other()].endpoint;
+            self.ends[*end].mapped.become_private(&self.endpoints[peer as usize].segments);
         }
     }
 
     /// Tells the peer that its memory is given up, as soon as that is so.
-    pub(super) fn detach(&mut self, qp: u32) {
-        if !self.qps[qp as usize].mapped.is_held() {
-            return self.say_detached(qp);
+    pub(super) fn detach(&mut self, end: EndId) {
+        if !self.ends[end].mapped.is_held() {
+            return self.say_detached(end);
         }
-        let at_ns = self.now_ns + self.profile(qp).notice_ns.max(1);
-        self.schedule(at_ns, Event::LookAtWindows { qp });
+        let at_ns = self.now_ns + self.profile(end).notice_ns.max(1);
+        self.schedule(at_ns, Event::LookAtWindows { end });
     }
 
-    pub(super) fn handle_look_at_windows(&mut self, qp: u32) {
-        let host = self.qps[qp as usize].from_host;
-        if self.has_processor(host, Event::LookAtWindows { qp }) {
-            self.detach(qp);
+    pub(super) fn handle_look_at_windows(&mut self, end: EndId) {
+        let host = self.ends[end].from_host;
+        if self.has_processor(host, Event::LookAtWindows { end }) {
+            self.detach(end);
         }
     }
 
     /// The peer holds none of the memory of this end any more.
-    pub(super) fn handle_peer_detached(&mut self, qp: u32) {
-        let event = Event::PeerDetached { qp };
-        let end = &self.qps[qp as usize];
-        let (host, is_open, reach) = (end.from_host, end.sends(), end.reach);
+    pub(super) fn handle_peer_detached(&mut self, end: EndId) {
+        let event = Event::PeerDetached { end };
+        let this = &self.ends[end];
+        let (host, is_open, reach) = (this.from_host, this.sends(), this.reach);
         if reach == Reach::Within && !self.has_processor(host, event) {
             return;
         }
         // That it left is heard first, which may have to wait for a copy.
         if reach == Reach::Within && is_open {
-            let at_ns = self.now_ns + self.profile(qp).wire_ns.max(1);
+            let at_ns = self.now_ns + self.profile(end).wire_ns.max(1);
             return self.schedule(at_ns, event);
         }
-        self.fence(qp, false);
+        self.fence(end, false);
     }
 }
 

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
-use halite_fabric::{Event, PeerId};
+use halite_fabric::{Event, Key, PeerId};
 use halite_mem::Window;
 
 use super::adapter::Atomics;
+use super::end::EndId;
 
 /// Events that one poll returns at most.
 const POLL_EVENTS_MAX: usize = 256;
@@ -18,10 +19,10 @@ pub(super) struct Endpoint {
     pub(super) hello: Vec<u8>,
     /// Neither closed nor crashed.
     pub(super) alive: bool,
-    /// Windows of whole segments; a key is an index.
-    pub(super) segments: Vec<Window>,
-    /// The connection of each peer, whose ids begin at 1.
-    pub(super) peers: Vec<u32>,
+    /// Windows of whole segments, but of those that were taken back; a key is an index.
+    pub(super) segments: Vec<Option<Window>>,
+    /// Our end of the connection to each peer, whose ids begin at 1.
+    pub(super) peers: Vec<EndId>,
     /// What waits to be polled, and from when on it can be seen.
     events: VecDeque<(u64, Event)>,
     /// When the last of them can be seen.
@@ -51,7 +52,11 @@ impl Endpoint {
         }
     }
 
-    pub(super) fn qp(&self, peer: PeerId) -> Option<u32> {
+    pub(super) fn segment(&self, key: Key) -> Option<&Window> {
+        self.segments.get(key.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn end(&self, peer: PeerId) -> Option<EndId> {
         let index = (peer.0 as usize).checked_sub(1)?;
         self.peers.get(index).copied()
     }

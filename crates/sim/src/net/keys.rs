@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   register ── one small message to each peer ──> told          requests that mention the key leave
-//!                       lost, or late: what mentions the key waits, with all behind it
+//!                       lost, or late: what mentions the key waits, with all behind it in its lane
 //!                           └── asks ──> the peer's provider ── all of its keys ──> told
 //! ```
 //!
@@ -11,9 +11,17 @@
 
 use halite_fabric::{Key, Status};
 
-use super::qp::{QpState, Verb};
+use super::end::{EndId, EndState};
+use super::qp::{Qp, Verb};
 use super::{Event, Net};
 use crate::link::Transit;
+
+/// For which request keys are asked.  An answer speaks for that one alone: what is asked about later may have been registered since.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Question {
+    pub(super) qp: u32,
+    pub(super) number: u64,
+}
 
 /// A key and what the adapter calls it, or the question for them, with what says which it is.
 const MESSAGE_BYTES: u64 = 16;
@@ -23,104 +31,112 @@ const NO_KEY: Key = Key(u32::MAX);
 impl Net {
     /// Tells all peers of a fabric how many keys it has now.
     pub(super) fn announce_to_all(&mut self, endpoint: u32) {
-        for qp in self.endpoints[endpoint as usize].peers.clone() {
-            self.announce(qp);
+        for end in self.endpoints[endpoint as usize].peers.clone() {
+            self.announce(end);
         }
     }
 
-    /// Tells the peer of `qp` what has been registered since it was told last.
-    pub(super) fn announce(&mut self, qp: u32) {
-        let end = &self.qps[qp as usize];
-        let keys = self.endpoints[end.endpoint as usize].segments.len() as u32;
-        if end.state == QpState::Open && !self.copies_by_processor(qp) && end.keys_said < keys {
-            self.qps[qp as usize].keys_said = keys;
-            self.tell_keys(qp, keys, false);
+    /// Tells the peer of an end what has been registered since it was told last.
+    pub(super) fn announce(&mut self, end: EndId) {
+        let this = &self.ends[end];
+        let keys = self.endpoints[this.endpoint as usize].segments.len() as u32;
+        if this.state == EndState::Open && !self.copies_by_processor(end) && this.keys_said < keys {
+            self.ends[end].keys_said = keys;
+            self.tell_keys(end, keys, None);
         }
     }
 
-    /// Sends the peer of `qp` how many keys there are; what is lost is asked for by who needs it.
-    fn tell_keys(&mut self, qp: u32, keys: u32, is_answer: bool) {
-        let end = &self.qps[qp as usize];
-        let (from, to) = (end.from_host, end.to_host);
+    /// Sends the peer of an end how many keys there are; what is lost is asked for by who needs it.
+    fn tell_keys(&mut self, end: EndId, keys: u32, answer: Option<Question>) {
+        let this = &self.ends[end];
+        let (from, to) = (this.from_host, this.to_host);
         if let Transit::Sent { arrives_ns, .. } = self.transmit(from, to, self.now_ns, MESSAGE_BYTES) {
-            let at_ns = arrives_ns + self.profile(qp).interrupt_ns;
-            self.schedule(at_ns, Event::KeysTold { qp: qp ^ 1, keys, is_answer });
+            let at_ns = arrives_ns + self.profile(end).interrupt_ns;
+            self.schedule(at_ns, Event::KeysTold { end: end.other(), keys, answer });
         }
     }
 
-    pub(super) fn handle_keys_told(&mut self, qp: u32, keys: u32, is_answer: bool) {
-        let host = self.qps[qp as usize].from_host;
-        if !self.has_processor(host, Event::KeysTold { qp, keys, is_answer }) {
+    pub(super) fn handle_keys_told(&mut self, end: EndId, keys: u32, answer: Option<Question>) {
+        let host = self.ends[end].from_host;
+        if !self.has_processor(host, Event::KeysTold { end, keys, answer }) {
             return;
         }
-        let end = &mut self.qps[qp as usize];
-        end.keys_known = end.keys_known.max(keys);
-        if !std::mem::take(&mut end.is_asking) {
-            return;
-        }
-        let departing = end.departing;
-        if let Some(work) = end.work(departing) {
+        let this = &mut self.ends[end];
+        this.keys_known = this.keys_known.max(keys);
+        if let Some(Question { qp, number }) = answer
+            && let Some(work) = self.qps[qp as usize].work(number)
+        {
             // What the peer has never heard of goes out all the same, and it refuses it.
-            work.is_key_asked |= is_answer;
+            work.is_key_asked = true;
         }
-        self.schedule(self.now_ns, Event::Depart { qp });
+        for qp in self.ends[end].qps() {
+            let Qp { is_asking, departing, .. } = self.qps[qp as usize];
+            if is_asking && !self.awaits_key(qp, departing) {
+                self.qps[qp as usize].is_asking = false;
+                self.schedule(self.now_ns, Event::Depart { qp });
+            }
+        }
     }
 
     /// Whether a request must wait until its key is known.
     pub(super) fn awaits_key(&mut self, qp: u32, number: u64) -> bool {
-        if self.copies_by_processor(qp) {
+        let end = self.end_of(qp);
+        if self.copies_by_processor(end) {
             return false;
         }
-        let end = &mut self.qps[qp as usize];
-        let keys_known = end.keys_known;
+        let keys_known = self.ends[end].keys_known;
         let is_unknown = |verb: &Verb| verb.remote().is_some_and(|remote| remote.key.0 >= keys_known);
-        end.work(number).is_some_and(|work| !work.is_key_asked && is_unknown(&work.verb))
+        let work = self.qps[qp as usize].work(number);
+        work.is_some_and(|work| !work.is_key_asked && is_unknown(&work.verb))
     }
 
-    /// Asks for the keys of the peer, until there is an answer: what is to be sent stands still meanwhile.
+    /// Asks for the keys of the peer, until there is an answer: what is to be sent in this lane stands still meanwhile.
     pub(super) fn ask_for_keys(&mut self, qp: u32) {
-        self.qps[qp as usize].is_asking = true;
-        let end = &self.qps[qp as usize];
-        let (from, to, profile) = (end.from_host, end.to_host, self.profile(qp));
+        let end = self.end_of(qp);
+        let this = &self.ends[end];
+        let (from, to, profile) = (this.from_host, this.to_host, self.profile(end));
         let (patience, delay_ns) = (profile.patience(), profile.interrupt_ns);
         let sent = self.transmit(from, to, self.now_ns, MESSAGE_BYTES);
-        let is_heard = match sent {
-            Transit::Sent { arrives_ns, .. } if self.lets_in(qp ^ 1) => {
-                self.schedule(arrives_ns + delay_ns, Event::KeysAsked { qp: qp ^ 1 });
-                true
-            }
-            _ => false,
-        };
-        let end = &mut self.qps[qp as usize];
-        end.attempts = if is_heard { 0 } else { end.attempts + 1 };
+        let lets_in = self.lets_in(end.other());
+        let asking = &mut self.qps[qp as usize];
+        asking.is_asking = true;
+        let question = Question { qp, number: asking.departing };
         let (retries_max, retransmit_ns) = patience;
-        if end.attempts > retries_max {
-            return self.break_off(qp, Status::RetryExceeded);
+        match sent {
+            Transit::Sent { arrives_ns, .. } if lets_in => {
+                asking.attempts = 0;
+                self.schedule(arrives_ns + delay_ns, Event::KeysAsked { question });
+            }
+            _ => asking.attempts += 1,
+        }
+        if self.qps[qp as usize].attempts > retries_max {
+            return self.break_off(end, Status::RetryExceeded);
         }
         let at_ns = self.now_ns + retransmit_ns;
         self.schedule(at_ns, Event::AskAgain { qp });
     }
 
     pub(super) fn handle_ask_again(&mut self, qp: u32) {
-        let end = &self.qps[qp as usize];
-        if end.is_asking && end.sends() {
+        if self.qps[qp as usize].is_asking && self.ends[self.end_of(qp)].sends() {
             self.ask_for_keys(qp);
         }
     }
 
-    /// The peer of `qp` wants to know what there is.
-    pub(super) fn handle_keys_asked(&mut self, qp: u32) {
-        let end = &self.qps[qp as usize];
-        let (host, endpoint) = (end.from_host, end.endpoint);
-        if end.sends() && self.has_processor(host, Event::KeysAsked { qp }) {
+    /// The peer wants to know what there is, for a request of its own.
+    pub(super) fn handle_keys_asked(&mut self, question: Question) {
+        let end = self.end_of(question.qp).other();
+        let this = &self.ends[end];
+        let (host, endpoint) = (this.from_host, this.endpoint);
+        if this.sends() && self.has_processor(host, Event::KeysAsked { question }) {
             let keys = self.endpoints[endpoint as usize].segments.len() as u32;
-            self.tell_keys(qp, keys, true);
+            self.tell_keys(end, keys, Some(question));
         }
     }
 
     /// A request as it leaves: with what the peer's adapter calls the memory, as far as that is known.
     pub(super) fn with_adapters_key(&self, qp: u32, verb: Verb) -> Verb {
-        let is_known = verb.remote().is_none_or(|remote| remote.key.0 < self.qps[qp as usize].keys_known);
-        if is_known || self.copies_by_processor(qp) { verb } else { verb.with_key(NO_KEY) }
+        let end = self.end_of(qp);
+        let is_known = verb.remote().is_none_or(|remote| remote.key.0 < self.ends[end].keys_known);
+        if is_known || self.copies_by_processor(end) { verb } else { verb.with_key(NO_KEY) }
     }
 }

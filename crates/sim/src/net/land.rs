@@ -4,15 +4,28 @@ use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
 use halite_mem::{AccessError, Window};
 
 use super::adapter::Atomic;
+use super::end::{EndId, EndState};
 use super::packet::{Cargo, Packet};
-use super::qp::{QpState, Verb};
-use super::{Event, Net};
+use super::qp::Verb;
+use super::{Event, HostState, Net};
 use crate::digest::checksum;
 use crate::link::Transit;
-use crate::profile::AtomicsBy;
+use crate::profile::{AcknowledgedBy, AtomicsBy};
+use crate::world::HostId;
 
 impl Net {
     pub(super) fn handle_land(&mut self, index: u32) {
+        let packet = self.packets.peek(index);
+        let (qp, is_request) = (packet.qp, matches!(packet.cargo, Cargo::Request(_)));
+        let here = self.end_of(if is_request { qp ^ 1 } else { qp });
+        if self.profile(here).acknowledged == AcknowledgedBy::Process {
+            let host = self.ends[here].from_host;
+            if self.state(HostId(host)) == HostState::Paused {
+                self.has_processor(host, Event::Land { packet: index });
+                return;
+            }
+            self.ends[here].heard_ns = self.now_ns;
+        }
         let packet = self.packets.take(index);
         self.digest.fold([u64::from(packet.qp), packet.number, packet.offset, checksum(&packet.bytes)]);
         match packet.cargo {
@@ -25,26 +38,21 @@ impl Net {
     ///
     /// An adapter drops what comes for a connection that is closed.  A processor elsewhere asks nobody: only its own
     /// end stops it.
-    pub(super) fn lets_in(&self, qp: u32) -> bool {
-        let end = &self.qps[qp as usize];
-        if self.copies_by_processor(qp) {
-            !end.fenced
-        } else {
-            matches!(end.state, QpState::Open | QpState::Leaving)
-        }
+    pub(super) fn lets_in(&self, end: EndId) -> bool {
+        if self.copies_by_processor(end) { !self.ends[end].fenced } else { self.ends[end].sends() }
     }
 
     fn land_request(&mut self, packet: Packet) {
         let target = packet.qp ^ 1;
         // Who is spoken to is connected, even if that word is late.
-        self.establish_early(target);
-        let end = &self.qps[target as usize];
-        if end.in_atomic || !end.stalled.is_empty() {
+        self.establish_early(self.end_of(target));
+        let queue = &self.qps[target as usize];
+        if queue.in_atomic || !queue.stalled.is_empty() {
             let index = self.packets.add(packet);
             self.qps[target as usize].stalled.push_back(index);
             return;
         }
-        if !self.lets_in(target) {
+        if !self.lets_in(self.end_of(target)) {
             return self.drop_packet(packet);
         }
         if !self.has_receive(target, &packet) {
@@ -67,10 +75,10 @@ impl Net {
         let Cargo::Request(verb) = packet.cargo else {
             return true;
         };
-        let end = &self.qps[target as usize];
+        let end = &self.ends[self.end_of(target)];
         // What arrives at a closed end is not kept.
-        let consumes = packet.last && verb.needs_receive() && end.state == QpState::Open;
-        !consumes || end.unpolled < self.profile(target).receive_depth
+        let consumes = packet.last && verb.needs_receive() && end.state == EndState::Open;
+        !consumes || end.unpolled < self.profile_of(target).receive_depth
     }
 
     /// The packet, and those behind it, are asked for again in a while.
@@ -78,7 +86,7 @@ impl Net {
         self.counters.receiver_not_ready += 1;
         let index = self.packets.add(packet);
         self.qps[target as usize].stalled.push_back(index);
-        let at_ns = self.now_ns + self.profile(target).rnr_ns;
+        let at_ns = self.now_ns + self.profile_of(target).rnr_ns;
         self.schedule(at_ns, Event::ReceiverRetry { qp: target });
     }
 
@@ -87,8 +95,8 @@ impl Net {
         while let Some(index) = stalled.pop_front() {
             let packet = self.packets.take(index);
             self.land_request(packet);
-            let end = &self.qps[target as usize];
-            if end.in_atomic || !end.stalled.is_empty() {
+            let queue = &self.qps[target as usize];
+            if queue.in_atomic || !queue.stalled.is_empty() {
                 break;
             }
         }
@@ -121,7 +129,7 @@ impl Net {
                 self.acknowledge(qp, number, Status::Success, 0);
             }
             Verb::FetchAdd { remote, .. } | Verb::CompareSwap { remote, .. }
-                if self.profile(target).atomics == AtomicsBy::Adapter =>
+                if self.profile_of(target).atomics == AtomicsBy::Adapter =>
             {
                 self.begin_atomic(target, Atomic { qp, number, verb, remote });
             }
@@ -134,21 +142,20 @@ impl Net {
             }
             Verb::Read { remote, len, .. } => self.begin_read(target, qp, number, remote, len),
         }
-        self.trace(self.qps[target as usize].from_host, |net| {
-            let name = verb.name();
-            format!("{name} {number} of host-{} lands from byte {offset}", net.qps[qp as usize].from_host)
-        });
+        let (host, of) = self.hosts_of(target);
+        self.trace(host, |_| format!("{} {number} of host-{of} lands from byte {offset}", verb.name()));
     }
 
     /// The segment that `remote` names for the other end of `target`.  To an adapter, who has not been told of a key names
     /// nothing.
     pub(super) fn segment(&self, target: u32, remote: RemoteAddress) -> Option<&Window> {
-        let is_known = remote.key.0 < self.qps[target as usize ^ 1].keys_known;
-        if !is_known && !self.copies_by_processor(target) {
+        let end = self.end_of(target);
+        let is_known = remote.key.0 < self.ends[end.other()].keys_known;
+        if !is_known && !self.copies_by_processor(end) {
             return None;
         }
-        let endpoint = self.qps[target as usize].endpoint;
-        self.endpoints[endpoint as usize].segments.get(remote.key.0 as usize)
+        let endpoint = self.ends[end].endpoint;
+        self.endpoints[endpoint as usize].segment(remote.key)
     }
 
     fn covers(window: &Window, remote: RemoteAddress, len: u64) -> bool {
@@ -170,20 +177,20 @@ impl Net {
     /// that comes later, and the other learns why.  A processor refuses the request and goes on; nobody is told of what it
     /// refused.
     pub(super) fn refuse(&mut self, qp: u32, number: u64, last: bool) {
-        if self.copies_by_processor(qp) {
+        if self.copies_by_processor(self.end_of(qp)) {
             if last {
                 self.acknowledge(qp, number, Status::RemoteAccess, 0);
             }
             return;
         }
         self.counters.refused += 1;
-        let (from, to) = (self.qps[qp as usize].to_host, self.qps[qp as usize].from_host);
+        let (to, from) = self.hosts_of(qp);
         self.trace(from, |_| format!("refuses request {number} of host-{to}, and the connection with it"));
-        self.close_end(qp ^ 1, Status::PeerGone);
+        self.close_end(self.end_of(qp ^ 1), Status::PeerGone);
         match self.transmit(from, to, self.now_ns, 0) {
             Transit::Lost => self.await_ack(qp, number),
             Transit::Sent { arrives_ns, .. } => {
-                let at_ns = arrives_ns + self.profile(qp).completion_ns;
+                let at_ns = arrives_ns + self.profile_of(qp).completion_ns;
                 self.schedule(at_ns, Event::Refused { qp, number });
             }
         }
@@ -196,10 +203,11 @@ impl Net {
     }
 
     fn arrive(&mut self, target: u32, kind: CompletionKind, solicited: bool) {
-        let end = &mut self.qps[target as usize];
+        let end = self.end_of(target);
+        let end = &mut self.ends[end];
         let (endpoint, peer) = (end.endpoint, end.peer);
         // Nobody polls for a connection that is closed.
-        if end.state == QpState::Open {
+        if end.state == EndState::Open {
             end.unpolled += 1;
             let completion = Completion { peer, status: Status::Success, kind };
             if solicited {
@@ -225,7 +233,7 @@ impl Net {
         if let Some(work) = self.qps[qp as usize].work(number) {
             work.old = old;
         }
-        self.acknowledge(qp, number, Status::Success, self.profile(qp).atomic_ns);
+        self.acknowledge(qp, number, Status::Success, self.profile_of(qp).atomic_ns);
     }
 
     fn begin_read(&mut self, target: u32, qp: u32, number: u64, remote: RemoteAddress, len: u64) {
@@ -235,7 +243,7 @@ impl Net {
         }
         if let Some(work) = self.qps[qp as usize].work(number) {
             work.delivered = true;
-            let at_ns = self.now_ns + self.profile(qp).pcie_ns;
+            let at_ns = self.now_ns + self.profile_of(qp).pcie_ns;
             self.schedule(at_ns, Event::Respond { qp, number });
         }
     }
@@ -243,15 +251,14 @@ impl Net {
     /// Puts a piece of what was read into the memory of who asked.
     fn land_response(&mut self, packet: Packet, verb: Verb) {
         let Packet { qp, number, offset: piece, last, bytes, .. } = packet;
-        let Verb::Read { key, offset, .. } = verb else {
+        let Verb::Read { offset, .. } = verb else {
             unreachable!("only reads are answered with bytes");
         };
-        let end = &mut self.qps[qp as usize];
-        if end.work(number).is_some() {
-            let window = &self.endpoints[end.endpoint as usize].segments[key];
+        if let Some(work) = self.qps[qp as usize].work(number) {
+            let window = work.local.as_ref().expect("it was looked up when it was posted");
             window.write(offset + piece, &bytes).expect("the range was checked when it was posted");
             if last {
-                let at_ns = self.now_ns + self.profile(qp).completion_ns;
+                let at_ns = self.now_ns + self.profile_of(qp).completion_ns;
                 self.schedule(at_ns, Event::Acknowledge { qp, number });
             }
         }

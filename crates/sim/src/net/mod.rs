@@ -12,12 +12,14 @@
 //! ```
 //!
 //! Connections are reliable, as RC queue pairs are: what links do to packets costs time and, in the end, the
-//! connection, but never order, and nothing is done twice.
+//! connection, but never the order of a lane, and nothing is done twice.  Each lane is a pair of queue pairs (`qp`) between the two ends
+//! (`end`) of a connection, which ends with all of them.
 
 mod ack;
 mod adapter;
 mod dial;
 mod direct;
+mod end;
 mod endpoint;
 mod keys;
 mod land;
@@ -37,6 +39,7 @@ use std::task::Waker;
 use halite_fabric::{Completion, CompletionKind, ConnectFailure, Event as FabricEvent, PeerId};
 
 use self::dial::Dial;
+use self::end::{EndId, Ends};
 use self::endpoint::Endpoint;
 use self::life::Word;
 use self::packet::Packets;
@@ -46,7 +49,7 @@ use crate::counters::Counters;
 use crate::digest::Digest;
 use crate::hardware::{Hardware, Reach};
 use crate::link::{Link, Transit, Wire};
-use crate::profile::Profile;
+use crate::profile::{AcknowledgedBy, Profile};
 use crate::random::Random;
 use crate::shared::TimerKey;
 use crate::trace::Log;
@@ -88,9 +91,12 @@ pub(crate) struct Net {
     endpoints: Vec<Endpoint>,
     addresses: BTreeMap<String, u32>,
     dials: Vec<Dial>,
+    ends: Ends,
     qps: Vec<Qp>,
     packets: Packets,
     wakers: Vec<Waker>,
+    /// A doorbell has rung since the last step began.
+    rang: bool,
     killed: VecDeque<HostId>,
     /// What kernels cannot say while a link is down.
     unsaid: Vec<Word>,
@@ -114,9 +120,11 @@ impl Net {
             endpoints: Vec::new(),
             addresses: BTreeMap::new(),
             dials: Vec::new(),
+            ends: Ends::default(),
             qps: Vec::new(),
             packets: Packets::default(),
             wakers: Vec::new(),
+            rang: false,
             killed: VecDeque::new(),
             unsaid: Vec::new(),
         }
@@ -129,10 +137,11 @@ impl Net {
 
     // Time.
 
-    /// Lets the next thing happen, and those after it until somebody is to be woken or a host is to come down.
+    /// Lets the next thing happen, and those after it until somebody is to be woken, a doorbell rings or a host is to come down.
     pub(crate) fn step(&mut self, deadline_ns: u64) -> Step {
         let mut events = 0;
-        while self.wakers.is_empty() && self.killed.is_empty() && events < STEP_EVENTS_MAX {
+        self.rang = false;
+        while self.wakers.is_empty() && !self.rang && self.killed.is_empty() && events < STEP_EVENTS_MAX {
             let Some(at_ns) = self.next_ns() else {
                 return if events > 0 { Step::Happened { events } } else { Step::Nothing };
             };
@@ -188,16 +197,16 @@ impl Net {
             Event::Acknowledge { qp, number } => self.handle_acknowledge(qp, number),
             Event::AckTimeout { qp, number } => self.handle_ack_timeout(qp, number),
             Event::Show { endpoint } => self.show(endpoint),
-            Event::PeerLeft { qp } => self.handle_peer_left(qp),
-            Event::PeerCrashed { qp } => self.handle_peer_crashed(qp),
-            Event::PeerDetached { qp } => self.handle_peer_detached(qp),
+            Event::PeerLeft { end } => self.handle_peer_left(end),
+            Event::PeerCrashed { end } => self.handle_peer_crashed(end),
+            Event::PeerDetached { end } => self.handle_peer_detached(end),
             Event::DialArrives { dial } => self.handle_dial_arrives(dial),
-            Event::DialAnswered { dial, qp } => self.handle_dial_answered(dial, qp),
+            Event::DialAnswered { dial, end } => self.handle_dial_answered(dial, end),
             Event::DialTimeout { dial } => self.handle_dial_timeout(dial),
             Event::Fence { endpoint } => self.handle_fence(endpoint),
-            Event::LookAtWindows { qp } => self.handle_look_at_windows(qp),
-            Event::KeysTold { qp, keys, is_answer } => self.handle_keys_told(qp, keys, is_answer),
-            Event::KeysAsked { qp } => self.handle_keys_asked(qp),
+            Event::LookAtWindows { end } => self.handle_look_at_windows(end),
+            Event::KeysTold { end, keys, answer } => self.handle_keys_told(end, keys, answer),
+            Event::KeysAsked { question } => self.handle_keys_asked(question),
             Event::AskAgain { qp } => self.handle_ask_again(qp),
             Event::Refused { qp, number } => self.handle_refused(qp, number),
         }
@@ -295,14 +304,30 @@ impl Net {
     }
 
     /// What stands between the two ends of a connection.
-    fn profile(&self, qp: u32) -> &Profile {
-        self.hardware.of(self.qps[qp as usize].reach)
+    fn profile(&self, end: EndId) -> &Profile {
+        self.hardware.of(self.ends[end].reach)
+    }
+
+    /// The end of a connection that a queue pair belongs to.
+    fn end_of(&self, qp: u32) -> EndId {
+        self.qps[qp as usize].end
+    }
+
+    /// The profile of a queue pair.
+    fn profile_of(&self, qp: u32) -> &Profile {
+        self.profile(self.end_of(qp))
+    }
+
+    /// The host on which a queue pair is, and the one at the other end.
+    fn hosts_of(&self, qp: u32) -> (u32, u32) {
+        let end = &self.ends[self.end_of(qp)];
+        (end.from_host, end.to_host)
     }
 
     /// What stands between a fabric and a peer of it.
     pub(crate) fn profile_to(&self, endpoint: u32, peer: PeerId) -> (&Profile, Reach) {
-        let qp = self.endpoints[endpoint as usize].qp(peer);
-        let reach = qp.map_or(Reach::Across, |qp| self.qps[qp as usize].reach);
+        let end = self.endpoints[endpoint as usize].end(peer);
+        let reach = end.map_or(Reach::Across, |end| self.ends[end].reach);
         (self.hardware.of(reach), reach)
     }
 
@@ -346,11 +371,30 @@ impl Net {
     }
 
     /// Whether processors copy between the two ends, and not adapters.
-    fn copies_by_processor(&self, qp: u32) -> bool {
-        !self.profile(qp).is_adapter()
+    fn copies_by_processor(&self, end: EndId) -> bool {
+        !self.profile(end).is_adapter()
     }
 
     // What fabrics see.
+
+    /// How long ago the process of a peer was heard, where it acknowledges itself.
+    pub(crate) fn heard_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
+        let end = self.open_end(endpoint, peer)?;
+        if self.profile(end).acknowledged != AcknowledgedBy::Process {
+            return None;
+        }
+        // Acknowledgements that have come, though nobody has taken them yet.
+        let queues = self.ends[end].qps().flat_map(|qp| &self.qps[qp as usize].outstanding);
+        let known = queues.filter_map(|work| work.known_ns).filter(|known_ns| *known_ns <= self.now_ns);
+        Some(self.now_ns - known.fold(self.ends[end].heard_ns, u64::max))
+    }
+
+    /// What a request to a peer takes until it is acknowledged; nobody does where processors copy.
+    pub(crate) fn round_trip_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
+        let end = self.open_end(endpoint, peer)?;
+        let measured_ns = self.ends[end].round_trip_ns;
+        (measured_ns > 0 && !self.copies_by_processor(end)).then_some(measured_ns)
+    }
 
     fn complete(&mut self, endpoint: u32, completion: Completion) {
         self.deliver(endpoint, completion.peer, FabricEvent::Completed(completion));
@@ -383,6 +427,7 @@ impl Net {
     }
 
     pub(crate) fn wake(&mut self, endpoint: u32) {
+        self.rang = true;
         self.endpoints[endpoint as usize].wake(&mut self.wakers);
     }
 
@@ -401,8 +446,8 @@ impl Net {
             let FabricEvent::Completed(completion) = event else { continue };
             self.counters.completions += 1;
             if let CompletionKind::Received { .. } | CompletionKind::Notified { .. } = completion.kind {
-                let qp = self.endpoints[endpoint as usize].qp(completion.peer).expect("it sent something");
-                self.qps[qp as usize].unpolled -= 1;
+                let end = self.endpoints[endpoint as usize].end(completion.peer).expect("it sent something");
+                self.ends[end].unpolled -= 1;
             }
         }
         count
@@ -430,13 +475,14 @@ impl Net {
 /// An event, without the bytes that a peer says of itself.
 fn describe(event: &FabricEvent) -> String {
     match event {
-        FabricEvent::Connected { peer, initiator, .. } => {
-            format!("connected to peer {}, {}", peer.0, if *initiator { "by us" } else { "by it" })
+        FabricEvent::Connected { peer, dialled, .. } => {
+            format!("connected to peer {}, {}", peer.0, if dialled.is_some() { "by us" } else { "by it" })
         }
         FabricEvent::Completed(_) => "a request has ended, or something has arrived".to_owned(),
         FabricEvent::ConnectFailed(ConnectFailure { address, reason, .. }) => {
             format!("not connected to {address}: {reason}")
         }
+        FabricEvent::Deregistered { key } => format!("key {} is taken back", key.0),
         FabricEvent::Room { peer } => format!("room for peer {}", peer.0),
         FabricEvent::Disconnected { peer } => format!("disconnected from peer {}", peer.0),
         FabricEvent::CutOff { peer, .. } => format!("peer {} is cut off", peer.0),

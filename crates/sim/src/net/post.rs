@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use halite_fabric::kind::payload_bytes;
 use halite_fabric::{
-    Event as FabricEvent, Key, Local, Operation, PeerId, PostCause, PostError, RegisterError, Status,
+    Event as FabricEvent, Key, Lane, Local, Operation, PeerId, PostCause, PostError, RegisterError, Status,
     WorkRequest,
 };
-use halite_mem::Segment;
+use halite_mem::{Segment, Window};
 
-use super::qp::{QpState, Source, Verb, Work};
+use super::end::{End, EndId, EndState};
+use super::qp::{Source, Verb, Work};
 use super::{Event, Net, POST_WORD};
 use crate::digest::checksum;
 use crate::hardware::Reach;
@@ -22,22 +23,37 @@ impl Net {
             return Err(RegisterError::TooManyKeys { max });
         }
         let window = segment.window(0, segment.len()).expect("the whole segment");
-        segments.push(window);
+        segments.push(Some(window));
         let key = Key(segments.len() as u32 - 1);
         self.announce_to_all(endpoint);
         Ok(key)
+    }
+
+    /// Takes a key back.  Whatever of peers lands later finds it gone.
+    pub(crate) fn deregister(&mut self, endpoint: u32, key: Key) {
+        let segments = &mut self.endpoints[endpoint as usize].segments;
+        if segments.get_mut(key.0 as usize).and_then(Option::take).is_none() {
+            return;
+        }
+        for end in self.endpoints[endpoint as usize].peers.clone() {
+            self.ends[end.other()].mapped.give_one_up(key);
+        }
+        self.tell(endpoint, FabricEvent::Deregistered { key });
     }
 
     pub(crate) fn post(
         &mut self,
         endpoint: u32,
         peer: PeerId,
+        lane: Lane,
         requests: &[WorkRequest<'_>],
     ) -> Result<(), PostError> {
         let error = |posted, cause| Err(PostError { peer, posted, cause });
-        let Some(qp) = self.open_qp(endpoint, peer) else {
+        let Some(end) = self.open_end(endpoint, peer) else {
             return error(0, PostCause::NotConnected);
         };
+        let End { first_qp, lanes, .. } = self.ends[end];
+        let qp = first_qp + 2 * lane.order_among(lanes as usize) as u32;
         for (posted, request) in requests.iter().enumerate() {
             if let Err(cause) = self.post_one(qp, request) {
                 self.ring_adapter(qp, posted);
@@ -48,32 +64,35 @@ impl Net {
         Ok(())
     }
 
-    pub(super) fn open_qp(&self, endpoint: u32, peer: PeerId) -> Option<u32> {
-        let qp = self.endpoints[endpoint as usize].qp(peer)?;
-        (self.qps[qp as usize].state == QpState::Open).then_some(qp)
+    pub(super) fn open_end(&self, endpoint: u32, peer: PeerId) -> Option<EndId> {
+        let end = self.endpoints[endpoint as usize].end(peer)?;
+        (self.ends[end].state == EndState::Open).then_some(end)
     }
 
     fn post_one(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
         self.take_known(qp);
-        if self.qps[qp as usize].outstanding.len() >= self.profile(qp).queue_depth {
+        if self.qps[qp as usize].outstanding.len() >= self.profile_of(qp).queue_depth {
             self.qps[qp as usize].wants_room = true;
             self.see_to_room(qp);
             return Err(PostCause::QueueFull);
         }
         let (verb, inline) = self.parse(qp, &request.operation)?;
+        let local = self.local(qp, &verb);
         self.note_post(qp, request, inline);
         let mut copy = self.packets.buffer();
         copy.extend_from_slice(inline);
-        let post_ns = self.profile(qp).post_ns;
-        let end = &mut self.qps[qp as usize];
-        // Each connection is taken to be posted to by a processor of its own.
-        end.posted_ns = end.posted_ns.max(self.now_ns) + post_ns;
-        end.outstanding.push_back(Work {
+        let post_ns = self.profile_of(qp).post_ns;
+        let queue = &mut self.qps[qp as usize];
+        // Each lane is taken to be posted to by a processor of its own.
+        queue.posted_ns = queue.posted_ns.max(self.now_ns) + post_ns;
+        queue.outstanding.push_back(Work {
             id: request.id,
             signalled: request.signalled,
             solicited: request.solicited,
             verb,
+            local,
             ready_ns: u64::MAX,
+            left_ns: 0,
             departed: false,
             delivered: false,
             acknowledged: false,
@@ -90,21 +109,22 @@ impl Net {
 
     /// Who found the queue full is told when a quarter of it is free: so they come back with lists, and not one by one.
     pub(super) fn see_to_room(&mut self, qp: u32) {
-        let most = self.profile(qp).queue_depth / 4 * 3;
-        let end = &mut self.qps[qp as usize];
-        if !end.wants_room || end.state != QpState::Open {
+        let most = self.profile_of(qp).queue_depth / 4 * 3;
+        let end = &self.ends[self.end_of(qp)];
+        let queue = &mut self.qps[qp as usize];
+        if !queue.wants_room || end.state != EndState::Open {
             return;
         }
-        let too_many = end.outstanding.len().saturating_sub(most);
+        let too_many = queue.outstanding.len().saturating_sub(most);
         if too_many == 0 {
-            end.wants_room = false;
+            queue.wants_room = false;
             let (endpoint, peer) = (end.endpoint, end.peer);
             return self.deliver(endpoint, peer, FabricEvent::Room { peer });
         }
         // Nobody is told otherwise of what is known to be done by then.
-        let known = end.outstanding.iter().take(too_many).map_while(|work| work.known_ns);
+        let known = queue.outstanding.iter().take(too_many).map_while(|work| work.known_ns);
         if let Some((step, at_ns)) = known.enumerate().last() {
-            let number = end.first + step as u64;
+            let number = queue.first + step as u64;
             self.schedule(at_ns.max(self.now_ns), Event::Acknowledge { qp, number });
         }
     }
@@ -115,8 +135,7 @@ impl Net {
         self.counters.bytes += bytes;
         let sum = checksum(inline);
         self.digest.fold([POST_WORD | u64::from(qp) << 32, request.id.0, bytes, sum]);
-        let end = &self.qps[qp as usize];
-        let (from, to) = (end.from_host, end.to_host);
+        let (from, to) = self.hosts_of(qp);
         self.trace(from, |_| {
             let kind = halite_fabric::kind::OperationKind::of(&request.operation).name();
             format!("post {kind} of {bytes} B to host-{to}")
@@ -137,7 +156,7 @@ impl Net {
             }
             Operation::WriteImm { local, remote, imm } => self
                 .parse_write(qp, local, |source, len| Verb::Write { source, remote, len, imm: Some(imm) })?,
-            Operation::Send { bytes, .. } if bytes.len() > self.profile(qp).send_bytes_max => {
+            Operation::Send { bytes, .. } if bytes.len() > self.profile_of(qp).send_bytes_max => {
                 return Err(PostCause::Malformed);
             }
             Operation::Send { bytes, imm } => (Verb::Send { len: bytes.len() as u64, imm }, bytes),
@@ -155,7 +174,7 @@ impl Net {
         verb: impl Fn(Source, u64) -> Verb,
     ) -> Result<(Verb, &'r [u8]), PostCause> {
         match local {
-            Local::Inline(bytes) if bytes.len() > self.profile(qp).inline_bytes_max => {
+            Local::Inline(bytes) if bytes.len() > self.profile_of(qp).inline_bytes_max => {
                 Err(PostCause::Malformed)
             }
             Local::Inline(bytes) => Ok((verb(Source::Inline, bytes.len() as u64), bytes)),
@@ -166,11 +185,20 @@ impl Net {
         }
     }
 
+    /// The segment that a request has as its own end.
+    fn local(&self, qp: u32, verb: &Verb) -> Option<Window> {
+        let key = match *verb {
+            Verb::Read { key, .. } | Verb::Write { source: Source::Registered { key, .. }, .. } => key,
+            _ => return None,
+        };
+        self.endpoints[self.ends[self.end_of(qp)].endpoint as usize].segment(Key(key as u32)).cloned()
+    }
+
     fn local_key(&self, qp: u32, key: Key, offset: u64, len: u64) -> Result<usize, PostCause> {
-        let key = key.0 as usize;
-        let segment = self.endpoints[self.qps[qp as usize].endpoint as usize].segments.get(key);
+        let segment = self.endpoints[self.ends[self.end_of(qp)].endpoint as usize].segment(key);
         let end = offset.checked_add(len).ok_or(PostCause::Malformed)?;
-        segment.filter(|segment| end <= segment.len()).map(|_| key).ok_or(PostCause::Malformed)
+        let covers = segment.is_some_and(|segment| end <= segment.len());
+        covers.then_some(key.0 as usize).ok_or(PostCause::Malformed)
     }
 
     /// Tells the adapter of the last `posted` requests.
@@ -178,13 +206,13 @@ impl Net {
         if posted == 0 {
             return;
         }
-        let end = &mut self.qps[qp as usize];
-        let profile = self.hardware.of(end.reach);
-        end.posted_ns += profile.doorbell_ns;
+        let profile = self.hardware.of(self.ends[self.end_of(qp)].reach);
+        let queue = &mut self.qps[qp as usize];
+        queue.posted_ns += profile.doorbell_ns;
         // The doorbell, or the requests written along with it, cross the bus.
-        let ready_ns = end.posted_ns + profile.pcie_ns;
-        let before = end.outstanding.len() - posted;
-        for work in end.outstanding.iter_mut().skip(before) {
+        let ready_ns = queue.posted_ns + profile.pcie_ns;
+        let before = queue.outstanding.len() - posted;
+        for work in queue.outstanding.iter_mut().skip(before) {
             let fetches = matches!(work.verb, Verb::Write { source: Source::Registered { .. }, .. });
             // There and back for a source that must be fetched.
             work.ready_ns = ready_ns + if fetches { 2 * profile.pcie_ns } else { 0 };
@@ -195,14 +223,14 @@ impl Net {
     /// Schedules the next departure of an adapter that rests.
     pub(super) fn start_sending(&mut self, qp: u32) {
         let now_ns = self.now_ns;
-        let end = &mut self.qps[qp as usize];
-        let departing = end.departing;
-        if end.busy {
+        let queue = &mut self.qps[qp as usize];
+        let departing = queue.departing;
+        if queue.busy {
             return;
         }
-        if let Some(work) = end.work(departing) {
+        if let Some(work) = queue.work(departing) {
             let at_ns = work.ready_ns.max(now_ns);
-            end.busy = true;
+            queue.busy = true;
             self.schedule(at_ns, Event::Depart { qp });
         }
     }

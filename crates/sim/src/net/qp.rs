@@ -1,11 +1,12 @@
-//! Queue pairs: one end of a connection, and the requests that it has posted.
+//! Queue pairs: one end of a lane of a connection, and the requests that were posted there.
 
 use std::collections::VecDeque;
 
-use halite_fabric::{Key, PeerId, RemoteAddress, Status, WorkId};
+use halite_fabric::{Key, RemoteAddress, Status, WorkId};
 
-use super::direct::Mapped;
-use crate::hardware::Reach;
+use halite_mem::Window;
+
+use super::end::EndId;
 
 /// Where a request's bytes are on the side of who posted it.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +88,12 @@ pub(super) struct Work {
     pub(super) signalled: bool,
     pub(super) solicited: bool,
     pub(super) verb: Verb,
+    /// The segment that is its own end, which may have been taken back since.
+    pub(super) local: Option<Window>,
     /// When the adapter knows of it.
     pub(super) ready_ns: u64,
+    /// When its last packet left.
+    pub(super) left_ns: u64,
     /// Whether any packet of it has left.
     pub(super) departed: bool,
     /// Whether the target has done it.
@@ -108,33 +113,19 @@ pub(super) struct Work {
     pub(super) inline: Vec<u8>,
 }
 
-/// How far a connection has come, at one end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum QpState {
-    /// The peer knows of it, we do not yet.
-    Opening,
-    Open,
-    /// We have closed, and what was posted is still being sent.
-    Leaving,
-    Closed,
+impl Work {
+    /// What it took to be acknowledged, if that is known: not what was sent again, nor what carries an answer of any length.
+    pub(super) fn round_trip(&self, acknowledged_ns: u64) -> Option<u64> {
+        let is_read = matches!(self.verb, Verb::Read { .. });
+        (self.attempts == 0 && !is_read).then(|| acknowledged_ns.saturating_sub(self.left_ns))
+    }
 }
 
-/// One end of a connection; the other end's index is this one's with the lowest bit flipped.
+/// One end of a lane; the other end's index is this one's with the lowest bit flipped.
 #[derive(Debug)]
 pub(super) struct Qp {
-    pub(super) endpoint: u32,
-    /// What this end calls the other; set when it is open.
-    pub(super) peer: PeerId,
-    /// What the other end said of itself, until this one is open.
-    pub(super) hello: Vec<u8>,
-    pub(super) initiator: bool,
-    pub(super) state: QpState,
-    /// The other end can no longer touch the memory here.
-    pub(super) fenced: bool,
-    pub(super) from_host: u32,
-    pub(super) to_host: u32,
-    /// How the two are related.
-    pub(super) reach: Reach,
+    /// The end of the connection that it belongs to.
+    pub(super) end: EndId,
     /// Posted and not completed, in order.
     pub(super) outstanding: VecDeque<Work>,
     /// The number of the first of them.
@@ -156,35 +147,14 @@ pub(super) struct Qp {
     pub(super) stalled: VecDeque<u32>,
     /// Whether the adapter here has an atomic of the other end's to carry out.
     pub(super) in_atomic: bool,
-    /// Messages and immediates from the peer that nobody has polled yet.
-    pub(super) unpolled: usize,
-    /// How many keys of the peer our provider knows, and of how many of ours the peer was told.
-    pub(super) keys_known: u32,
-    pub(super) keys_said: u32,
     /// What is to be sent waits for an answer about keys.
     pub(super) is_asking: bool,
-    /// What of the peer's memory loads and stores reach.
-    pub(super) mapped: Mapped,
 }
 
 impl Qp {
-    pub(super) fn new(
-        endpoint: u32,
-        [from_host, to_host]: [u32; 2],
-        reach: Reach,
-        hello: Vec<u8>,
-        initiator: bool,
-    ) -> Qp {
+    pub(super) fn new(end: EndId) -> Qp {
         Qp {
-            endpoint,
-            peer: PeerId(0),
-            hello,
-            initiator,
-            state: QpState::Opening,
-            fenced: false,
-            from_host,
-            to_host,
-            reach,
+            end,
             outstanding: VecDeque::new(),
             first: 0,
             wants_room: false,
@@ -197,11 +167,7 @@ impl Qp {
             answered_ns: 0,
             stalled: VecDeque::new(),
             in_atomic: false,
-            unpolled: 0,
-            keys_known: 0,
-            keys_said: 0,
             is_asking: false,
-            mapped: Mapped::default(),
         }
     }
 
@@ -209,9 +175,11 @@ impl Qp {
         let index = number.checked_sub(self.first)?;
         self.outstanding.get_mut(index as usize)
     }
-
-    /// Whether what was posted is still carried out.
-    pub(super) fn sends(&self) -> bool {
-        matches!(self.state, QpState::Open | QpState::Leaving)
+    /// Whoever posted is gone, and hears no end.
+    pub(super) fn forget(&mut self) {
+        self.first += self.outstanding.len() as u64;
+        self.outstanding.clear();
+        self.departing = self.first;
+        self.offset = 0;
     }
 }

@@ -3,7 +3,10 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Something that happens to the network.  `qp` is the index of one end of a connection.
+use super::end::EndId;
+use super::keys::Question;
+
+/// Something that happens to the network.  `qp` is the index of one end of a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
     /// The adapter of `qp` sends its next packet.
@@ -22,26 +25,26 @@ pub(super) enum Event {
     AckTimeout { qp: u32, number: u64 },
     /// A fabric's next completion can be seen.
     Show { endpoint: u32 },
-    /// The other end of `qp` has left, by its own word.
-    PeerLeft { qp: u32 },
+    /// The other end has left, by its own word.
+    PeerLeft { end: EndId },
     /// It has crashed, by the word of its kernel.
-    PeerCrashed { qp: u32 },
-    /// It can no longer touch the memory of `qp`'s end.
-    PeerDetached { qp: u32 },
+    PeerCrashed { end: EndId },
+    /// It can no longer touch the memory of this end.
+    PeerDetached { end: EndId },
     /// An attempt to connect reaches its target.
     DialArrives { dial: u32 },
     /// The answer is back.
-    DialAnswered { dial: u32, qp: Option<u32> },
+    DialAnswered { dial: u32, end: Option<EndId> },
     /// It takes too long.
     DialTimeout { dial: u32 },
     /// A fabric's host is brought down, to cut it off.
     Fence { endpoint: u32 },
-    /// It is looked whether the end of `qp`, which is closed, still holds memory of its peer.
-    LookAtWindows { qp: u32 },
-    /// The provider of `qp`'s end hears how many keys its peer has, perhaps because it asked.
-    KeysTold { qp: u32, keys: u32, is_answer: bool },
-    /// The provider of `qp`'s end is asked that.
-    KeysAsked { qp: u32 },
+    /// It is looked whether an end that is closed still holds memory of its peer.
+    LookAtWindows { end: EndId },
+    /// The provider of an end hears how many keys its peer has, perhaps because it asked.
+    KeysTold { end: EndId, keys: u32, answer: Option<Question> },
+    /// The provider of an end is asked that.
+    KeysAsked { question: Question },
     /// There may have been no answer.
     AskAgain { qp: u32 },
     /// `qp` hears that its request `number` was refused, which ended the connection.
@@ -59,17 +62,17 @@ impl Event {
             Event::Acknowledge { qp, number } => [5, qp.into(), number],
             Event::AckTimeout { qp, number } => [6, qp.into(), number],
             Event::Show { endpoint } => [7, endpoint.into(), 0],
-            Event::PeerLeft { qp } => [8, qp.into(), 0],
-            Event::PeerCrashed { qp } => [9, qp.into(), 0],
-            Event::PeerDetached { qp } => [10, qp.into(), 0],
+            Event::PeerLeft { end } => [8, end.0.into(), 0],
+            Event::PeerCrashed { end } => [9, end.0.into(), 0],
+            Event::PeerDetached { end } => [10, end.0.into(), 0],
             Event::DialArrives { dial } => [11, dial.into(), 0],
-            Event::DialAnswered { dial, qp } => [12, dial.into(), qp.map_or(0, |qp| u64::from(qp) + 1)],
+            Event::DialAnswered { dial, end } => [12, dial.into(), end.map_or(0, |end| u64::from(end.0) + 1)],
             Event::DialTimeout { dial } => [13, dial.into(), 0],
             Event::Fence { endpoint } => [14, endpoint.into(), 0],
-            Event::LookAtWindows { qp } => [15, qp.into(), 0],
+            Event::LookAtWindows { end } => [15, end.0.into(), 0],
             Event::AtomicWritten { endpoint } => [16, endpoint.into(), 0],
-            Event::KeysTold { qp, keys, .. } => [17, qp.into(), keys.into()],
-            Event::KeysAsked { qp } => [18, qp.into(), 0],
+            Event::KeysTold { end, keys, .. } => [17, end.0.into(), keys.into()],
+            Event::KeysAsked { question } => [18, question.qp.into(), question.number],
             Event::AskAgain { qp } => [19, qp.into(), 0],
             Event::Refused { qp, number } => [20, qp.into(), number],
         }

@@ -20,8 +20,8 @@ struct Piece {
 impl Net {
     /// Sends the next packet of a queue pair.  Those behind one that is lost wait for it, as in go-back-N.
     pub(super) fn handle_depart(&mut self, qp: u32) {
-        let host = self.qps[qp as usize].from_host;
-        if self.copies_by_processor(qp) && !self.has_processor(host, Event::Depart { qp }) {
+        let (host, to) = self.hosts_of(qp);
+        if !self.profile_of(qp).goes_on_by_itself() && !self.has_processor(host, Event::Depart { qp }) {
             return;
         }
         let Some(piece) = self.next_piece(qp) else {
@@ -31,7 +31,6 @@ impl Net {
         if piece.offset == 0 && self.awaits_key(qp, piece.number) {
             return self.ask_for_keys(qp);
         }
-        let to = self.qps[qp as usize].to_host;
         match self.transmit(host, to, self.now_ns, piece.len) {
             Transit::Lost => self.depart_again(qp),
             Transit::Sent { left_ns, arrives_ns, damaged } => {
@@ -42,13 +41,13 @@ impl Net {
     }
 
     fn next_piece(&mut self, qp: u32) -> Option<Piece> {
-        let mtu = self.profile(qp).mtu_bytes;
-        let end = &mut self.qps[qp as usize];
-        let (number, offset) = (end.departing, end.offset);
-        if !end.sends() {
+        let mtu = self.profile_of(qp).mtu_bytes;
+        let queue = &mut self.qps[qp as usize];
+        let (number, offset) = (queue.departing, queue.offset);
+        if !self.ends[queue.end].sends() {
             return None;
         }
-        let verb = end.work(number)?.verb;
+        let verb = queue.work(number)?.verb;
         let rest = verb.outbound_bytes() - offset;
         // A message is put together by the adapter, and lands whole.
         let len = if matches!(verb, Verb::Send { .. }) { rest } else { rest.min(mtu) };
@@ -60,13 +59,15 @@ impl Net {
         if damaged {
             self.damage(&mut bytes);
         }
-        let profile = self.profile(qp);
+        let profile = self.profile_of(qp);
         let moves_ns = if piece.len == 0 { 0 } else { 2 * profile.dma_ns(piece.len) } + profile.pcie_ns;
-        let end = &mut self.qps[qp as usize];
-        end.landed_ns = end.landed_ns.max(arrives_ns + moves_ns);
-        let lands_ns = end.landed_ns;
-        let work = end.work(piece.number).expect("it departs");
+        let now_ns = self.now_ns;
+        let queue = &mut self.qps[qp as usize];
+        queue.landed_ns = queue.landed_ns.max(arrives_ns + moves_ns);
+        let lands_ns = queue.landed_ns;
+        let work = queue.work(piece.number).expect("it departs");
         work.departed = true;
+        work.left_ns = now_ns;
         let solicited = work.solicited;
         let Piece { number, verb, offset, last, .. } = *piece;
         let verb = self.with_adapters_key(qp, verb);
@@ -78,13 +79,13 @@ impl Net {
     /// A snapshot of the bytes as they are now, which is when the adapter fetches them.
     fn source_bytes(&mut self, qp: u32, piece: &Piece) -> Vec<u8> {
         let source = match piece.verb {
-            Verb::Write { source: Source::Registered { key, offset }, .. } => Some((key, offset)),
+            Verb::Write { source: Source::Registered { offset, .. }, .. } => Some(offset),
             _ => None,
         };
-        if let Some((key, offset)) = source {
-            let endpoint = self.qps[qp as usize].endpoint as usize;
+        if let Some(offset) = source {
             let mut bytes = self.packets.buffer();
-            let window = &self.endpoints[endpoint].segments[key];
+            let work = self.qps[qp as usize].work(piece.number).expect("it departs");
+            let window = work.local.as_ref().expect("it was looked up when it was posted");
             read_into(window, offset + piece.offset, piece.len, &mut bytes);
             return bytes;
         }
@@ -108,56 +109,63 @@ impl Net {
     }
 
     fn depart_again(&mut self, qp: u32) {
-        let end = &mut self.qps[qp as usize];
-        let (retries_max, retransmit_ns) = self.hardware.of(end.reach).patience();
-        end.attempts += 1;
-        if end.attempts > retries_max {
-            return self.break_off(qp, Status::RetryExceeded);
+        let (retries_max, retransmit_ns) = self.profile_of(qp).patience();
+        let queue = &mut self.qps[qp as usize];
+        queue.attempts += 1;
+        if queue.attempts > retries_max {
+            return self.break_off(self.end_of(qp), Status::RetryExceeded);
         }
         self.counters.retransmitted += 1;
         let at_ns = self.now_ns + retransmit_ns;
-        self.trace(self.qps[qp as usize].from_host, |_| format!("connection {qp}: packet lost"));
+        self.trace(self.hosts_of(qp).0, |_| format!("queue pair {qp}: packet lost"));
         self.schedule(at_ns, Event::Depart { qp });
     }
 
     fn go_on_sending(&mut self, qp: u32, left_ns: u64) {
-        let mtu = self.profile(qp).mtu_bytes;
-        let end = &mut self.qps[qp as usize];
-        end.attempts = 0;
-        let number = end.departing;
-        let work = end.work(number).expect("it departs");
+        let mtu = self.profile_of(qp).mtu_bytes;
+        let queue = &mut self.qps[qp as usize];
+        queue.attempts = 0;
+        let number = queue.departing;
+        let work = queue.work(number).expect("it departs");
         let (len, is_message) = (work.verb.outbound_bytes(), matches!(work.verb, Verb::Send { .. }));
-        end.offset += mtu;
-        if end.offset >= len || is_message {
-            end.offset = 0;
-            end.departing += 1;
+        queue.offset += mtu;
+        if queue.offset >= len || is_message {
+            queue.offset = 0;
+            queue.departing += 1;
         }
-        let departing = end.departing;
-        match end.work(departing) {
+        let departing = queue.departing;
+        match queue.work(departing) {
             Some(next) => {
                 let at_ns = next.ready_ns.max(left_ns);
                 self.schedule(at_ns, Event::Depart { qp });
             }
-            None => end.busy = false,
+            None => queue.busy = false,
         }
     }
 
     /// Sends the next piece of what the request `number` of `qp` reads, from its target.
     pub(super) fn handle_respond(&mut self, qp: u32, number: u64) {
         let event = Event::Respond { qp, number };
-        let (from, to) = (self.qps[qp as usize].from_host, self.qps[qp as usize].to_host);
-        if self.copies_by_processor(qp) && !self.has_processor(from, event) {
+        let (from, to) = self.hosts_of(qp);
+        let end = self.end_of(qp);
+        // Who copies, or who answers.
+        let by = if self.copies_by_processor(end) { from } else { to };
+        if !self.profile(end).goes_on_by_itself() && !self.has_processor(by, event) {
             return;
         }
-        if !self.qps[qp as usize].sends() {
+        if !self.ends[end].sends() {
             return;
         }
-        if !self.lets_in(qp ^ 1) {
+        if !self.lets_in(end.other()) {
             return self.await_ack(qp, number);
         }
         let Some(piece) = self.next_answer(qp, number) else {
             return;
         };
+        if piece.verb.remote().is_some_and(|remote| self.segment(qp ^ 1, remote).is_none()) {
+            // The key was taken back meanwhile.
+            return self.refuse(qp, number, true);
+        }
         match self.transmit(to, from, self.now_ns, piece.len) {
             Transit::Lost => self.respond_again(qp, number),
             Transit::Sent { left_ns, arrives_ns, damaged } => {
@@ -170,7 +178,7 @@ impl Net {
     }
 
     fn next_answer(&mut self, qp: u32, number: u64) -> Option<Piece> {
-        let mtu = self.profile(qp).mtu_bytes;
+        let mtu = self.profile_of(qp).mtu_bytes;
         let work = self.qps[qp as usize].work(number)?;
         let Verb::Read { len, .. } = work.verb else {
             unreachable!("only reads are answered in pieces");
@@ -183,21 +191,21 @@ impl Net {
 
     fn respond(&mut self, qp: u32, piece: &Piece, arrives_ns: u64, damaged: bool) {
         let mut bytes = self.packets.buffer();
-        let target = self.qps[(qp ^ 1) as usize].endpoint as usize;
+        let target = self.ends[self.end_of(qp).other()].endpoint as usize;
         if let Verb::Read { remote, .. } = piece.verb {
-            let window = self.endpoints[target].segments.get(remote.key.0 as usize);
+            let window = self.endpoints[target].segment(remote.key);
             let window = window.expect("memory stays while a connection reaches it");
             read_into(window, remote.offset + piece.offset, piece.len, &mut bytes);
         }
         if damaged {
             self.damage(&mut bytes);
         }
-        let profile = self.profile(qp);
+        let profile = self.profile_of(qp);
         let moves_ns = 2 * profile.dma_ns(piece.len) + 2 * profile.pcie_ns;
-        let end = &mut self.qps[qp as usize];
-        end.answered_ns = end.answered_ns.max(arrives_ns + moves_ns);
-        let lands_ns = end.answered_ns;
-        let work = end.work(piece.number).expect("it is answered");
+        let queue = &mut self.qps[qp as usize];
+        queue.answered_ns = queue.answered_ns.max(arrives_ns + moves_ns);
+        let lands_ns = queue.answered_ns;
+        let work = queue.work(piece.number).expect("it is answered");
         work.answered += piece.len;
         work.attempts = 0;
         let Piece { number, verb, offset, last, .. } = *piece;
@@ -209,7 +217,7 @@ impl Net {
 
     fn respond_again(&mut self, qp: u32, number: u64) {
         if self.spend_attempt(qp, number) {
-            let at_ns = self.now_ns + self.profile(qp).retransmit_ns;
+            let at_ns = self.now_ns + self.profile_of(qp).retransmit_ns;
             self.schedule(at_ns, Event::Respond { qp, number });
         }
     }

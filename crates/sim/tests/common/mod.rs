@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use halite_fabric::{
-    Completion, CompletionKind, Event, Fabric, Key, Local, Operation, PeerId, RemoteAddress, Status, WorkId,
-    WorkRequest,
+    Completion, CompletionKind, Event, Fabric, Key, Lane, Local, Operation, PeerId, RemoteAddress, Sleeper,
+    Status, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_sim::{HostId, Link, Profile, SimFabric, World};
@@ -59,7 +59,7 @@ pub fn open_on(world: &World, host: HostId, address: &str) -> Side {
     let segment = Segment::create("story", SEGMENT_BYTES, PagePolicy::Normal).unwrap();
     let memory = segment.window(0, SEGMENT_BYTES).unwrap();
     let key = fabric.register(segment).unwrap();
-    fabric.arm(true);
+    fabric.arm(Some(Sleeper::Progress));
     let (completions, events) = Default::default();
     Side { host, fabric, key, memory, peer: PeerId(0), completions, events }
 }
@@ -79,7 +79,7 @@ pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
 
 impl Side {
     pub fn post(&self, id: u64, operation: Operation<'_>) {
-        self.fabric.post(self.peer, &[request(id, operation)]).unwrap();
+        self.fabric.post(self.peer, Lane::FIRST, &[request(id, operation)]).unwrap();
     }
 
     /// Expects a connection and returns who it is with.

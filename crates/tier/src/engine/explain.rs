@@ -7,7 +7,7 @@ use crate::access::SlotRef;
 use crate::ids::{NodeId, NodeLife, RegionId, SessionId};
 use crate::layout::Extent;
 use crate::mapper::Known;
-use crate::message::{Loss, NodeState};
+use crate::message::{Loss, NodeState, Reach};
 
 /// What this node knows of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,6 +44,26 @@ impl Engine {
     /// Whether that node may touch memory of this one, as far as is known here.
     pub fn is_reached_by(&self, life: NodeLife) -> bool {
         life == self.config.life || !self.members.not_cut_off([life]).is_empty()
+    }
+
+    /// Where a node that is connected, or may be again, is dialled; `None` if that is not known.
+    pub fn address_of(&self, node: NodeId) -> Option<&str> {
+        self.pairings.address_of(node)
+    }
+
+    /// Whether a node may still touch memory of ours; `None` if none of that number is or was in the cluster.
+    pub(super) fn reach_of(&self, node: NodeId) -> Option<Reach> {
+        if !self.knows(node) {
+            return None;
+        }
+        let seen = self.members.all().find(|member| member.life.node == node).map(|member| member.life);
+        let is_reached =
+            self.members.zombies().chain(seen).any(|life| life.node == node && self.is_reached_by(life));
+        Some(Reach {
+            incarnation: seen.map_or(0, |life| life.incarnation.0),
+            pairing: seen.map_or(0, |life| self.pairings.number(life)),
+            is_cut_off: !is_reached,
+        })
     }
 
     /// What is known of a node; `None` if it was never seen.

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{Asker, Engine, Purpose};
 use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId};
-use crate::layout::{self, CHUNK_BYTES_MIN, Extents};
+use crate::layout::{self, CHUNK_BYTES_MIN, Extent, Extents};
 use crate::message::{Change, Notice, Order, Refusal, Reply, Request};
 use crate::names;
 use crate::permissions::{AccessList, Permissions};
@@ -39,6 +39,11 @@ impl Making {
     pub(super) fn lose_name(&mut self) {
         self.claimed = false;
         self.failure.get_or_insert(Refusal::NameTaken);
+    }
+
+    /// The chunks that it has by now.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &Extent> {
+        self.reserved.values().flatten()
     }
 
     /// The name of the region to be, if the directory has given it.
@@ -82,7 +87,7 @@ impl Engine {
         };
         self.making.insert(region, making);
         if let Some(name) = name {
-            self.ask(NodeId::FIRST, Request::ClaimName { name, region }, Purpose::Claim(region));
+            self.ask_directory(Request::ClaimName { name, region }, Purpose::Claim(region));
         }
         for (node, len) in shares {
             let reserve = Request::Reserve { region, chunk_bytes, len, populate };
@@ -129,7 +134,6 @@ impl Engine {
             extents,
             mappers: SmallVec::new(),
             busy: None,
-            tainted: None,
             chunk_bytes_log2: making.chunk_bytes.trailing_zeros() as u8,
             sealed: false,
         };
@@ -144,10 +148,10 @@ impl Engine {
 
     fn undo_making(&mut self, region: RegionId, making: Making) {
         if let Some(name) = making.name.filter(|_| making.claimed) {
-            self.ask(NodeId::FIRST, Request::ReleaseName { name, region }, Purpose::Told);
+            self.ask_directory(Request::ReleaseName { name, region }, Purpose::Told);
         }
         for extents in making.reserved.into_values() {
-            self.return_chunks(&extents, &BTreeSet::new());
+            self.return_chunks(&extents);
         }
         self.answer(making.asker, Err(making.failure.unwrap_or(Refusal::Malformed)));
     }
@@ -186,6 +190,10 @@ impl Engine {
         }
         // The record on its way to the next home does not list this mapper: it asks there when that is done.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
+            if moving.in_doubt {
+                let next = moving.to.node;
+                return self.answer(asker, Err(Refusal::PeerDown(next)));
+            }
             return moving.parked.push((asker, Request::Map { region, principal, wanted }));
         }
         found.add_mapper(asker);
@@ -204,7 +212,7 @@ impl Engine {
     pub(super) fn serve_stat(&mut self, asker: Asker, region: RegionId) {
         match self.homes.get(&region) {
             Some(found) => {
-                let info = Box::new(found.info(region, self.config.life, |life| self.is_present(life)));
+                let info = Box::new(found.info(region, self.config.life, |life| self.presence_of(life)));
                 self.answer(asker, Ok(Reply::Info(info)));
             }
             None => self.answer_absent(asker, region),
@@ -215,6 +223,10 @@ impl Engine {
         let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(asker, region) };
         if !found.access.of(&principal).contains(Permissions::MASTER) {
             return self.answer(asker, Err(Refusal::PermissionDenied { missing: Permissions::MASTER }));
+        }
+        if let Some(moving) = found.moving().filter(|moving| moving.in_doubt) {
+            let next = moving.to.node;
+            return self.answer(asker, Err(Refusal::PeerDown(next)));
         }
         match &mut found.busy {
             Some(busy) => busy.queue.push_back((asker, principal, order)),
@@ -260,7 +272,7 @@ impl Engine {
             None => {
                 let stage = Stage::Naming(name.as_str().into());
                 found.busy = Some(Box::new(Busy::new(Some(asker), stage)));
-                self.ask(NodeId::FIRST, Request::ClaimName { name, region }, Purpose::Name(region));
+                self.ask_directory(Request::ClaimName { name, region }, Purpose::Name(region));
             }
         }
     }
@@ -293,7 +305,7 @@ impl Engine {
         if let Some(name) = name {
             // Whoever hears that the region is free may use its name.
             let release = Request::ReleaseName { name: name.into(), region };
-            self.ask(NodeId::FIRST, release, Purpose::Release(region));
+            self.ask_directory(release, Purpose::Release(region));
         }
         self.tell_mappers(region, Change::Drop);
     }
@@ -305,25 +317,36 @@ impl Engine {
         self.go_on_if_acknowledged(region);
     }
 
-    /// Tells all mappers of a change and goes on when all have acknowledged it.
+    /// Tells all mappers of a change and goes on when all have acknowledged it, or cannot touch the region any more.
     pub(super) fn tell_mappers(&mut self, region: RegionId, change: Change) {
+        self.forget_stalled(region);
         let found = self.homes.get_mut(&region).expect("the region is here");
         found.epoch.0 += 1;
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
         if let Some(busy) = &mut found.busy {
             busy.awaited = mappers.iter().map(|mapper| mapper.life).collect();
+            busy.epoch = epoch;
         }
-        for mapper in mappers {
+        let (present, apart): (Vec<_>, Vec<_>) =
+            mappers.into_iter().map(|mapper| mapper.life).partition(|life| self.is_present(*life));
+        for mapper in present {
             let request = Request::Change { region, epoch, change: change.clone() };
-            self.ask(mapper.life.node, request, Purpose::Change(region, epoch));
+            self.ask(mapper.node, request, Purpose::Change(region, epoch));
         }
-        self.go_on_if_acknowledged(region);
+        // What follows may begin with the last of these.
+        let is_over = apart.is_empty();
+        for mapper in apart {
+            self.note_stalled(region);
+            self.seek(region, mapper);
+        }
+        if is_over {
+            self.go_on_if_acknowledged(region);
+        }
     }
 
     pub(super) fn handle_acknowledged(&mut self, region: RegionId, epoch: Epoch, from: NodeLife) {
-        let Some(found) = self.homes.get_mut(&region).filter(|found| found.epoch == epoch) else { return };
-        // A mapper that died has been taken off the list already, and what follows has begun.
-        if found.busy.as_mut().is_some_and(|busy| busy.awaited.remove(&from)) {
+        let busy = self.homes.get_mut(&region).and_then(|found| found.busy.as_mut());
+        if busy.is_some_and(|busy| busy.epoch == epoch && busy.awaited.remove(&from)) {
             self.go_on_if_acknowledged(region);
         }
     }
@@ -344,8 +367,7 @@ impl Engine {
     fn finish_freeing(&mut self, region: RegionId) {
         let found = self.homes.remove(&region).expect("the region is here");
         let busy = found.busy.expect("it is being freed");
-        let tainted = found.tainted.map(|tainted| *tainted).unwrap_or_default();
-        self.return_chunks(&found.extents, &tainted);
+        self.return_chunks(&found.extents);
         if let Some(asker) = busy.asker {
             self.answer(asker, Ok(Reply::Done));
         }
@@ -387,48 +409,23 @@ impl Engine {
         self.free_if_unreachable(region);
     }
 
-    /// A region without a name can be mapped by nobody else: it ends with its last mapping.
+    /// A region without a name can be mapped by nobody else: it ends with its last mapping.  The dead map nothing.
     pub(super) fn free_if_unreachable(&mut self, region: RegionId) {
         let Some(found) = self.homes.get(&region) else { return };
-        if found.name.is_none() && found.mappers.is_empty() && found.busy.is_none() {
-            self.start_freeing(None, region);
-        }
-    }
-
-    /// A mapper of `region` died: it acknowledges nothing any more, and may still touch the bytes until cut off.
-    pub(super) fn taint_regions_of(&mut self, life: NodeLife) {
-        let affected: Vec<RegionId> = self
-            .homes
+        let is_mapped = found
+            .mappers
             .iter()
-            .filter(|(_, found)| found.mappers.iter().any(|mapper| mapper.life == life))
-            .map(|(region, _)| *region)
-            .collect();
-        for region in affected {
-            let found = self.homes.get_mut(&region).expect("listed just before");
-            found.mappers.retain(|mapper| mapper.life != life);
-            found.tainted.get_or_insert_default().insert(life);
-            if found.busy.as_mut().is_some_and(|busy| busy.awaited.remove(&life)) {
-                self.go_on_if_acknowledged(region);
-            }
-            self.free_if_unreachable(region);
-        }
-    }
-
-    pub(super) fn untaint_regions_of(&mut self, life: NodeLife) {
-        for found in self.homes.values_mut() {
-            if let Some(tainted) = &mut found.tainted {
-                tainted.remove(&life);
-            }
-            if found.tainted.as_ref().is_some_and(|tainted| tainted.is_empty()) {
-                found.tainted = None;
-            }
+            .any(|mapper| self.is_present(mapper.life) || self.pairings.may_live(mapper.life));
+        if found.name.is_none() && !is_mapped && found.busy.is_none() {
+            self.start_freeing(None, region);
         }
     }
 }
 
 impl Busy {
     pub(super) fn new(asker: Option<Asker>, stage: Stage) -> Busy {
-        Busy { asker, stage, awaited: BTreeSet::new(), has_name: false, queue: VecDeque::new() }
+        let (awaited, epoch, queue) = (BTreeSet::new(), Epoch(0), VecDeque::new());
+        Busy { asker, stage, awaited, epoch, has_name: false, queue }
     }
 }
 

@@ -12,16 +12,26 @@
 //! The word is marked exactly while the queue is not empty, so that nobody overtakes; see [`crate::lockword`].  What
 //! one session says about one lock arrives in order, and a session tries for a lock once at a time: so a word that holds
 //! its name was given to it for what it asked last, or taken by itself just before it asked.
+//!
+//! A holder that loses sight of the home knows by itself when its guard is over: a lease after it has said the last that the home
+//! has heard for sure ([`Engine::lock_is_kept_until_ns`]).  The home counts from the last that it has heard, which is later, and waits
+//! for as much longer as two clocks may differ in a lease.  So neither needs the other's word, nor its time of day.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{Asker, Engine};
+use crate::access::SlotRef;
 use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::lockword::{Holder, LockWords};
 use crate::message::{Refusal, Reply};
 use crate::names::Service;
 use crate::permissions::Permissions;
 use crate::region::Stage;
+
+/// By no more than one part of so many do the clocks of two nodes run differently: 3 %, where a quartz has 0.01 %.
+const DRIFT_PARTS: u64 = 32;
+/// No clock shows more, the year 2262: what a peer says cannot use tokens up.
+const TIME_OF_DAY_NS_MAX: u64 = i64::MAX as u64;
 
 /// All locks of this home for which somebody waits.
 #[derive(Debug, Default)]
@@ -30,6 +40,19 @@ pub(super) struct Locks {
     queues: BTreeMap<RegionId, VecDeque<Waiter>>,
     /// Locks that were given away as recovered: if they come back without having been used, the next must be told.
     recovered: BTreeSet<RegionId>,
+    /// Lives that are cut off and may live, and until when they may take themselves for holders.
+    lapsing: BTreeMap<NodeLife, u64>,
+}
+
+impl Locks {
+    /// When the guards of somebody who is cut off are over.
+    pub(super) fn deadline_ns(&self) -> u64 {
+        self.lapsing.values().copied().min().unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn has_lapsing(&self, life: NodeLife) -> bool {
+        self.lapsing.contains_key(&life)
+    }
 }
 
 /// Who wants a lock.
@@ -104,10 +127,34 @@ impl Engine {
         self.answer(waiter.asker, Ok(Reply::Locked { token, recovered }));
     }
 
-    /// Whether a holder can do nothing under its lock any more: its session has ended, or its node is cut off.
+    /// Whether a holder can do nothing under its lock any more: its session has ended, or its node is cut off and knows that its
+    /// guards are over.
     fn is_gone(&self, holder: Holder) -> bool {
         let alive = self.members.peers().map(|(_, peer)| peer.life).chain([self.config.life]);
-        !alive.chain(self.members.zombies()).any(|life| holder.is_of(life))
+        let lapsing = self.locks.lapsing.keys().copied();
+        !alive.chain(self.members.zombies()).chain(lapsing).any(|life| holder.is_of(life))
+    }
+
+    /// Where the tokens of a lock begin that is made now, in ns since 1970: not before any time that a clock of the cluster has shown, as
+    /// far as we have heard.  So a lock that is made anew gives higher tokens than before, also where the clocks of nodes differ by hours.
+    pub fn time_of_day_ns(&self) -> u64 {
+        self.epoch_ns.saturating_add(self.now_ns)
+    }
+
+    /// Somebody's clock shows that time.
+    pub(super) fn note_time(&mut self, time_ns: u64) {
+        self.epoch_ns = self.epoch_ns.max(time_ns.min(TIME_OF_DAY_NS_MAX).saturating_sub(self.now_ns));
+    }
+
+    /// Until when a lock that is held by the handle of a session is given to nobody else, whatever its home sees; `None` if
+    /// that may have happened already.  It is later the next time, for as long as the home hears us.
+    pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
+        let (_, home) = self.mapper.region_of(session, slot)?;
+        if home == self.config.life {
+            return Some(u64::MAX);
+        }
+        let (_, known) = self.members.peer_of(home.node).filter(|(_, known)| known.life == home)?;
+        Some(known.acknowledged_ns + self.config.lease_ns)
     }
 
     /// The node of a holder if that was silent for a lease, and in another one could not be cut off: it may go on under its
@@ -203,12 +250,30 @@ impl Engine {
         self.forget_arrivals_of(life);
     }
 
-    /// A node was cut off: what it held goes to those who wait for it.  Locks for which nobody waits are looked at when
-    /// somebody asks.
-    pub(super) fn recover_locks(&mut self) {
-        for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
+    /// A node was cut off, and may live: it keeps its locks until it has seen by itself that its guards are over.
+    pub(super) fn recover_locks_when_guards_are_over(&mut self, life: NodeLife, heard_ns: u64) {
+        let lease_ns = self.config.lease_ns;
+        let over_ns = heard_ns.saturating_add(lease_ns + lease_ns / DRIFT_PARTS);
+        self.locks.lapsing.insert(life, over_ns);
+        self.recover_overdue_locks();
+    }
+
+    /// Hands over what those held whose guards are over by now.
+    pub(super) fn recover_overdue_locks(&mut self) {
+        let now_ns = self.now_ns;
+        let lapsing = self.locks.lapsing.iter().filter(|(_, over_ns)| **over_ns <= now_ns);
+        let over: Vec<NodeLife> = lapsing.map(|(life, _)| *life).collect();
+        over.into_iter().for_each(|life| self.recover_locks(life));
+    }
+
+    /// A node holds nothing any more: what it held goes to those who wait for it, or ask next.
+    pub(super) fn recover_locks(&mut self, life: NodeLife) {
+        self.locks.lapsing.remove(&life);
+        let is_lock = |name: &str| Service::Lock.has(name);
+        let named = self.homes.iter().filter(|(_, found)| found.name.as_deref().is_some_and(is_lock));
+        for region in named.map(|(region, _)| *region).collect::<Vec<_>>() {
             if let Ok(words) = self.served_region(region, Service::Lock, None)
-                && words.holder().is_some_and(|holder| self.is_gone(holder))
+                && words.holder().is_some_and(|holder| holder.is_of(life))
             {
                 self.pass_on(region, &words, true);
             }

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use halite_fabric::PeerId;
 
-use super::{Asker, Connection, Engine, Purpose};
-use crate::directory::NAMES_PER_ANSWER_MAX;
+use super::{Asker, Engine, Purpose};
+use crate::directory::{NAMES_PER_ANSWER_MAX, Said, Word};
 use crate::effect::Effect;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::members::Parting;
-use crate::message::{self, LossCause, Member, NodeState, Notice, Refusal, Reply, Request};
+use crate::message::{LossCause, Member, NodeState, Notice, Refusal, Reply, Request};
 use crate::names;
 use crate::news::{self, News, Somebody};
 use crate::rpc::Target;
@@ -22,51 +22,33 @@ pub(super) struct Sweep {
     tainted: BTreeSet<NodeLife>,
 }
 
-impl Engine {
-    /// A peer is connected and has introduced itself.  If it was there before us and we are the directory, it will tell
-    /// us the names of its regions.
-    pub fn handle_connected(&mut self, now_ns: u64, connection: Connection, hello: &[u8]) {
-        let Connection { peer, dialled, send_bytes_max } = connection;
-        self.now_ns = now_ns;
-        let decoded = message::decode_hello(hello).filter(|hello| hello.life.node != self.config.life.node);
-        let Some(hello) = decoded else {
-            let reason = "it shows another version of the protocol, or our own number";
-            self.tell(News::Refused { reason });
-            return self.effects.push_back(Effect::Disconnect(peer));
-        };
-        if let Some((before, _)) = self.members.peer_of(hello.life.node) {
-            self.effects.push_back(Effect::CutOff(before));
-            self.handle_disconnected(now_ns, before);
-        }
-        self.members.insert(peer, &hello, send_bytes_max, now_ns);
-        self.tell_of(peer, News::Joined);
-        self.tell_what_was_swept(hello.life);
-        if self.is_directory() && dialled {
-            self.directory.await_names_of(hello.life);
-        }
-        if hello.life.node == NodeId::FIRST {
-            self.tell_names();
-        }
-        self.effects.push_back(Effect::Changed);
-        self.settle();
+impl Sweep {
+    /// Who has let go of everything here is not waited for.
+    pub(super) fn clear(&mut self, life: NodeLife) {
+        self.tainted.remove(&life);
     }
+}
 
+impl Engine {
     /// Connections to all who are there before us are about to be begun: a home among them may be slower than who asks
     /// for its names.
     pub fn begin_to_meet(&mut self) {
-        self.directory.set_meeting(true);
+        self.meeting.is_joining = true;
+        self.tell_directory(Word::Meeting);
     }
 
     /// All connections that were begun have come about, or failed.
     pub fn handle_all_met(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
-        self.directory.set_meeting(false);
-        self.unpark();
+        self.meeting.is_joining = false;
+        self.tell_directory(Word::AllMet);
+        // Of some only others knew.
+        self.dial_the_unreachable();
         self.settle();
     }
 
     /// A home that is dead for us may be alive for a newcomer, and let it map what we do not hold for it any more.
-    fn tell_what_was_swept(&mut self, newcomer: NodeLife) {
+    pub(super) fn tell_what_was_swept(&mut self, newcomer: NodeLife) {
         self.swept.retain(|home| home.node != newcomer.node);
         if !self.swept.is_empty() {
             let homes = self.swept.iter().copied().collect();
@@ -74,12 +56,39 @@ impl Engine {
         }
     }
 
-    fn is_directory(&self) -> bool {
-        self.config.life.node == NodeId::FIRST
+    /// If we are the directory, a peer that was there before us tells us the names of its regions, unless it has.
+    pub(super) fn expect_names(&mut self, life: NodeLife, was_before_us: bool) {
+        let has_told = self.members.peer_of(life.node).is_some_and(|(_, peer)| peer.has_told_names);
+        if was_before_us && !has_told {
+            self.tell_directory(Word::Expected(life));
+        }
+    }
+
+    /// Tells our part of the directory what has happened, and says what that has to say.
+    pub(super) fn tell_directory(&mut self, word: Word) {
+        self.directory.tell(self.now_ns, word);
+        self.say_for_directory();
+    }
+
+    /// Asks the directory.
+    pub(super) fn ask_directory(&mut self, question: Request, purpose: Purpose) {
+        self.ask(self.directory.seat(), question, purpose);
+    }
+
+    fn say_for_directory(&mut self) {
+        while let Some(said) = self.directory.poll() {
+            match said {
+                Said::Answer { asker, body } => self.answer(asker, body),
+                Said::NameLost { home, name, region } => {
+                    self.notify(home.node, Notice::NameLost { name, region })
+                }
+                Said::News(news) => self.tell(news),
+            }
+        }
     }
 
     /// Tells the directory, which may have restarted, the names of our regions.
-    fn tell_names(&mut self) {
+    pub(super) fn tell_names(&mut self) {
         let homed = self.homes.iter();
         let homed =
             homed.filter_map(|(id, region)| Some((region.name.as_deref()?.to_string(), *id, region.epoch)));
@@ -88,122 +97,100 @@ impl Engine {
             self.making.iter().filter_map(|(id, making)| Some((making.claimed_name()?, *id, Epoch(0))));
         let named: Vec<(String, RegionId, Epoch)> = homed.chain(claimed).collect();
         for names in named.chunks(NAMES_PER_ANSWER_MAX) {
-            self.notify(NodeId::FIRST, Notice::Names { names: names.to_vec(), done: false });
+            self.notify(self.directory.seat(), Notice::Names { names: names.to_vec(), done: false });
         }
-        self.notify(NodeId::FIRST, Notice::Names { names: Vec::new(), done: true });
+        self.notify(self.directory.seat(), Notice::Names { names: Vec::new(), done: true });
     }
 
     pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId, Epoch)>, done: bool) {
-        for (name, region, epoch) in names.into_iter().filter(|(name, ..)| names::is_name(name)) {
-            // A lock or barrier without its name would be neither that nor anything else: both stay, each for those who
-            // know it.
-            if !self.directory.claim(&name, region, from, epoch) && !names::is_reserved(&name) {
-                self.notify(from.node, Notice::NameLost { name, region });
-            }
-        }
         if done {
-            self.directory.stop_awaiting(from);
-            self.unpark();
+            self.members.note_names_told(from);
         }
+        self.tell_directory(Word::Names { from, names, done });
     }
 
     /// Two homes that lost sight of each other, or of the directory, have given one name to two regions.
     pub(super) fn lose_name(&mut self, from: NodeLife, name: &str, region: RegionId) {
-        if from.node != NodeId::FIRST {
+        if from.node != self.directory.seat() {
             return;
         }
         if let Some(making) = self.making.get_mut(&region) {
             making.lose_name();
         }
-        if let Some(found) = self.homes.get_mut(&region) {
-            found.name.take_if(|ours| **ours == *name);
-            self.free_if_unreachable(region);
+        match self.homes.get(&region) {
+            Some(found) if found.name.as_deref() != Some(name) => {}
+            // A lock or barrier of the same name as another is neither that nor anything else: it ends, for those who know it.
+            Some(found) if names::is_reserved(name) && found.busy.is_none() => {
+                self.start_freeing(None, region)
+            }
+            Some(_) if names::is_reserved(name) => {}
+            Some(_) => self.rename(region, name),
+            None => {}
         }
     }
 
-    pub(super) fn ask_directory(&mut self, asker: Asker, request: Request) {
-        if !self.is_directory() {
-            return self.answer(asker, Err(Refusal::Malformed));
-        }
-        if !self.directory.is_ready() {
-            return self.parked.push((asker, request));
-        }
-        let reply = match request {
-            Request::ClaimName { name, .. } if !names::is_name(&name) => Err(Refusal::Malformed),
-            Request::ClaimName { name, region } => {
-                match self.directory.claim(&name, region, asker.life, Epoch(0)) {
-                    true => Ok(Reply::Done),
-                    false => Err(Refusal::NameTaken),
-                }
-            }
-            Request::ReleaseName { name, region } => {
-                self.directory.release(&name, region, asker.life);
-                Ok(Reply::Done)
-            }
-            Request::FindName { name } => match self.directory.find(&name) {
-                Some((region, home)) => Ok(Reply::Found { region, home: home.node }),
-                None => Err(self.why_absent(&name)),
-            },
-            Request::ListNames { after } => {
-                let (names, more) = self.directory.list(after.as_deref());
-                Ok(Reply::Names { names, more })
-            }
-            Request::ListLost { after } => {
-                let (names, more) = self.directory.list_lost(after.as_deref(), self.now_ns);
-                Ok(Reply::Lost { names, more })
-            }
-            Request::ForgetName { name } => match self.directory.forget_lost(&name) {
-                true => Ok(Reply::Done),
-                false => Err(Refusal::NotFound),
-            },
-            Request::ForgetNode { node } => self.forget_node(node),
-            _ => Err(Refusal::Malformed),
-        };
-        self.answer(asker, reply);
+    /// Another region has the name.  Nobody is to look for ours in vain, and it is not freed for that.
+    fn rename(&mut self, region: RegionId, name: &str) {
+        self.counter += 1;
+        let alias = names::alias(name, self.config.life.node, self.counter);
+        let found = self.homes.get_mut(&region).expect("looked up just before");
+        found.name = Some(alias.as_str().into());
+        found.epoch.0 += 1;
+        let names = vec![(alias.clone(), region, found.epoch)];
+        self.notify(self.directory.seat(), Notice::Names { names, done: false });
+        self.tell(News::Renamed { name: name.to_owned(), alias });
     }
 
-    /// A name that is not found is free, or was lost with its region.
-    fn why_absent(&self, name: &str) -> Refusal {
-        match self.directory.find_lost(name) {
-            Some((home, parting)) => Refusal::Lost { home, loss: parting.loss(self.now_ns) },
-            None => Refusal::NotFound,
+    pub(super) fn serve_directory(&mut self, asker: Asker, question: Request) {
+        match question {
+            Request::ForgetNode { node } if self.lives(node) => {
+                self.answer(asker, Err(Refusal::NodeLives(node)))
+            }
+            Request::ForgetNode { node } if self.end_lives_of(node) => self.answer(asker, Ok(Reply::Done)),
+            question => {
+                self.directory.ask(self.now_ns, asker, question);
+                self.say_for_directory();
+            }
         }
     }
 
-    fn forget_node(&mut self, node: NodeId) -> Result<Reply, Refusal> {
-        if node == self.config.life.node || self.is_connected_to(node) {
-            return Err(Refusal::NodeLives(node));
+    /// Ends the life of a node that is not reached; whether it was known.
+    fn end_lives_of(&mut self, node: NodeId) -> bool {
+        let ended = self.pairings.lives_of(node);
+        for life in &ended {
+            self.end_life(*life, Parting::now(LossCause::Unreachable, self.now_ns));
         }
-        let had_names = self.directory.forget_lost_with(node);
-        match self.members.forget(node) || had_names {
-            true => Ok(Reply::Done),
-            false => Err(Refusal::UnknownNode(node)),
+        let was_known = self.members.forget(node) || !ended.is_empty();
+        self.tell_all(Notice::Known { living: Vec::new(), unreachable: Vec::new(), ended });
+        if was_known {
+            self.tell_directory(Word::Forgotten(node));
         }
+        was_known
     }
 
-    fn unpark(&mut self) {
-        if self.directory.is_ready() {
-            for (asker, request) in std::mem::take(&mut self.parked) {
-                // A name given to the dead would never be free again.
-                if self.is_present(asker.life) {
-                    self.ask_directory(asker, request);
-                }
-            }
-        }
+    fn lives(&self, node: NodeId) -> bool {
+        node == self.config.life.node || self.is_connected_to(node)
     }
 
     /// A connection has ended.
     pub fn handle_disconnected(&mut self, now_ns: u64, peer: PeerId) {
         self.now_ns = now_ns;
         self.tell_of(peer, News::Disconnected);
-        self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, now_ns));
+        self.forget_met(peer);
+        self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, now_ns));
+        self.say_down(peer);
         self.settle();
     }
 
     /// A peer can touch nothing of ours any more; whether that is so because its process has exited.
     pub fn handle_cut_off(&mut self, now_ns: u64, peer: PeerId, exited: bool) {
         self.now_ns = now_ns;
-        self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, now_ns));
+        self.forget_met(peer);
+        self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, now_ns));
+        self.say_down(peer);
+        if self.members.note_cut_off(peer) {
+            self.effects.push_back(Effect::PeerCutOff(peer));
+        }
         self.bury(peer, exited);
         self.settle();
     }
@@ -215,16 +202,18 @@ impl Engine {
         let life = killed.life;
         self.tell(News::Killing(Somebody { life, pid: killed.pid }));
         if killed.silent {
-            self.notify(NodeId::FIRST, Notice::Killing { life });
+            self.notify(self.directory.seat(), Notice::Killing { life });
         }
     }
 
     /// How a node ended is known here, perhaps, but not that another has ended it.
     pub(super) fn handle_killing(&mut self, by: NodeLife, life: NodeLife) {
-        let is_news = self.members.note_killed_elsewhere(life);
-        if self.directory.note_killed(life) || is_news {
-            self.tell(News::KilledBy { life, by: by.node });
+        let by = by.node;
+        let is_told = self.members.note_killed_elsewhere(life);
+        if is_told {
+            self.tell(News::KilledBy { life, by });
         }
+        self.tell_directory(Word::Killed { life, by, is_told });
     }
 
     pub(super) fn handle_leave(&mut self, from: NodeLife) {
@@ -232,8 +221,11 @@ impl Engine {
             return;
         };
         self.tell_of(peer, News::Left);
-        self.lose(peer, NodeState::Left, Parting::now(LossCause::Left, self.now_ns));
+        let parting = Parting::now(LossCause::Left, self.now_ns);
+        self.lose(peer, NodeState::Left, parting);
         self.bury(peer, false);
+        self.recover_locks(from);
+        self.end_life(from, parting);
     }
 
     fn bury(&mut self, peer: PeerId, exited: bool) {
@@ -242,32 +234,31 @@ impl Engine {
         if exited {
             let cause = if buried.killed { LossCause::Killed } else { LossCause::Exited };
             let parting = Parting::now(cause, self.now_ns);
+            self.end_life(life, parting);
             self.members.correct_loss(life, parting);
-            self.directory.correct_loss(life, parting);
+            self.tell_directory(Word::Corrected { life, parting });
             self.tell(News::Exited { who: Somebody { life, pid: buried.pid }, killed: buried.killed });
         }
-        self.untaint_regions_of(life);
         self.store.handle_cut_off(life, &mut self.effects);
-        self.recover_locks();
+        self.conclude_for(life);
+        self.answer_for_the_cut_off();
+        match exited {
+            true => self.recover_locks(life),
+            false => self.recover_locks_when_guards_are_over(life, buried.heard_ns),
+        }
+        self.pair_all();
     }
 
-    pub(super) fn lose(&mut self, peer: PeerId, state: NodeState, parting: Parting) {
-        let Some(life) = self.members.remove(peer, state, parting, self.now_ns) else { return };
-        let lost = self.directory.lose_home(life, parting);
-        if lost > 0 {
-            self.tell(News::NamesLost { count: lost, life });
+    /// A peer is dead because we say so, since then: it must be kept from our memory.
+    pub(super) fn give_up(&mut self, peer: PeerId, since_ns: u64) {
+        self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, since_ns));
+        self.effects.push_back(Effect::CutOff(peer));
+    }
+
+    pub(super) fn say_down(&mut self, peer: PeerId) {
+        if self.members.note_down(peer) {
+            self.effects.push_back(Effect::PeerDown(peer));
         }
-        self.unpark();
-        self.effects.extend(self.mapper.handle_down(life).into_iter().map(Effect::Quiesce));
-        // First note that it may still write, then take its silence for an answer: the other way round, memory
-        // that it can reach would be reused.
-        self.taint_regions_of(life);
-        self.forget_waiters_of(life);
-        self.watching.forget_node(life);
-        self.abandon_sweeps_by(life);
-        self.fail_requests_to(life);
-        self.start_sweep(life);
-        self.effects.push_back(Effect::Changed);
     }
 
     // News.
@@ -296,16 +287,16 @@ impl Engine {
         }
     }
 
-    fn fail_requests_to(&mut self, life: NodeLife) {
+    pub(super) fn fail_requests_to(&mut self, life: NodeLife) {
         let lost: Vec<RequestId> =
-            self.asked.iter().filter(|(_, (node, _))| *node == life.node).map(|(id, _)| *id).collect();
+            self.asked.iter().filter(|(_, asked)| asked.of == life.node).map(|(id, _)| *id).collect();
         for id in lost {
             self.handle_reply(life, id, Err(Refusal::PeerDown(life.node)));
         }
     }
 
     /// Chunks that we hold for a dead home are free once nobody maps regions of that home any more.
-    fn start_sweep(&mut self, home: NodeLife) {
+    pub(super) fn start_sweep(&mut self, home: NodeLife) {
         if !self.store.holds_any_for(home) {
             return;
         }
@@ -333,7 +324,7 @@ impl Engine {
         self.release(orphans, tainted);
     }
 
-    fn abandon_sweeps_by(&mut self, life: NodeLife) {
+    pub(super) fn abandon_sweeps_by(&mut self, life: NodeLife) {
         let homes: Vec<NodeLife> = self
             .sweeps
             .iter()
@@ -346,26 +337,30 @@ impl Engine {
         }
     }
 
-    /// A node that holds chunks for `home` found it dead; then it is dead for us as well.
+    /// A node that holds chunks for `home` found it dead.  It speaks for its memory: that we drop, and cut nobody off.
     pub(super) fn serve_drop_home(&mut self, asker: Asker, home: NodeLife) {
-        if let Some((peer, _)) = self.members.peer_of(home.node).filter(|(_, known)| known.life == home) {
-            self.tell_of(peer, News::Denounced);
-            self.effects.push_back(Effect::CutOff(peer));
-            self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, self.now_ns));
-        }
+        let severed = self.mapper.sever(asker.life, &[home]);
+        self.effects.extend(severed.into_iter().map(Effect::Quiesce));
         let quiesce = self.mapper.barrier();
         self.owe(quiesce, asker);
     }
 
     /// When `handle_timeout` wants to be called, in ns.
     pub fn poll_timeout(&self) -> Option<u64> {
-        Some(self.heartbeat_ns.min(self.barriers.deadline_ns()))
+        Some(self.heartbeat_ns.min(self.barriers.deadline_ns()).min(self.locks.deadline_ns()))
+    }
+
+    /// Signs of life that said nothing to us, such as acknowledgements: `heard` says when the last of a peer was, in ns, if it
+    /// knows of any.  To be called before [`Engine::handle_timeout`].
+    pub fn handle_signs_of_life(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
+        self.members.note_heard(heard);
     }
 
     /// Time has passed: says that we live, and looks who was silent for too long.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.break_overdue_rounds();
+        self.recover_overdue_locks();
         self.settle();
         if now_ns < self.heartbeat_ns {
             return;
@@ -374,23 +369,32 @@ impl Engine {
         if now_ns - self.heartbeat_ns > lease_ns / 2 {
             // It was us who slept: nobody's silence counts.
             self.members.excuse_silence(now_ns);
+            self.meeting.excuse_silence(now_ns);
         }
         self.heartbeat_ns = now_ns + lease_ns / 4;
-        let peers: Vec<(PeerId, NodeId, u64)> =
-            self.members.peers().map(|(id, peer)| (id, peer.life.node, peer.heard_ns)).collect();
-        for (peer, node, heard_ns) in peers {
+        let peers: Vec<(PeerId, NodeId, u64, u64)> = self
+            .members
+            .peers()
+            .map(|(id, peer)| (id, peer.life.node, peer.heard_ns, peer.beat_ns))
+            .collect();
+        let time_ns = self.time_of_day_ns();
+        for (peer, node, heard_ns, beat_ns) in peers {
             let silent_ns = now_ns.saturating_sub(heard_ns);
             if silent_ns > lease_ns {
                 self.tell_of(peer, |who| News::Silent { who, silent_ns });
                 let text = news::last_words(self.config.life, silent_ns);
                 self.effects.push_back(Effect::Warn { peer, text });
-                self.effects.push_back(Effect::CutOff(peer));
-                self.lose(peer, NodeState::Dead, Parting::now(LossCause::Unreachable, heard_ns));
+                self.give_up(peer, heard_ns);
                 self.members.note_silent(peer);
             } else {
-                self.notify(node, Notice::Heartbeat);
+                self.notify(node, Notice::Heartbeat { sent_ns: now_ns, heard_ns: beat_ns, time_ns });
             }
         }
+        self.drop_those_unheard_of();
+        self.cut_off_the_deaf();
+        self.excuse_the_stalled();
+        self.dial_the_unreachable();
+        self.pair_all();
         self.refuse_those_behind_the_silent();
         self.settle();
     }

@@ -16,7 +16,7 @@ use super::{Asker, Engine, Purpose};
 use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, Notice, Record, Refusal, Reply, Request};
-use crate::region::{Busy, Moving, Region, Stage};
+use crate::region::{Busy, Moving, Presence, Region, Stage};
 
 impl Engine {
     pub(super) fn start_moving(&mut self, asker: Asker, region: RegionId, to: NodeId) {
@@ -96,23 +96,31 @@ impl Engine {
         let (at, owner) = (moving.at, moving.to);
         let place = if body.is_ok() { new } else { old };
         found.extents = layout::with_range_at(&found.extents, at, place);
-        let tainted = found.tainted.as_deref().cloned().unwrap_or_default();
         self.moving_mut(region).frozen = false;
         self.place_for_mappers(region, at, place);
         match body {
             Ok(_) => {
-                self.return_chunks(&[old], &tainted);
+                self.return_chunks(&[old]);
                 self.moving_mut(region).used += new.len;
                 self.next_chunk(region);
             }
             Err(refusal) => {
                 let unused = self.unused_places(region);
                 if self.is_present(owner) {
-                    self.return_chunks(&unused, &tainted);
+                    self.return_chunks(&unused);
                 }
                 self.settle_mappers(region, self.config.life);
                 self.finish_order(region, Err(refusal));
             }
+        }
+    }
+
+    /// Ends a move at where it is: somebody does not let go of the chunk under way, which stays where it was.
+    pub(super) fn take_back(&mut self, region: RegionId, why: Refusal) {
+        let moving = self.moving_mut(region);
+        match moving.frozen {
+            true => self.handle_chunk_copied(region, Err(why)),
+            false => self.finish_order(region, Err(why)),
         }
     }
 
@@ -136,7 +144,7 @@ impl Engine {
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
         for mapper in mappers {
             let request = Request::Change { region, epoch, change: change.clone() };
-            self.ask(mapper.life.node, request, Purpose::Told);
+            self.ask_life(mapper.life, request, Purpose::Told);
         }
     }
 
@@ -167,11 +175,17 @@ impl Engine {
         else {
             return;
         };
+        let may_live = self.pairings.may_live(to);
         let moving = self.moving_mut(region);
         let parked = std::mem::take(&mut moving.parked);
         // Where the order was sent and is not answered, it is carried out or not: all of the region is there, and gone
         // with that node or in its hands.  With a second home, nobody would know all mappers.
-        let is_gone = moving.adopting && matches!(body, Err(Refusal::PeerDown(_)));
+        let is_open = moving.adopting && matches!(body, Err(Refusal::PeerDown(_)));
+        if is_open && may_live {
+            moving.in_doubt = true;
+            return self.leave_in_doubt(region, to, parked);
+        }
+        let is_gone = is_open;
         if body.is_err() && !is_gone {
             self.finish_order(region, body);
             for (asker, request) in parked {
@@ -184,7 +198,7 @@ impl Engine {
         self.watching.forget_region(region);
         if let Some(name) = found.name.filter(|_| is_gone) {
             // The directory does not heed this if it has heard from the next home.
-            self.ask(NodeId::FIRST, Request::ReleaseName { name: name.into(), region }, Purpose::Told);
+            self.ask_directory(Request::ReleaseName { name: name.into(), region }, Purpose::Told);
         }
         let busy = found.busy.expect("it was being moved");
         if let Some(asker) = busy.asker {
@@ -197,8 +211,43 @@ impl Engine {
         }
     }
 
+    /// The next home will be asked again when it is reached again.  Until then nobody knows where the region is at home.
+    fn leave_in_doubt(&mut self, region: RegionId, to: NodeLife, parked: Vec<(Asker, Request)>) {
+        let busy =
+            self.homes.get_mut(&region).and_then(|found| found.busy.as_mut()).expect("it is being moved");
+        let given = busy.asker.take().into_iter().chain(busy.queue.drain(..).map(|(asker, ..)| asker));
+        let askers: Vec<Asker> = given.chain(parked.into_iter().map(|(asker, _)| asker)).collect();
+        askers.into_iter().for_each(|asker| self.answer(asker, Err(Refusal::PeerDown(to.node))));
+    }
+
+    /// A node to which regions were handed over is reached again, and says whether it has taken them.
+    pub(super) fn resume_adoption(&mut self, to: NodeLife) {
+        for region in self.in_doubt_of(to) {
+            self.moving_mut(region).in_doubt = false;
+            self.give_away(region);
+        }
+    }
+
+    /// A node to which regions were handed over is dead, and they are gone with it.
+    pub(super) fn give_adoption_up(&mut self, to: NodeLife) {
+        for region in self.in_doubt_of(to) {
+            self.handle_adopted(region, Err(Refusal::PeerDown(to.node)));
+        }
+    }
+
+    fn in_doubt_of(&self, to: NodeLife) -> Vec<RegionId> {
+        let is_one = |found: &Region| found.moving().is_some_and(|moving| moving.in_doubt && moving.to == to);
+        let found = self.homes.iter().filter(|(_, found)| is_one(found));
+        found.map(|(region, _)| *region).collect()
+    }
+
     pub(super) fn serve_adopt(&mut self, asker: Asker, mut record: Record) {
         let me = self.config.life;
+        // It was asked before the two lost sight of each other.
+        let all_ours = record.extents.iter().all(|extent| extent.owner == me);
+        if all_ours && !record.extents.iter().any(|extent| self.store.is_held_for(asker.life, extent)) {
+            return self.answer(asker, Ok(Reply::Done));
+        }
         let mut ours = record.extents.iter().filter(|extent| extent.owner == me);
         let sound = super::home::is_chunk_size(record.chunk_bytes)
             && layout::is_sound(&record.extents, record.len, record.chunk_bytes)
@@ -211,24 +260,21 @@ impl Engine {
         let id = record.region;
         self.adopt_watchers(id, std::mem::take(&mut record.watchers));
         let mut region = Region::from(record);
-        // Who died since the record was written acknowledges nothing to us either.
-        let (alive, gone): (Vec<_>, Vec<_>) =
-            region.mappers.iter().copied().partition(|mapper| self.is_present(mapper.life));
-        region.mappers = alive.into();
-        for gone in self.members.not_cut_off(gone.into_iter().map(|mapper| mapper.life)) {
-            region.tainted.get_or_insert_default().insert(gone);
-        }
         if let Some(name) = region.name.as_deref() {
             // More than the former home can have seen: what it still says of the name is old.
             region.epoch.0 += 1;
             let names = vec![(name.to_string(), id, region.epoch)];
-            self.notify(NodeId::FIRST, Notice::Names { names, done: false });
+            self.notify(self.directory.seat(), Notice::Names { names, done: false });
         }
-        self.store.adopt(id);
+        self.store.adopt(&region.extents);
         self.moved.remove(&id);
         self.homes.insert(id, Box::new(region));
         self.settle_mappers(id, me);
         self.answer(asker, Ok(Reply::Done));
+        // Who died since the record was written acknowledges nothing to us either.
+        let mappers: Vec<NodeLife> = self.homes[&id].mappers.iter().map(|mapper| mapper.life).collect();
+        let dead = mappers.into_iter().filter(|life| self.presence_of(*life) == Presence::Gone);
+        dead.collect::<Vec<_>>().into_iter().for_each(|life| self.seek(id, life));
         self.free_if_unreachable(id);
     }
 }
@@ -236,8 +282,19 @@ impl Engine {
 impl Moving {
     fn new(to: NodeLife) -> Moving {
         let places = Extents::new();
-        let (announced, frozen, closing, adopting) = (false, false, false, false);
-        Moving { to, places, used: 0, at: 0, announced, frozen, closing, adopting, parked: Vec::new() }
+        let (announced, frozen, closing, adopting, in_doubt) = (false, false, false, false, false);
+        Moving {
+            to,
+            places,
+            used: 0,
+            at: 0,
+            announced,
+            frozen,
+            closing,
+            adopting,
+            in_doubt,
+            parked: Vec::new(),
+        }
     }
 }
 

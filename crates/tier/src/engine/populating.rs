@@ -83,7 +83,7 @@ impl Engine {
         let Populating { asker, extents, .. } = populating;
         match asker.life == self.config.life {
             true => self.release(extents, BTreeSet::new()),
-            false => self.handle_return(asker.life, extents, Vec::new()),
+            false => self.handle_return(asker.life, extents),
         }
         self.answer(asker, Err(refusal));
     }

@@ -42,6 +42,13 @@ pub(super) struct Unmapping {
     op: Option<OpId>,
 }
 
+impl Unmapping {
+    /// All handles of a region are given up, and nobody waits for that.
+    pub(super) fn unasked(region: RegionId, home: NodeLife) -> Unmapping {
+        Unmapping { last_of: Some((region, home)), op: None }
+    }
+}
+
 /// A region that a session wants.
 struct Wanted {
     name: Option<String>,
@@ -76,7 +83,9 @@ pub(super) enum UserStep {
     },
     /// What ends with a word.
     Forget,
+    Reach,
     Members,
+    Number,
     StatusOf(NodeId),
     Unlock,
 }
@@ -142,6 +151,9 @@ impl Engine {
             Command::List => self.list_names(op, Vec::new()),
             Command::ListLost => self.list_lost(op, Vec::new()),
             Command::ForgetName(name) => self.forget(op, Request::ForgetName { name }),
+            Command::TakeNumber => {
+                self.ask_directory(Request::TakeNumber, Purpose::User(op, UserStep::Number));
+            }
             Command::ForgetNode(node) => self.forget(op, Request::ForgetNode { node }),
             Command::Anchor { service, name, everyone } => self.anchor(op, session, service, &name, everyone),
             Command::Lock { slot, wait, base_ns } => self.ask_for_lock(op, session, slot, wait, base_ns),
@@ -156,9 +168,10 @@ impl Engine {
             Command::ListWatchers(slot) => {
                 self.act_as_principal(op, session, slot, |principal| Act::ListWatchers { principal })
             }
-            Command::Status => {
-                self.ask(NodeId::FIRST, Request::ListMembers, Purpose::User(op, UserStep::Members))
+            Command::Reach { node, owner } => {
+                self.ask(owner, Request::Reach { node }, Purpose::User(op, UserStep::Reach))
             }
+            Command::Status => self.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members)),
         }
         self.settle();
         op
@@ -240,7 +253,7 @@ impl Engine {
     }
 
     fn find(&mut self, op: OpId, name: String, then: Then) {
-        self.ask(NodeId::FIRST, Request::FindName { name }, Purpose::User(op, UserStep::Find { then }));
+        self.ask_directory(Request::FindName { name }, Purpose::User(op, UserStep::Find { then }));
     }
 
     /// A handle orders nothing that it was not mapped for.  Whether its principal may is for the home to judge.
@@ -312,15 +325,13 @@ impl Engine {
             (UserStep::ListOne, body) => self.gather_info(op, body),
             (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
             (UserStep::Forget, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
+            (UserStep::Number, Ok(Reply::Number(number))) => self.finish(op, Ok(Outcome::Number(number))),
             (UserStep::Members, body) => self.continue_status(op, body),
             (UserStep::StatusOf(node), body) => self.gather_status(op, node, body),
+            (UserStep::Reach, Ok(Reply::Reached(reach))) => self.finish(op, Ok(Outcome::Reach(reach))),
             (UserStep::Unlock, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
-            (UserStep::Unlock | UserStep::Find { .. } | UserStep::Forget, Err(refusal)) => {
-                self.finish(op, Err(refusal.into()))
-            }
-            (UserStep::Unlock | UserStep::Find { .. } | UserStep::Forget, Ok(_)) => {
-                self.finish(op, Err(Refusal::Malformed.into()))
-            }
+            (_, Err(refusal)) => self.finish(op, Err(refusal.into())),
+            (_, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
         }
     }
 
@@ -358,6 +369,10 @@ impl Engine {
         if !sound || self.mapper.principal(session).is_none() {
             self.announce_unmapped(reply.region, reply.home);
             return self.finish(op, Err(CommandError::UnknownHandle));
+        }
+        // Handles from before its home was lost do not come alive again: they may allow what was revoked since.
+        if let Some(quiesce) = self.mapper.drop_if_lost(reply.region) {
+            self.effects.push_back(Effect::Quiesce(quiesce));
         }
         let locator = super::Locator {
             life: self.config.life,
@@ -427,6 +442,10 @@ impl Engine {
 
     /// Tells the home that nothing here maps the region, unless something does again or is about to.
     fn announce_unmapped(&mut self, region: RegionId, home: NodeLife) {
+        if !self.is_present(home) {
+            // It takes the end of our pairing for the same.
+            return;
+        }
         let mapped = self.mapper.home_of(region).is_some() || self.commands.mapping.contains_key(&region);
         if !mapped {
             // All requests to map it that have been sent have been answered.
@@ -437,11 +456,7 @@ impl Engine {
 
     fn list_names(&mut self, op: OpId, names: Vec<(String, RegionId, NodeId)>) {
         let after = names.last().map(|(name, ..)| name.clone());
-        self.ask(
-            NodeId::FIRST,
-            Request::ListNames { after },
-            Purpose::User(op, UserStep::ListNames { names }),
-        );
+        self.ask_directory(Request::ListNames { after }, Purpose::User(op, UserStep::ListNames { names }));
     }
 
     fn continue_list(
@@ -486,7 +501,7 @@ impl Engine {
 
     fn list_lost(&mut self, op: OpId, names: Vec<LostName>) {
         let after = names.last().map(|lost| lost.name.clone());
-        self.ask(NodeId::FIRST, Request::ListLost { after }, Purpose::User(op, UserStep::ListLost { names }));
+        self.ask_directory(Request::ListLost { after }, Purpose::User(op, UserStep::ListLost { names }));
     }
 
     fn continue_list_lost(&mut self, op: OpId, mut names: Vec<LostName>, body: Result<Reply, Refusal>) {
@@ -505,7 +520,7 @@ impl Engine {
     }
 
     fn forget(&mut self, op: OpId, request: Request) {
-        self.ask(NodeId::FIRST, request, Purpose::User(op, UserStep::Forget));
+        self.ask_directory(request, Purpose::User(op, UserStep::Forget));
     }
 
     /// Asks each living node how it is.  Without the directory, those that we know ourselves.

@@ -38,6 +38,8 @@ impl Engine {
         base_ns: u64,
     ) {
         let Some((region, home, principal)) = self.served(op, session, slot) else { return };
+        self.note_time(base_ns);
+        let base_ns = self.time_of_day_ns();
         let request = Request::Lock { region, principal, session, wait, base_ns };
         self.wait_for(op, home, request, |request| Notice::CancelLock { region, session, request });
     }

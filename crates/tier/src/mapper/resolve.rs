@@ -44,7 +44,9 @@ impl Mapper {
         let extents = layout::slice(&extents, at.offset, at.offset + len);
         let home = self.lives[mapped.home as usize];
         let mut lives = extents.iter().map(|extent| extent.owner).chain([home]);
-        if let Some(dead) = lives.find(|life| self.dead.contains(life)) {
+        if let Some(dead) =
+            lives.find(|life| self.dead.contains(life) || self.severed.contains(&(*life, home)))
+        {
             return Err(Blocked::Down(dead));
         }
         match frozen {

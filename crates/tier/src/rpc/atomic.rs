@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   requester                                              owner of the word
-//!     begins an operation ── AtomicCall, a send ────────>  whoever polls checks it, and changes the word
+//!     begins an operation ── AtomicCall, a send ────────>  the poller checks it, and changes the word
 //!     the operation ends  <─────────── AtomicAnswer ─────  by the processor, at once; no handler, no engine
 //! ```
 //!
@@ -11,7 +11,7 @@
 //! not.  Until then it is posted work to the owner, and changes of the region wait for it as for any.
 //!
 //! The owner carries a call out only while the requester is connected, and only in its arena.  It does so under the lock that
-//! whoever handles the requester's end takes next: once a peer is known to be gone, nothing of it happens any more.
+//! is taken next to handle the requester's end: once a peer is known to be gone, nothing of it happens any more.
 //!
 //! Everything is little-endian.
 

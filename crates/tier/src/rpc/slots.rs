@@ -83,6 +83,8 @@ pub enum Arrival {
     Expected(Option<Waker>),
     /// Nobody does any more: look at it, then [`ReplySlots::free`] the slot.
     Late,
+    /// It is of a peer that was given up before it said that: it is not heeded.
+    Posthumous,
 }
 
 /// What there is to see for whoever waits.
@@ -198,8 +200,9 @@ impl<H> ReplySlots<H> {
                 slot.state = State::Replied;
                 Ok(Arrival::Late)
             }
-            // What a peer said before it went is handled before its end is; and nothing is answered twice.
-            State::Free | State::Replied | State::Down { .. } => Err(unknown),
+            State::Down { .. } => Ok(Arrival::Posthumous),
+            // Nothing is answered twice.
+            State::Free | State::Replied => Err(unknown),
         }
     }
 

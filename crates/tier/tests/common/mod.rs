@@ -2,12 +2,13 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use halite_fabric::{Key, PeerId};
 use halite_mem::{Grace, PagePolicy, Segment, Window};
 use halite_tier::access::{DataPath, SlotRef};
+use halite_tier::directory::Directory;
 use halite_tier::effect::{
     Command, CommandError, CopyFailure, Effect, OpId, Outcome, Placement, PostedTo, Token,
 };
@@ -22,6 +23,9 @@ use halite_tier::permissions::Permissions;
 pub const ARENA_BYTES: u64 = 4 << 20;
 pub const CHUNK_BYTES: u64 = 4096;
 pub const LEASE_NS: u64 = 1_000_000;
+
+/// Makes the directory of a node.
+pub type DirectoryOf = Box<dyn Fn(NodeId) -> Box<dyn Directory>>;
 
 type Arenas = Arc<Mutex<BTreeMap<(usize, Key), Window>>>;
 
@@ -83,6 +87,13 @@ struct Waited {
     posted: Vec<u64>,
 }
 
+/// What a driver was told of a peer that it has not been told to be cut off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum PeerState {
+    Up,
+    Down,
+}
+
 pub struct Host {
     pub engine: Engine,
     pub path: Arc<DataPath>,
@@ -92,6 +103,8 @@ pub struct Host {
     graces: Vec<Waited>,
     finished: BTreeMap<OpId, Result<Outcome, CommandError>>,
     cut_offs: Vec<PeerId>,
+    /// What the engine has said of each; it says each thing once, and in this order.
+    peers: BTreeMap<PeerId, PeerState>,
     segments: u32,
     /// What people would have been told.
     pub news: Vec<News>,
@@ -104,12 +117,20 @@ pub struct Cluster {
     pub wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
     /// Messages that rang a doorbell.
     pub rings: usize,
+    /// What the clocks of nodes show as the time of day at the beginning, in ns; else 0.
+    pub epochs_ns: BTreeMap<u32, u64>,
     /// Wires that deliver nothing for now.
     pub held: Vec<(usize, usize)>,
     arenas: Arenas,
     posted: bool,
+    /// The directory of a node, where it is not the one that nodes keep by themselves.
+    pub directory_of: Option<DirectoryOf>,
     /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
     pub kills: bool,
+    /// Whether adapters connect hosts, which cut off without a kill, and can be connected anew.
+    pub adapters: bool,
+    /// Ways on which messages are lost.
+    pub cut: BTreeSet<(usize, usize)>,
     /// A wire whose messages come late when steps are taken one by one.
     pub slow_wire: Option<(usize, usize)>,
     /// Whether drivers are slow to copy; what they have not copied yet.
@@ -146,10 +167,14 @@ impl Cluster {
             now_ns: 0,
             wires: BTreeMap::new(),
             rings: 0,
+            epochs_ns: BTreeMap::new(),
             held: Vec::new(),
             arenas: Arenas::default(),
             posted,
+            directory_of: None,
             kills: true,
+            adapters: false,
+            cut: BTreeSet::new(),
             slow_wire: None,
             slow_to_copy: false,
             copies: Vec::new(),
@@ -189,11 +214,16 @@ impl Cluster {
             lease_ns: LEASE_NS,
             bytes_total,
             segment_bytes: self.segment_bytes,
+            epoch_ns: self.epochs_ns.get(&node).copied().unwrap_or(0),
+            address: index.to_string(),
             provider: "test".to_owned(),
         };
         let path = Arc::new(DataPath::default());
         let reach = Arc::new(Everything { arenas: self.arenas.clone(), posted: self.posted });
-        let mut engine = Engine::new(config, path.clone(), reach, self.now_ns);
+        let mut engine = match &self.directory_of {
+            None => Engine::new(config, path.clone(), reach, self.now_ns),
+            Some(of) => Engine::with_directory(config, path.clone(), reach, of(NodeId(node)), self.now_ns),
+        };
         let session = engine.open_session(Principal("ada".into())).unwrap();
         let (graces, cut_offs, finished) = (Vec::new(), Vec::new(), BTreeMap::new());
         self.hosts.push(Host {
@@ -205,6 +235,7 @@ impl Cluster {
             graces,
             finished,
             cut_offs,
+            peers: BTreeMap::new(),
             segments: 0,
             news: Vec::new(),
         });
@@ -255,17 +286,36 @@ impl Cluster {
 
     /// Does what an engine asks of its driver.
     pub fn perform(&mut self, index: usize) -> bool {
-        let mut progress = false;
+        let (mut progress, mut dialled) = (false, Vec::new());
         while let Some(effect) = self.hosts[index].engine.poll_effect() {
             progress = true;
             let (now_ns, host) = (self.now_ns, &mut self.hosts[index]);
             match effect {
                 Effect::Send { peer, bytes, solicited } => {
+                    assert_ne!(host.peers.get(&peer), Some(&PeerState::Down), "it is said to {peer:?}");
                     self.rings += usize::from(solicited);
-                    self.wires.entry((index, peer.0 as usize - 1)).or_default().push_back(bytes)
+                    let way = (index, peer.0 as usize - 1);
+                    if !self.cut.contains(&way) {
+                        self.wires.entry(way).or_default().push_back(bytes)
+                    }
                 }
                 Effect::CutOff(peer) => host.cut_offs.push(peer),
-                Effect::Disconnect(_) | Effect::Changed | Effect::Warn { .. } => {}
+                Effect::Disconnect(peer) if self.adapters => host.cut_offs.push(peer),
+                Effect::Dial { address } => dialled.push(address),
+                Effect::PeerUp { peer, .. } => {
+                    assert_ne!(host.peers.insert(peer, PeerState::Up), Some(PeerState::Up), "{peer:?} is up");
+                }
+                Effect::PeerDown(peer) => {
+                    let before = host.peers.insert(peer, PeerState::Down);
+                    assert_eq!(before, Some(PeerState::Up), "{peer:?} goes down once");
+                }
+                Effect::PeerCutOff(peer) => {
+                    assert_eq!(host.peers.remove(&peer), Some(PeerState::Down), "{peer:?} is cut off once");
+                }
+                Effect::Disconnect(_)
+                | Effect::Changed
+                | Effect::Warn { .. }
+                | Effect::NumbersTaken { .. } => {}
                 Effect::News(news) => host.news.push(news),
                 Effect::Grow { len } if len > self.segment_bytes_given || self.segments_given == 0 => {
                     host.engine.handle_grown(now_ns, None)
@@ -327,13 +377,52 @@ impl Cluster {
             self.populate();
         }
         let cut_offs = std::mem::take(&mut self.hosts[index].cut_offs);
-        if self.kills {
+        for address in dialled {
+            self.dial(index, &address);
+        }
+        if self.adapters {
+            for peer in cut_offs {
+                self.hang_up(index, peer.0 as usize - 1);
+            }
+        } else if self.kills {
             for peer in cut_offs {
                 self.hosts[index].engine.handle_kill(self.now_ns, peer);
                 self.kill(peer.0 as usize - 1);
             }
         }
         progress
+    }
+
+    /// A connection ends at one end, and at the other if that hears of it.
+    fn hang_up(&mut self, from: usize, to: usize) {
+        self.wires.remove(&(from, to));
+        self.wires.remove(&(to, from));
+        let heard =
+            [(from, to), (to, from)].into_iter().take(if self.cut.contains(&(from, to)) { 1 } else { 2 });
+        for (host, peer) in heard.filter(|(host, _)| self.hosts[*host].running).collect::<Vec<_>>() {
+            let peer = PeerId(peer as u32 + 1);
+            self.hosts[host].engine.handle_disconnected(self.now_ns, peer);
+            self.hosts[host].engine.handle_cut_off(self.now_ns, peer, false);
+        }
+    }
+
+    fn dial(&mut self, from: usize, address: &str) {
+        let to: usize = address.parse().expect("it is a host's");
+        if !self.adapters || !self.hosts[to].running || self.is_cut(from, to) {
+            return self.hosts[from].engine.handle_dial_failed(address);
+        }
+        self.hang_up(to, from);
+        self.connect(from, to);
+    }
+
+    fn is_cut(&self, one: usize, other: usize) -> bool {
+        self.cut.contains(&(one, other)) || self.cut.contains(&(other, one))
+    }
+
+    /// No host of `these` hears any of `those` from now on, nor the other way round.
+    pub fn part(&mut self, these: &[usize], those: &[usize]) {
+        let pairs = these.iter().flat_map(|one| those.iter().map(move |other| (*one, *other)));
+        self.cut.extend(pairs.flat_map(|(one, other)| [(one, other), (other, one)]));
     }
 
     /// How many copies were asked for and are not done.

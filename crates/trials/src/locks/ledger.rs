@@ -214,6 +214,12 @@ impl Ledger {
         self.holds.iter().any(|hold| (hold.who, hold.token) == (who, token))
     }
 
+    /// The highest token that was given out after that one, by the same life of the lock: one that was made anew begins far above.
+    pub(super) fn taken_after(&self, token: u64) -> Option<u64> {
+        let rise = self.token_max.saturating_sub(token);
+        (1..=self.tries_count).contains(&rise).then_some(self.token_max)
+    }
+
     fn hold(&mut self, who: Who) -> Option<&mut Hold> {
         self.holds.iter_mut().find(|hold| hold.who == who)
     }

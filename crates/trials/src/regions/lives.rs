@@ -31,6 +31,8 @@ pub(super) struct LifeId(pub(super) usize);
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) name: usize,
+    /// Of whose it is: an index of the principals.
+    pub(super) owner: usize,
     pub(super) words: Words,
     pub(super) rights: Rights,
     pub(super) begun_ns: u64,
@@ -82,6 +84,7 @@ impl Regions {
         let words = u64::from(is_long) * LIVES_MAX + id + 1;
         self.lives.push(Life {
             name,
+            owner,
             words: Words::fresh(words as usize),
             rights: Rights::new(owner, everyone),
             begun_ns: now_ns,
@@ -109,6 +112,11 @@ impl Regions {
 
     pub(super) fn life_mut(&mut self, id: LifeId) -> &mut Life {
         &mut self.lives[id.0]
+    }
+
+    /// All of them.
+    pub(super) fn ids(&self) -> impl Iterator<Item = LifeId> {
+        (0..self.lives.len()).map(LifeId)
     }
 
     /// All that had the name at some time.

@@ -7,6 +7,7 @@ use super::words::NEVER;
 use super::{Holding, NAMES};
 use crate::actor::Actor;
 use crate::judge::is_of_trouble;
+use crate::peace::is_of_distance;
 use crate::stage::PRINCIPALS;
 
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
@@ -19,7 +20,7 @@ pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES as usize).map(name_of)
 }
 
-fn name_of(name: usize) -> String {
+pub(super) fn name_of(name: usize) -> String {
     format!("r{name}")
 }
 
@@ -61,7 +62,7 @@ pub(super) async fn alloc(actor: &mut Actor) {
             life.made_ns = now_ns;
             drop(regions);
             actor.note_life(id.0);
-            actor.regions.held.push(Holding { lh, life: id, wanted: ALL });
+            actor.regions.held.push(Holding { lh, life: id, wanted: ALL, begun_ns: begin_ns });
         }
         Some(Err(error)) => {
             let taken = error.cause == RegionCause::NameTaken;
@@ -79,7 +80,7 @@ pub(super) async fn alloc(actor: &mut Actor) {
                     !actor.stage.judge.is_calm() || was_taken() || is_contested(actor, id)
                 }
                 RegionCause::NoSpace { .. } => true,
-                _ => is_trouble(actor, &error),
+                _ => is_trouble(actor, &error, begin_ns),
             };
             actor.expect_reason(is_explained || (taken && was_taken()), begin_ns, &error);
         }
@@ -163,7 +164,7 @@ pub(super) async fn map(actor: &mut Actor) {
                     let is_stale = actor.stage.was_anyone_isolated();
                     is_stale || !is_surely_permitted(actor, name, wanted, begin_ns)
                 }
-                _ => is_trouble(actor, &error),
+                _ => is_trouble(actor, &error, begin_ns),
             };
             actor.expect_reason(is_explained, begin_ns, &error);
         }
@@ -194,7 +195,7 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
         )
     });
     actor.note_life(id.0);
-    actor.regions.held.push(Holding { lh, life: id, wanted });
+    actor.regions.held.push(Holding { lh, life: id, wanted, begun_ns: begin_ns });
 }
 
 fn is_surely_there(actor: &Actor, name: usize, begin_ns: u64) -> bool {
@@ -203,10 +204,14 @@ fn is_surely_there(actor: &Actor, name: usize, begin_ns: u64) -> bool {
 }
 
 /// Whether nobody has died, nor left, on whom a region lies.
-fn is_surely_whole(actor: &Actor, life: &Life) -> bool {
+pub(super) fn is_whole(actor: &Actor, life: &Life) -> bool {
     let stage = &actor.stage;
-    let lives = |node, life| stage.is_up(node) && stage.life(node) == life;
-    stage.judge.is_calm() || (!stage.was_anyone_isolated() && life.is_whole(lives))
+    life.is_whole(|node, life| stage.is_up(node) && stage.life(node) == life)
+}
+
+/// Whether it is found by its name: nobody has lost sight of those whom it lies on.
+fn is_surely_whole(actor: &Actor, life: &Life) -> bool {
+    actor.stage.judge.is_calm() || (!actor.stage.was_anyone_isolated() && is_whole(actor, life))
 }
 
 fn is_surely_permitted(actor: &Actor, name: usize, wanted: Permissions, begin_ns: u64) -> bool {
@@ -222,7 +227,7 @@ pub(super) async fn unmap(actor: &mut Actor, holding: Holding) {
     let result = actor.attempt("unmap", session.unmap(holding.lh)).await;
     actor.regions.held.retain(|each| each.lh != holding.lh);
     if let Some(Err(error)) = result {
-        let is_explained = error.cause == RegionCause::Stale || is_trouble(actor, &error);
+        let is_explained = error.cause == RegionCause::Stale || is_trouble(actor, &error, holding.begun_ns);
         actor.expect_reason(is_explained, begin_ns, &error);
     }
 }
@@ -331,7 +336,11 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
 pub(super) fn check_order(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
     let is_ending = actor.stage.regions.borrow().life(holding.life).end_begun_ns != NEVER;
     let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
-    actor.expect_reason((is_gone && is_ending) || is_trouble(actor, error), begin_ns, error);
+    actor.expect_reason(
+        (is_gone && is_ending) || is_trouble(actor, error, holding.begun_ns),
+        begin_ns,
+        error,
+    );
 }
 
 /// Whether an order that was answered by this error may have been carried out.
@@ -339,7 +348,8 @@ fn may_have_happened(error: &RegionError) -> bool {
     matches!(error.cause, RegionCause::PeerDown(_) | RegionCause::NodeClosed | RegionCause::DirectoryDown)
 }
 
-/// Whether what goes wrong in this trial explains the error.
-fn is_trouble(actor: &Actor, error: &RegionError) -> bool {
-    is_of_trouble(&error.cause) && !actor.stage.judge.is_calm()
+/// Whether what goes wrong in this trial explains the error, if it concerns nothing from before `since_ns`.
+fn is_trouble(actor: &Actor, error: &RegionError, since_ns: u64) -> bool {
+    let is_due = is_of_distance(&error.cause) && actor.stage.was_peace_since(since_ns);
+    is_of_trouble(&error.cause) && !actor.stage.judge.is_calm() && !is_due
 }

@@ -2,6 +2,7 @@
 
 mod calls;
 mod memory;
+mod network;
 mod sync;
 
 use super::Options;
@@ -154,7 +155,7 @@ fn spans(span_max: u64) -> Vec<u64> {
 
 /// The table's rows in their order.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
-    [memory::rows(sizes), calls::rows(sizes), sync::rows(sizes)].concat()
+    [memory::rows(sizes), calls::rows(sizes), sync::rows(sizes), network::rows(sizes)].concat()
 }
 
 /// The distinct probes of `rows`, in the order of their first use.
@@ -291,7 +292,8 @@ mod tests {
     #[test]
     fn the_rows_of_whoever_is_not_installed_go_and_the_others_stay() {
         let rows = rows(&sizes());
-        for (program, peer) in [(Program::Ucx, "UCX"), (Program::Redis, "Redis")] {
+        for (program, peer) in [(Program::Ucx, "UCX"), (Program::Redis, "Redis"), (Program::Iperf3, "iperf3")]
+        {
             let tools = Tools { halite: "halite".into(), missing: vec![program] };
             let (kept, gone): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.can_run(&tools));
             assert!(!gone.is_empty() && gone.iter().all(|row| row.peer.starts_with(peer)), "{gone:?}");

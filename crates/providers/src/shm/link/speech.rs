@@ -3,13 +3,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use halite_mem::{Segment, Window};
+use halite_mem::{Segment, Sleeper, Window};
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 
 use super::super::core::{Core, Source};
 use super::super::greeting::Greeting;
+use super::super::lock;
 use super::super::peer::{Peer, Theirs};
 use super::super::shortage::{self, Trouble};
 use super::super::socket::{self, Received};
@@ -20,15 +21,15 @@ use super::{Link, Phase, SOCKET_EVENTS, State};
 const TURN_MESSAGES_MAX: usize = 256;
 
 impl Link {
-    /// Hears what there is to hear.  Fails if the peer misbehaves, or hangs up while greeting.
-    pub(super) fn hear(&self, core: &Core, state: &mut State) -> Result<(), Trouble> {
+    /// Hears what there is to hear; whether there may be more.  Fails if the peer misbehaves, or hangs up while greeting.
+    pub(super) fn hear(&self, core: &Core, state: &mut State) -> Result<bool, Trouble> {
         for _ in 0..TURN_MESSAGES_MAX {
             let Some(socket) = state.socket.clone() else {
-                return Ok(());
+                return Ok(false);
             };
             match socket::receive(socket.as_fd()) {
-                Ok(Received::Nothing) => return Ok(()),
-                Ok(Received::HungUp) => return self.hear_hang_up(core, state),
+                Ok(Received::Nothing) => return Ok(false),
+                Ok(Received::HungUp) => return self.hear_hang_up(core, state).map(|()| false),
                 Ok(Received::Message(message, fds)) => {
                     self.hear_message(core, state, socket.as_fd(), message, fds)?;
                 }
@@ -40,7 +41,7 @@ impl Link {
             let source = Source::Socket { token: self.token };
             core.watch_again(socket, source, SOCKET_EVENTS);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn hear_hang_up(&self, core: &Core, state: &mut State) -> Result<(), Trouble> {
@@ -63,14 +64,15 @@ impl Link {
         fds: Vec<OwnedFd>,
     ) -> Result<(), Trouble> {
         let greeted = state.heard.greeting.is_some();
+        let is_connected = matches!(state.phase, Phase::Connected { .. });
         match (message, &state.phase) {
             (Message::Hello { hello, .. }, Phase::Greeting { .. }) if !greeted => {
                 self.hear_hello(core, state, socket, hello, fds)
             }
             (Message::Segment { key, len }, Phase::Greeting { .. }) if greeted => {
-                let known = state.heard.windows.len();
+                let known = state.heard.segments.len();
                 check_key(core, known, key)?;
-                state.heard.windows.push(open_segment(only(&fds), len)?);
+                state.heard.segments.push(Theirs::Mapped(open_segment(only(&fds), len)?));
                 Ok(())
             }
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
@@ -87,8 +89,21 @@ impl Link {
                 peer.push_segment(segment);
                 Ok(())
             }
+            (Message::Withdrawn { key }, Phase::Greeting { .. } | Phase::Connected { .. })
+                if greeted || is_connected =>
+            {
+                self.hear_withdrawn(core, state, key)
+            }
+            (Message::Forgotten { key }, Phase::Greeting { .. } | Phase::Connected { .. })
+                if lock(&core.withdrawn).is_awaited(key, self.token) =>
+            {
+                core.tell_withdrawn(|withdrawn| withdrawn.forget(key, self.token));
+                Ok(())
+            }
             // We no longer want it; dropping the descriptor is all there is to do.
             (Message::Segment { .. }, Phase::Leaving { .. }) => Ok(()),
+            // What counts from here on is who is detached.
+            (Message::Withdrawn { .. } | Message::Forgotten { .. }, Phase::Leaving { .. }) => Ok(()),
             (Message::Ready, Phase::Greeting { .. }) if greeted && !state.heard.ready => {
                 state.heard.ready = true;
                 Ok(())
@@ -104,6 +119,36 @@ impl Link {
             (_, Phase::Over) => Ok(()),
             (message, _) => Err(format!("unexpected {message:?}").into()),
         }
+    }
+
+    /// Drops a segment that the peer takes back, or notes one that we have never heard of.
+    fn hear_withdrawn(&self, core: &Core, state: &mut State, key: u32) -> Result<(), Trouble> {
+        let State { phase, heard, said, .. } = state;
+        let known = match phase {
+            Phase::Connected { peer } => peer.segments(),
+            _ => heard.segments.len(),
+        };
+        let is_dropped = match phase {
+            _ if key as usize >= known => {
+                check_key(core, known, key)?;
+                let placeholder = Theirs::Withdrawn { held: None };
+                match phase {
+                    Phase::Connected { peer } => peer.push_segment(placeholder),
+                    _ => heard.segments.push(placeholder),
+                }
+                return Ok(());
+            }
+            Phase::Connected { peer } => peer.withdraw(key),
+            _ => {
+                let segment = &mut heard.segments[key as usize];
+                segment.withdrawn().map(|withdrawn| *segment = withdrawn).is_some()
+            }
+        };
+        if !is_dropped {
+            return Err(format!("key {key} was taken back before").into());
+        }
+        said.owed.push_back(Message::Forgotten { key });
+        Ok(())
     }
 
     /// Hears a message that came without its descriptors, since we could be given no more.
@@ -147,13 +192,14 @@ impl Link {
         }
         if !state.said.hello {
             let own = &core.own;
-            let bell = own.doorbell.descriptor();
-            let hello = Message::Hello { hello: self.hello.clone(), has_bell: bell.is_some() };
+            let bells = Sleeper::KINDS.map(|kind| own.doorbell.descriptor(kind));
+            let hello = Message::Hello { hello: self.hello.clone(), has_bells: bells[0].is_some() };
             let mut fds = vec![own.pidfd.as_fd(), descriptor(&own.mailbox), descriptor(&self.ring)];
-            fds.extend(bell);
+            fds.extend(bells.into_iter().flatten());
             state.said.hello = self.try_say(state, &hello, &fds);
         }
-        if state.said.hello && self.speak_of_segments(core, state) && !state.said.ready {
+        let all_told = state.said.hello && self.speak_of_segments(core, state) && self.speak_of_keys(state);
+        if all_told && !state.said.ready {
             state.said.ready = self.try_say(state, &Message::Ready, &[]);
         }
     }
@@ -162,15 +208,31 @@ impl Link {
     fn speak_of_segments(&self, core: &Core, state: &mut State) -> bool {
         loop {
             let next = state.said.segments;
-            let Some(window) = super::super::read(&core.registered).get(next).cloned() else {
-                return true;
+            let key = next as u32;
+            let is_said = match super::super::read(&core.registered).get(next).cloned() {
+                None => return true,
+                Some(None) => self.try_say(state, &Message::Withdrawn { key }, &[]),
+                Some(Some(window)) => {
+                    let message = Message::Segment { key, len: window.len() };
+                    self.try_say(state, &message, &[descriptor(window.segment())])
+                }
             };
-            let message = Message::Segment { key: next as u32, len: window.len() };
-            if !self.try_say(state, &message, &[descriptor(window.segment())]) {
+            if !is_said {
                 return false;
             }
             state.said.segments += 1;
         }
+    }
+
+    /// Returns whether the peer has been sent all that is owed.
+    fn speak_of_keys(&self, state: &mut State) -> bool {
+        while let Some(message) = state.said.owed.front() {
+            if !self.try_say(state, message, &[]) {
+                return false;
+            }
+            state.said.owed.pop_front();
+        }
+        true
     }
 
     /// Sends one message; `false` if it could not be sent now.

@@ -1,11 +1,11 @@
-//! Nodes over shared memory, for whoever runs cases on them.
+//! Nodes of this process, over shared memory or UDP, for whoever runs cases on them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use halite::{Config, Fence, JoinError, Node, NodeId};
+use halite::{Config, Fence, JoinError, Node, NodeId, Provider};
 use halite_fabric::fault::{FaultInjector, FaultPlan};
 use halite_fabric::trace::Tracer;
 
@@ -53,6 +53,20 @@ impl Harness for ByCall {
                 Arc::new(FaultInjector::new(fabric, FaultPlan::new(0)).without_atomics())
             })
         }))
+    }
+}
+
+/// Nodes talk over UDP.
+pub struct Roce;
+
+impl Harness for Roce {
+    fn cannot(&self, case: &str) -> Option<&'static str> {
+        cannot(case)
+    }
+
+    fn found(&self) -> Box<dyn Place> {
+        let over = |config| Node::embedded(Config { providers: vec![Provider::Roce], ..config });
+        Box::new(Embedded::new(over))
     }
 }
 

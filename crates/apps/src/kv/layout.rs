@@ -1,0 +1,237 @@
+//! Where things stand in the regions of a store.
+//!
+//! ```text
+//!   NAME            | magic | shards | function | node of shard 0 | node of shard 1 | ...       all words of 8 bytes
+//!   NAME/S          | generation | buckets |                                                      the root of shard S
+//!   NAME/S/tG       | bucket of 16 slots | bucket | ...                                           its table, generation G
+//!   NAME/S/hN       | entry | entry | ...                                                         part N of its heap
+//!
+//!   slot            63 ......... 32 | 31 ....... 24 | 23 ......... 0        0: empty; all ones: the table has moved
+//!                   place in units  | class + 1     | tag of the key
+//!
+//!   entry           checksum u64 | expiry u64 | key bytes u32 | value bytes u32 | key | value
+//! ```
+//!
+//! An entry never changes while a slot leads to it: a value that is set is written elsewhere, and then the slot is.
+
+use std::ops::Range;
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+/// Most bytes of a key, and of a value.
+pub const KEY_BYTES_MAX: usize = 64 << 10;
+/// See [`KEY_BYTES_MAX`].
+pub const VALUE_BYTES_MAX: usize = 1 << 20;
+/// Most shards of a store.
+pub const SHARDS_MAX: usize = 61;
+
+pub(super) const WORD: u64 = 8;
+/// What the head begins with.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"halikv_1");
+pub(super) const HEAD_WORDS: usize = 3 + SHARDS_MAX;
+pub(super) const ROOT_BYTES: u64 = 2 * WORD;
+
+pub(super) const BUCKET_SLOTS: usize = 16;
+pub(super) const BUCKET_BYTES: u64 = BUCKET_SLOTS as u64 * WORD;
+/// Most buckets of a table.
+pub(super) const BUCKETS_MAX: u64 = 1 << 32;
+
+/// In a slot of a table that has moved.
+pub(super) const MOVED: u64 = u64::MAX;
+/// Bytes of the unit that the heap is divided into.
+pub(super) const UNIT: u64 = 64;
+/// Units of a part of the heap.
+pub(super) const PART_UNITS: u64 = 1 << 16;
+pub(super) const PART_BYTES: u64 = PART_UNITS * UNIT;
+const HEADER_BYTES: usize = 24;
+
+/// Blocks have 1, 2, 3 or 4 units, or 5 to 8 of them doubled as often as need be.
+pub(super) const CLASSES: u8 = 53;
+
+/// How many units a block of a class has.
+pub(super) fn units_of(class: u8) -> u64 {
+    match class {
+        0..4 => u64::from(class) + 1,
+        _ => (5 + u64::from(class) % 4) << ((class - 4) / 4),
+    }
+}
+
+/// The smallest class of which a block holds so many bytes; `None` if none does.
+pub(super) fn class_of(bytes: usize) -> Option<u8> {
+    let units = (bytes as u64).div_ceil(UNIT);
+    (0..CLASSES).find(|class| units_of(*class) >= units)
+}
+
+/// Where a key belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Hash(u64);
+
+impl Hash {
+    pub(super) fn of(key: &[u8]) -> Hash {
+        Hash(xxh3_64(key))
+    }
+
+    /// One of so many shards.
+    pub(super) fn shard(self, shards: usize) -> usize {
+        ((u128::from(self.0) * shards as u128) >> u64::BITS) as usize
+    }
+
+    /// The bits that buckets are numbered by.
+    pub(super) fn low(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Tells keys of one bucket apart, but for one pair in 16 million.
+    pub(super) fn tag(self) -> u32 {
+        (self.0 >> 32) as u32 & TAG_MAX
+    }
+}
+
+/// One of so many buckets, a power of two.
+pub(super) fn bucket_of(low: u32, buckets: u64) -> u64 {
+    u64::from(low) & (buckets - 1)
+}
+
+const TAG_MAX: u32 = (1 << 24) - 1;
+
+/// What a slot leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Slot {
+    /// In units from the begin of the heap.
+    pub(super) place: u32,
+    pub(super) class: u8,
+    pub(super) tag: u32,
+}
+
+impl Slot {
+    pub(super) fn encode(self) -> u64 {
+        u64::from(self.place) << 32 | (u64::from(self.class) + 1) << 24 | u64::from(self.tag)
+    }
+
+    /// `None` for words that lead nowhere.
+    pub(super) fn decode(word: u64) -> Option<Slot> {
+        let class = ((word >> 24) as u8).checked_sub(1)?;
+        let slot = Slot { place: (word >> 32) as u32, class, tag: word as u32 & TAG_MAX };
+        (class < CLASSES && slot.offset() + slot.bytes() <= PART_BYTES).then_some(slot)
+    }
+
+    /// Which part of the heap it is in.
+    pub(super) fn part(self) -> usize {
+        (u64::from(self.place) / PART_UNITS) as usize
+    }
+
+    /// Where in that part, in bytes.
+    pub(super) fn offset(self) -> u64 {
+        u64::from(self.place) % PART_UNITS * UNIT
+    }
+
+    pub(super) fn bytes(self) -> u64 {
+        units_of(self.class) * UNIT
+    }
+}
+
+/// An entry, as it was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Entry<'a> {
+    /// In ms of the clock of the shard's owner; 0 for never.
+    pub(super) expires_ms: u64,
+    pub(super) key: &'a [u8],
+    pub(super) value: &'a [u8],
+}
+
+impl<'a> Entry<'a> {
+    /// How many bytes it takes.
+    pub(super) fn bytes(key: usize, value: usize) -> usize {
+        HEADER_BYTES + key + value
+    }
+
+    pub(super) fn encode(&self, place: u32, into: &mut Vec<u8>) {
+        into.clear();
+        into.extend([0; 8]);
+        into.extend(self.expires_ms.to_le_bytes());
+        into.extend((self.key.len() as u32).to_le_bytes());
+        into.extend((self.value.len() as u32).to_le_bytes());
+        into.extend(self.key);
+        into.extend(self.value);
+        let sum = xxh3_64_with_seed(&into[8..], place.into());
+        into[..8].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// `None` if the bytes are not those of one entry that was written there: somebody is at it, or they are damaged.
+    pub(super) fn decode(block: &'a [u8], place: u32) -> Option<Entry<'a>> {
+        let (header, rest) = block.split_first_chunk::<HEADER_BYTES>()?;
+        let word = |range: Range<usize>| u64::from_le_bytes(header[range].try_into().expect("8 bytes"));
+        let len =
+            |range: Range<usize>| u32::from_le_bytes(header[range].try_into().expect("4 bytes")) as usize;
+        let (key_len, value_len) = (len(16..20), len(20..24));
+        let (key, rest) = rest.split_at_checked(key_len)?;
+        let value = rest.get(..value_len)?;
+        let sum = xxh3_64_with_seed(&block[8..HEADER_BYTES + key_len + value_len], place.into());
+        (sum == word(0..8)).then_some(Entry { expires_ms: word(8..16), key, value })
+    }
+}
+
+/// The words of a head, which says where shards are.
+pub(super) fn encode_words(words: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    words.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+pub(super) fn decode_words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")))
+}
+
+pub(super) fn root_of(name: &str, shard: usize) -> String {
+    format!("{name}/{shard}")
+}
+
+pub(super) fn table_of(name: &str, shard: usize, generation: u64) -> String {
+    format!("{name}/{shard}/t{generation}")
+}
+
+pub(super) fn part_of(name: &str, shard: usize, part: usize) -> String {
+    format!("{name}/{shard}/h{part}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_rise_by_a_quarter_at_most_and_hold_the_longest_entry() {
+        let units: Vec<u64> = (0..CLASSES).map(units_of).collect();
+        assert_eq!(units[..13], [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]);
+        assert!(units[4..].windows(2).all(|pair| pair[1] * 4 <= pair[0] * 5));
+        let longest = Entry::bytes(KEY_BYTES_MAX, VALUE_BYTES_MAX);
+        assert_eq!(class_of(longest), Some(CLASSES - 1));
+        assert!(units_of(CLASSES - 1) <= PART_UNITS);
+        assert_eq!(class_of(64), Some(0));
+        assert_eq!(class_of(65), Some(1));
+    }
+
+    #[test]
+    fn slots_come_back_as_they_went() {
+        let slot = Slot { place: 5 * PART_UNITS as u32 + 7, class: 3, tag: TAG_MAX };
+        assert_eq!(Slot::decode(slot.encode()), Some(slot));
+        assert_eq!((slot.part(), slot.offset(), slot.bytes()), (5, 448, 256));
+        assert_eq!((Slot::decode(0), Slot::decode(MOVED)), (None, None));
+        // A block that reaches beyond its part is none.
+        let beyond = Slot { place: PART_UNITS as u32 - 1, class: 1, tag: 0 };
+        assert_eq!(Slot::decode(beyond.encode()), None);
+    }
+
+    #[test]
+    fn an_entry_with_another_bit_or_in_another_place_is_none() {
+        let entry = Entry { expires_ms: 7, key: b"key", value: b"value" };
+        let mut bytes = Vec::new();
+        entry.encode(9, &mut bytes);
+        bytes.resize(64, 0);
+        assert_eq!(Entry::decode(&bytes, 9), Some(entry));
+        assert_eq!(Entry::decode(&bytes, 10), None);
+        for bit in 0..Entry::bytes(3, 5) * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Entry::decode(&bytes, 9), None, "{bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert_eq!(Entry::decode(&[0; 10], 9), None);
+    }
+}

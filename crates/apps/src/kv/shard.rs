@@ -1,0 +1,456 @@
+//! A shard, as its owner has it: the table that others read, and what becomes of requests.
+//!
+//! The owner alone writes.  It keeps a copy of the slots for itself, and believes nothing that stands in memory which others reach
+//! but what its checksum vouches for.
+
+use std::collections::BTreeSet;
+
+use halite::{AllocOptions, Lh, Permissions, RegionCause, Session};
+
+use super::error::KvError;
+use super::heap::{Block, Heap};
+use super::layout::{
+    BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
+    VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of,
+};
+use super::wire::{Answer, Expires, Only, Request};
+
+/// Buckets of a new table.
+const BUCKETS_MIN: u64 = 8;
+/// Of so many slots, three are used before the table grows.
+const QUARTERS: u64 = 4;
+/// How many keys that have expired go at a time.
+const SWEEP_MAX: usize = 64;
+/// Most keys that one answer to a scan looks for.
+const SCAN_MAX: u64 = 10_000;
+/// Bytes that are written at a time over a table that has moved.
+const WIPE_BYTES: usize = 64 << 10;
+
+/// A shard and its owner's bookkeeping.
+pub(super) struct Shard {
+    session: Session,
+    name: String,
+    number: usize,
+    everyone: Permissions,
+    root: Lh,
+    table: Table,
+    heap: Heap,
+    keys: u64,
+    /// What expires, with its time in ms.
+    expiring: BTreeSet<(u64, Box<[u8]>)>,
+    entry: Vec<u8>,
+}
+
+struct Table {
+    lh: Lh,
+    generation: u64,
+    buckets: u64,
+    /// What stands there, and the bits by which each is placed.
+    slots: Vec<u64>,
+    lows: Vec<u32>,
+}
+
+/// An entry that was found, whose bytes are in the shard's buffer.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    index: usize,
+    slot: Slot,
+    expires_ms: u64,
+    value_at: usize,
+    value_len: usize,
+}
+
+impl Table {
+    async fn make(
+        session: &Session,
+        name: &str,
+        shard: usize,
+        generation: u64,
+        buckets: u64,
+        everyone: Permissions,
+    ) -> Result<Table, KvError> {
+        let options = AllocOptions { everyone, ..AllocOptions::default() };
+        let name = table_of(name, shard, generation);
+        let made = session.alloc_with(Some(&name), buckets * BUCKET_BYTES, options).await;
+        let lh = made.map_err(|error| match error.cause() {
+            RegionCause::NoSpace { .. } | RegionCause::OutOfMemory { .. } => KvError::Full,
+            _ => error.into(),
+        })?;
+        let slots = buckets as usize * BUCKET_SLOTS;
+        Ok(Table { lh, generation, buckets, slots: vec![0; slots], lows: vec![0; slots] })
+    }
+
+    fn indices(&self, low: u32) -> std::ops::Range<usize> {
+        let begin = bucket_of(low, self.buckets) as usize * BUCKET_SLOTS;
+        begin..begin + BUCKET_SLOTS
+    }
+
+    fn empty(&self, low: u32) -> Option<usize> {
+        self.indices(low).find(|index| self.slots[*index] == 0)
+    }
+}
+
+impl Shard {
+    pub(super) async fn make(
+        session: Session,
+        name: &str,
+        number: usize,
+        everyone: Permissions,
+    ) -> Result<Shard, KvError> {
+        let options = AllocOptions { everyone, ..AllocOptions::default() };
+        let root = session.alloc_with(Some(&root_of(name, number)), ROOT_BYTES, options).await?;
+        let table = match Table::make(&session, name, number, 0, BUCKETS_MIN, everyone).await {
+            Ok(table) => table,
+            Err(error) => {
+                session.free(root).await?;
+                return Err(error);
+            }
+        };
+        session.write(root, 0, &encode_words([0, BUCKETS_MIN])).await?;
+        let heap = Heap::new(session.clone(), name, number, everyone);
+        let (name, expiring, entry) = (name.to_owned(), BTreeSet::new(), Vec::new());
+        Ok(Shard { session, name, number, everyone, root, table, heap, keys: 0, expiring, entry })
+    }
+
+    /// Frees all that it has made.
+    pub(super) async fn free(mut self) -> Result<(), KvError> {
+        self.heap.clear().await?;
+        self.session.free(self.table.lh).await?;
+        Ok(self.session.free(self.root).await?)
+    }
+
+    /// Does what is asked for at `now_ms`, and writes the answer into `answer`.  Fails only if the shard can go on no more.
+    pub(super) async fn handle(
+        &mut self,
+        now_ms: u64,
+        request: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), KvError> {
+        let done = match Request::decode(request) {
+            Some(request) => self.perform(now_ms, request, answer).await,
+            None => {
+                Answer::Malformed.encode(answer);
+                Ok(())
+            }
+        };
+        match done {
+            Ok(()) => Ok(()),
+            Err(KvError::Full) => {
+                Answer::Full.encode(answer);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn perform(
+        &mut self,
+        now_ms: u64,
+        request: Request<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<(), KvError> {
+        let outcome = match request {
+            Request::Get { key } => match self.find(now_ms, key).await? {
+                Some(found) => {
+                    self.answer_value(found, answer);
+                    return Ok(());
+                }
+                None => Answer::Nothing,
+            },
+            Request::Set { key, value, only, expires, returns_old } => {
+                let found = self.find(now_ms, key).await?;
+                let holds = match only {
+                    Only::Always => true,
+                    Only::IfAbsent => found.is_none(),
+                    Only::IfPresent => found.is_some(),
+                };
+                // The old value is in the buffer now, and not for long.
+                match found.filter(|_| returns_old) {
+                    Some(found) => self.answer_value(found, answer),
+                    None if holds && !returns_old => Answer::Number(1).encode(answer),
+                    None => Answer::Nothing.encode(answer),
+                }
+                if !holds {
+                    return Ok(());
+                }
+                if key.len() > KEY_BYTES_MAX || value.len() > VALUE_BYTES_MAX {
+                    Answer::TooLong.encode(answer);
+                    return Ok(());
+                }
+                let expires_ms = expiry(now_ms, expires, found);
+                return self.put(key, value, expires_ms, found).await;
+            }
+            Request::Delete { key } => match self.find(now_ms, key).await? {
+                Some(found) => {
+                    self.remove(key, found).await?;
+                    Answer::Number(1)
+                }
+                None => Answer::Nothing,
+            },
+            Request::Append { key, value } => self.append(now_ms, key, value).await?,
+            Request::Add { key, number } => self.add(now_ms, key, number).await?,
+            Request::Expire { key, expires } => match self.find(now_ms, key).await? {
+                None => Answer::Nothing,
+                Some(found) => {
+                    let value = self.value(found).to_vec();
+                    self.put(key, &value, expiry(now_ms, expires, Some(found)), Some(found)).await?;
+                    Answer::Number(1)
+                }
+            },
+            Request::TimeLeft { key } => match self.find(now_ms, key).await? {
+                None => Answer::Nothing,
+                Some(Found { expires_ms: 0, .. }) => Answer::Number(-1),
+                Some(found) => Answer::Number((found.expires_ms - now_ms) as i64),
+            },
+            Request::Scan { from, count } => {
+                return self.scan(now_ms, from, count.min(SCAN_MAX), answer).await;
+            }
+            Request::Count => {
+                self.sweep(now_ms, usize::MAX).await?;
+                Answer::Number(self.keys as i64)
+            }
+            Request::Clear => {
+                self.clear().await?;
+                Answer::Number(1)
+            }
+            Request::Close => Answer::Number(1),
+        };
+        outcome.encode(answer);
+        Ok(())
+    }
+
+    /// Removes some of what has expired.
+    pub(super) async fn sweep(&mut self, now_ms: u64, most: usize) -> Result<(), KvError> {
+        for _ in 0..most {
+            let Some((_, key)) = self.expiring.first().filter(|(at, _)| *at <= now_ms).cloned() else {
+                break;
+            };
+            // Looking for it is what removes it.
+            self.find(now_ms, &key).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn sweep_some(&mut self, now_ms: u64) -> Result<(), KvError> {
+        self.sweep(now_ms, SWEEP_MAX).await
+    }
+
+    fn value(&self, found: Found) -> &[u8] {
+        &self.entry[found.value_at..found.value_at + found.value_len]
+    }
+
+    fn answer_value(&self, found: Found, answer: &mut Vec<u8>) {
+        let expires_ms = found.expires_ms as i64;
+        Answer::Bytes(expires_ms, self.value(found)).encode(answer);
+    }
+
+    /// The entry of a key, unless it has expired.
+    async fn find(&mut self, now_ms: u64, key: &[u8]) -> Result<Option<Found>, KvError> {
+        let hash = Hash::of(key);
+        for index in self.table.indices(hash.low()) {
+            let Some(slot) = Slot::decode(self.table.slots[index]).filter(|slot| slot.tag == hash.tag())
+            else {
+                continue;
+            };
+            self.heap.read(slot, &mut self.entry).await?;
+            let Some(entry) = Entry::decode(&self.entry, slot.place) else { return Err(self.damaged()) };
+            if entry.key != key {
+                continue;
+            }
+            let expires_ms = entry.expires_ms;
+            let (value_at, value_len) = (Entry::bytes(key.len(), 0), entry.value.len());
+            let found = Found { index, slot, expires_ms, value_at, value_len };
+            if expires_ms != 0 && expires_ms <= now_ms {
+                self.remove(key, found).await?;
+                return Ok(None);
+            }
+            return Ok(Some(found));
+        }
+        Ok(None)
+    }
+
+    fn damaged(&self) -> KvError {
+        KvError::Damaged { shard: self.number, what: "has an entry that is damaged" }
+    }
+
+    /// Writes an entry in place of what was found under its key, if anything.
+    async fn put(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        expires_ms: u64,
+        found: Option<Found>,
+    ) -> Result<(), KvError> {
+        let hash = Hash::of(key);
+        let mut bytes = Vec::with_capacity(Entry::bytes(key.len(), value.len()));
+        let class = class_of(Entry::bytes(key.len(), value.len())).expect("lengths have been checked");
+        if found.is_none() {
+            self.make_room(hash.low()).await?;
+        }
+        let block = self.heap.take(class).await?;
+        Entry { expires_ms, key, value }.encode(block.place, &mut bytes);
+        self.heap.write(block, &bytes).await?;
+        let index = match found {
+            Some(found) => found.index,
+            None => self.table.empty(hash.low()).expect("room has been made"),
+        };
+        self.set_slot(index, block.slot(hash.tag()).encode()).await?;
+        self.table.lows[index] = hash.low();
+        match found {
+            Some(found) => self.forget(key, found),
+            None => self.keys += 1,
+        }
+        if expires_ms != 0 {
+            self.expiring.insert((expires_ms, key.into()));
+        }
+        Ok(())
+    }
+
+    async fn remove(&mut self, key: &[u8], found: Found) -> Result<(), KvError> {
+        self.set_slot(found.index, 0).await?;
+        self.forget(key, found);
+        self.keys -= 1;
+        Ok(())
+    }
+
+    /// What no slot leads to any more.  Who reads it now sees by the slot that it was too late.
+    fn forget(&mut self, key: &[u8], found: Found) {
+        self.heap.give_back(Block::from(found.slot));
+        if found.expires_ms != 0 {
+            self.expiring.remove(&(found.expires_ms, key.into()));
+        }
+    }
+
+    async fn set_slot(&mut self, index: usize, word: u64) -> Result<(), KvError> {
+        self.session.write(self.table.lh, index as u64 * WORD, &word.to_le_bytes()).await?;
+        self.table.slots[index] = word;
+        Ok(())
+    }
+
+    async fn append(&mut self, now_ms: u64, key: &[u8], tail: &[u8]) -> Result<Answer<'static>, KvError> {
+        let found = self.find(now_ms, key).await?;
+        let mut value = found.map_or(Vec::new(), |found| self.value(found).to_vec());
+        value.extend(tail);
+        if key.len() > KEY_BYTES_MAX || value.len() > VALUE_BYTES_MAX {
+            return Ok(Answer::TooLong);
+        }
+        self.put(key, &value, expiry(now_ms, Expires::Unchanged, found), found).await?;
+        Ok(Answer::Number(value.len() as i64))
+    }
+
+    async fn add(&mut self, now_ms: u64, key: &[u8], number: i64) -> Result<Answer<'static>, KvError> {
+        if key.len() > KEY_BYTES_MAX {
+            return Ok(Answer::TooLong);
+        }
+        let found = self.find(now_ms, key).await?;
+        let text = found.map_or(&b"0"[..], |found| self.value(found));
+        let old = std::str::from_utf8(text).ok().and_then(|text| text.parse::<i64>().ok());
+        let Some(sum) = old.and_then(|old| old.checked_add(number)) else { return Ok(Answer::NotANumber) };
+        let value = sum.to_string();
+        self.put(key, value.as_bytes(), expiry(now_ms, Expires::Unchanged, found), found).await?;
+        Ok(Answer::Number(sum))
+    }
+
+    /// Keys of some buckets, each with its length in front.  Who goes on where the answer says sees each key that stays at least
+    /// once, also if the table grows meanwhile: buckets are gone through by their bits from the highest, reversed.
+    async fn scan(
+        &mut self,
+        now_ms: u64,
+        from: u64,
+        count: u64,
+        answer: &mut Vec<u8>,
+    ) -> Result<(), KvError> {
+        let bits = self.table.buckets.trailing_zeros();
+        let mut cursor = from.reverse_bits() >> (u64::BITS - bits) << (u64::BITS - bits);
+        let (mut keys, mut found) = (Vec::new(), 0);
+        let next = loop {
+            let bucket = cursor.reverse_bits();
+            for index in self.table.indices(bucket as u32) {
+                let Some(slot) = Slot::decode(self.table.slots[index]) else { continue };
+                self.heap.read(slot, &mut self.entry).await?;
+                let Some(entry) = Entry::decode(&self.entry, slot.place) else { return Err(self.damaged()) };
+                if entry.expires_ms == 0 || entry.expires_ms > now_ms {
+                    keys.extend((entry.key.len() as u32).to_le_bytes());
+                    keys.extend(entry.key);
+                    found += 1;
+                }
+            }
+            match cursor.checked_add(1 << (u64::BITS - bits)) {
+                None => break 0,
+                Some(after) if found >= count.max(1) => break after.reverse_bits(),
+                Some(after) => cursor = after,
+            }
+        };
+        Answer::Bytes(next as i64, &keys).encode(answer);
+        Ok(())
+    }
+
+    async fn clear(&mut self) -> Result<(), KvError> {
+        for index in 0..self.table.slots.len() {
+            if self.table.slots[index] != 0 {
+                self.set_slot(index, 0).await?;
+            }
+        }
+        self.keys = 0;
+        self.expiring.clear();
+        self.heap.clear().await
+    }
+
+    /// Sees to it that a key that is placed by `low` finds an empty slot.
+    async fn make_room(&mut self, low: u32) -> Result<(), KvError> {
+        while self.table.empty(low).is_none()
+            || (self.keys + 1) * QUARTERS > self.table.slots.len() as u64 * (QUARTERS - 1)
+        {
+            self.grow().await?;
+        }
+        Ok(())
+    }
+
+    /// Puts a table of twice the length, or more where its buckets would be full, in place of this one.
+    async fn grow(&mut self) -> Result<(), KvError> {
+        let (mut buckets, generation) = (2 * self.table.buckets, self.table.generation + 1);
+        let placed = loop {
+            if buckets > BUCKETS_MAX {
+                return Err(KvError::Full);
+            }
+            match self.placed(buckets) {
+                Some(placed) => break placed,
+                None => buckets *= 2,
+            }
+        };
+        let mut table =
+            Table::make(&self.session, &self.name, self.number, generation, buckets, self.everyone).await?;
+        (table.slots, table.lows) = placed;
+        self.session.write(table.lh, 0, &encode_words(table.slots.iter().copied())).await?;
+        self.session.write(self.root, 0, &encode_words([generation, buckets])).await?;
+        let old = std::mem::replace(&mut self.table, table);
+        // From here on, who reads the old one looks for the new one.
+        let (len, moved) = (old.slots.len() * WORD as usize, vec![MOVED as u8; WIPE_BYTES]);
+        for at in (0..len).step_by(WIPE_BYTES) {
+            self.session.write(old.lh, at as u64, &moved[..WIPE_BYTES.min(len - at)]).await?;
+        }
+        Ok(self.session.free(old.lh).await?)
+    }
+
+    /// The slots in so many buckets; `None` if one has no room for its own.
+    fn placed(&self, buckets: u64) -> Option<(Vec<u64>, Vec<u32>)> {
+        let mut slots = vec![0; buckets as usize * BUCKET_SLOTS];
+        let mut lows = vec![0; slots.len()];
+        for (word, low) in self.table.slots.iter().zip(&self.table.lows).filter(|(word, _)| **word != 0) {
+            let begin = bucket_of(*low, buckets) as usize * BUCKET_SLOTS;
+            let free = (begin..begin + BUCKET_SLOTS).find(|index| slots[*index] == 0)?;
+            (slots[free], lows[free]) = (*word, *low);
+        }
+        Some((slots, lows))
+    }
+}
+
+/// When something goes that is set now.
+fn expiry(now_ms: u64, expires: Expires, found: Option<Found>) -> u64 {
+    match expires {
+        Expires::Never => 0,
+        Expires::Unchanged => found.map_or(0, |found| found.expires_ms),
+        // Not for ever, however it adds up.
+        Expires::After { ms } => now_ms.saturating_add(ms).clamp(1, i64::MAX as u64),
+    }
+}

@@ -1,0 +1,423 @@
+//! Who reads and changes what a store holds.
+
+use std::time::Duration;
+
+use halite::{
+    AccessCause, AccessError, AllocOptions, BatchError, Function, Lh, NodeId, Permissions, ReadOp,
+    RegionCause, Session,
+};
+
+use super::error::KvError;
+use super::layout::{
+    BUCKET_BYTES, BUCKETS_MAX, Entry, HEAD_WORDS, Hash, KEY_BYTES_MAX, MAGIC, MOVED, ROOT_BYTES, SHARDS_MAX,
+    Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, part_of, root_of, table_of,
+};
+use super::wire::{Answer, Expires, Only, Request};
+
+/// How often a key that changes all the time is read before its owner is asked.
+const ATTEMPTS_MAX: usize = 16;
+
+/// A store, as one session sees it.  Each thread has one of its own.
+pub struct Store {
+    session: Session,
+    name: String,
+    shards: Vec<Seen>,
+    timeout: Duration,
+    request: Vec<u8>,
+    block: Vec<u8>,
+}
+
+/// What is at hand of a shard.
+#[derive(Clone, Debug)]
+struct Seen {
+    node: NodeId,
+    function: Function,
+    table: Option<(Lh, u64)>,
+    heap: Vec<Option<Lh>>,
+}
+
+/// What a client learns from one look at a key.
+enum Look {
+    Value(usize, usize),
+    Nothing,
+    /// It changes just now.
+    Again,
+    /// The table is another by now.
+    Moved,
+    /// It expires at some time of the owner's clock.
+    Ask,
+}
+
+/// What becomes of a value that is set.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SetOptions {
+    /// On which condition.
+    pub only: Only,
+    /// Until when.
+    pub expires: Expires,
+}
+
+impl Store {
+    /// Puts shards together that [`Owner`](super::Owner)s have made: shard `i` is served at `nodes[i]`, by `function` and `i` more.
+    pub async fn create(
+        session: &Session,
+        name: &str,
+        nodes: &[NodeId],
+        function: Function,
+        everyone: Permissions,
+    ) -> Result<Store, KvError> {
+        check_shards(nodes.len() as u64)?;
+        let head = [MAGIC, nodes.len() as u64, u64::from(function.0)].into_iter();
+        let mut words: Vec<u64> = head.chain(nodes.iter().map(|node| u64::from(node.0))).collect();
+        words.resize(HEAD_WORDS, 0);
+        let options = AllocOptions { everyone: everyone & Permissions::READ, ..AllocOptions::default() };
+        let lh = session.alloc_with(None, HEAD_WORDS as u64 * WORD, options).await?;
+        session.write(lh, 0, &encode_words(words)).await?;
+        // It has its name when all of it stands there.
+        if let Err(error) = session.set_name(lh, name).await {
+            session.free(lh).await?;
+            return Err(error.into());
+        }
+        Store::open(session, name).await
+    }
+
+    /// Opens a store that somebody has made.
+    pub async fn open(session: &Session, name: &str) -> Result<Store, KvError> {
+        let lh = session.map(name, Permissions::READ).await?;
+        let len = session.len(lh)?;
+        if len != HEAD_WORDS as u64 * WORD {
+            return Err(KvError::NotAStore { what: "the length of the region", value: len, wanted: "512" });
+        }
+        let mut bytes = [0; HEAD_WORDS * WORD as usize];
+        session.read(lh, 0, &mut bytes).await?;
+        session.unmap(lh).await?;
+        let words: Vec<u64> = decode_words(&bytes).collect();
+        let [magic, count, function, ref nodes @ ..] = words[..] else { unreachable!("there are 64") };
+        if magic != MAGIC {
+            let wanted = "that of this version of stores";
+            return Err(KvError::NotAStore { what: "the first word", value: magic, wanted });
+        }
+        check_shards(count)?;
+        let shard = |(number, node): (usize, &u64)| Seen {
+            node: NodeId(*node as u32),
+            function: Function((function as u32).wrapping_add(number as u32)),
+            table: None,
+            heap: Vec::new(),
+        };
+        let shards = nodes[..count as usize].iter().enumerate().map(shard).collect();
+        Ok(Store {
+            session: session.clone(),
+            name: name.to_owned(),
+            shards,
+            timeout: Duration::from_secs(5),
+            request: Vec::new(),
+            block: Vec::new(),
+        })
+    }
+
+    /// Waits so long for what an owner answers, in place of 5 s.
+    pub fn with_timeout(self, timeout: Duration) -> Store {
+        Store { timeout, ..self }
+    }
+
+    /// How many shards it has.
+    pub fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    // Reading, which the owner has no part in.
+
+    /// The value of a key.  Takes two reads of remote memory, one behind the other, and a call where the key expires at some time.
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
+        let mut value = Vec::new();
+        Ok(self.get_into(key, &mut value).await?.then_some(value))
+    }
+
+    /// As [`Store::get`], into a buffer, which becomes as long as the value; whether there is one.
+    pub async fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, KvError> {
+        check_len("key", key.len(), KEY_BYTES_MAX)?;
+        let hash = Hash::of(key);
+        let shard = hash.shard(self.shards.len());
+        for _ in 0..ATTEMPTS_MAX {
+            let looked = match self.look(shard, hash, key).await {
+                Err(KvError::Access(error)) if is_gone(&error) => Look::Moved,
+                // Its table has grown while we looked for it.
+                Err(KvError::Region(error)) if *error.cause() == RegionCause::NotFound => Look::Moved,
+                looked => looked?,
+            };
+            match looked {
+                Look::Value(at, len) => {
+                    value.clear();
+                    value.extend(&self.block[at..at + len]);
+                    return Ok(true);
+                }
+                Look::Nothing => return Ok(false),
+                Look::Again => {}
+                Look::Moved => self.forget(shard).await,
+                Look::Ask => break,
+            }
+        }
+        let answer = self.ask(shard, &Request::Get { key }).await?;
+        match Answer::decode(&answer) {
+            Some(Answer::Bytes(_, bytes)) => {
+                value.clear();
+                value.extend(bytes);
+                Ok(true)
+            }
+            Some(Answer::Nothing) => Ok(false),
+            other => Err(self.refused(shard, other)),
+        }
+    }
+
+    async fn look(&mut self, shard: usize, hash: Hash, key: &[u8]) -> Result<Look, KvError> {
+        let Some((table, buckets)) = self.table(shard).await? else { return Ok(Look::Again) };
+        let at = bucket_of(hash.low(), buckets) * BUCKET_BYTES;
+        let mut bucket = [0; BUCKET_BYTES as usize];
+        self.session.read(table, at, &mut bucket).await?;
+        for (index, word) in decode_words(&bucket).enumerate() {
+            if word == MOVED {
+                return Ok(Look::Moved);
+            }
+            let Some(slot) = Slot::decode(word).filter(|slot| slot.tag == hash.tag()) else { continue };
+            let heap = self.part(shard, slot.part()).await?;
+            self.block.resize(slot.bytes() as usize, 0);
+            let mut again = [0; WORD as usize];
+            // The second is read behind the first: what it leads to was there all the time, or has just come.
+            let mut batch = [
+                ReadOp { lh: heap, offset: slot.offset(), into: &mut self.block },
+                ReadOp { lh: table, offset: at + index as u64 * WORD, into: &mut again },
+            ];
+            self.session.read_batch(&mut batch).await.map_err(|BatchError { source, .. }| source)?;
+            if u64::from_le_bytes(again) != word {
+                return Ok(Look::Again);
+            }
+            let Some(entry) = Entry::decode(&self.block, slot.place) else { return Ok(Look::Again) };
+            if entry.key == key {
+                return Ok(match entry.expires_ms {
+                    0 => Look::Value(Entry::bytes(key.len(), 0), entry.value.len()),
+                    _ => Look::Ask,
+                });
+            }
+        }
+        Ok(Look::Nothing)
+    }
+
+    /// The table of a shard, and how many buckets it has; `None` if it changes just now.
+    async fn table(&mut self, shard: usize) -> Result<Option<(Lh, u64)>, KvError> {
+        if self.shards[shard].table.is_some() {
+            return Ok(self.shards[shard].table);
+        }
+        let root = self.session.map(&root_of(&self.name, shard), Permissions::READ).await?;
+        let mut bytes = [0; ROOT_BYTES as usize];
+        let read = self.session.read(root, 0, &mut bytes).await;
+        self.session.unmap(root).await?;
+        read?;
+        let words: Vec<u64> = decode_words(&bytes).collect();
+        let (generation, buckets) = (words[0], words[1]);
+        let lh = self.session.map(&table_of(&self.name, shard, generation), Permissions::READ).await?;
+        let is_sound = buckets.is_power_of_two() && buckets <= BUCKETS_MAX;
+        if !is_sound || self.session.len(lh)? != buckets * BUCKET_BYTES {
+            // The root has two words, and the table grows between them.
+            self.session.unmap(lh).await?;
+            return Ok(None);
+        }
+        self.shards[shard].table = Some((lh, buckets));
+        Ok(self.shards[shard].table)
+    }
+
+    async fn part(&mut self, shard: usize, part: usize) -> Result<Lh, KvError> {
+        if let Some(Some(lh)) = self.shards[shard].heap.get(part) {
+            return Ok(*lh);
+        }
+        let lh = self.session.map(&part_of(&self.name, shard, part), Permissions::READ).await?;
+        let heap = &mut self.shards[shard].heap;
+        heap.resize(heap.len().max(part + 1), None);
+        heap[part] = Some(lh);
+        Ok(lh)
+    }
+
+    /// What is at hand leads nowhere any more.
+    async fn forget(&mut self, shard: usize) {
+        let table = self.shards[shard].table.take().map(|(lh, _)| lh);
+        let heap = std::mem::take(&mut self.shards[shard].heap);
+        for lh in table.into_iter().chain(heap.into_iter().flatten()) {
+            // It may have been freed.
+            let _ = self.session.unmap(lh).await;
+        }
+    }
+
+    // Changing, which the owner does.
+
+    /// Sets a value; whether the condition held.
+    pub async fn set(&mut self, key: &[u8], value: &[u8], options: SetOptions) -> Result<bool, KvError> {
+        let SetOptions { only, expires } = options;
+        let request = Request::Set { key, value, only, expires, returns_old: false };
+        Ok(self.number(key, Some(value), request).await?.is_some())
+    }
+
+    /// As [`Store::set`]; returns the value before, whether or not the condition held.
+    pub async fn swap(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        options: SetOptions,
+    ) -> Result<Option<Vec<u8>>, KvError> {
+        check(key, value)?;
+        let SetOptions { only, expires } = options;
+        let shard = self.shard_of(key);
+        let request = Request::Set { key, value, only, expires, returns_old: true };
+        let answer = self.ask(shard, &request).await?;
+        match Answer::decode(&answer) {
+            Some(Answer::Bytes(_, bytes)) => Ok(Some(bytes.to_vec())),
+            Some(Answer::Nothing) => Ok(None),
+            other => Err(self.refused(shard, other)),
+        }
+    }
+
+    /// Removes a key; whether it was there.
+    pub async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        Ok(self.number(key, None, Request::Delete { key }).await?.is_some())
+    }
+
+    /// Appends to a value, which is empty if there is none; returns its length.
+    pub async fn append(&mut self, key: &[u8], value: &[u8]) -> Result<u64, KvError> {
+        let len = self.number(key, Some(value), Request::Append { key, value }).await?;
+        Ok(len.unwrap_or(0) as u64)
+    }
+
+    /// Adds to a number in decimal, which is 0 if there is none; returns the sum.
+    pub async fn add(&mut self, key: &[u8], number: i64) -> Result<i64, KvError> {
+        Ok(self.number(key, None, Request::Add { key, number }).await?.unwrap_or(0))
+    }
+
+    /// Changes until when a key is kept; whether it is there.
+    pub async fn expire(&mut self, key: &[u8], expires: Expires) -> Result<bool, KvError> {
+        Ok(self.number(key, None, Request::Expire { key, expires }).await?.is_some())
+    }
+
+    /// For how many ms a key is still kept: `Some(None)` for ever, `None` if it is not there.
+    pub async fn time_left(&mut self, key: &[u8]) -> Result<Option<Option<u64>>, KvError> {
+        let left = self.number(key, None, Request::TimeLeft { key }).await?;
+        Ok(left.map(|ms| u64::try_from(ms).ok()))
+    }
+
+    // Of all shards.
+
+    /// How many keys there are.
+    pub async fn count(&mut self) -> Result<u64, KvError> {
+        let mut sum = 0;
+        for shard in 0..self.shards.len() {
+            sum += self.number_of(shard, Request::Count).await?.unwrap_or(0) as u64;
+        }
+        Ok(sum)
+    }
+
+    /// Some keys, about `count` of them, and where to go on, which is 0 at the end and at the begin.  A key that stays is seen once at least.
+    pub async fn scan(&mut self, from: u64, count: u64) -> Result<(u64, Vec<Vec<u8>>), KvError> {
+        let (shard, from) = ((from >> SHARD_SHIFT) as usize, from & ((1 << SHARD_SHIFT) - 1));
+        if shard >= self.shards.len() {
+            return Ok((0, Vec::new()));
+        }
+        let answer = self.ask(shard, &Request::Scan { from, count }).await?;
+        let (next, mut rest) = match Answer::decode(&answer) {
+            Some(Answer::Bytes(next, keys)) => (next as u64, keys),
+            other => return Err(self.refused(shard, other)),
+        };
+        let mut keys = Vec::new();
+        while let Some((len, after)) = rest.split_first_chunk() {
+            let Some((key, after)) = after.split_at_checked(u32::from_le_bytes(*len) as usize) else { break };
+            keys.push(key.to_vec());
+            rest = after;
+        }
+        let next = match next {
+            0 if shard + 1 == self.shards.len() => 0,
+            0 => (shard as u64 + 1) << SHARD_SHIFT,
+            _ => (shard as u64) << SHARD_SHIFT | next,
+        };
+        Ok((next, keys))
+    }
+
+    /// Removes all keys, one shard after the other.
+    pub async fn clear(&mut self) -> Result<(), KvError> {
+        for shard in 0..self.shards.len() {
+            self.number_of(shard, Request::Clear).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends all owners, who free what they have made, and frees the head.
+    pub async fn close(mut self) -> Result<(), KvError> {
+        for shard in 0..self.shards.len() {
+            self.number_of(shard, Request::Close).await?;
+        }
+        let head = self.session.map(&self.name, Permissions::MASTER).await?;
+        Ok(self.session.free(head).await?)
+    }
+
+    fn shard_of(&self, key: &[u8]) -> usize {
+        Hash::of(key).shard(self.shards.len())
+    }
+
+    /// A number that the owner of a key answers; none if the key is not there, or the condition does not hold.
+    async fn number(
+        &mut self,
+        key: &[u8],
+        value: Option<&[u8]>,
+        request: Request<'_>,
+    ) -> Result<Option<i64>, KvError> {
+        check(key, value.unwrap_or_default())?;
+        self.number_of(self.shard_of(key), request).await
+    }
+
+    async fn number_of(&mut self, shard: usize, request: Request<'_>) -> Result<Option<i64>, KvError> {
+        let answer = self.ask(shard, &request).await?;
+        match Answer::decode(&answer) {
+            Some(Answer::Number(number)) => Ok(Some(number)),
+            Some(Answer::Nothing) => Ok(None),
+            other => Err(self.refused(shard, other)),
+        }
+    }
+
+    async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Vec<u8>, KvError> {
+        request.encode(&mut self.request);
+        let Seen { node, function, .. } = self.shards[shard];
+        Ok(self.session.call(node, function, &self.request, self.timeout).await?)
+    }
+
+    /// Why an answer is none.
+    fn refused(&self, shard: usize, answer: Option<Answer<'_>>) -> KvError {
+        match answer {
+            Some(Answer::Full) => KvError::Full,
+            Some(Answer::NotANumber) => KvError::NotANumber,
+            // The key's length has been checked here.
+            Some(Answer::TooLong) => {
+                KvError::TooLong { what: "value", len: VALUE_BYTES_MAX + 1, max: VALUE_BYTES_MAX }
+            }
+            _ => KvError::Damaged { shard, what: "answers what makes no sense" },
+        }
+    }
+}
+
+/// Below it, a cursor of a shard; above it, which one.
+const SHARD_SHIFT: u32 = 40;
+
+fn check_shards(count: u64) -> Result<(), KvError> {
+    if (1..=SHARDS_MAX as u64).contains(&count) {
+        return Ok(());
+    }
+    Err(KvError::NotAStore { what: "the number of shards", value: count, wanted: "from 1 to 61" })
+}
+
+fn check(key: &[u8], value: &[u8]) -> Result<(), KvError> {
+    check_len("key", key.len(), KEY_BYTES_MAX)?;
+    check_len("value", value.len(), VALUE_BYTES_MAX)
+}
+
+fn check_len(what: &'static str, len: usize, max: usize) -> Result<(), KvError> {
+    if len <= max { Ok(()) } else { Err(KvError::TooLong { what, len, max }) }
+}
+
+/// Whether a handle leads nowhere any more; mapping the region again tells why.
+fn is_gone(error: &AccessError) -> bool {
+    matches!(error.cause(), AccessCause::Stale)
+}

@@ -1,0 +1,261 @@
+//! What clients and the owners of shards say to each other, by calls.
+//!
+//! ```text
+//!   request   op u8 | number i64 | number i64 | key bytes u32 | key | value        numbers as the operation has them
+//!   answer    kind u8 | number i64 | bytes
+//! ```
+
+/// What a client asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Request<'a> {
+    Get {
+        key: &'a [u8],
+    },
+    Set {
+        key: &'a [u8],
+        value: &'a [u8],
+        only: Only,
+        expires: Expires,
+        returns_old: bool,
+    },
+    Delete {
+        key: &'a [u8],
+    },
+    /// Answers the new length.
+    Append {
+        key: &'a [u8],
+        value: &'a [u8],
+    },
+    /// Answers the new number.
+    Add {
+        key: &'a [u8],
+        number: i64,
+    },
+    /// Answers whether there is such a key.
+    Expire {
+        key: &'a [u8],
+        expires: Expires,
+    },
+    /// Answers the time that is left, in ms; -1 if it is for ever.
+    TimeLeft {
+        key: &'a [u8],
+    },
+    /// Answers some keys, and where to go on.
+    Scan {
+        from: u64,
+        count: u64,
+    },
+    Count,
+    Clear,
+    /// The owner ends, and what it has made goes.
+    Close,
+}
+
+/// On which condition something is set.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Only {
+    /// On none.
+    #[default]
+    Always,
+    /// If there is no such key.
+    IfAbsent,
+    /// If there is one.
+    IfPresent,
+}
+
+/// Until when a key is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Expires {
+    /// For ever.
+    #[default]
+    Never,
+    /// As long as it would have been.
+    Unchanged,
+    /// For so many ms, from when the owner hears of it.
+    After {
+        /// How many; none makes it go at once.
+        ms: u64,
+    },
+}
+
+/// What the owner answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Answer<'a> {
+    /// Done; or a number that was asked for.
+    Number(i64),
+    /// A value that was asked for, or keys.
+    Bytes(i64, &'a [u8]),
+    /// There is no such key, or the condition does not hold.
+    Nothing,
+    Full,
+    NotANumber,
+    TooLong,
+    /// The request makes no sense.
+    Malformed,
+}
+
+impl<'a> Request<'a> {
+    pub(super) fn encode(&self, into: &mut Vec<u8>) {
+        let none = (0, 0, &[][..], &[][..]);
+        let (op, (one, two, key, value)) = match *self {
+            Request::Get { key } => (0, (0, 0, key, &[][..])),
+            Request::Set { key, value, only, expires, returns_old } => {
+                let only = match only {
+                    Only::Always => 0,
+                    Only::IfAbsent => 1,
+                    Only::IfPresent => 2,
+                };
+                (1, (only | i64::from(returns_old) << 8, encode_expires(expires), key, value))
+            }
+            Request::Delete { key } => (2, (0, 0, key, &[][..])),
+            Request::Append { key, value } => (3, (0, 0, key, value)),
+            Request::Add { key, number } => (4, (number, 0, key, &[][..])),
+            Request::Expire { key, expires } => (5, (encode_expires(expires), 0, key, &[][..])),
+            Request::TimeLeft { key } => (6, (0, 0, key, &[][..])),
+            Request::Scan { from, count } => (7, (from as i64, count as i64, &[][..], &[][..])),
+            Request::Count => (8, none),
+            Request::Clear => (9, none),
+            Request::Close => (10, none),
+        };
+        into.clear();
+        into.push(op);
+        into.extend(i64::to_le_bytes(one));
+        into.extend(i64::to_le_bytes(two));
+        into.extend((key.len() as u32).to_le_bytes());
+        into.extend(key);
+        into.extend(value);
+    }
+
+    /// `None` for what is no request.
+    pub(super) fn decode(bytes: &'a [u8]) -> Option<Request<'a>> {
+        let (&op, rest) = bytes.split_first()?;
+        let (one, rest) = rest.split_first_chunk()?;
+        let (two, rest) = rest.split_first_chunk()?;
+        let (key_len, rest) = rest.split_first_chunk()?;
+        let (one, two) = (i64::from_le_bytes(*one), i64::from_le_bytes(*two));
+        let (key, value) = rest.split_at_checked(u32::from_le_bytes(*key_len) as usize)?;
+        Some(match op {
+            0 => Request::Get { key },
+            1 => {
+                let only = match one & 0xff {
+                    0 => Only::Always,
+                    1 => Only::IfAbsent,
+                    2 => Only::IfPresent,
+                    _ => return None,
+                };
+                let expires = decode_expires(two)?;
+                Request::Set { key, value, only, expires, returns_old: one >> 8 & 1 != 0 }
+            }
+            2 => Request::Delete { key },
+            3 => Request::Append { key, value },
+            4 => Request::Add { key, number: one },
+            5 => Request::Expire { key, expires: decode_expires(one)? },
+            6 => Request::TimeLeft { key },
+            7 => Request::Scan { from: one as u64, count: two as u64 },
+            8 => Request::Count,
+            9 => Request::Clear,
+            10 => Request::Close,
+            _ => return None,
+        })
+    }
+}
+
+fn encode_expires(expires: Expires) -> i64 {
+    match expires {
+        Expires::Never => -1,
+        Expires::Unchanged => -2,
+        Expires::After { ms } => i64::try_from(ms).unwrap_or(i64::MAX),
+    }
+}
+
+fn decode_expires(number: i64) -> Option<Expires> {
+    match number {
+        -1 => Some(Expires::Never),
+        -2 => Some(Expires::Unchanged),
+        _ => Some(Expires::After { ms: u64::try_from(number).ok()? }),
+    }
+}
+
+impl<'a> Answer<'a> {
+    pub(super) fn encode(&self, into: &mut Vec<u8>) {
+        let (kind, number, bytes) = match *self {
+            Answer::Number(number) => (0, number, &[][..]),
+            Answer::Bytes(number, bytes) => (1, number, bytes),
+            Answer::Nothing => (2, 0, &[][..]),
+            Answer::Full => (3, 0, &[][..]),
+            Answer::NotANumber => (4, 0, &[][..]),
+            Answer::TooLong => (5, 0, &[][..]),
+            Answer::Malformed => (6, 0, &[][..]),
+        };
+        into.clear();
+        into.push(kind);
+        into.extend(i64::to_le_bytes(number));
+        into.extend(bytes);
+    }
+
+    pub(super) fn decode(bytes: &'a [u8]) -> Option<Answer<'a>> {
+        let (&kind, rest) = bytes.split_first()?;
+        let (number, bytes) = rest.split_first_chunk()?;
+        let number = i64::from_le_bytes(*number);
+        Some(match kind {
+            0 => Answer::Number(number),
+            1 => Answer::Bytes(number, bytes),
+            2 => Answer::Nothing,
+            3 => Answer::Full,
+            4 => Answer::NotANumber,
+            5 => Answer::TooLong,
+            6 => Answer::Malformed,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_answers_come_back_as_they_went_and_cut_ones_are_none() {
+        let (key, value) = (&b"key"[..], &b"value"[..]);
+        let expires = Expires::After { ms: 7 };
+        let mut bytes = Vec::new();
+        for request in [
+            Request::Get { key },
+            Request::Set { key, value, only: Only::IfAbsent, expires, returns_old: true },
+            Request::Set {
+                key,
+                value: b"",
+                only: Only::Always,
+                expires: Expires::Unchanged,
+                returns_old: false,
+            },
+            Request::Delete { key },
+            Request::Append { key, value },
+            Request::Add { key, number: -3 },
+            Request::Expire { key, expires: Expires::Never },
+            Request::TimeLeft { key },
+            Request::Scan { from: 1 << 60, count: 9 },
+            Request::Count,
+            Request::Clear,
+            Request::Close,
+        ] {
+            request.encode(&mut bytes);
+            assert_eq!(Request::decode(&bytes), Some(request));
+            assert_eq!(Request::decode(&bytes[..20]), None);
+        }
+        for answer in [
+            Answer::Number(-1),
+            Answer::Bytes(3, value),
+            Answer::Nothing,
+            Answer::Full,
+            Answer::NotANumber,
+            Answer::TooLong,
+            Answer::Malformed,
+        ] {
+            answer.encode(&mut bytes);
+            assert_eq!(Answer::decode(&bytes), Some(answer));
+            assert_eq!(Answer::decode(&bytes[..8]), None);
+        }
+        assert_eq!((Request::decode(&[11; 30]), Answer::decode(&[7; 9])), (None, None));
+    }
+}

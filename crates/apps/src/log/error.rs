@@ -1,0 +1,67 @@
+//! What can go wrong with a log.
+
+use halite::{AccessError, NodeId, RegionError};
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The options, or what stands in the region of that name, describe no log.
+    #[error("{what} is {value}, and must be {wanted}")]
+    NotALog {
+        /// Which part.
+        what: &'static str,
+        /// What it is.
+        value: u64,
+        /// What it may be.
+        wanted: &'static str,
+    },
+    /// A record does not fit into a segment; nothing was appended.
+    #[error(
+        "the record takes {len} bytes, and {max} are the most that a segment of this log holds in one piece"
+    )]
+    TooLong {
+        /// Its length in bytes, with what frames the records of a transaction.
+        len: u64,
+        /// The longest.
+        max: u64,
+    },
+    /// There is no memory for another segment; nothing was appended.  It can be tried again once old ones have been freed.
+    #[error("there is no memory for another segment; trim the log, or enlarge the arenas")]
+    Full,
+    /// Followers have taken this writer for dead again and again while it appended; nothing was appended.
+    #[error(
+        "others have skipped this record {attempts} times, for it took longer than their patience to write it"
+    )]
+    Outpaced {
+        /// How often it was tried.
+        attempts: u32,
+    },
+    /// What is asked for has been freed.
+    #[error("the log begins at {first} by now; what stood before has been freed")]
+    Trimmed {
+        /// The first position that is kept.
+        first: u64,
+    },
+    /// A segment was lost with the node that held it.
+    #[error("segment {segment} of the log was lost with node {node}")]
+    Lost {
+        /// Which.
+        segment: u64,
+        /// With whom.
+        node: NodeId,
+        /// The first position after it.
+        next: u64,
+    },
+    /// A record is visible, and its bytes are not those that were appended.
+    #[error("the record at {position} is damaged: its checksum is another")]
+    Damaged {
+        /// Where.
+        position: u64,
+    },
+    /// A region could not be made, found or freed.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// A region could not be read or written.  Of an append: maybe done.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+}

@@ -1,0 +1,213 @@
+//! Who reads what others append.
+
+use halite::Lh;
+
+use super::error::LogError;
+use super::handle::{Log, is_gone};
+use super::layout::{LEN_BYTES, Word, checksum};
+
+/// How many bytes are read at once, unless a slot is longer.
+const READ_BYTES: u64 = 4096;
+/// How long a follower waits for a slot before it looks whether that is reserved, and again before it skips it, in ns.
+const PATIENCE_NS: u64 = 500_000;
+
+/// A record, or the records of a transaction.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// Where it stands: positions rise.
+    pub position: u64,
+    bytes: &'a [u8],
+    is_many: bool,
+}
+
+impl<'a> Entry<'a> {
+    /// Its records, in their order.
+    pub fn records(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let (mut rest, is_many) = (Some(self.bytes), self.is_many);
+        std::iter::from_fn(move || {
+            let bytes = rest.take()?;
+            if !is_many {
+                return Some(bytes);
+            }
+            let (len, after) = bytes.split_first_chunk::<LEN_BYTES>()?;
+            let (record, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+            rest = Some(after);
+            Some(record)
+        })
+    }
+}
+
+/// Why a follower does not get on.
+#[derive(Clone, Copy, Debug)]
+enum Stall {
+    /// Nothing has come since then.
+    Since(u64),
+    /// Slots up to `end` were reserved then, at the latest.
+    Reserved { since_ns: u64, end: u64 },
+}
+
+/// Reads a log from some position on.
+pub struct Follower {
+    log: Log,
+    next: u64,
+    stall: Option<Stall>,
+    buffer: Vec<u8>,
+    record: Vec<u8>,
+    patience_ns: u64,
+}
+
+impl Follower {
+    /// From the first record that is kept.
+    pub async fn from_start(log: Log) -> Result<Follower, LogError> {
+        let start = log.start().await?;
+        Ok(Follower::from(log, start))
+    }
+
+    /// From the first record that is appended after this.
+    pub async fn from_end(log: Log) -> Result<Follower, LogError> {
+        let end = log.end().await?;
+        Ok(Follower::from(log, end))
+    }
+
+    /// From a position on that some follower has come to.
+    pub fn from(log: Log, position: u64) -> Follower {
+        let (buffer, record) = (Vec::new(), Vec::new());
+        Follower { log, next: position, stall: None, buffer, record, patience_ns: PATIENCE_NS }
+    }
+
+    /// With another patience: after `patience_ns` twice, a slot that is reserved and not used is skipped.
+    pub fn with_patience(self, patience_ns: u64) -> Follower {
+        Follower { patience_ns, ..self }
+    }
+
+    /// The position of the next record, or of a slot before it.
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// Takes up a later position, of records that are not to be seen.
+    pub fn skip_to(&mut self, position: u64) {
+        self.next = self.next.max(position);
+        self.stall = None;
+    }
+
+    /// Hands over the records that have become visible, as far as one read shows them; returns how many slots they took.
+    /// `now_ns` is the time of any clock that does not go back.  Fails with [`LogError::Trimmed`] if they have been freed.
+    pub async fn poll(&mut self, now_ns: u64, mut take: impl FnMut(Entry<'_>)) -> Result<u64, LogError> {
+        let begin = self.next;
+        match self.read(&mut take).await {
+            Err(LogError::Access(error)) if is_gone(&error) => {
+                self.log.forget_segment_at(self.next).await;
+                self.log.expect_kept_at(self.next).await?;
+            }
+            done => done?,
+        }
+        if self.next > begin {
+            self.stall = None;
+        } else {
+            self.wait_or_skip(now_ns).await?;
+        }
+        Ok(self.next - begin)
+    }
+
+    async fn read(&mut self, take: &mut impl FnMut(Entry<'_>)) -> Result<(), LogError> {
+        let layout = self.log.layout;
+        // Nobody makes a segment by looking into it.
+        let Some(lh) = self.log.segment_if_made(self.next).await? else {
+            return self.log.expect_kept_at(self.next).await;
+        };
+        let slots = (READ_BYTES / layout.slot_bytes()).clamp(1, layout.room_at(self.next));
+        let at = layout.offset_of(self.next);
+        self.buffer.resize((slots * layout.slot_bytes()) as usize, 0);
+        self.log.session.read(lh, at, &mut self.buffer).await?;
+        let end = self.next + slots;
+        let begin = self.next;
+        while self.next < end {
+            let slot = ((self.next - begin) * layout.slot_bytes()) as usize;
+            let word = self.buffer[slot..].first_chunk().expect("the slot is whole");
+            match Word::decode(u64::from_le_bytes(*word)) {
+                Word::Open => break,
+                Word::Void => self.next += 1,
+                Word::Entry { len, is_many, sum } => {
+                    let found = Found { slot, len: len as usize, sum };
+                    self.gather(lh, found).await?;
+                    take(Entry { position: self.next, bytes: &self.record, is_many });
+                    self.next += layout.slots_of(len as usize);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Collects the bytes of a record whose word has been seen.
+    async fn gather(&mut self, lh: Lh, found: Found) -> Result<(), LogError> {
+        let layout = self.log.layout;
+        let damaged = LogError::Damaged { position: self.next };
+        let slots = layout.slots_of(found.len);
+        if slots > layout.room_at(self.next) {
+            return Err(damaged);
+        }
+        let bytes = (slots * layout.slot_bytes()) as usize;
+        if found.slot + bytes <= self.buffer.len() {
+            collect(&mut self.record, &self.buffer[found.slot..], layout, found.len);
+            if checksum(&self.record) == found.sum {
+                return Ok(());
+            }
+        }
+        // It is longer than what was read, or was read before its word was.  All of it has been there since.
+        let mut whole = vec![0; bytes];
+        self.log.session.read(lh, layout.offset_of(self.next), &mut whole).await?;
+        collect(&mut self.record, &whole, layout, found.len);
+        if checksum(&self.record) == found.sum { Ok(()) } else { Err(damaged) }
+    }
+
+    /// Nothing has come: after some time looks why, and skips what a writer has left.
+    async fn wait_or_skip(&mut self, now_ns: u64) -> Result<(), LogError> {
+        let is_over = |since_ns| now_ns.saturating_sub(since_ns) >= self.patience_ns;
+        match self.stall {
+            None => self.stall = Some(Stall::Since(now_ns)),
+            Some(Stall::Since(since_ns)) if is_over(since_ns) => {
+                let end = self.log.end().await?;
+                let reserved = Stall::Reserved { since_ns: now_ns, end };
+                self.stall = Some(if end > self.next { reserved } else { Stall::Since(now_ns) });
+            }
+            Some(Stall::Reserved { since_ns, end }) if is_over(since_ns) => {
+                if self.next < end {
+                    return self.skip(end).await;
+                }
+                self.stall = Some(Stall::Since(now_ns));
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Skips open slots up to `end`, all of which were reserved long ago; the next poll sees to what was settled meanwhile.
+    async fn skip(&mut self, end: u64) -> Result<(), LogError> {
+        let end = end.min(self.next + self.log.layout.room_at(self.next));
+        let slots_max = (READ_BYTES / self.log.layout.slot_bytes()).max(1);
+        for position in self.next..end.min(self.next + slots_max) {
+            match self.log.void(position).await {
+                Ok(true) => {}
+                // Its writer, or another follower, has settled it.
+                Ok(false) | Err(LogError::Full) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A record in the buffer: where its slot begins, and what its word says.
+struct Found {
+    slot: usize,
+    len: usize,
+    sum: u32,
+}
+
+fn collect(record: &mut Vec<u8>, slots: &[u8], layout: super::layout::Layout, len: usize) {
+    record.clear();
+    for (bytes, offset) in layout.pieces(len) {
+        record.extend(&slots[offset..offset + bytes.len()]);
+    }
+}

@@ -1,0 +1,181 @@
+//! Where things stand in the regions of a log.
+
+use std::ops::Range;
+
+use super::error::LogError;
+
+/// Bytes of a word.
+pub(crate) const WORD: u64 = 8;
+/// Bytes of the length before each record of a transaction.
+pub(crate) const LEN_BYTES: usize = 4;
+/// What the head begins with.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"halilog1");
+/// Where the head counts the slots that are reserved, on a cache line of their own.
+pub(crate) const RESERVED_AT: u64 = 256;
+/// The first segment that is kept; and the first that has not been freed, which is that one unless somebody is at it.
+pub(crate) const KEPT_AT: u64 = 320;
+pub(crate) const FREED_AT: u64 = 328;
+/// Bytes of the head.
+pub(crate) const HEAD_BYTES: u64 = 384;
+/// How many nodes take segments in turn, at most.
+pub(crate) const NODES_MAX: usize = 24;
+/// No log gets as far: a counter beyond it is damaged.
+pub(crate) const POSITION_MAX: u64 = 1 << 62;
+
+const SLOT_BYTES_MAX: u64 = 1 << 20;
+const SEGMENT_BYTES_MAX: u64 = 1 << 40;
+
+/// The lengths of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Layout {
+    slot_bytes: u64,
+    segment_slots: u64,
+}
+
+impl Layout {
+    pub fn new(slot_bytes: u64, segment_slots: u64) -> Result<Layout, LogError> {
+        if !(2 * WORD..=SLOT_BYTES_MAX).contains(&slot_bytes) || !slot_bytes.is_multiple_of(WORD) {
+            let wanted = "a multiple of 8 from 16 to 1048576";
+            return Err(LogError::NotALog {
+                what: "the length of a slot in bytes",
+                value: slot_bytes,
+                wanted,
+            });
+        }
+        if segment_slots == 0 || segment_slots > SEGMENT_BYTES_MAX / slot_bytes {
+            let wanted = "at least one, and a segment at most 1 TiB long";
+            return Err(LogError::NotALog {
+                what: "the number of slots of a segment",
+                value: segment_slots,
+                wanted,
+            });
+        }
+        Ok(Layout { slot_bytes, segment_slots })
+    }
+
+    pub fn slot_bytes(self) -> u64 {
+        self.slot_bytes
+    }
+
+    pub fn segment_slots(self) -> u64 {
+        self.segment_slots
+    }
+
+    pub fn segment_bytes(self) -> u64 {
+        self.slot_bytes * self.segment_slots
+    }
+
+    pub fn payload_bytes(self) -> usize {
+        (self.slot_bytes - WORD) as usize
+    }
+
+    pub fn segment_of(self, position: u64) -> u64 {
+        position / self.segment_slots
+    }
+
+    /// Where a slot begins in its segment.
+    pub fn offset_of(self, position: u64) -> u64 {
+        position % self.segment_slots * self.slot_bytes
+    }
+
+    /// How many slots there are from here to the end of the segment.
+    pub fn room_at(self, position: u64) -> u64 {
+        self.segment_slots - position % self.segment_slots
+    }
+
+    /// How many slots a record of `len` bytes takes; even an empty one takes one.
+    pub fn slots_of(self, len: usize) -> u64 {
+        (len.div_ceil(self.payload_bytes()) as u64).max(1)
+    }
+
+    /// How long a record may be.
+    pub fn record_bytes_max(self) -> u64 {
+        (self.segment_slots * self.payload_bytes() as u64).min(LEN_MAX)
+    }
+
+    /// The pieces of a record, one for each of its slots: its bytes, and where the slot has them, from the first slot.
+    pub fn pieces(self, len: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let payload = self.payload_bytes();
+        (0..self.slots_of(len) as usize).map(move |slot| {
+            let begin = slot * payload;
+            (begin..len.min(begin + payload), slot * self.slot_bytes as usize + WORD as usize)
+        })
+    }
+}
+
+const IS_ENTRY: u64 = 1 << 63;
+const IS_MANY: u64 = 1 << 62;
+const LEN_MAX: u64 = (1 << 30) - 1;
+const VOID: u64 = 1;
+
+/// What stands at the head of a slot: 0 until the slot is settled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Word {
+    /// Nobody has settled it yet.
+    Open,
+    /// Its writer is given up: the next slot follows.
+    Void,
+    /// A record begins here.
+    Entry {
+        len: u32,
+        /// It holds several records, each behind its length.
+        is_many: bool,
+        sum: u32,
+    },
+}
+
+impl Word {
+    pub fn of(record: &[u8], is_many: bool) -> Word {
+        Word::Entry { len: record.len() as u32, is_many, sum: checksum(record) }
+    }
+
+    pub fn encode(self) -> u64 {
+        match self {
+            Word::Open => 0,
+            Word::Void => VOID,
+            Word::Entry { len, is_many, sum } => {
+                let many = if is_many { IS_MANY } else { 0 };
+                IS_ENTRY | many | (u64::from(len) << 32) | u64::from(sum)
+            }
+        }
+    }
+
+    /// What is neither open nor a record is void, so that nobody waits for it.
+    pub fn decode(word: u64) -> Word {
+        match word {
+            0 => Word::Open,
+            entry if entry & IS_ENTRY != 0 => {
+                let len = ((entry >> 32) & LEN_MAX) as u32;
+                Word::Entry { len, is_many: entry & IS_MANY != 0, sum: entry as u32 }
+            }
+            _ => Word::Void,
+        }
+    }
+}
+
+/// By which a follower knows that it has seen all bytes of a record.
+pub(crate) fn checksum(record: &[u8]) -> u32 {
+    xxhash_rust::xxh3::xxh3_64(record) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_what_they_were() {
+        for word in [Word::Open, Word::Void, Word::of(b"", false), Word::of(b"salt", true)] {
+            assert_eq!(Word::decode(word.encode()), word);
+        }
+        assert_eq!(Word::decode(2), Word::Void, "nobody waits for what nobody writes");
+    }
+
+    #[test]
+    fn the_pieces_of_a_record_leave_the_words_alone() {
+        let layout = Layout::new(24, 10).unwrap();
+        let pieces: Vec<_> = layout.pieces(33).collect();
+        assert_eq!(pieces, [(0..16, 8), (16..32, 32), (32..33, 56)]);
+        assert_eq!(layout.pieces(0).collect::<Vec<_>>(), [(0..0, 8)]);
+        assert_eq!(layout.record_bytes_max(), 160);
+    }
+}

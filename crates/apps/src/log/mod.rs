@@ -1,0 +1,50 @@
+//! A log that many append to and many follow, all by one-sided operations: no thread of anybody serves it.
+//!
+//! ```text
+//!  NAME      | slot and segment lengths, nodes | reserved (a fetch-add) | first kept, first not freed |
+//!  NAME/0    | word, record | word, record | word, rec.. | word, ..ord | void | ...       one region per segment,
+//!  NAME/1    | word, record |    0         |                                              on each node in turn
+//! ```
+//!
+//! A writer reserves slots by a fetch-add, writes its record behind their words, and makes it visible by a compare-swap of
+//! the first word from 0.  A follower reads slots in their order.  Where it has waited in vain for a slot that was
+//! reserved, it swaps 0 to *void* and goes on: the writer finds that and reserves anew, so that no skipped record appears
+//! later.  [`Log::trim`] frees the segments that everybody is done with.
+//!
+//! Who appends a record has it visible when [`Writer::append`] returns: followers see records in one order, each once.
+//! Records die with the node that holds their segment; there is no second copy.
+//!
+//! ```
+//! use halite::{Config, Node, NodeId};
+//! use halite_apps::log::{Follower, Log, Options, Writer};
+//!
+//! # let dir = std::env::temp_dir().join(format!("halite-doc-log-{}", std::process::id()));
+//! # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+//! let session = node.blocking_session();
+//! session.block_on(async {
+//!     let session = session.as_async();
+//!     let mut writer = Writer::new(Log::create(session, "audit", &Options::default()).await?, 1);
+//!     writer.append(b"opened").await?;
+//!     let mut follower = Follower::from_start(Log::open(session, "audit").await?).await?;
+//!     let mut seen = Vec::new();
+//!     follower.poll(0, |entry| seen.extend(entry.records().map(<[u8]>::to_vec))).await?;
+//!     assert_eq!(seen, [b"opened"]);
+//!     Ok::<(), halite_apps::log::LogError>(())
+//! })?;
+//! # drop(session);
+//! # drop(node);
+//! # std::fs::remove_dir_all(dir)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod follower;
+mod handle;
+mod layout;
+mod trim;
+mod writer;
+
+pub use error::LogError;
+pub use follower::{Entry, Follower};
+pub use handle::{Log, Options};
+pub use writer::Writer;

@@ -1,0 +1,181 @@
+//! Who appends.
+
+use std::ops::Range;
+
+use halite::{AccessCause, Lh, WriteOp};
+
+use super::error::LogError;
+use super::handle::{Log, is_gone};
+use super::layout::{LEN_BYTES, WORD, Word};
+
+/// How often a record is tried that others skip: each time costs them their patience.
+const ATTEMPTS_MAX: u32 = 64;
+
+/// Appends records, one at a time.
+pub struct Writer {
+    log: Log,
+    /// Slots that are ours and not used yet.
+    reserved: Range<u64>,
+    batch: u64,
+}
+
+impl Writer {
+    /// Reserves `batch` slots at a time, at least one.  Who reserves many takes fewer round trips; what is left over for
+    /// longer than the followers' patience is skipped by them.
+    pub fn new(log: Log, batch: u64) -> Writer {
+        Writer { log, reserved: 0..0, batch: batch.max(1) }
+    }
+
+    /// The log, as this writer sees it.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Appends a record, which is visible when this returns; returns its position.  On an error of access it may be
+    /// there, on all others it is not.
+    pub async fn append(&mut self, record: &[u8]) -> Result<u64, LogError> {
+        self.append_entry(record, false).await
+    }
+
+    /// Appends several records, which become visible together or not at all; returns the position that they share.
+    pub async fn append_all(&mut self, records: &[&[u8]]) -> Result<u64, LogError> {
+        let mut entry = Vec::with_capacity(records.iter().map(|record| LEN_BYTES + record.len()).sum());
+        for record in records {
+            let len = u32::try_from(record.len()).map_err(|_| self.too_long(record.len() as u64))?;
+            entry.extend(len.to_le_bytes());
+            entry.extend(*record);
+        }
+        self.append_entry(&entry, true).await
+    }
+
+    /// Gives back what was reserved and is not used, so that no follower has to wait for it.
+    pub async fn close(mut self) -> Result<(), LogError> {
+        self.void_up_to(self.reserved.end).await
+    }
+
+    async fn append_entry(&mut self, record: &[u8], is_many: bool) -> Result<u64, LogError> {
+        if record.len() as u64 > self.log.record_bytes_max() {
+            return Err(self.too_long(record.len() as u64));
+        }
+        let slots = self.log.layout.slots_of(record.len());
+        let word = Word::of(record, is_many).encode();
+        for _ in 0..ATTEMPTS_MAX {
+            let position = self.place_for(slots).await?;
+            if self.settle(position, record, word).await? {
+                self.reserved.start = position + slots;
+                self.prepare_next(position).await?;
+                return Ok(position);
+            }
+            // Somebody took us for dead, and others may have read on: none of what we had reserved counts any more.
+            self.reserved = 0..0;
+        }
+        Err(LogError::Outpaced { attempts: ATTEMPTS_MAX })
+    }
+
+    fn too_long(&self, len: u64) -> LogError {
+        LogError::TooLong { len, max: self.log.record_bytes_max() }
+    }
+
+    /// The first of so many slots of ours in one segment.
+    async fn place_for(&mut self, slots: u64) -> Result<u64, LogError> {
+        loop {
+            if self.reserved.end - self.reserved.start < slots {
+                self.void_up_to(self.reserved.end).await?;
+                let count = self.batch.max(slots);
+                let first = self.log.reserve(count).await?;
+                self.reserved = first..first + count;
+            }
+            let room = self.log.layout.room_at(self.reserved.start);
+            if slots <= room {
+                return Ok(self.reserved.start);
+            }
+            self.void_up_to(self.reserved.end.min(self.reserved.start + room)).await?;
+        }
+    }
+
+    /// Writes a record and makes it visible; not if its place was skipped.
+    async fn settle(&mut self, position: u64, record: &[u8], word: u64) -> Result<bool, LogError> {
+        let at = self.log.layout.offset_of(position);
+        let lh = match self.log.segment_at(position).await {
+            Err(LogError::Trimmed { .. }) => return Ok(false),
+            Err(LogError::Lost { next, .. }) => {
+                self.log.reserve_up_to(next).await?;
+                return Ok(false);
+            }
+            found => found?,
+        };
+        match self.write(lh, at, record).await {
+            // Nobody has seen anything of it.
+            Err(LogError::Access(error)) if is_gone(&error) => {
+                self.log.forget_segment_at(position).await;
+                return Ok(false);
+            }
+            written => written?,
+        }
+        match self.log.session.compare_swap(lh, at, Word::Open.encode(), word).await {
+            Ok(found) => Ok(found == Word::Open.encode()),
+            Err(error) if *error.cause() == AccessCause::Stale => {
+                self.log.forget_segment_at(position).await;
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn write(&self, lh: Lh, at: u64, record: &[u8]) -> Result<(), LogError> {
+        let session = &self.log.session;
+        if record.len() <= self.log.layout.payload_bytes() {
+            return Ok(session.write(lh, at + WORD, record).await?);
+        }
+        let piece = |(bytes, offset): (Range<usize>, usize)| WriteOp {
+            lh,
+            offset: at + offset as u64,
+            from: &record[bytes],
+        };
+        let pieces: Vec<_> = self.log.layout.pieces(record.len()).map(piece).collect();
+        session.write_batch(&pieces).await.map_err(|error| LogError::Access(error.source))
+    }
+
+    /// Takes up the next segment in the middle of one, before anybody waits for it.
+    async fn prepare_next(&mut self, position: u64) -> Result<(), LogError> {
+        let room = self.log.layout.room_at(position);
+        if room != self.log.layout.segment_slots() / 2 || room == 0 {
+            return Ok(());
+        }
+        match self.log.segment_at(position + room).await {
+            // It is asked for again when it is needed.
+            Ok(_) | Err(LogError::Full | LogError::Trimmed { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Skips slots of ours.  Where there is no memory for them, whoever follows sees to that.
+    async fn void_up_to(&mut self, end: u64) -> Result<(), LogError> {
+        while self.reserved.start < end {
+            match self.log.void(self.reserved.start).await {
+                Ok(_) | Err(LogError::Trimmed { .. } | LogError::Lost { .. } | LogError::Full) => {
+                    self.reserved.start += 1
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Log {
+    /// Skips a slot; not if it was settled already.
+    pub(crate) async fn void(&mut self, position: u64) -> Result<bool, LogError> {
+        let lh = self.segment_at(position).await?;
+        let at = self.layout.offset_of(position);
+        match self.session.compare_swap(lh, at, Word::Open.encode(), Word::Void.encode()).await {
+            Ok(found) => Ok(found == Word::Open.encode()),
+            Err(error) if is_gone(&error) => {
+                self.forget_segment_at(position).await;
+                self.expect_kept_at(position).await?;
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Stories of key-value stores, over nodes of this process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use halite::{Config, Function, Node, NodeId, Permissions, RegionCause, blocking};
+use halite_apps::kv::{Expires, KEY_BYTES_MAX, KvError, Only, Owner, SetOptions, Store, VALUE_BYTES_MAX};
+
+const MIB: u64 = 1 << 20;
+const FUNCTION: Function = Function(700);
+const IF_ABSENT: SetOptions = SetOptions { only: Only::IfAbsent, expires: Expires::Never };
+const IF_PRESENT: SetOptions = SetOptions { only: Only::IfPresent, expires: Expires::Never };
+
+fn after(ms: u64) -> SetOptions {
+    SetOptions { expires: Expires::After { ms }, ..SetOptions::default() }
+}
+
+/// Two nodes, which own a shard each.
+struct Cluster {
+    nodes: Vec<Node>,
+    owners: Vec<JoinHandle<Result<(), KvError>>>,
+    /// The time of both owners, in ms.
+    now_ms: Arc<AtomicU64>,
+    // Below the nodes, which are gone when it is removed.
+    _dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn new(arena_bytes: u64) -> Cluster {
+        let dir = tempfile::tempdir().unwrap();
+        let start = |node| {
+            let dir = dir.path().join("cluster");
+            Node::embedded(Config { dir, node: Some(NodeId(node)), arena_bytes, ..Config::default() })
+                .unwrap()
+        };
+        let nodes: Vec<Node> = (0..2).map(start).collect();
+        let now_ms = Arc::new(AtomicU64::new(1));
+        let serve = |number: usize| {
+            let session = nodes[number].blocking_session();
+            let function = Function(FUNCTION.0 + number as u32);
+            let creating = Owner::create(session.as_async(), "store", number, function, Permissions::empty());
+            let owner = session.block_on(creating).unwrap();
+            let now_ms = now_ms.clone();
+            std::thread::spawn(move || session.block_on(owner.run(move || now_ms.load(Ordering::Relaxed))))
+        };
+        let owners = (0..2).map(serve).collect();
+        let cluster = Cluster { nodes, owners, now_ms, _dir: dir };
+        let session = cluster.nodes[0].blocking_session();
+        let ids = [NodeId(0), NodeId(1)];
+        let creating = Store::create(session.as_async(), "store", &ids, FUNCTION, Permissions::empty());
+        drop(session.block_on(creating).unwrap());
+        cluster
+    }
+
+    fn store(&self, node: usize) -> Client {
+        let session = self.nodes[node].blocking_session();
+        let store = session.block_on(Store::open(session.as_async(), "store")).unwrap();
+        Client { session, store }
+    }
+
+    fn bytes_used(&self) -> u64 {
+        let session = self.nodes[0].blocking_session();
+        session.status().unwrap().iter().map(|node| node.bytes_used).sum()
+    }
+
+    fn end(self) {
+        let client = self.store(0);
+        client.session.block_on(client.store.close()).unwrap();
+        for owner in self.owners {
+            owner.join().unwrap().unwrap();
+        }
+    }
+}
+
+/// A store, and who waits for it.
+struct Client {
+    session: blocking::Session,
+    store: Store,
+}
+
+impl Client {
+    fn get(&mut self, key: &[u8]) -> Option<Vec<u8>> {
+        self.session.block_on(self.store.get(key)).unwrap()
+    }
+
+    fn set(&mut self, key: &[u8], value: &[u8], options: SetOptions) -> bool {
+        self.session.block_on(self.store.set(key, value, options)).unwrap()
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) {
+        assert!(self.set(key, value, SetOptions::default()));
+    }
+
+    fn delete(&mut self, key: &[u8]) -> bool {
+        self.session.block_on(self.store.delete(key)).unwrap()
+    }
+
+    fn count(&mut self) -> u64 {
+        self.session.block_on(self.store.count()).unwrap()
+    }
+
+    fn time_left(&mut self, key: &[u8]) -> Option<Option<u64>> {
+        self.session.block_on(self.store.time_left(key)).unwrap()
+    }
+
+    fn keys(&mut self, count: u64) -> Vec<Vec<u8>> {
+        let (mut from, mut keys) = (0, Vec::new());
+        loop {
+            let (next, some) = self.session.block_on(self.store.scan(from, count)).unwrap();
+            keys.extend(some);
+            from = next;
+            if from == 0 {
+                return keys;
+            }
+        }
+    }
+}
+
+/// Until whoever maps `name` is told that it is lost: what a node that leaves has held is within reach until then.
+fn wait_until_lost(session: &blocking::Session, name: &str) {
+    loop {
+        match session.map(name, Permissions::READ) {
+            Ok(lh) => session.unmap(lh).unwrap(),
+            Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => return,
+            // The directory does not know yet.
+            Err(_) => {}
+        }
+    }
+}
+
+#[test]
+fn what_one_sets_others_read() {
+    let cluster = Cluster::new(64 * MIB);
+    let (mut one, mut two) = (cluster.store(0), cluster.store(1));
+    for number in 0..100u32 {
+        let key = number.to_string();
+        assert_eq!(two.get(key.as_bytes()), None);
+        one.put(key.as_bytes(), format!("value {number}").as_bytes());
+        assert_eq!(two.get(key.as_bytes()), Some(format!("value {number}").into_bytes()));
+        two.put(key.as_bytes(), b"");
+        assert_eq!(one.get(key.as_bytes()), Some(Vec::new()));
+    }
+    assert_eq!(one.count(), 100);
+    for number in 0..100u32 {
+        assert!(one.delete(number.to_string().as_bytes()));
+        assert!(!two.delete(number.to_string().as_bytes()));
+        assert_eq!(two.get(number.to_string().as_bytes()), None);
+    }
+    assert_eq!(one.count(), 0);
+    cluster.end();
+}
+
+#[test]
+fn conditions_decide_what_is_set_and_the_old_value_comes_back() {
+    let cluster = Cluster::new(64 * MIB);
+    let mut one = cluster.store(0);
+    assert!(!one.set(b"key", b"1", IF_PRESENT));
+    assert_eq!(one.get(b"key"), None);
+    assert!(one.set(b"key", b"1", IF_ABSENT));
+    assert!(!one.set(b"key", b"2", IF_ABSENT));
+    assert_eq!(one.get(b"key"), Some(b"1".to_vec()));
+    assert!(one.set(b"key", b"2", IF_PRESENT));
+    let swap = |one: &mut Client, value: &[u8], options| {
+        one.session.block_on(one.store.swap(b"key", value, options)).unwrap()
+    };
+    assert_eq!(swap(&mut one, b"3", IF_ABSENT), Some(b"2".to_vec()));
+    assert_eq!(swap(&mut one, b"3", SetOptions::default()), Some(b"2".to_vec()));
+    assert_eq!(one.get(b"key"), Some(b"3".to_vec()));
+    one.delete(b"key");
+    assert_eq!(swap(&mut one, b"4", IF_PRESENT), None);
+    assert_eq!(one.get(b"key"), None);
+    cluster.end();
+}
+
+#[test]
+fn numbers_are_added_to_and_values_appended_to() {
+    let cluster = Cluster::new(64 * MIB);
+    let mut one = cluster.store(1);
+    let add = |one: &mut Client, number| one.session.block_on(one.store.add(b"number", number));
+    assert_eq!(add(&mut one, 5).unwrap(), 5);
+    assert_eq!(add(&mut one, -7).unwrap(), -2);
+    assert_eq!(one.get(b"number"), Some(b"-2".to_vec()));
+    one.put(b"number", i64::MAX.to_string().as_bytes());
+    assert!(matches!(add(&mut one, 1), Err(KvError::NotANumber)));
+    one.put(b"number", b"one");
+    assert!(matches!(add(&mut one, 1), Err(KvError::NotANumber)));
+    assert_eq!(one.get(b"number"), Some(b"one".to_vec()));
+    let append =
+        |one: &mut Client, value: &[u8]| one.session.block_on(one.store.append(b"tail", value)).unwrap();
+    assert_eq!(append(&mut one, b"abc"), 3);
+    assert_eq!(append(&mut one, b"de"), 5);
+    assert_eq!(one.get(b"tail"), Some(b"abcde".to_vec()));
+    cluster.end();
+}
+
+#[test]
+fn keys_expire_by_the_clock_of_their_owner() {
+    let cluster = Cluster::new(64 * MIB);
+    let mut one = cluster.store(0);
+    for key in [&b"a"[..], b"b", b"c", b"d"] {
+        one.set(key, b"value", after(100));
+        assert_eq!((one.get(key), one.time_left(key)), (Some(b"value".to_vec()), Some(Some(100))));
+    }
+    cluster.now_ms.store(100, Ordering::Relaxed);
+    assert_eq!((one.get(b"a"), one.time_left(b"a")), (Some(b"value".to_vec()), Some(Some(1))));
+    // One is kept for ever, one longer, and one is set anew.
+    let expire =
+        |one: &mut Client, key: &[u8], expires| one.session.block_on(one.store.expire(key, expires)).unwrap();
+    assert!(expire(&mut one, b"b", Expires::Never));
+    assert!(expire(&mut one, b"c", Expires::After { ms: 50 }));
+    one.put(b"d", b"another");
+    cluster.now_ms.store(101, Ordering::Relaxed);
+    assert_eq!((one.get(b"a"), one.time_left(b"a")), (None, None));
+    assert_eq!((one.get(b"b"), one.time_left(b"b")), (Some(b"value".to_vec()), Some(None)));
+    assert_eq!(one.get(b"d"), Some(b"another".to_vec()));
+    assert_eq!(one.count(), 3);
+    cluster.now_ms.store(150, Ordering::Relaxed);
+    // Nobody asks for it by name, and it is not counted.
+    assert_eq!(one.count(), 2);
+    assert!(!expire(&mut one, b"c", Expires::Never));
+    // What is appended to goes when it would have gone.
+    one.set(b"e", b"value", after(10));
+    one.session.block_on(one.store.append(b"e", b"s")).unwrap();
+    assert_eq!(one.time_left(b"e"), Some(Some(10)));
+    assert!(expire(&mut one, b"e", Expires::After { ms: 0 }));
+    assert_eq!(one.get(b"e"), None);
+    cluster.end();
+}
+
+#[test]
+fn a_store_grows_while_it_is_read() {
+    let cluster = Cluster::new(64 * MIB);
+    let mut one = cluster.store(0);
+    one.put(b"first", b"stays");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut two = cluster.store(1);
+            while !done.load(Ordering::Relaxed) {
+                assert_eq!(two.get(b"first"), Some(b"stays".to_vec()));
+            }
+        });
+        for number in 0..1_500u32 {
+            one.put(&number.to_le_bytes(), &number.to_le_bytes());
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let mut two = cluster.store(1);
+    for number in 0..1_500u32 {
+        assert_eq!(two.get(&number.to_le_bytes()), Some(number.to_le_bytes().to_vec()));
+    }
+    assert_eq!(two.count(), 1_501);
+    cluster.end();
+}
+
+/// Blocks are used anew all the time, for this key and for others.
+#[test]
+fn a_value_that_changes_all_the_time_is_read_whole_and_never_goes_back() {
+    let cluster = Cluster::new(64 * MIB);
+    let mut one = cluster.store(0);
+    let value = |number: u64| {
+        let len = 8 * (1 + number as usize % 40);
+        number.to_le_bytes().iter().copied().cycle().take(len).collect::<Vec<u8>>()
+    };
+    one.put(b"key", &value(0));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|node| {
+                let (cluster, done) = (&cluster, &done);
+                scope.spawn(move || {
+                    let (mut two, mut last) = (cluster.store(node), 0);
+                    while !done.load(Ordering::Relaxed) {
+                        let found = two.get(b"key").expect("it is always there");
+                        let number = u64::from_le_bytes(*found.first_chunk().unwrap());
+                        assert_eq!(found, value(number), "it is torn");
+                        assert!(number >= last, "{number} was read after {last}");
+                        last = number;
+                    }
+                    last
+                })
+            })
+            .collect();
+        for number in 1..2_000 {
+            one.put(b"key", &value(number));
+            one.put(b"other", &value(number + 1));
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(readers.into_iter().all(|reader| reader.join().unwrap() > 0));
+    });
+    cluster.end();
+}
+
+#[test]
+fn long_keys_and_values_come_back_and_longer_ones_are_refused() {
+    let cluster = Cluster::new(64 * MIB);
+    let (mut one, mut two) = (cluster.store(0), cluster.store(1));
+    let (key, value) = (vec![b'k'; KEY_BYTES_MAX], vec![b'v'; VALUE_BYTES_MAX]);
+    one.put(&key, &value);
+    assert_eq!(two.get(&key), Some(value.clone()));
+    let error = one.session.block_on(one.store.append(&key, b"1")).unwrap_err();
+    assert!(matches!(error, KvError::TooLong { what: "value", .. }), "{error}");
+    let long = vec![0; VALUE_BYTES_MAX + 1];
+    let error = one.session.block_on(one.store.set(b"key", &long, SetOptions::default())).unwrap_err();
+    assert!(matches!(error, KvError::TooLong { what: "value", len: 1048577, max: 1048576 }), "{error}");
+    let error = one.session.block_on(one.store.get(&long[..KEY_BYTES_MAX + 1])).unwrap_err();
+    assert!(matches!(error, KvError::TooLong { what: "key", .. }), "{error}");
+    assert_eq!(two.get(&key), Some(value));
+    cluster.end();
+}
+
+#[test]
+fn a_store_without_room_says_so_and_goes_on_once_there_is_some() {
+    let cluster = Cluster::new(16 * MIB);
+    let mut one = cluster.store(0);
+    let value = vec![7; 100_000];
+    let mut kept = Vec::new();
+    let error = loop {
+        let key = (kept.len() as u32).to_le_bytes();
+        match one.session.block_on(one.store.set(&key, &value, SetOptions::default())) {
+            Ok(_) => kept.push(key),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, KvError::Full), "{error}");
+    assert!(kept.len() > 80, "{} of 100 kB in two arenas of 16 MiB", kept.len());
+    assert!(kept.iter().all(|key| one.get(key).as_ref() == Some(&value)));
+    kept.iter().for_each(|key| assert!(one.delete(key)));
+    kept.iter().for_each(|key| one.put(key, &value));
+    cluster.end();
+}
+
+#[test]
+fn a_scan_finds_each_key_also_while_the_store_grows() {
+    let cluster = Cluster::new(64 * MIB);
+    let mut one = cluster.store(0);
+    let name = |number: u32| format!("key {number}").into_bytes();
+    let expected: BTreeSet<Vec<u8>> = (0..300).map(name).collect();
+    expected.iter().for_each(|key| one.put(key, b""));
+    let keys = one.keys(10);
+    assert_eq!((keys.len(), keys.into_iter().collect::<BTreeSet<_>>()), (300, expected.clone()));
+    let (mut from, mut seen, mut rounds) = (0, BTreeSet::new(), 0);
+    loop {
+        let (next, keys) = one.session.block_on(one.store.scan(from, 10)).unwrap();
+        seen.extend(keys);
+        from = next;
+        // It grows faster than it is gone through at first, and no more in the end.
+        (0..30).filter(|_| rounds < 20).for_each(|number| one.put(&name(1000 + 100 * rounds + number), b""));
+        rounds += 1;
+        if from == 0 {
+            break;
+        }
+    }
+    assert!(rounds > 20 && expected.is_subset(&seen));
+    one.session.block_on(one.store.clear()).unwrap();
+    assert_eq!((one.count(), one.keys(10)), (0, Vec::new()));
+    one.put(b"after", b"that");
+    assert_eq!(one.get(b"after"), Some(b"that".to_vec()));
+    cluster.end();
+}
+
+#[test]
+fn nothing_is_left_of_a_store_that_is_closed() {
+    let cluster = Cluster::new(64 * MIB);
+    let mut one = cluster.store(0);
+    (0..1000u32).for_each(|number| one.put(&number.to_le_bytes(), &[1; 100]));
+    assert!(cluster.bytes_used() > 0);
+    one.session.block_on(one.store.close()).unwrap();
+    let Cluster { nodes, owners, .. } = cluster;
+    owners.into_iter().for_each(|owner| owner.join().unwrap().unwrap());
+    let session = nodes[0].blocking_session();
+    let status = session.status().unwrap();
+    assert!(status.iter().all(|node| node.bytes_used == 0 && node.regions == 0), "{status:?}");
+    let error = session.block_on(Store::open(session.as_async(), "store")).err().unwrap();
+    assert!(matches!(&error, KvError::Region(error) if *error.cause() == RegionCause::NotFound), "{error}");
+}
+
+#[test]
+fn what_is_no_store_is_refused() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.nodes[0].blocking_session();
+    for (name, len) in [("short", 100), ("zeros", 512)] {
+        session.alloc(Some(name), len, halite::Placement::Local, Permissions::empty()).unwrap();
+        let error = session.block_on(Store::open(session.as_async(), name)).err().unwrap();
+        assert!(matches!(error, KvError::NotAStore { .. }), "{error}");
+    }
+    let creating = Store::create(session.as_async(), "none", &[], FUNCTION, Permissions::empty());
+    assert!(matches!(session.block_on(creating).err().unwrap(), KvError::NotAStore { value: 0, .. }));
+    cluster.end();
+}
+
+#[test]
+fn keys_of_an_owner_that_has_gone_are_told_so_and_others_stay() {
+    let mut cluster = Cluster::new(64 * MIB);
+    let mut one = cluster.store(0);
+    let names: Vec<Vec<u8>> = (0..50u32).map(|number| number.to_le_bytes().to_vec()).collect();
+    names.iter().for_each(|key| one.put(key, key));
+    cluster.nodes.pop().unwrap().leave();
+    cluster.owners.pop().unwrap().join().unwrap().unwrap();
+    wait_until_lost(&one.session, "store/1");
+    let mut outcomes = BTreeMap::new();
+    for key in &names {
+        let got = one.session.block_on(one.store.get(key));
+        let set = one.session.block_on(one.store.set(key, b"new", SetOptions::default()));
+        let is_here = set.is_ok();
+        assert!(!is_here || got.unwrap() == Some(key.clone()), "what is here stays");
+        *outcomes.entry(is_here).or_insert(0) += 1;
+    }
+    assert!(outcomes.len() == 2, "{outcomes:?}");
+}

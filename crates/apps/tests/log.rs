@@ -1,0 +1,322 @@
+//! Stories of logs, over nodes of this process.
+
+use std::collections::BTreeMap;
+
+use halite::{Config, Node, NodeId, NodeStatus, RegionCause, blocking};
+use halite_apps::log::{Entry, Follower, Log, LogError, Options, Writer};
+
+const MIB: u64 = 1 << 20;
+/// Short segments, so that stories get to their ends.
+const SHORT: Options =
+    Options { slot_bytes: 32, segment_slots: 16, nodes: Vec::new(), everyone: halite::Permissions::empty() };
+/// Longer than any patience, in ns.
+const LONG_NS: u64 = 1_000_000_000;
+
+/// Two nodes, of which both have memory.
+struct Cluster {
+    nodes: Vec<Node>,
+    // Below the nodes, which are gone when it is removed.
+    _dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn new(arena_bytes: u64) -> Cluster {
+        let dir = tempfile::tempdir().unwrap();
+        let start = |node| {
+            let dir = dir.path().join("cluster");
+            Node::embedded(Config { dir, node: Some(NodeId(node)), arena_bytes, ..Config::default() })
+                .unwrap()
+        };
+        Cluster { nodes: (0..2).map(start).collect(), _dir: dir }
+    }
+
+    fn session(&self, node: usize) -> blocking::Session {
+        self.nodes[node].blocking_session()
+    }
+
+    fn bytes_used(&self) -> u64 {
+        self.session(0).status().unwrap().iter().map(|node: &NodeStatus| node.bytes_used).sum()
+    }
+}
+
+/// A time that goes on by more than any patience whenever it is asked for.
+struct Leaps(u64);
+
+impl Leaps {
+    fn next(&mut self) -> u64 {
+        self.0 += LONG_NS;
+        self.0
+    }
+}
+
+fn create(session: &blocking::Session, options: &Options) -> Log {
+    session.block_on(Log::create(session.as_async(), "log", options)).unwrap()
+}
+
+/// Until whoever maps `name` is told that it is lost: what a node that leaves has held is within reach until then.
+fn wait_until_lost(session: &blocking::Session, name: &str) {
+    loop {
+        match session.map(name, halite::Permissions::READ) {
+            Ok(lh) => session.unmap(lh).unwrap(),
+            Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => return,
+            // The directory does not know yet.
+            Err(_) => {}
+        }
+    }
+}
+
+fn open(session: &blocking::Session) -> Log {
+    session.block_on(Log::open(session.as_async(), "log")).unwrap()
+}
+
+fn records_of(entry: Entry<'_>) -> Vec<String> {
+    entry.records().map(|record| String::from_utf8(record.to_vec()).unwrap()).collect()
+}
+
+/// All that a follower finds until `enough` have come, with time going on.
+fn follow(session: &blocking::Session, follower: &mut Follower, enough: usize) -> Vec<String> {
+    let (mut seen, mut clock) = (Vec::new(), Leaps(0));
+    for _ in 0..10_000 {
+        session.block_on(follower.poll(clock.next(), |entry| seen.extend(records_of(entry)))).unwrap();
+        if seen.len() >= enough {
+            break;
+        }
+    }
+    seen
+}
+
+#[test]
+fn what_writers_of_two_nodes_append_is_seen_by_all_in_one_order() {
+    const EACH: usize = 500;
+    let cluster = Cluster::new(64 * MIB);
+    let maker = cluster.session(0);
+    create(&maker, &Options { nodes: vec![NodeId(0), NodeId(1)], ..SHORT });
+    std::thread::scope(|scope| {
+        for node in 0..2 {
+            let session = cluster.session(node);
+            scope.spawn(move || {
+                let mut writer = Writer::new(open(&session), 1 + 6 * node as u64);
+                for number in 0..EACH {
+                    session.block_on(writer.append(format!("{node}:{number}").as_bytes())).unwrap();
+                }
+                session.block_on(writer.close()).unwrap();
+            });
+        }
+    });
+    let seen: Vec<Vec<String>> = (0..2)
+        .map(|node| {
+            let session = cluster.session(node);
+            let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+            follow(&session, &mut follower, 2 * EACH)
+        })
+        .collect();
+    assert_eq!(seen[0], seen[1]);
+    for node in 0..2 {
+        let prefix = format!("{node}:");
+        let of_one: Vec<_> = seen[0].iter().filter_map(|record| record.strip_prefix(&prefix)).collect();
+        let all: Vec<_> = (0..EACH).map(|number| number.to_string()).collect();
+        assert_eq!(of_one, all, "each once, in the order of its writer");
+    }
+}
+
+#[test]
+fn a_writer_that_was_skipped_appends_behind_what_others_have_read() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut idle = Writer::new(create(&session, &SHORT), 8);
+    let mut busy = Writer::new(open(&session), 1);
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    session.block_on(idle.append(b"first")).unwrap();
+    session.block_on(busy.append(b"second")).unwrap();
+    assert_eq!(follow(&session, &mut follower, 2), ["first", "second"], "seven slots were skipped");
+    let last = session.block_on(idle.append(b"third")).unwrap();
+    assert!(last >= 9, "{last}: its former slots are void");
+    assert_eq!(follow(&session, &mut follower, 1), ["third"]);
+}
+
+#[test]
+fn a_follower_is_patient_with_who_has_just_reserved() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut slow = Writer::new(create(&session, &SHORT), 2);
+    session.block_on(slow.append(b"one")).unwrap();
+    let follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut follower = follower.with_patience(10);
+    let mut poll = |now_ns| session.block_on(follower.poll(now_ns, |_| ())).unwrap();
+    assert_eq!(poll(0), 1);
+    // It waits once before it looks, and once after.
+    assert_eq!([poll(1), poll(11), poll(20)], [0, 0, 0]);
+    assert_eq!(session.block_on(slow.append(b"two")).unwrap(), 1, "its slot is still its own");
+}
+
+#[test]
+fn records_of_any_length_come_back_whole() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(1);
+    let mut writer = Writer::new(create(&session, &SHORT), 3);
+    // A segment holds 16 slots of 24 bytes.
+    let lens: Vec<usize> = (0..=384).step_by(7).chain([383, 384]).collect();
+    let record =
+        |len: usize| (0..len).map(|at| char::from(b'a' + ((at + len) % 26) as u8)).collect::<String>();
+    for &len in &lens {
+        session.block_on(writer.append(record(len).as_bytes())).unwrap();
+    }
+    let error = session.block_on(writer.append(&[0; 385])).unwrap_err();
+    assert!(matches!(error, LogError::TooLong { len: 385, max: 384 }), "{error}");
+    session.block_on(writer.close()).unwrap();
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let seen = follow(&session, &mut follower, lens.len());
+    assert_eq!(seen, lens.iter().map(|len| record(*len)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_transaction_is_one_entry() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut writer = Writer::new(create(&session, &SHORT), 1);
+    session.block_on(writer.append_all(&[b"debit 7", b"", b"credit 7 to somebody else"])).unwrap();
+    session.block_on(writer.append_all(&[])).unwrap();
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut entries = Vec::new();
+    while session.block_on(follower.poll(0, |entry| entries.push(records_of(entry)))).unwrap() > 0 {}
+    assert_eq!(entries, [vec!["debit 7", "", "credit 7 to somebody else"], vec![]]);
+}
+
+#[test]
+fn what_a_follower_has_passed_is_freed_while_writers_go_on() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut log = create(&session, &SHORT);
+    let mut writer = Writer::new(open(&session), 4);
+    let mut slow = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut quick = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut freed = 0;
+    for number in 0..1000u32 {
+        session.block_on(writer.append(&number.to_le_bytes())).unwrap();
+        while session.block_on(quick.poll(0, |_| ())).unwrap() > 0 {}
+        freed += session.block_on(log.trim(quick.position())).unwrap();
+    }
+    assert_eq!(freed, 1000 / 16);
+    assert!(cluster.bytes_used() <= 2 * 16 * 32 + 384, "{} bytes are left", cluster.bytes_used());
+    let error = session.block_on(slow.poll(0, |_| panic!("it is gone"))).unwrap_err();
+    let LogError::Trimmed { first } = error else { panic!("{error}") };
+    slow.skip_to(first);
+    let mut seen = Vec::new();
+    while session.block_on(slow.poll(0, |entry| seen.extend(entry.records().map(<[u8]>::to_vec)))).unwrap()
+        > 0
+    {}
+    assert_eq!(seen.last().map(Vec::as_slice), Some(&999u32.to_le_bytes()[..]));
+    session.block_on(log.free()).unwrap();
+    assert_eq!(cluster.bytes_used(), 0);
+}
+
+#[test]
+fn who_is_ended_while_it_trims_leaves_the_rest_to_the_next() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut log = create(&session, &SHORT);
+    let mut writer = Writer::new(open(&session), 1);
+    for number in 0..40u8 {
+        session.block_on(writer.append(&[number])).unwrap();
+    }
+    // Segments 0 and 1 are not kept any more, and nobody has freed them.
+    let head = session.map("log", halite::Permissions::WRITE).unwrap();
+    session.write(head, 320, &2u64.to_le_bytes()).unwrap();
+    assert_eq!(session.block_on(log.start()).unwrap(), 32);
+    assert_eq!(session.block_on(log.trim(0)).unwrap(), 2);
+    assert_eq!(session.block_on(log.trim(0)).unwrap(), 0);
+    assert_eq!(cluster.bytes_used(), 16 * 32 + 384);
+}
+
+#[test]
+fn a_log_without_room_says_so_and_goes_on_once_there_is_some() {
+    let cluster = Cluster::new(MIB);
+    let session = cluster.session(0);
+    let options = Options { segment_slots: 8192, ..SHORT };
+    let mut writer = Writer::new(create(&session, &options), 64);
+    let mut appended = BTreeMap::new();
+    let error = loop {
+        let number = appended.len();
+        match session.block_on(writer.append(&number.to_le_bytes())) {
+            Ok(position) => assert!(appended.insert(position, number).is_none()),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, LogError::Full), "{error}");
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut seen = BTreeMap::new();
+    let mut note = |entry: Entry<'_>| {
+        let record = entry.records().next().unwrap();
+        seen.insert(entry.position, usize::from_le_bytes(record.try_into().unwrap()));
+    };
+    while session.block_on(follower.poll(0, &mut note)).unwrap() > 0 {}
+    assert_eq!(seen, appended);
+    assert!(session.block_on(open(&session).trim(follower.position())).unwrap() > 0);
+    session.block_on(writer.append(b"there is room")).unwrap();
+}
+
+#[test]
+fn what_is_no_log_is_refused() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let bad = [(12, 16), (8, 16), (20, 16), (32, 0), (1 << 21, 1)];
+    for (slot_bytes, segment_slots) in bad {
+        let options = Options { slot_bytes, segment_slots, ..SHORT };
+        let error = session.block_on(Log::create(session.as_async(), "bad", &options)).err().unwrap();
+        assert!(matches!(error, LogError::NotALog { .. }), "{error}");
+    }
+    for (name, len) in [("short", 100), ("zeros", 384)] {
+        session.alloc(Some(name), len, halite::Placement::Local, halite::Permissions::empty()).unwrap();
+        let error = session.block_on(Log::open(session.as_async(), name)).err().unwrap();
+        assert!(matches!(error, LogError::NotALog { .. }), "{error}");
+    }
+    let mut writer = Writer::new(create(&session, &SHORT), 1);
+    let taken = session.block_on(Log::create(session.as_async(), "log", &SHORT)).err().unwrap();
+    assert!(matches!(&taken, LogError::Region(error) if *error.cause() == RegionCause::NameTaken), "{taken}");
+    // Somebody writes nonsense over the counter.
+    let head = session.map("log", halite::Permissions::WRITE).unwrap();
+    session.write(head, 256, &u64::MAX.to_le_bytes()).unwrap();
+    let error = session.block_on(writer.append(b"salt")).unwrap_err();
+    assert!(matches!(error, LogError::NotALog { .. }), "{error}");
+}
+
+#[test]
+fn damage_is_told() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut writer = Writer::new(create(&session, &SHORT), 1);
+    session.block_on(writer.append(b"salt")).unwrap();
+    let segment = session.map("log/0", halite::Permissions::WRITE).unwrap();
+    session.write(segment, 9, b"i").unwrap();
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let error = session.block_on(follower.poll(0, |_| panic!("it is damaged"))).unwrap_err();
+    assert!(matches!(error, LogError::Damaged { position: 0 }), "{error}");
+}
+
+#[test]
+fn a_segment_that_died_with_its_node_is_told_and_passed() {
+    let mut cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let options = Options { nodes: vec![NodeId(0), NodeId(1)], ..SHORT };
+    let mut writer = Writer::new(create(&session, &options), 1);
+    for number in 0..20u8 {
+        session.block_on(writer.append(&[number])).unwrap();
+    }
+    cluster.nodes.pop().unwrap().leave();
+    wait_until_lost(&session, "log/1");
+    let position = session.block_on(writer.append(b"behind")).unwrap();
+    assert_eq!(position, 32, "the rest of the lost segment is passed");
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut seen = Vec::new();
+    let lost = loop {
+        match session.block_on(follower.poll(0, |entry| seen.extend(entry.records().map(<[u8]>::to_vec)))) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    let LogError::Lost { segment: 1, node: NodeId(1), next } = lost else { panic!("{lost}") };
+    assert_eq!(seen.len(), 16);
+    follower.skip_to(next);
+    session.block_on(follower.poll(0, |entry| seen.extend(entry.records().map(<[u8]>::to_vec)))).unwrap();
+    assert_eq!(seen.last().map(Vec::as_slice), Some(&b"behind"[..]));
+}

@@ -1,0 +1,173 @@
+//! Keys that are taken back.
+
+use std::sync::Arc;
+
+use halite_mem::{PagePolicy, Segment};
+
+use super::node::{Node, Pair, bytes_of, connect, request};
+use super::{Harness, leave_out};
+use crate::{Atomics, CompletionKind, Event, Key, Local, Operation, PostCause, RemoteAddress, Status};
+
+/// Waits until it is told that nobody reaches `key` any more; the other end answers meanwhile.
+fn taken_back(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
+    node.fabric.deregister(key);
+    let told = node.until(|node| {
+        assert_eq!(other.try_event(), None, "nothing happens to the peer");
+        node.try_event()
+    });
+    assert_eq!(told, Event::Deregistered { key });
+}
+
+/// Whatever a peer posts is refused as with a wrong key, and nothing is done.
+pub fn a_key_that_was_taken_back_leads_nowhere(harness: &dyn Harness) {
+    type Post = fn(&Pair<'_>) -> Operation<'static>;
+    let operations: [(&str, Post); 6] = [
+        ("write", |pair| Operation::Write { local: Local::Inline(b"late"), remote: pair.at(8) }),
+        ("write from memory", |pair| Operation::Write { local: pair.local(0, 4096), remote: pair.at(8) }),
+        ("read", |pair| Operation::Read { local: pair.local(0, 8), remote: pair.at(8) }),
+        ("fetch add", |pair| Operation::FetchAdd { remote: pair.at(8), add: 1 }),
+        ("compare swap", |pair| Operation::CompareSwap { remote: pair.at(8), expected: 7, new: 1 }),
+        ("nothing", |pair| Operation::Write { local: Local::Inline(b""), remote: pair.at(0) }),
+    ];
+    for (round, (what, operation)) in operations.into_iter().enumerate() {
+        let names = [format!("one-{round}"), format!("two-{round}")];
+        let mut pair = Pair::between(harness, [&names[0], &names[1]]);
+        let operation = operation(&pair);
+        let is_atomic = crate::kind::OperationKind::of(&operation).is_atomic();
+        if is_atomic && pair.one.fabric.capabilities(pair.to_two).atomics == Atomics::None {
+            leave_out("the provider has no atomics");
+            continue;
+        }
+        pair.target.1.store_u64(8, 7).expect("it is aligned");
+        let key = pair.target.0;
+        taken_back(&mut pair.two, &mut pair.one, key);
+        assert!(pair.one.fabric.direct(pair.to_two, key).is_none());
+        pair.one.post(pair.to_two, 1, operation);
+        assert_eq!(pair.one.ended(), (1, Status::RemoteAccess), "{what}");
+        assert_eq!(pair.target.1.load_u64(8), Ok(7), "{what}");
+        match harness.refusal_ends_connection() {
+            true => {
+                pair.one.gone(pair.to_two);
+                pair.two.gone(pair.to_one);
+            }
+            false => {
+                pair.one.send(pair.to_two, b"still here", 0);
+                assert_eq!(pair.two.received().0, b"still here");
+            }
+        }
+    }
+}
+
+/// Those who meet later find it gone, and keys go on counting.
+pub fn a_key_is_never_given_again_and_others_are_reached_as_before(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let later = pair.two.register(4096);
+    let (gone, kept) = (pair.target.0, later.0);
+    taken_back(&mut pair.two, &mut pair.one, gone);
+    let last = pair.two.register(4096);
+    assert_eq!(last.0, Key(2));
+    let mut three = Node::open(harness, "three");
+    let (to_two, to_three) = connect(&mut three, &mut pair.two, "two");
+    for (node, peer) in [(&mut pair.one, pair.to_two), (&mut three, to_two)] {
+        for (key, window) in [(kept, &later.1), (last.0, &last.1)] {
+            window.fill(0, 8, 0).expect("it is inside");
+            let remote = RemoteAddress { key, offset: 0 };
+            node.post(peer, 1, Operation::Write { local: Local::Inline(b"salt"), remote });
+            assert_eq!(node.ended(), (1, Status::Success));
+            harness.settle();
+            assert_eq!(bytes_of(window, 0, 4), b"salt");
+        }
+    }
+    let remote = RemoteAddress { key: gone, offset: 0 };
+    three.post(to_two, 2, Operation::Write { local: Local::Inline(b"salt"), remote });
+    assert_eq!(three.ended(), (2, Status::RemoteAccess));
+    if harness.refusal_ends_connection() {
+        three.gone(to_two);
+        pair.two.gone(to_three);
+    }
+    pair.one.expect_nothing();
+}
+
+/// Nor is one told twice.
+pub fn what_is_no_key_is_not_taken_back(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    pair.two.fabric.deregister(Key(77));
+    pair.two.expect_nothing();
+    let key = pair.target.0;
+    taken_back(&mut pair.two, &mut pair.one, key);
+    pair.two.fabric.deregister(key);
+    pair.two.expect_nothing();
+    let mut alone = Node::open(harness, "alone");
+    let (key, _) = alone.register(4096);
+    alone.fabric.deregister(key);
+    assert_eq!(alone.event(), Event::Deregistered { key });
+    alone.expect_nothing();
+}
+
+/// As soon as nobody has a window of it.
+pub fn the_provider_lets_go_of_memory_that_was_taken_back(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let segment = Segment::create("story", 4096, PagePolicy::Normal).expect("a segment can be made");
+    let key = pair.two.fabric.register(segment.clone()).expect("it can be registered");
+    let remote = RemoteAddress { key, offset: 0 };
+    pair.one.post(pair.to_two, 1, Operation::Write { local: Local::Inline(b"salt"), remote });
+    assert_eq!(pair.one.ended(), (1, Status::Success));
+    assert!(Arc::strong_count(&segment) > 1, "it is held while it is registered");
+    taken_back(&mut pair.two, &mut pair.one, key);
+    harness.settle();
+    assert_eq!(Arc::strong_count(&segment), 1);
+}
+
+/// They are carried out as if it were there, and no more can be posted.
+pub fn what_was_posted_with_a_key_of_ours_ends_before_its_memory_goes(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let segment = Segment::create("story", 100_000, PagePolicy::Normal).expect("a segment can be made");
+    let window = segment.window(0, 100_000).expect("the whole segment");
+    window.fill(0, 50_000, 7).expect("it is inside");
+    pair.target.1.fill(500_000, 50_000, 9).expect("it is inside");
+    let key = pair.one.fabric.register(segment).expect("it can be registered");
+    let local = |offset| Local::Registered { key, offset, len: 50_000 };
+    pair.one.post(pair.to_two, 1, Operation::Write { local: local(0), remote: pair.at(0) });
+    pair.one.post(pair.to_two, 2, Operation::Read { local: local(50_000), remote: pair.at(500_000) });
+    pair.one.fabric.deregister(key);
+    let write = Operation::Write { local: local(0), remote: pair.at(0) };
+    let refused = pair.one.try_post(pair.to_two, &[request(3, write)]).expect_err("it is no key of ours");
+    assert_eq!((refused.posted, refused.cause), (0, PostCause::Malformed));
+    let mut ended = Vec::new();
+    let mut told = 0;
+    while ended.len() < 2 || told == 0 {
+        match pair.one.event() {
+            Event::Deregistered { key: which } if which == key => told += 1,
+            Event::Completed(completion) => {
+                let CompletionKind::Done { id } = completion.kind else { panic!("{completion:?}") };
+                ended.push((id.0, completion.status));
+            }
+            event => panic!("unexpected {event:?}"),
+        }
+    }
+    assert_eq!((ended, told), (vec![(1, Status::Success), (2, Status::Success)], 1));
+    assert_eq!(bytes_of(&pair.target.1, 0, 50_000), vec![7; 50_000]);
+    assert_eq!(bytes_of(&window, 50_000, 50_000), vec![9; 50_000]);
+    pair.one.expect_nothing();
+}
+
+/// Though nobody gets another, and what is posted is refused.
+pub fn who_holds_a_window_of_memory_that_was_taken_back_keeps_it(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let key = pair.target.0;
+    let Some(held) = pair.one.fabric.direct(pair.to_two, key) else {
+        return leave_out("loads and stores do not reach the peer's memory");
+    };
+    taken_back(&mut pair.two, &mut pair.one, key);
+    assert!(pair.one.fabric.direct(pair.to_two, key).is_none());
+    held.write(8, b"held").expect("it is inside");
+    assert_eq!(bytes_of(&pair.target.1, 8, 4), b"held");
+    // So it counts until it is dropped.
+    pair.one.fabric.disconnect(pair.to_two);
+    assert_eq!(pair.one.event(), Event::Disconnected { peer: pair.to_two });
+    let cut_off = Event::CutOff { peer: pair.to_one, exited: false };
+    let before = pair.two.rest();
+    assert!(!before.contains(&cut_off), "the peer can still write there");
+    drop(held);
+    while pair.two.event() != cut_off {}
+}

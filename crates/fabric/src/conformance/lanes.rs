@@ -1,0 +1,166 @@
+//! Lanes: each keeps its order, and where there are several, none waits for another.
+
+use std::collections::BTreeMap;
+
+use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
+use super::{Harness, leave_out};
+use crate::{Class, CompletionKind, Event, Lane, Local, Operation, PostCause, Status};
+
+const SMALL: Lane = Lane::FIRST;
+const LONG: Lane = Lane { number: 1, class: Class::Bulk };
+
+/// Whether the two lanes are two orders; else says so.
+fn are_two(pair: &Pair<'_>) -> bool {
+    let are_two = pair.one.fabric.capabilities(pair.to_two).lanes > 1;
+    if !are_two {
+        leave_out("the provider has one order, which all lanes share");
+    }
+    are_two
+}
+
+/// A write of the whole segment.
+fn long(pair: &Pair<'_>) -> Operation<'static> {
+    Operation::Write { local: pair.local(0, SEGMENT_BYTES), remote: pair.at(0) }
+}
+
+/// The requests of each lane land and complete in their order, however few orders the provider has.
+pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
+    const EACH: u32 = 20;
+    let mut pair = Pair::new(harness);
+    let lanes = [SMALL, LONG, Lane { number: 255, class: Class::Bulk }];
+    let orders = pair.one.fabric.capabilities(pair.to_two).lanes;
+    for number in 0..EACH {
+        for lane in lanes {
+            let imm = u32::from(lane.number) << 16 | number;
+            let at = u64::from(lane.number) * 8;
+            let number = u64::from(number).to_le_bytes();
+            let write = Operation::Write { local: Local::Inline(&number), remote: pair.at(at) };
+            let send = Operation::Send { bytes: b"", imm };
+            pair.one.post_in(pair.to_two, lane, &[quiet(0, write), request(imm.into(), send)]);
+        }
+    }
+    let mut heard = BTreeMap::new();
+    let mut ended = BTreeMap::new();
+    let next = |of: &mut BTreeMap<usize, u32>, imm: u32, lane: u32| {
+        let order = Lane { number: lane as u8, class: Class::Bulk }.order_among(orders);
+        assert!(of.get(&order).is_none_or(|before| before & 0xffff <= imm & 0xffff), "lane {lane}: {imm}");
+        of.insert(order, imm);
+    };
+    for _ in 0..EACH * lanes.len() as u32 {
+        let (_, imm) = pair.two.received();
+        let landed = pair.target.1.load_u64(u64::from(imm >> 16) * 8).expect("it is aligned");
+        assert!(landed >= u64::from(imm & 0xffff), "the write before the message has landed");
+        next(&mut heard, imm, imm >> 16);
+        let (id, status) = pair.one.ended();
+        assert_eq!(status, Status::Success);
+        next(&mut ended, id as u32, id as u32 >> 16);
+    }
+    pair.one.expect_nothing();
+    pair.two.expect_nothing();
+}
+
+/// What is behind a long write in its own lane waits for it, and what is in another overtakes it.
+pub fn small_requests_overtake_long_ones_of_another_lane_and_none_of_their_own(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    let are_two = are_two(&pair);
+    pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("it is inside");
+    let send = |imm| Operation::Send { bytes: b"small", imm };
+    pair.one.post_in(pair.to_two, LONG, &[request(1, long(&pair)), request(2, send(2))]);
+    pair.one.post_in(pair.to_two, SMALL, &[request(3, send(3))]);
+    let order = if are_two { [3, 2] } else { [2, 3] };
+    let last = SEGMENT_BYTES - 1;
+    for imm in order {
+        assert_eq!(pair.two.received(), (b"small".to_vec(), imm));
+        let is_behind = !are_two || imm == 2;
+        let landed = bytes_of(&pair.target.1, last, 1) == [7];
+        assert_eq!(landed, is_behind, "when message {imm} arrived");
+    }
+    let ended: Vec<u64> = (0..3).map(|_| pair.one.ended().0).collect();
+    assert_eq!(ended, if are_two { [3, 1, 2] } else { [1, 2, 3] });
+    pair.one.expect_nothing();
+}
+
+/// So who needs an order between two lanes waits for the first.
+pub fn what_has_completed_stands_before_what_is_posted_then_in_any_lane(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    for (round, [first, then]) in (1..).zip([[LONG, SMALL], [SMALL, LONG]]) {
+        pair.source.1.fill(0, SEGMENT_BYTES, round).expect("it is inside");
+        pair.one.post_in(pair.to_two, first, &[request(1, long(&pair))]);
+        assert_eq!(pair.one.ended(), (1, Status::Success));
+        let tell = Operation::Send { bytes: b"done", imm: 0 };
+        pair.one.post_in(pair.to_two, then, &[quiet(2, tell)]);
+        assert_eq!(pair.two.received().0, b"done");
+        let bytes = bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize);
+        assert!(bytes.iter().all(|byte| *byte == round), "round {round}");
+    }
+}
+
+/// The other lane takes requests as before, and `Room` is told for the full one.
+pub fn a_lane_that_is_full_fills_no_other(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    if !are_two(&pair) {
+        return;
+    }
+    let refused = (0..100_000).find_map(|_| {
+        let write = quiet(0, Operation::Write { local: pair.local(0, 60_000), remote: pair.at(0) });
+        pair.one.fabric.post(pair.to_two, LONG, &[write]).err()
+    });
+    assert_eq!(refused.map(|error| error.cause), Some(PostCause::QueueFull));
+    pair.one.post_in(pair.to_two, SMALL, &[request(1, Operation::Send { bytes: b"through", imm: 0 })]);
+    assert_eq!(pair.two.received().0, b"through");
+    let events = [pair.one.event(), pair.one.event()];
+    let room = Event::Room { peer: pair.to_two };
+    assert_eq!(events.iter().filter(|event| **event == room).count(), 1, "{events:?}");
+    pair.one.post_in(pair.to_two, LONG, &[request(2, Operation::Send { bytes: b"at last", imm: 0 })]);
+    assert_eq!(pair.one.ended(), (2, Status::Success));
+    assert_eq!(pair.two.received().0, b"at last");
+    pair.one.expect_nothing();
+}
+
+/// Whichever lane it was in which something went wrong: all that was under way completes, and then comes the end.
+pub fn a_connection_ends_with_all_of_its_lanes(harness: &dyn Harness) {
+    for (round, broken_in) in [SMALL, LONG].into_iter().enumerate() {
+        let names = [format!("one-{round}"), format!("two-{round}")];
+        let mut pair = Pair::between(harness, [&names[0], &names[1]]);
+        let unknown = crate::RemoteAddress { key: crate::Key(77), offset: 0 };
+        let wrong = Operation::Write { local: Local::Inline(b"nowhere"), remote: unknown };
+        let numbers = 0..30;
+        for id in numbers.clone() {
+            let lane = if id % 2 == 0 { SMALL } else { LONG };
+            let write = Operation::Write { local: pair.local(0, 60_000), remote: pair.at(0) };
+            pair.one.post_in(pair.to_two, lane, &[request(id, write)]);
+            if id == 9 {
+                pair.one.post_in(pair.to_two, broken_in, &[request(100, wrong)]);
+            }
+        }
+        if !harness.refusal_ends_connection() {
+            pair.two.fabric.disconnect(pair.to_one);
+        }
+        let (mut ended, end) = pair.one.ended_until_end();
+        assert_eq!(end, Event::Disconnected { peer: pair.to_two });
+        let refused = ended.remove(&100).expect("it has ended");
+        assert!(!harness.refusal_ends_connection() || refused == Status::RemoteAccess, "{refused:?}");
+        assert_eq!(ended.into_keys().collect::<Vec<_>>(), numbers.collect::<Vec<_>>());
+        assert_eq!(pair.one.event(), Event::CutOff { peer: pair.to_two, exited: false });
+        let late = Operation::Send { bytes: b"", imm: 0 };
+        for lane in [SMALL, LONG] {
+            let refused =
+                pair.one.fabric.post(pair.to_two, lane, &[request(1, late)]).expect_err("it is gone");
+            assert_eq!(refused.cause, PostCause::NotConnected);
+        }
+        pair.one.expect_nothing();
+    }
+}
+
+/// And its bytes are there by then.
+pub fn a_write_with_immediate_is_told_in_every_lane(harness: &dyn Harness) {
+    let mut pair = Pair::new(harness);
+    for (imm, lane) in [(1, SMALL), (2, LONG)] {
+        let at = u64::from(imm) * 8;
+        let write = Operation::WriteImm { local: Local::Inline(b"salt"), remote: pair.at(at), imm };
+        pair.one.post_in(pair.to_two, lane, &[request(imm.into(), write)]);
+        assert_eq!(pair.two.completion().kind, CompletionKind::Notified { imm });
+        assert_eq!(bytes_of(&pair.target.1, at, 4), b"salt");
+        assert_eq!(pair.one.ended(), (imm.into(), Status::Success));
+    }
+}

@@ -1,0 +1,53 @@
+//! How nodes of other hosts are met, for those of this host that do not say: applications and commands join with no word but the
+//! directory.
+//!
+//! A node that was told writes it down: `ADDRESS,ADDRESS SECRET-FILE`, the second to the end of the line.
+
+use std::io::{Read, Seek, Write};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use halite_providers::private_dir::{Create, DirError, Kind};
+
+use super::names::HOSTS;
+use super::{ClusterDir, ClusterDirError};
+
+/// Longest file that is read, in bytes.
+const BYTES_MAX: u64 = 8192;
+
+/// What is written down.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct KnownHosts {
+    /// The addresses of this host that others reach, at least one.
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) secret_file: PathBuf,
+}
+
+impl ClusterDir {
+    /// Writes down for others how hosts are met.  The caller holds the join lock.
+    pub(crate) fn write_hosts(&self, hosts: &KnownHosts) -> Result<(), ClusterDirError> {
+        let io = |source| DirError::Io { path: self.path().join(HOSTS), source };
+        let addresses: Vec<String> = hosts.addresses.iter().map(IpAddr::to_string).collect();
+        let text = format!("{} {}\n", addresses.join(","), hosts.secret_file.display());
+        let mut file = self.dir.file(HOSTS, Create::Yes)?;
+        let written = file.rewind().and_then(|()| file.write_all(text.as_bytes()));
+        Ok(written.and_then(|()| file.set_len(text.len() as u64)).map_err(io)?)
+    }
+
+    /// What another node has written down; `None` if none was told.
+    pub(crate) fn hosts(&self) -> Result<Option<KnownHosts>, ClusterDirError> {
+        if !self.dir.has(HOSTS, Kind::File)? {
+            return Ok(None);
+        }
+        let mut text = String::new();
+        let io = |source| DirError::Io { path: self.path().join(HOSTS), source };
+        self.dir.file(HOSTS, Create::No)?.take(BYTES_MAX).read_to_string(&mut text).map_err(io)?;
+        let known = text.strip_suffix('\n').and_then(|line| line.split_once(' '));
+        let known = known.and_then(|(addresses, file)| {
+            let addresses = addresses.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
+            Some(KnownHosts { addresses, secret_file: PathBuf::from(file) })
+        });
+        // Half a line is that of a node that died while it wrote.
+        Ok(known)
+    }
+}

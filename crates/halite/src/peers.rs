@@ -1,0 +1,254 @@
+//! The peer table: who is or was connected to this node, and what its parts keep of each.
+//!
+//! ```text
+//!   Effect::PeerUp ──> Up ── Effect::PeerDown ──> Down ── Effect::PeerCutOff ──> CutOff
+//!                       └───────── Event::Disconnected: nothing comes any more ─────┴──> forgotten
+//! ```
+//!
+//! Who is up is served and asked.  Who is down may still write to our memory: the ring that it writes to, and the slots that
+//! it was to reply to, stay reserved until it is cut off.  The engine decides, the machine tells all parts, once and in one
+//! place ([`crate::machine`]), and no part draws conclusions of its own from what the fabric refuses.
+//!
+//! What peers may ask for stands under the same lock, since each request needs both.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use halite_fabric::{Key, PeerId};
+use halite_mem::Window;
+use halite_tier::ids::{NodeId, NodeLife};
+use halite_tier::rpc::AtomicAnswer;
+
+use crate::rpc::{Link, Services};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    own: Arc<Link>,
+    table: RwLock<Table>,
+}
+
+/// What the lock of [`Peers`] guards.
+#[derive(Debug)]
+pub(crate) struct Table {
+    peers: BTreeMap<PeerId, Peer>,
+    /// To those that are up, and to this node itself.
+    links: BTreeMap<NodeId, Arc<Link>>,
+    /// The functions and ports of this node.
+    pub(crate) services: Services,
+    /// The memory that regions are in.
+    pub(crate) arena: BTreeMap<Key, Window>,
+}
+
+/// A peer, until it is cut off and its connection has ended.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    life: NodeLife,
+    state: State,
+    /// Whether the fabric has told the connection's end.
+    is_closed: bool,
+    /// What calls need; `None` if there was no memory for it.
+    pub(crate) link: Option<Arc<Link>>,
+    /// Answers to its atomics that the fabric did not take yet, in order.
+    pub(crate) atomics: Mutex<VecDeque<AtomicAnswer>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Up,
+    Down,
+    CutOff,
+}
+
+/// What a peer has become that was something else before.
+#[derive(Debug)]
+pub(crate) struct Became {
+    /// What calls keep of it.
+    pub(crate) link: Option<Arc<Link>>,
+}
+
+impl Peers {
+    /// Those of `node`, which has met nobody yet.
+    pub(crate) fn new(node: NodeId) -> Peers {
+        let own = Arc::new(Link::own(node));
+        let links = [(node, own.clone())].into();
+        let (peers, services, arena) = (BTreeMap::new(), Services::default(), BTreeMap::new());
+        Peers { own, table: RwLock::new(Table { peers, links, services, arena }) }
+    }
+
+    /// The link of this node to itself.
+    pub(crate) fn own(&self) -> &Arc<Link> {
+        &self.own
+    }
+
+    /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
+    /// for the writer.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().expect(POISONED)
+    }
+
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().expect(POISONED)
+    }
+
+    /// The link to a node that is up, or to this one.
+    pub(crate) fn link_to(&self, node: NodeId) -> Option<Arc<Link>> {
+        self.read().link_to(node).cloned()
+    }
+
+    /// The link to a peer that is up.
+    pub(crate) fn link_of(&self, peer: PeerId) -> Option<Arc<Link>> {
+        self.read().up(peer)?.link.clone()
+    }
+
+    /// Whether a peer is up.
+    pub(crate) fn is_up(&self, peer: PeerId) -> bool {
+        self.read().up(peer).is_some()
+    }
+
+    /// Who is, or was, behind a connection, unless that is forgotten.
+    pub(crate) fn life_of(&self, peer: PeerId) -> Option<NodeLife> {
+        self.read().peers.get(&peer).map(|peer| peer.life)
+    }
+
+    // The transitions, which only the machine makes.
+
+    /// See [`Effect::PeerUp`](halite_tier::effect::Effect::PeerUp).
+    pub(crate) fn set_up(&self, peer: PeerId, life: NodeLife, link: Option<Arc<Link>>) {
+        let mut table = self.write();
+        if let Some(link) = &link {
+            table.links.insert(life.node, link.clone());
+        }
+        let (state, is_closed, atomics) = (State::Up, false, Mutex::default());
+        let before = table.peers.insert(peer, Peer { life, state, is_closed, link, atomics });
+        assert!(before.is_none(), "the engine takes up {peer:?} once");
+    }
+
+    /// `None` unless the peer was up.
+    pub(crate) fn set_down(&self, peer: PeerId) -> Option<Became> {
+        let mut table = self.write();
+        let Table { peers, links, .. } = &mut *table;
+        let row = peers.get_mut(&peer).filter(|row| row.state == State::Up)?;
+        row.state = State::Down;
+        row.atomics = Mutex::default();
+        let is_its = |link: &Arc<Link>| row.link.as_ref().is_some_and(|its| Arc::ptr_eq(its, link));
+        if links.get(&row.life.node).is_some_and(is_its) {
+            links.remove(&row.life.node);
+        }
+        Some(Became { link: row.link.clone() })
+    }
+
+    /// `None` unless the peer was down.
+    pub(crate) fn set_cut_off(&self, peer: PeerId) -> Option<Became> {
+        let mut table = self.write();
+        let row = table.peers.get_mut(&peer).filter(|row| row.state == State::Down)?;
+        row.state = State::CutOff;
+        let became = Became { link: row.link.take() };
+        table.forget_if_over(peer);
+        Some(became)
+    }
+
+    /// The connection has ended; whether it was that of somebody known.
+    pub(crate) fn set_closed(&self, peer: PeerId) -> bool {
+        let mut table = self.write();
+        let Some(row) = table.peers.get_mut(&peer) else { return false };
+        row.is_closed = true;
+        table.forget_if_over(peer);
+        true
+    }
+}
+
+impl Table {
+    /// A peer that is up.
+    pub(crate) fn up(&self, peer: PeerId) -> Option<&Peer> {
+        self.peers.get(&peer).filter(|row| row.state == State::Up)
+    }
+
+    /// The link to a node that is up, or to this one.
+    pub(crate) fn link_to(&self, node: NodeId) -> Option<&Arc<Link>> {
+        self.links.get(&node)
+    }
+
+    /// What failed for the peer's end is explained by who it was, until the last of that has been heard.
+    fn forget_if_over(&mut self, peer: PeerId) {
+        if self.peers.get(&peer).is_some_and(|row| row.state == State::CutOff && row.is_closed) {
+            self.peers.remove(&peer);
+        }
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // The links of peers that are still there refer to themselves.
+        let of_peers = self.peers.values().filter_map(|row| row.link.as_ref());
+        of_peers.chain(self.links.values()).for_each(|link| link.forget_caller());
+    }
+}
+
+const POISONED: &str = "a thread panicked inside the node";
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use halite_tier::ids::Incarnation;
+    use halite_tier::rpc::Target;
+
+    use super::*;
+
+    const PEER: PeerId = PeerId(7);
+
+    fn life(incarnation: u64) -> NodeLife {
+        NodeLife { node: NodeId(1), incarnation: Incarnation(incarnation) }
+    }
+
+    fn link(peers: &Peers, peer: PeerId) -> Arc<Link> {
+        Arc::new(Link::new(NodeId(1), Target::Peer(peer), 0, None, peers.own().losses().clone()))
+    }
+
+    fn with_peer() -> Peers {
+        let peers = Peers::new(NodeId(0));
+        peers.set_up(PEER, life(1), Some(link(&peers, PEER)));
+        peers
+    }
+
+    #[test]
+    fn each_transition_is_made_once_and_in_its_order() {
+        let peers = with_peer();
+        assert!(peers.set_cut_off(PEER).is_none(), "it is up");
+        assert!(peers.is_up(PEER) && peers.link_to(NodeId(1)).is_some());
+        assert!(peers.set_down(PEER).is_some_and(|became| became.link.is_some()));
+        assert!(peers.set_down(PEER).is_none());
+        assert!(!peers.is_up(PEER) && peers.link_to(NodeId(1)).is_none() && peers.link_of(PEER).is_none());
+        assert!(peers.set_cut_off(PEER).is_some_and(|became| became.link.is_some()));
+        assert!(peers.set_cut_off(PEER).is_none());
+        for stranger in [peers.set_down(PeerId(8)), peers.set_cut_off(PeerId(8))] {
+            assert!(stranger.is_none());
+        }
+    }
+
+    #[test]
+    fn who_a_peer_was_is_known_until_it_is_cut_off_and_its_connection_has_ended() {
+        for is_closed_first in [true, false] {
+            let peers = with_peer();
+            peers.set_down(PEER);
+            let end = |closes: bool| match closes {
+                true => assert!(peers.set_closed(PEER)),
+                false => assert!(peers.set_cut_off(PEER).is_some()),
+            };
+            end(is_closed_first);
+            assert_eq!(peers.life_of(PEER), Some(life(1)));
+            end(!is_closed_first);
+            assert_eq!(peers.life_of(PEER), None);
+            assert!(!peers.set_closed(PEER));
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_former_life_leaves_the_way_to_the_next_alone() {
+        let (peers, again) = (with_peer(), PeerId(8));
+        peers.set_up(again, life(2), Some(link(&peers, again)));
+        peers.set_down(PEER);
+        let found = peers.link_to(NodeId(1)).expect("it is up");
+        assert_eq!(found.target, Target::Peer(again));
+        assert_eq!(peers.life_of(PEER), Some(life(1)), "it may still write");
+    }
+}

@@ -1,0 +1,125 @@
+//! Fetches: chunks that the engine has read from peers' memory into ours.
+//!
+//! A chunk has a window of slices under way, as an access has.  They land where the chunk is to be, so that they need no
+//! staging memory.
+
+use std::collections::BTreeMap;
+
+use halite_fabric::{
+    Fabric, Key, Local, Operation, PeerId, PostCause, RemoteAddress, Status, WorkId, WorkRequest,
+};
+use halite_tier::effect::{CopyFailure, Token};
+
+use super::SLICE_BYTES_MAX;
+use super::pipeline::{has_room, low};
+use crate::lanes::ACCESSES;
+
+/// A chunk that is to be read.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    pub(crate) peer: PeerId,
+    pub(crate) from: RemoteAddress,
+    pub(crate) key: Key,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// All that are under way.
+#[derive(Debug, Default)]
+pub(crate) struct Fetches {
+    chunks: BTreeMap<Token, Chunk>,
+    slices: BTreeMap<WorkId, Token>,
+    /// The number last given to a slice; 0 is that of messages.
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    fetch: Fetch,
+    /// Bytes.
+    posted: u64,
+    /// Slices under way.
+    slices: usize,
+    /// Down to how many of them must have gone before more are posted.
+    low: usize,
+    failed: Option<CopyFailure>,
+}
+
+impl Fetches {
+    pub(crate) fn begin(&mut self, token: Token, fetch: Fetch) {
+        let chunk = Chunk { fetch, posted: 0, slices: 0, low: 0, failed: None };
+        self.chunks.insert(token, chunk);
+    }
+
+    /// A slice has ended; completions of others change nothing.
+    pub(crate) fn complete(&mut self, id: WorkId, status: Status) {
+        let Some(token) = self.slices.remove(&id) else { return };
+        let chunk = self.chunks.get_mut(&token).expect("a chunk stays while slices of it are under way");
+        chunk.slices -= 1;
+        chunk.failed = chunk.failed.or(match status {
+            Status::Success => None,
+            Status::Unmapped => Some(CopyFailure::Unmapped),
+            _ => Some(CopyFailure::PeerGone),
+        });
+    }
+
+    /// Posts what may be posted.  Returns the chunks that have ended, and why not all of them is there.
+    pub(crate) fn go_on(&mut self, fabric: &dyn Fabric) -> Vec<(Token, Result<(), CopyFailure>)> {
+        let Fetches { chunks, slices, last } = self;
+        let mut ended = Vec::new();
+        chunks.retain(|token, chunk| {
+            let first = *last + 1;
+            *last += chunk.post(fabric, first) as u64;
+            slices.extend((first..=*last).map(|id| (WorkId(id), *token)));
+            let goes_on = chunk.slices > 0 || chunk.wants_more();
+            if !goes_on {
+                ended.push((*token, chunk.failed.map_or(Ok(()), Err)));
+            }
+            goes_on
+        });
+        ended
+    }
+}
+
+impl Chunk {
+    fn wants_more(&self) -> bool {
+        self.posted < self.fetch.len && self.failed.is_none()
+    }
+
+    /// Posts slices until the window is full, if the oldest quarter of them has landed.  Their numbers begin with `first`; returns
+    /// how many there are.
+    fn post(&mut self, fabric: &dyn Fabric, first: u64) -> usize {
+        if !self.wants_more() || self.slices > self.low {
+            return 0;
+        }
+        let Fetch { peer, from, key, offset, len } = self.fetch;
+        let slice = SLICE_BYTES_MAX as u64;
+        let starts = (self.posted..len).step_by(SLICE_BYTES_MAX).enumerate();
+        let fits = starts.take_while(|(count, _)| {
+            let slices = self.slices + count;
+            has_room(slices, slices * SLICE_BYTES_MAX)
+        });
+        let request = |(count, start): (usize, u64)| {
+            let len = slice.min(len - start);
+            let local = Local::Registered { key, offset: offset + start, len };
+            let remote = RemoteAddress { offset: from.offset + start, ..from };
+            let id = WorkId(first + count as u64);
+            WorkRequest { id, operation: Operation::Read { local, remote }, signalled: true, solicited: true }
+        };
+        let requests: Vec<WorkRequest<'_>> = fits.map(request).collect();
+        let count = match fabric.post(peer, ACCESSES, &requests) {
+            Ok(()) => requests.len(),
+            Err(error) => {
+                // Where the queue is full it is tried again when the machine settles, which room that is made sees to.
+                if error.cause != PostCause::QueueFull {
+                    self.failed = Some(CopyFailure::PeerGone);
+                }
+                error.posted
+            }
+        };
+        self.posted = len.min(self.posted + count as u64 * slice);
+        self.slices += count;
+        self.low = low(self.slices);
+        count
+    }
+}

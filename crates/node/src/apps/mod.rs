@@ -1,0 +1,64 @@
+//! `halite run`: applications on the public interface, over a cluster of their own or one that runs already.
+//!
+//! Workers are processes of this program, one for each node of the cluster of their own, and join as applications do.  This
+//! process only tells them what to do, and puts together what they have seen.
+
+mod crew;
+mod log;
+mod worker;
+mod ycsb;
+
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+
+pub use worker::{WorkerArgs, work};
+
+use crate::args::Fabric;
+use crate::bytes::ByteCount;
+
+/// `halite run`
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    #[command(subcommand)]
+    app: App,
+}
+
+#[derive(Subcommand, Debug)]
+enum App {
+    /// Appends to a log that all followers see in one order, and checks that each sees every record once
+    Log(log::LogArgs),
+    /// Asks a key-value store, of which each process owns a part, as YCSB does, and checks each value
+    Ycsb(ycsb::YcsbArgs),
+}
+
+/// Over what an application runs.
+#[derive(Args, Clone, Debug)]
+struct Over {
+    /// Processes of the application, each a node of its own
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    nodes: u32,
+    /// Memory that each of them contributes to a cluster of their own, as 512M or 8G
+    #[arg(long, default_value = "2G", value_name = "BYTES")]
+    arena: ByteCount,
+    /// The network of a cluster of their own
+    #[arg(long, value_enum, default_value = "shm")]
+    fabric: Fabric,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs an application; fails if it did not do what it is to do.  `dir` is where the cluster is that the user means, if any.
+pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
+    match &args.app {
+        App::Log(args) => log::run(dir, args),
+        App::Ycsb(args) => ycsb::run(dir, args),
+    }
+}
+
+/// For how long something is measured.
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.01..=86_400.0).contains(&value) { Ok(value) } else { Err("not from 0.01 to 86400".to_owned()) }
+}

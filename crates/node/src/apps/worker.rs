@@ -1,0 +1,149 @@
+//! A process of an application: joins the cluster, and does as it is told by lines of JSON on its standard input.
+
+use std::io::{self, BufRead};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::Args;
+use halite::{Config, Node, NodeId, blocking};
+use serde::{Deserialize, Serialize};
+
+use super::{log, ycsb};
+use crate::args::Fabric;
+use crate::{output, signals};
+
+/// `halite run-worker`
+#[derive(Args, Debug)]
+pub struct WorkerArgs {
+    /// The process to end with
+    #[arg(long)]
+    parent: u32,
+    /// The number of its node, in a cluster of the workers' own
+    #[arg(long)]
+    node: Option<u32>,
+    /// Memory to contribute
+    #[arg(long, default_value_t = 0)]
+    arena: u64,
+    /// The network of its node
+    #[arg(long, value_enum)]
+    fabric: Option<Fabric>,
+}
+
+/// What a worker is told.
+#[derive(Serialize, Deserialize, Debug)]
+pub enum Line {
+    /// Prepare this.
+    Task(Task),
+    /// These nodes have a part each.
+    Nodes(Vec<u32>),
+    /// Begin.
+    Go,
+    /// Nothing is added from here on: go on to this position.
+    End(u64),
+    /// Remove what is left.
+    Clear,
+}
+
+/// What it is to do.
+#[derive(Serialize, Deserialize, Debug)]
+pub enum Task {
+    /// `halite run log`
+    Log(log::Task),
+    /// `halite run ycsb`
+    Ycsb(ycsb::Task),
+}
+
+/// What a worker says.
+#[derive(Serialize, Deserialize, Debug)]
+pub enum Answer {
+    /// It is done.
+    Done(serde_json::Value),
+    /// It could not be done.
+    Failed(String),
+}
+
+/// What a worker has: a session, and who tells it what to do.
+pub struct Worker {
+    /// Its session; more of them are to be had by cloning.
+    pub session: blocking::Session,
+    /// Its node.
+    pub node: NodeId,
+    lines: Receiver<Line>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Worker {
+    /// Set when whoever started us waits for nothing any more; carries no data.
+    pub fn is_over(&self) -> &AtomicBool {
+        &self.is_over
+    }
+
+    /// Waits for the next line; none at the end.
+    pub fn next(&self) -> Option<Line> {
+        self.lines.recv().ok()
+    }
+}
+
+/// Works until standard input ends.
+pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
+    if args.node.is_some() {
+        signals::die_with(args.parent)?;
+    }
+    let mut config = Config { dir: dir.to_owned(), arena_bytes: args.arena, ..Config::default() };
+    config.node = args.node.map(NodeId);
+    config.providers = args.fabric.map_or(config.providers, |fabric| vec![fabric.into()]);
+    let node = match Node::embedded(config) {
+        Ok(node) => node,
+        // Whoever started us tells it.
+        Err(error) => return Ok(output::print_json(&Answer::Failed(output::reasons(&error.into())))?),
+    };
+    say(&())?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let worker =
+        Worker { session: node.blocking_session(), node: node.id(), lines: listen(is_over.clone()), is_over };
+    let done = match worker.next() {
+        None => Ok(()),
+        Some(Line::Task(Task::Log(task))) => log::work(&worker, &task),
+        Some(Line::Task(Task::Ycsb(task))) => ycsb::work(&worker, &task),
+        Some(other) => bail!("a task was expected, not {other:?}"),
+    };
+    if let Err(error) = done {
+        output::print_json(&Answer::Failed(output::reasons(&error)))?;
+    }
+    // Whoever started us decides when we leave: others may be at what is ours.
+    while worker.next().is_some() {}
+    drop(worker);
+    node.leave();
+    Ok(())
+}
+
+/// Answers.
+pub fn say(value: &impl Serialize) -> anyhow::Result<()> {
+    Ok(output::print_json(&Answer::Done(serde_json::to_value(value)?))?)
+}
+
+/// How long a worker may take to end what it does and remove what it has made.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Hears what the worker is told.  Standard input also ends with whoever started us, however that ends; in a cluster of
+/// others, what we have made there is to be removed then.
+fn listen(is_over: Arc<AtomicBool>) -> Receiver<Line> {
+    let (teller, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in io::stdin().lock().lines() {
+            let Some(line) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else { break };
+            if teller.send(line).is_err() {
+                break;
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        drop(teller);
+        std::thread::sleep(GRACE);
+        std::process::exit(1);
+    });
+    lines
+}

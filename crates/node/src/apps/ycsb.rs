@@ -1,0 +1,429 @@
+//! `halite run ycsb`: a key-value store of which each process owns a shard, under the core workloads of YCSB.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use halite::{Function, NodeId, Permissions, RegionCause, RegionError, blocking};
+use halite_apps::kv::{Owner, SHARDS_MAX, SetOptions, Store, VALUE_BYTES_MAX};
+use hdrhistogram::Histogram;
+use rand_distr::{Distribution, Zipf};
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+use super::Over;
+use super::crew::Crew;
+use super::worker::{self, Line, Worker, say};
+use crate::bytes::ByteCount;
+use crate::output;
+
+/// `halite run ycsb`
+#[derive(Args, Clone, Debug)]
+pub struct YcsbArgs {
+    /// How many of the operations change a value: half (a), one of twenty (b), none (c)
+    #[arg(long, value_enum, ignore_case = true, default_value = "b")]
+    workload: Workload,
+    /// Keys that the store holds
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    keys: u64,
+    /// Bytes of a value, at least 16
+    #[arg(long, default_value = "64", value_name = "BYTES")]
+    value: ByteCount,
+    /// Threads that ask, over all processes in turn
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
+    /// For how long they ask
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS", value_parser = super::seconds)]
+    seconds: f64,
+    /// The name of the store, which is removed at the end
+    #[arg(long, default_value = "halite-run-ycsb")]
+    name: String,
+    #[command(flatten)]
+    over: Over,
+}
+
+/// The core workloads that read and update.
+#[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum Workload {
+    /// Half of the operations are updates
+    A,
+    /// One of twenty is
+    B,
+    /// None is
+    C,
+}
+
+impl Workload {
+    fn updates_per_mille(self) -> u32 {
+        match self {
+            Workload::A => 500,
+            Workload::B => 50,
+            Workload::C => 0,
+        }
+    }
+}
+
+/// What one worker is to do.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Task {
+    name: String,
+    number: usize,
+    workers: usize,
+    workload: Workload,
+    keys: u64,
+    value: usize,
+    /// Numbers of its threads.
+    threads: Vec<u64>,
+    ns: u64,
+}
+
+/// What the threads of a worker have done.
+#[derive(Serialize, Deserialize, Debug)]
+struct Done {
+    reads: u64,
+    updates: u64,
+    /// Values that were not there, or not as they were set.
+    errors: u64,
+    /// Of the thread that took longest.
+    ns: u64,
+    read_ns: [u64; 2],
+    update_ns: [u64; 2],
+    /// How many keys there are at the end, where this worker has counted them.
+    keys: Option<u64>,
+}
+
+/// What is printed.
+#[derive(Serialize, Debug)]
+struct Outcome {
+    app: &'static str,
+    workload: Workload,
+    nodes: usize,
+    fabric: Option<&'static str>,
+    keys: u64,
+    value: u64,
+    threads: u32,
+    seconds: f64,
+    operations: u64,
+    operations_per_s: f64,
+    reads: u64,
+    updates: u64,
+    read_p50_us: f64,
+    read_p99_us: f64,
+    update_p50_us: Option<f64>,
+    update_p99_us: Option<f64>,
+    verified: bool,
+}
+
+const VALUE_BYTES_MIN: u64 = 16;
+/// How unevenly keys are asked for, as YCSB has it.
+const EXPONENT: f64 = 0.99;
+/// The functions of the shards.
+const FUNCTION: Function = Function(0x6b76_0000);
+
+/// Runs it.
+pub fn run(dir: Option<&Path>, args: &YcsbArgs) -> anyhow::Result<()> {
+    let value = args.value.0;
+    if !(VALUE_BYTES_MIN..=VALUE_BYTES_MAX as u64).contains(&value) {
+        let message = format!("--value {value} is not from {VALUE_BYTES_MIN} to {VALUE_BYTES_MAX}");
+        return Err(output::UsageError(message).into());
+    }
+    if args.over.nodes as usize > SHARDS_MAX {
+        let message =
+            format!("--nodes {} is too many: a store has at most {SHARDS_MAX} shards", args.over.nodes);
+        return Err(output::UsageError(message).into());
+    }
+    let mut crew = Crew::start(dir, &args.over)?;
+    let outcome = play(&mut crew, dir.is_none(), args);
+    // Also after a failure, so that nothing is left behind.
+    let ended = crew.end();
+    let outcome = outcome?;
+    ended?;
+    print(&outcome, args.over.json)?;
+    if !outcome.verified {
+        bail!("values were not there, or were not as they had been set");
+    }
+    Ok(())
+}
+
+fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcome> {
+    let workers = crew.len();
+    let mut nodes = Vec::new();
+    for number in 0..workers {
+        let threads = (0..u64::from(args.threads)).filter(|thread| *thread as usize % workers == number);
+        let task = Task {
+            name: args.name.clone(),
+            number,
+            workers,
+            workload: args.workload,
+            keys: args.keys,
+            value: args.value.0 as usize,
+            threads: threads.collect(),
+            ns: (args.seconds * 1e9) as u64,
+        };
+        // Each makes its shard, and tells where that is.
+        nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Ycsb(task)))?);
+    }
+    // The first puts them together, before the others open the store.
+    for number in 0..workers {
+        crew.ask::<()>(number, &Line::Nodes(nodes.clone()))?;
+    }
+    // All fill it, and then all ask.
+    crew.tell(&Line::Go)?;
+    crew.hear::<()>()?;
+    crew.tell(&Line::Go)?;
+    let done: Vec<Done> = crew.hear()?;
+    crew.ask::<()>(0, &Line::Clear)?;
+    let sum = |of: fn(&Done) -> u64| done.iter().map(of).sum::<u64>();
+    let worst = |of: fn(&Done) -> u64| done.iter().map(of).max().unwrap_or(0) as f64 / 1e3;
+    let (reads, updates) = (sum(|done| done.reads), sum(|done| done.updates));
+    let ns = done.iter().map(|done| done.ns).max().unwrap_or(1).max(1);
+    let has_updates = args.workload != Workload::C;
+    let keys = done.iter().find_map(|done| done.keys);
+    Ok(Outcome {
+        app: "ycsb",
+        workload: args.workload,
+        nodes: workers,
+        fabric: is_own.then(|| args.over.fabric.name()),
+        keys: args.keys,
+        value: args.value.0,
+        threads: args.threads,
+        seconds: ns as f64 / 1e9,
+        operations: reads + updates,
+        operations_per_s: (reads + updates) as f64 * 1e9 / ns as f64,
+        reads,
+        updates,
+        read_p50_us: worst(|done| done.read_ns[0]),
+        read_p99_us: worst(|done| done.read_ns[1]),
+        update_p50_us: has_updates.then(|| worst(|done| done.update_ns[0])),
+        update_p99_us: has_updates.then(|| worst(|done| done.update_ns[1])),
+        verified: sum(|done| done.errors) == 0 && keys == Some(args.keys),
+    })
+}
+
+fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
+    if is_json {
+        return Ok(output::print_json(outcome)?);
+    }
+    let mut text = format!(
+        "operations        {}\noperations_per_s  {:.0}\nread_us           {:.1} (p50) {:.1} (p99)\n",
+        outcome.operations, outcome.operations_per_s, outcome.read_p50_us, outcome.read_p99_us
+    );
+    if let Some((p50, p99)) = outcome.update_p50_us.zip(outcome.update_p99_us) {
+        text += &format!("update_us         {p50:.1} (p50) {p99:.1} (p99)\n");
+    }
+    text += &format!("verified          {}\n", if outcome.verified { "yes" } else { "NO" });
+    Ok(output::print(&text)?)
+}
+
+// The workers' side.
+
+/// Does a worker's part.  Whatever happens, it removes what it has made.
+pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
+    let session = &worker.session;
+    let function = Function(FUNCTION.0 + task.number as u32);
+    let creating = Owner::create(session.as_async(), &task.name, task.number, function, Permissions::empty());
+    let owner = session.block_on(creating);
+    let owner = owner.with_context(|| format!("cannot make a shard of the store {:?}", task.name))?;
+    let stopper = owner.stopper();
+    let begin = Instant::now();
+    let now_ms = move || begin.elapsed().as_millis() as u64;
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| session.block_on(owner.run(now_ms)));
+        let played = play_part(worker, task);
+        let freed = if task.number == 0 { free_head(session, &task.name) } else { Ok(()) };
+        stopper.stop();
+        let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        played?;
+        freed?;
+        served.context("the owner of a shard cannot go on")
+    })
+}
+
+/// The first node has made it, if it came to that.
+fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError> {
+    match session.map(name, Permissions::MASTER) {
+        Ok(lh) => session.free(lh),
+        Err(error) if *error.cause() == RegionCause::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
+    let session = &worker.session;
+    say(&worker.node.0)?;
+    let Some(Line::Nodes(nodes)) = worker.next() else { return nobody_waits() };
+    let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
+    if task.number == 0 {
+        let creating = Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
+        session.block_on(creating).with_context(|| format!("cannot make the store {:?}", task.name))?;
+    }
+    let mut store = open(session, task)?;
+    say(&())?;
+    let Some(Line::Go) = worker.next() else { return nobody_waits() };
+    fill(worker, task, &mut store)?;
+    say(&())?;
+    let Some(Line::Go) = worker.next() else { return nobody_waits() };
+    let is_over = worker.is_over();
+    let threads = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            task.threads.iter().map(|thread| scope.spawn(|| ask(session, task, *thread, is_over))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<Counts>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect::<anyhow::Result<Vec<Counts>>>()
+    })?;
+    let keys = if task.number == 0 { Some(session.block_on(store.count())?) } else { None };
+    say(&Counts::done(threads, keys)?)?;
+    // Others may still ask for what is here.
+    if let Some(Line::Clear) = worker.next() {
+        say(&())?;
+    }
+    while worker.next().is_some() {}
+    Ok(())
+}
+
+fn nobody_waits() -> anyhow::Result<()> {
+    bail!("nobody waits for this worker any more")
+}
+
+fn open(session: &blocking::Session, task: &Task) -> anyhow::Result<Store> {
+    Ok(session.block_on(Store::open(session.as_async(), &task.name))?)
+}
+
+/// Sets this worker's part of the keys.
+fn fill(worker: &Worker, task: &Task, store: &mut Store) -> anyhow::Result<()> {
+    let mut value = vec![0; task.value];
+    for key in (task.number as u64..task.keys).step_by(task.workers) {
+        if worker.is_over().load(Ordering::Relaxed) {
+            return nobody_waits();
+        }
+        write_value(&mut value, key, 0);
+        let set = worker.session.block_on(store.set(&key_of(key), &value, SetOptions::default()));
+        set.with_context(|| format!("cannot set key {key}"))?;
+    }
+    Ok(())
+}
+
+/// As YCSB calls them.
+fn key_of(key: u64) -> Vec<u8> {
+    format!("user{key:012}").into_bytes()
+}
+
+/// A value tells whose it is, and which; the rest is filled with both.
+fn write_value(value: &mut [u8], key: u64, number: u64) {
+    value[..8].copy_from_slice(&key.to_le_bytes());
+    value[8..16].copy_from_slice(&number.to_le_bytes());
+    value[16..].fill((key ^ number) as u8);
+}
+
+fn is_value_of(value: &[u8], key: u64, len: usize) -> bool {
+    let Some((head, rest)) = value.split_first_chunk::<16>() else { return false };
+    let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
+    let fill = (word(0) ^ word(8)) as u8;
+    value.len() == len && word(0) == key && rest.iter().all(|byte| *byte == fill)
+}
+
+/// What one thread has done.
+struct Counts {
+    reads: Histogram<u64>,
+    updates: Histogram<u64>,
+    errors: u64,
+    ns: u64,
+}
+
+/// Longer latencies count as this.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+impl Counts {
+    fn new() -> anyhow::Result<Counts> {
+        let histogram = || Histogram::new_with_max(LATENCY_NS_MAX, 3);
+        Ok(Counts { reads: histogram()?, updates: histogram()?, errors: 0, ns: 0 })
+    }
+
+    fn done(threads: Vec<Counts>, keys: Option<u64>) -> anyhow::Result<Done> {
+        let mut all = Counts::new()?;
+        for thread in threads {
+            all.reads.add(&thread.reads)?;
+            all.updates.add(&thread.updates)?;
+            all.errors += thread.errors;
+            all.ns = all.ns.max(thread.ns);
+        }
+        let quantiles =
+            |times: &Histogram<u64>| [0.5, 0.99].map(|quantile| times.value_at_quantile(quantile));
+        Ok(Done {
+            reads: all.reads.len(),
+            updates: all.updates.len(),
+            errors: all.errors,
+            ns: all.ns,
+            read_ns: quantiles(&all.reads),
+            update_ns: quantiles(&all.updates),
+            keys,
+        })
+    }
+}
+
+/// Reads and updates until the time is over.
+fn ask(
+    session: &blocking::Session,
+    task: &Task,
+    thread: u64,
+    is_over: &AtomicBool,
+) -> anyhow::Result<Counts> {
+    let mut store = open(session, task)?;
+    let mut counts = Counts::new()?;
+    let mut random = Pcg64Mcg::seed_from_u64(thread);
+    let popular = Zipf::new(task.keys as f64, EXPONENT).context("the keys cannot be drawn")?;
+    let (mut value, mut found, mut number) = (vec![0; task.value], Vec::new(), thread << 40);
+    let limit = Duration::from_nanos(task.ns);
+    let begin = Instant::now();
+    let mut last = begin;
+    loop {
+        // Those that are asked for most often lie anywhere.
+        let rank = popular.sample(&mut random) as u64 - 1;
+        let key = scatter(rank) % task.keys;
+        let is_update = random.next_u32() % 1000 < task.workload.updates_per_mille();
+        if is_update {
+            number += 1;
+            write_value(&mut value, key, number);
+            let set = session.block_on(store.set(&key_of(key), &value, SetOptions::default()));
+            counts.errors += u64::from(!set.with_context(|| format!("cannot set key {key}"))?);
+        } else {
+            let got = session.block_on(store.get_into(&key_of(key), &mut found));
+            let is_there = got.with_context(|| format!("cannot get key {key}"))?;
+            counts.errors += u64::from(!is_there || !is_value_of(&found, key, task.value));
+        }
+        let now = Instant::now();
+        let times = if is_update { &mut counts.updates } else { &mut counts.reads };
+        times.saturating_record((now - last).as_nanos() as u64);
+        last = now;
+        if now - begin >= limit || is_over.load(Ordering::Relaxed) {
+            counts.ns = (now - begin).as_nanos() as u64;
+            return Ok(counts);
+        }
+    }
+}
+
+/// Another number for each.
+fn scatter(rank: u64) -> u64 {
+    let mixed = (rank ^ rank >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ mixed >> 29
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_of_another_key_or_torn_is_none() {
+        let mut value = vec![0; 40];
+        write_value(&mut value, 7, 1 << 40);
+        assert!(is_value_of(&value, 7, 40));
+        assert!(!is_value_of(&value, 8, 40) && !is_value_of(&value, 7, 41));
+        value[39] ^= 1;
+        assert!(!is_value_of(&value, 7, 40) && !is_value_of(&[], 7, 0));
+    }
+}

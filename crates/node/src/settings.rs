@@ -1,0 +1,263 @@
+//! The configuration file: values for what neither the command line nor the environment gives.
+//!
+//! Its keys are the names of the `HALITE_*` variables without that, in small letters: whoever adds a variable to a flag has added
+//! a key.  A command reads the keys of its own flags, so that one file serves all of them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use clap::builder::OsStr;
+use clap::error::{ContextKind, ContextValue};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command};
+
+/// Longest file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// What the names of variables begin with.
+const PREFIX: &str = "HALITE_";
+/// The argument that names the file; it is no key of it.
+const CONFIG: &str = "config";
+
+/// What a configuration file says.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    path: PathBuf,
+    values: BTreeMap<String, String>,
+}
+
+/// Why a configuration file is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The system does not give it.
+    #[error("cannot read configuration file {}: {source}", path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is too long to be one.
+    #[error("configuration file {} has more than {FILE_BYTES_MAX} bytes", path.display())]
+    TooLong {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// It is not TOML.
+    #[error("configuration file {} is not TOML: {source}", path.display())]
+    NotToml {
+        /// Which file.
+        path: PathBuf,
+        /// Where, and why not.
+        source: Box<toml::de::Error>,
+    },
+    /// Nobody knows this key.
+    #[error("configuration file {} has the unknown key {key:?}{}", path.display(), hint(nearest, known))]
+    UnknownKey {
+        /// Which file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// The known key that it is nearest to, if it is near to one.
+        nearest: Option<String>,
+        /// All that are known.
+        known: Vec<String>,
+    },
+    /// A value that stands for no flag.
+    #[error("configuration file {}: {key} is {kind}, and must be a string, a number or a boolean", path.display())]
+    WrongKind {
+        /// Which file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// What TOML calls the value.
+        kind: &'static str,
+    },
+}
+
+fn hint(nearest: &Option<String>, known: &[String]) -> String {
+    match nearest {
+        Some(nearest) => format!("; did you mean {nearest:?}?"),
+        None => format!("; keys are {}", known.join(", ")),
+    }
+}
+
+impl Settings {
+    /// The file that a command line or the environment names, if any.
+    pub fn find(
+        command: &Command,
+        words: impl IntoIterator<Item = std::ffi::OsString>,
+    ) -> Result<Option<Settings>, SettingsError> {
+        // What is wrong with the rest is said when all is known.
+        let matches = command.clone().ignore_errors(true).try_get_matches_from(words).ok();
+        let path = matches.and_then(|matches| matches.get_one::<PathBuf>(CONFIG).cloned());
+        path.map(|path| Settings::read(&path, &keys(command))).transpose()
+    }
+
+    fn read(path: &Path, known: &[String]) -> Result<Settings, SettingsError> {
+        let unreadable = |source| SettingsError::Unreadable { path: path.to_owned(), source };
+        let mut text = String::new();
+        let file = File::open(path).map_err(unreadable)?;
+        let len = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(unreadable)?;
+        if len as u64 > FILE_BYTES_MAX {
+            return Err(SettingsError::TooLong { path: path.to_owned() });
+        }
+        Settings::parse(path, &text, known)
+    }
+
+    fn parse(path: &Path, text: &str, known: &[String]) -> Result<Settings, SettingsError> {
+        let table: toml::Table = text
+            .parse()
+            .map_err(|source| SettingsError::NotToml { path: path.to_owned(), source: Box::new(source) })?;
+        let mut values = BTreeMap::new();
+        for (key, value) in table {
+            if !known.contains(&key) {
+                let (path, nearest) = (path.to_owned(), nearest(&key, known));
+                return Err(SettingsError::UnknownKey { path, key, nearest, known: known.to_vec() });
+            }
+            let value = match value {
+                toml::Value::String(text) => text,
+                toml::Value::Integer(number) => number.to_string(),
+                toml::Value::Boolean(flag) => flag.to_string(),
+                other => {
+                    return Err(SettingsError::WrongKind {
+                        path: path.to_owned(),
+                        key,
+                        kind: other.type_str(),
+                    });
+                }
+            };
+            values.insert(key, value);
+        }
+        Ok(Settings { path: path.to_owned(), values })
+    }
+
+    /// `command`, where these values stand for what is not given.
+    pub fn apply(&self, command: Command) -> Command {
+        let command = command.mut_args(|arg| match self.value_of(&arg) {
+            Some(value) => arg.required(false).default_value(OsStr::from(value.to_owned())),
+            None => arg,
+        });
+        command.mut_subcommands(|command| self.apply(command))
+    }
+
+    fn value_of(&self, arg: &Arg) -> Option<&str> {
+        key_of(arg).and_then(|key| self.values.get(&key)).map(String::as_str)
+    }
+
+    /// What to add to a complaint about a value, if it is one of this file.
+    pub fn blame(&self, error: &clap::Error) -> Option<String> {
+        let text = |kind| match error.get(kind) {
+            Some(ContextValue::String(text)) => Some(text.as_str()),
+            _ => None,
+        };
+        let (argument, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
+        let flag = argument.strip_prefix("--")?.split(' ').next()?;
+        let (key, _) =
+            self.values.iter().find(|(key, said)| key.replace('_', "-").ends_with(flag) && *said == value)?;
+        Some(format!("{} says {key} = {value:?}", self.path.display()))
+    }
+}
+
+/// One value in force, and where it comes from.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Setting {
+    /// The key that it has in a file.
+    pub key: String,
+    /// `None` where each command has its own, or must be told.
+    pub value: Option<String>,
+    /// A flag, a variable, a file, or `default`.
+    pub source: String,
+}
+
+/// All that can be set, as the command line, the environment and a file set it.
+pub fn in_force(
+    command: &Command,
+    matches: &ArgMatches,
+    settings: Option<&Settings>,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Vec<Setting> {
+    let mut found: BTreeMap<String, Setting> = BTreeMap::new();
+    for arg in args(command) {
+        let Some(key) = key_of(arg) else { continue };
+        let variable = format!("{PREFIX}{}", key.to_uppercase());
+        let given = matches
+            .try_contains_id(arg.get_id().as_str())
+            .is_ok_and(|_| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine));
+        let of_file = settings.and_then(|settings| Some((settings.value_of(arg)?, settings)));
+        let (value, source) = if given {
+            let raw = matches.get_raw(arg.get_id().as_str()).and_then(|mut values| values.next());
+            let flag = arg.get_long().unwrap_or(arg.get_id().as_str());
+            (raw.map(|value| value.to_string_lossy().into_owned()), format!("--{flag}"))
+        } else if let Some(value) = environment(&variable) {
+            (Some(value), variable)
+        } else if let Some((value, settings)) = of_file {
+            (Some(value.to_owned()), settings.path.display().to_string())
+        } else {
+            let default = arg.get_default_values().first();
+            (default.map(|value| value.to_string_lossy().into_owned()), "default".to_owned())
+        };
+        found.entry(key.clone()).or_insert(Setting { key, value, source });
+    }
+    found.into_values().collect()
+}
+
+fn args(command: &Command) -> Vec<&Arg> {
+    let below = command.get_subcommands().flat_map(args);
+    command.get_arguments().chain(below).collect()
+}
+
+fn keys(command: &Command) -> Vec<String> {
+    let mut keys: Vec<String> = args(command).into_iter().filter_map(key_of).collect();
+    keys.sort();
+    keys.dedup();
+    keys
+}
+
+fn key_of(arg: &Arg) -> Option<String> {
+    let variable = arg.get_env()?.to_str()?;
+    (arg.get_id() != CONFIG).then(|| variable.strip_prefix(PREFIX).map(str::to_lowercase)).flatten()
+}
+
+/// The known key that is meant, if that is clear.
+fn nearest(key: &str, known: &[String]) -> Option<String> {
+    let similar = |other: &String| strsim::jaro_winkler(&key.to_lowercase().replace('-', "_"), other);
+    let best = known.iter().max_by(|one, other| similar(one).total_cmp(&similar(other)))?;
+    (similar(best) > 0.75).then(|| best.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Settings, SettingsError> {
+        let known = ["arena", "dir", "fabric", "nodes"].map(str::to_owned);
+        Settings::parse(Path::new("halite.toml"), text, &known)
+    }
+
+    #[test]
+    fn values_are_words_numbers_and_truths() {
+        let settings = parse("nodes = 3\narena = '2G'\nfabric = true").unwrap();
+        let value = |key: &str| settings.values[key].as_str();
+        assert_eq!((value("nodes"), value("arena"), value("fabric")), ("3", "2G", "true"));
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_one_that_is_meant_or_all() {
+        let said = |text| parse(text).unwrap_err().to_string();
+        assert_eq!(
+            said("Arean = 1"),
+            "configuration file halite.toml has the unknown key \"Arean\"; did you mean \"arena\"?"
+        );
+        assert!(said("colour = 'blue'").ends_with("; keys are arena, dir, fabric, nodes"));
+    }
+
+    #[test]
+    fn what_is_no_value_or_no_toml_is_refused() {
+        let said = |text| parse(text).unwrap_err().to_string();
+        assert!(said("nodes = [1, 2]").contains("nodes is array, and must be a string"));
+        assert!(said("[up]\nnodes = 1").contains("unknown key \"up\""));
+        assert!(said("nodes = ").starts_with("configuration file halite.toml is not TOML: "));
+    }
+}

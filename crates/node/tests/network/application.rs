@@ -1,0 +1,158 @@
+//! Applications that join the cluster of their host, knowing no more than its directory.  Each is this program again.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use halite::blocking::Session;
+use halite::{Config, Function, LockCause, Node, NodeId, Permissions, Placement, ServeOptions};
+
+use crate::support::{Process, Running, children};
+use crate::world::Host;
+
+/// What the application is to do.
+const TASK: &str = "HALITE_APPLICATION";
+const SHOUT: Function = Function(7);
+/// The file that one that counts waits for.
+const STOP: &str = "/tmp/stop";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One that runs until it is told to end.
+pub struct Application {
+    running: Running,
+    node: u32,
+}
+
+impl Application {
+    #[track_caller]
+    pub fn start(host: &Host, task: &str) -> Application {
+        let mut running = Running::of(host.command(&Application::line(task)));
+        let said = loop {
+            let line = running.line();
+            if let Some((_, rest)) = line.split_once("ready as node ") {
+                break rest.trim().to_owned();
+            }
+        };
+        Application { running, node: said.parse().unwrap() }
+    }
+
+    /// The number that it was given.
+    pub fn node(&self) -> u32 {
+        self.node
+    }
+
+    /// Ends it, whatever it does.
+    pub fn end(&mut self) {
+        // On a host with processes of its own it is the child of who has entered that.
+        children(self.running.pid()).into_iter().for_each(|pid| Process::open(pid).kill());
+        self.running.kill();
+    }
+
+    /// Waits until it has ended well.
+    pub fn wait(&mut self) {
+        assert!(self.running.wait().success());
+    }
+
+    /// Has one that counts stop; returns what it says then.
+    #[track_caller]
+    pub fn stop(mut self, host: &Host) -> String {
+        host.write(STOP, b"");
+        self.running.line()
+    }
+
+    /// The line of a shell that runs one.
+    pub fn line(task: &str) -> String {
+        let program = std::env::current_exe().unwrap();
+        format!(
+            "{TASK}='{task}' exec {} --exact application::application --ignored --nocapture",
+            program.display()
+        )
+    }
+}
+
+/// Not a test: what [`Application::line`] runs.
+#[test]
+#[ignore = "it is what other tests run on their hosts"]
+fn application() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    match task.split_whitespace().collect::<Vec<_>>()[..] {
+        ["receive", port, path] => return receive(port, path),
+        ["send", address, path] => return send(address, path),
+        _ => {}
+    }
+    let node = Node::embedded(Config { arena_bytes: 0, ..Config::default() }).unwrap();
+    let session = node.blocking_session();
+    let is_ready = || println!("\nready as node {}", node.id());
+    match task.split_whitespace().collect::<Vec<_>>()[..] {
+        ["serve"] => {
+            let server = session.serve(SHOUT, ServeOptions::default()).unwrap();
+            is_ready();
+            while let Ok(call) = server.recv() {
+                let answer = call.input().to_ascii_uppercase();
+                let _ = call.reply(&answer);
+            }
+        }
+        ["call", number] => {
+            let number = NodeId(number.parse().unwrap());
+            let answer = session.call(number, SHOUT, b"salt", PATIENCE).unwrap();
+            println!("{}", String::from_utf8(answer).unwrap());
+        }
+        ["lock"] => {
+            let _guard = session.lock("till").unwrap();
+            is_ready();
+            loop {
+                std::thread::park();
+            }
+        }
+        ["try-lock"] => match session.try_lock("till") {
+            Err(error) if error.cause == LockCause::Held => println!("it is held"),
+            other => panic!("{other:?}"),
+        },
+        ["lock-once"] => {
+            let guard = session.lock_within("till", PATIENCE).unwrap();
+            println!("it is ours, by token {}", guard.token());
+            guard.unlock().unwrap();
+        }
+        ["count", node] => {
+            let node = NodeId(node.parse().unwrap());
+            count(&session, node, is_ready);
+        }
+        _ => panic!("no such task: {task}"),
+    }
+}
+
+/// A bare copy over TCP, for comparison.
+fn receive(port: &str, path: &str) {
+    let listener = TcpListener::bind(format!("0.0.0.0:{port}")).unwrap();
+    println!("\nready as node 0");
+    let (mut stream, _) = listener.accept().unwrap();
+    std::io::copy(&mut stream, &mut File::create(path).unwrap()).unwrap();
+    stream.write_all(b"!").unwrap();
+}
+
+fn send(address: &str, path: &str) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    std::io::copy(&mut File::open(path).unwrap(), &mut stream).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    // All of it is there.
+    stream.read_exact(&mut [0]).unwrap();
+}
+
+/// Writes, reads and counts on another node, until it is told to stop; nothing of that may fail, get lost or be done twice.
+fn count(session: &Session, node: NodeId, is_ready: impl FnOnce()) {
+    let lh = session.alloc(None, 1 << 20, Placement::On(node), Permissions::empty()).unwrap();
+    let text = [7; 10_000];
+    is_ready();
+    let mut rounds = 0;
+    while !Path::new(STOP).exists() {
+        assert_eq!(session.fetch_add(lh, 0, 1).unwrap(), rounds);
+        session.write(lh, 8 + rounds % 1000, &text).unwrap();
+        let mut read = [0; 10_000];
+        session.read(lh, 8 + rounds % 1000, &mut read).unwrap();
+        assert_eq!(read, text);
+        rounds += 1;
+    }
+    println!("counted to {rounds}");
+}

@@ -1,0 +1,200 @@
+//! Links and hosts that fail, and nodes that may not or cannot join.
+
+use std::time::Duration;
+
+use crate::application::Application;
+use crate::cluster::{Cluster, SECRET, line, start};
+use crate::support::{Running, bytes, eventually};
+use crate::world::{Processes, World};
+
+fn cluster(hosts: usize) -> Option<Cluster> {
+    let cluster = Cluster::new(hosts, Processes::Shared)?;
+    eventually(|| cluster.is_whole());
+    Some(cluster)
+}
+
+#[test]
+fn nobody_hears_of_a_cable_that_is_out_for_less_than_a_lease() {
+    let Some(cluster) = cluster(3) else { return };
+    cluster.put(0, "model", &bytes(100_000), 2);
+    let counting = Application::start(cluster.host(1), "count 2");
+    cluster.world.unplug(2);
+    // What is waited for is that less than a lease goes by.
+    std::thread::sleep(Duration::from_secs(2));
+    cluster.world.plug(2);
+    assert!(cluster.get(1, "model") == bytes(100_000));
+    assert!(counting.stop(cluster.host(1)).contains("counted to"));
+    assert!(cluster.is_whole(), "{:?}", cluster.states());
+}
+
+#[test]
+fn a_cable_that_is_out_for_longer_costs_sight_and_nothing_else() {
+    let Some(cluster) = cluster(3) else { return };
+    for node in 0..3 {
+        cluster.put(node, &format!("model-{node}"), &bytes(100_000), node);
+    }
+    let before = cluster.host(0).nodes();
+    cluster.world.unplug(2);
+    eventually(|| cluster.host(0).state(2) == "unreachable" && cluster.host(1).state(2) == "unreachable");
+    let complaint = cluster.host(1).fails("halite get model-2");
+    assert!(complaint.contains("node 2"), "{complaint}");
+    cluster.put(0, "new", &bytes(100_000), 1);
+    let complaint = cluster.host(2).fails("halite get model-0");
+    assert!(complaint.contains("node 0"), "{complaint}");
+
+    cluster.world.plug(2);
+    eventually(|| cluster.is_whole());
+    for name in ["model-0", "model-1", "model-2", "new"] {
+        for host in 0..3 {
+            assert!(cluster.get(host, name) == bytes(100_000), "{name}");
+        }
+    }
+    // What passes by is paired with whom it reaches; that the nodes themselves are, a move shows.
+    eventually(|| cluster.host(1).run("halite mv model-0 --to 2").status.success());
+    eventually(|| cluster.host(1).run("halite mv model-2 --to 1").status.success());
+    let lives = |nodes: Vec<serde_json::Value>| -> Vec<serde_json::Value> {
+        nodes
+            .into_iter()
+            .filter(|row| row["node"].as_u64() < Some(1000))
+            .map(|row| row["incarnation"].clone())
+            .collect()
+    };
+    assert_eq!(lives(cluster.host(0).nodes()), lives(before), "nobody has died");
+}
+
+#[test]
+fn what_was_on_a_host_that_lost_power_is_missed_until_it_is_put_anew() {
+    let Some(mut cluster) = cluster(3) else { return };
+    cluster.put(0, "model", &bytes(100_000), 2);
+    cluster.put(0, "other", &bytes(100_000), 1);
+    cluster.lose_power(2);
+    eventually(|| cluster.host(0).state(2) == "unreachable");
+    let complaint = cluster.host(1).fails("halite get model");
+    assert!(complaint.contains("node 2"), "{complaint}");
+    cluster.world.plug(2);
+    cluster.restart(2, Some(1));
+    eventually(|| cluster.is_whole());
+    let complaint = cluster.host(1).fails("halite get model");
+    assert!(complaint.contains("node 2 is unreachable since"), "{complaint}");
+    assert!(cluster.get(2, "other") == bytes(100_000));
+    cluster.put(1, "model", &bytes(50_000), 2);
+    assert!(cluster.get(0, "model") == bytes(50_000));
+}
+
+#[test]
+fn others_go_on_while_node_0_has_no_power_and_names_are_found_again_when_it_is_back() {
+    let Some(mut cluster) = cluster(3) else { return };
+    cluster.put(0, "model", &bytes(100_000), 2);
+    cluster.put(0, "gone", &bytes(100_000), 0);
+    let counting = Application::start(cluster.host(1), "count 2");
+    cluster.lose_power(0);
+    let complaint = cluster.host(1).fails("halite get model");
+    assert!(complaint.contains("node 0"), "{complaint}");
+    cluster.world.plug(0);
+    cluster.restart(0, None);
+    eventually(|| cluster.is_whole());
+    assert!(cluster.get(0, "model") == bytes(100_000));
+    let complaint = cluster.host(1).fails("halite get gone");
+    assert!(complaint.contains("there is no such region"), "{complaint}");
+    assert!(counting.stop(cluster.host(1)).contains("counted to"));
+}
+
+#[test]
+fn what_one_direction_loses_for_a_while_arrives_in_the_end() {
+    let Some(cluster) = cluster(3) else { return };
+    cluster.host(2).ok("nft add table inet deaf");
+    cluster.host(2).ok("nft 'add chain inet deaf arrival { type filter hook input priority 0; }'");
+    cluster.host(2).ok("nft add rule inet deaf arrival ip saddr 10.0.0.0/24 drop");
+    eventually(|| cluster.host(0).state(2) == "unreachable");
+    cluster.host(2).ok("nft delete table inet deaf");
+    eventually(|| cluster.is_whole());
+    cluster.put(2, "model", &bytes(100_000), 1);
+    assert!(cluster.get(0, "model") == bytes(100_000));
+}
+
+#[test]
+fn half_of_a_cluster_finds_the_other_half_again() {
+    let Some(cluster) = cluster(5) else { return };
+    for node in 0..5 {
+        cluster.put(node, &format!("model-{node}"), &bytes(10_000), node);
+    }
+    cluster.world.split(3);
+    let sees = |host: usize, other: u32, state: &str| cluster.host(host).state(other) == state;
+    eventually(|| sees(0, 3, "unreachable") && sees(0, 4, "unreachable") && sees(2, 4, "unreachable"));
+    assert!(sees(0, 1, "alive") && sees(1, 2, "alive"));
+    assert!(cluster.get(1, "model-2") == bytes(10_000));
+    cluster.world.join();
+    eventually(|| cluster.is_whole());
+    for node in 0..5 {
+        assert!(cluster.get(4 - node, &format!("model-{node}")) == bytes(10_000));
+    }
+}
+
+/// Node 0 on a host, and another host that has its secret.
+fn two_hosts() -> Option<(Running, World)> {
+    let world = World::new(2, Processes::Shared)?;
+    world.host(0).ok(&format!("halite secret new {SECRET}"));
+    world.host(1).copy_secret(world.host(0), SECRET);
+    Some((start(world.host(0), 0, None), world))
+}
+
+#[test]
+fn who_knows_another_secret_does_not_join() {
+    let Some((_first, world)) = two_hosts() else { return };
+    world.host(1).ok(&format!("rm {SECRET}; halite secret new {SECRET}"));
+    let complaint = world.host(1).fails(&line(world.host(1), 1, Some("10.0.0.1")));
+    assert!(complaint.contains("the secret of its cluster is another one"), "{complaint}");
+}
+
+#[test]
+fn a_number_that_a_living_node_has_is_not_given_up() {
+    let Some(cluster) = Cluster::new(3, Processes::Shared) else { return };
+    cluster.host(2).ok("mkdir -m 700 elsewhere");
+    let again = line(cluster.host(2), 1, Some("10.0.0.1")).replace(":7000 --secret", ":7001 --secret");
+    let complaint = cluster.host(2).fails(&format!("HALITE_DIR=/tmp/elsewhere {again}"));
+    assert!(complaint.contains("node 1 runs already: process"), "{complaint}");
+    assert!(complaint.contains("at 10.0.0.2:7000; choose another number"), "{complaint}");
+    assert!(cluster.is_whole(), "{:?}", cluster.states());
+}
+
+#[test]
+fn a_second_node_0_is_told_at_once_whoever_it_asks_and_the_first_is_none_the_worse() {
+    let Some(cluster) = Cluster::new(3, Processes::Shared) else { return };
+    eventually(|| cluster.is_whole());
+    cluster.host(2).ok("mkdir -m 700 elsewhere");
+    for by in ["10.0.0.1", "10.0.0.2"] {
+        let again = line(cluster.host(2), 0, Some(by)).replace(":7000 --secret", ":7001 --secret");
+        let complaint = cluster.host(2).fails(&format!("HALITE_DIR=/tmp/elsewhere {again}"));
+        assert!(complaint.contains("node 0 runs already: process"), "{complaint}");
+        assert!(complaint.contains("at 10.0.0.1:7000; choose another number"), "{complaint}");
+    }
+    assert!(cluster.is_whole(), "{:?}", cluster.states());
+}
+
+#[test]
+fn a_node_0_that_has_died_is_started_again_by_any_member() {
+    let Some(mut cluster) = cluster(2) else { return };
+    cluster.put(0, "model", &bytes(10_000), 1);
+    cluster.nodes[0].kill();
+    cluster.restart(0, Some(1));
+    eventually(|| cluster.is_whole());
+    assert!(cluster.get(0, "model") == bytes(10_000));
+}
+
+#[test]
+fn an_address_that_nobody_reaches_is_told() {
+    let Some((_first, world)) = two_hosts() else { return };
+    let join = |address: &str, to: &str| {
+        let flags = format!("--listen {address} --secret-file {SECRET} --join {to}:7000");
+        world.host(1).fails(&format!("halite node --id 1 --arena 64M {flags}"))
+    };
+    let complaint = join("127.0.0.1:7000", "10.0.0.1");
+    assert!(complaint.contains("cannot send packets to 127.0.0.1"), "{complaint}");
+    let complaint = join("10.0.0.99:7000", "10.0.0.1");
+    assert!(
+        complaint.contains("no other host can dial 10.0.0.99: Cannot assign requested address"),
+        "{complaint}"
+    );
+    let complaint = join("10.0.0.2:7000", "10.0.0.77");
+    assert!(complaint.contains("10.0.0.77:7000"), "{complaint}");
+}

@@ -1,0 +1,69 @@
+//! The main job, over links that are well.
+
+use crate::application::Application;
+use crate::cluster::Cluster;
+use crate::support::{bytes, eventually};
+use crate::world::Processes;
+
+fn files_locks_and_calls_go_from_host_to_host(hosts: usize, processes: Processes) {
+    let Some(cluster) = Cluster::new(hosts, processes) else { return };
+    let last = hosts - 1;
+    eventually(|| cluster.is_whole());
+    let nodes = cluster.host(0).nodes();
+    assert_eq!(
+        (&nodes[1]["address"], &nodes[last]["pid"].is_u64()),
+        (&"10.0.0.2:7000".into(), &true),
+        "{nodes:?}"
+    );
+    // Packets that had to be sent again do not tell what a round trip takes.
+    eventually(|| {
+        let row = &cluster.host(0).nodes()[1];
+        row["round_trip_us"].as_f64() > Some(0.0) && row["heard_ms_ago"].is_u64()
+    });
+    cluster.put(0, "model", &bytes(1_000_000), last);
+    assert!(cluster.get(1, "model") == bytes(1_000_000));
+    cluster.host(1).ok("halite mv model --to 1");
+    assert!(cluster.get(last, "model") == bytes(1_000_000));
+    let explained = cluster.host(last).ok("halite explain model");
+    assert!(explained.contains("node 1: 1000032 bytes in 1 piece"), "{explained}");
+
+    let explained = cluster.host(last).ok("halite explain 1");
+    assert!(explained.contains("provider roce") && explained.contains("directory"), "{explained}");
+    let explained = cluster.host(1).ok("halite explain model");
+    assert!(
+        explained.contains("over shm: direct"),
+        "commands share memory with the node of their host: {explained}"
+    );
+
+    // Applications of two hosts, neither of which has a number that anybody gave it.
+    let server = Application::start(cluster.host(1), "serve");
+    let shouted = cluster.host(last).ok(&Application::line(&format!("call {}", server.node())));
+    assert!(shouted.contains("SALT"), "{shouted}");
+    let mut holder = Application::start(cluster.host(1), "lock");
+    let refused = cluster.host(last).ok(&Application::line("try-lock"));
+    assert!(refused.contains("it is held"), "{refused}");
+    holder.end();
+    let taken = cluster.host(last).ok(&Application::line("lock-once"));
+    assert!(taken.contains("it is ours"), "{taken}");
+}
+
+#[test]
+fn files_locks_and_calls_go_between_three_hosts() {
+    files_locks_and_calls_go_from_host_to_host(3, Processes::Shared);
+}
+
+#[test]
+fn files_locks_and_calls_go_between_five_hosts_that_see_no_process_of_each_other() {
+    files_locks_and_calls_go_from_host_to_host(5, Processes::Own);
+}
+
+#[test]
+fn a_node_of_another_host_is_measured() {
+    let Some(cluster) = Cluster::new(3, Processes::Shared) else { return };
+    eventually(|| cluster.is_whole());
+    let measured = cluster
+        .host(2)
+        .ok("halite perf write_lat --completion -s 8 -n 50 --peer 1 --json --dir /tmp/halite-0");
+    let row: serde_json::Value = serde_json::from_str(measured.trim()).unwrap();
+    assert_eq!((&row["fabric"], &row["errors"]), (&"roce".into(), &0.into()), "{measured}");
+}

@@ -1,0 +1,14 @@
+//! Clusters of several hosts, each a namespace of its own, over links that fail.
+//!
+//! Making hosts takes root and some programs; each test is left out where these are missing, and fails if `HALITE_NETWORK` is set.
+
+mod application;
+mod cluster;
+mod faults;
+mod figures;
+mod jobs;
+mod paths;
+mod readme;
+#[path = "../support/mod.rs"]
+mod support;
+mod world;

@@ -1,0 +1,281 @@
+//! Hosts of a test's own: each a network and a `/tmp` of its own, some with processes of their own, all on one switch.
+//!
+//! ```text
+//!   host 0: 10.0.0.1 ── cable ──┐
+//!   host 1: 10.0.0.2 ── cable ──┼── switch
+//!   host 2: 10.0.0.3 ── cable ──┘
+//! ```
+//!
+//! Nothing of it has a name: the kernel removes each when the process that holds it ends, which ends with the test, however that ends.
+//! What is started on a host dies with the thread of the test.
+
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::support::{Running, check_ok, children};
+
+/// Turns what would be left out into a failure.
+const REQUIRED: &str = "HALITE_NETWORK";
+const TOOLS: [&str; 7] = ["ethtool", "ip", "nft", "mount", "nsenter", "setpriv", "unshare"];
+/// Prepares a place, says so, and keeps it until its standard input ends.  The program may lie below the `/tmp` that is hidden.
+const HOLD: &str = r#"
+exec 3<"$1"
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+[ -d "$1" ] || { mkdir -p "$1"; mount -c --bind /proc/self/fd/3 "$1"; }
+echo ready
+exec cat >/dev/null
+"#;
+
+/// Which namespaces a host has besides those for network and files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Processes {
+    /// Those of the test: all hosts see each other's processes.
+    Shared,
+    /// Its own.
+    Own,
+}
+
+/// All hosts of a test.
+pub struct World {
+    switch: Place,
+    hosts: Vec<Host>,
+}
+
+/// One of them.
+pub struct Host {
+    place: Place,
+    processes: Processes,
+    /// Where others reach it.
+    pub address: String,
+    /// The same, over IPv6.
+    pub address_6: String,
+}
+
+/// Namespaces, for as long as a process of ours is in them.
+struct Place {
+    holder: Child,
+    /// The process that is in them: of those that have namespaces for processes, not the one that we started.
+    pid: u32,
+}
+
+impl World {
+    /// `None`, having said why, where this machine or user cannot have it.
+    pub fn new(hosts: usize, processes: Processes) -> Option<World> {
+        let why = if !rustix::process::geteuid().is_root() {
+            "only root may make networks".to_owned()
+        } else if let Some(missing) = TOOLS.into_iter().find(|tool| !is_installed(tool)) {
+            format!("{missing} is not installed")
+        } else {
+            return Some(World::build(hosts, processes));
+        };
+        assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, and there is no network: {why}");
+        println!("left out: {why}");
+        None
+    }
+
+    fn build(count: usize, processes: Processes) -> World {
+        let switch = Place::new(Processes::Shared);
+        switch.must("ip link add switch type bridge");
+        switch.must("ip link set switch up");
+        let hosts: Vec<Host> = (0..count).map(|index| Host::on(&switch, index, processes)).collect();
+        World { switch, hosts }
+    }
+
+    pub fn host(&self, index: usize) -> &Host {
+        &self.hosts[index]
+    }
+
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// Nothing gets through a host's cable from now on, and nobody is told.
+    pub fn unplug(&self, index: usize) {
+        self.switch.must(&format!("ip link set port{index} nomaster"));
+    }
+
+    pub fn plug(&self, index: usize) {
+        self.switch.must(&format!("ip link set port{index} master switch"));
+    }
+
+    /// Cables take frames of so many bytes, and each packet travels by itself.
+    pub fn widen(&self, frame_bytes: u32) {
+        for (index, host) in self.hosts.iter().enumerate() {
+            self.switch.must(&format!("ip link set port{index} mtu {frame_bytes}"));
+            host.place.must(&format!("ip link set cable mtu {frame_bytes}"));
+            host.place.must("ethtool -K cable tx-udp-segmentation off gso off tso off");
+        }
+    }
+
+    /// Datagrams of more than so many bytes vanish from now on, and nobody is told.
+    pub fn swallow(&self, most: u32) {
+        for host in &self.hosts {
+            host.ok("nft add table inet hole");
+            host.ok("nft 'add chain inet hole arrival { type filter hook input priority 0; }'");
+            host.ok(&format!("nft add rule inet hole arrival iifname cable ip length gt {most} drop"));
+        }
+    }
+
+    /// From that host on, all are on a switch of their own.
+    pub fn split(&self, from: usize) {
+        self.switch.must("ip link add other type bridge");
+        self.switch.must("ip link set other up");
+        (from..self.hosts.len())
+            .for_each(|index| self.switch.must(&format!("ip link set port{index} master other")));
+    }
+
+    /// They are on the same one again.
+    pub fn join(&self) {
+        (0..self.hosts.len()).for_each(|index| self.plug(index));
+    }
+}
+
+impl Host {
+    fn on(switch: &Place, index: usize, processes: Processes) -> Host {
+        let place = Place::new(processes);
+        let pid = place.pid;
+        switch.must(&format!("ip link add port{index} type veth peer name cable netns {pid}"));
+        switch.must(&format!("ip link set port{index} master switch up"));
+        let (address, address_6) = (format!("10.0.0.{}", index + 1), format!("fd00::{}", index + 1));
+        place.must("ip link set lo up");
+        place.must(&format!("ip addr add {address}/24 dev cable"));
+        place.must(&format!("ip addr add {address_6}/64 dev cable nodad"));
+        place.must("ip link set cable up");
+        Host { place, processes, address, address_6 }
+    }
+
+    /// A line of a shell, in the host's `/tmp`.
+    pub fn command(&self, line: &str) -> Command {
+        let mut command = self.place.command(line);
+        if self.processes == Processes::Own {
+            // Only who has been started in a namespace for processes belongs to it.
+            command = self.place.command_with(&["--pid"], line);
+        }
+        command
+    }
+
+    /// Runs a line that must succeed; returns what it printed.
+    #[track_caller]
+    pub fn ok(&self, line: &str) -> String {
+        check_ok(line, &self.run(line))
+    }
+
+    pub fn run(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
+    }
+
+    /// Runs a line that must fail with status 1; returns what it complained of.
+    #[track_caller]
+    pub fn fails(&self, line: &str) -> String {
+        let output = self.run(line);
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{line}: {complaint}");
+        assert!(!complaint.contains("panicked"), "{line}: {complaint}");
+        complaint
+    }
+
+    /// Starts a line, and waits until it has printed one with `text`.
+    #[track_caller]
+    pub fn start(&self, line: &str, text: &str) -> Running {
+        let mut running = Running::of(self.command(&format!("exec {line}")));
+        let said = running.line();
+        assert!(said.contains(text), "{line}: {said}");
+        running
+    }
+
+    /// What stands at that path of the host.
+    fn path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{path}", self.place.pid))
+    }
+
+    pub fn write(&self, path: &str, bytes: &[u8]) {
+        std::fs::write(self.path(path), bytes).unwrap();
+    }
+
+    pub fn read(&self, path: &str) -> Vec<u8> {
+        std::fs::read(self.path(path)).unwrap()
+    }
+
+    /// A file from another host that only its owner may read, by a way that one trusts.
+    pub fn copy_secret(&self, from: &Host, path: &str) {
+        self.write(path, &from.read(path));
+        std::fs::set_permissions(self.path(path), Permissions::from_mode(0o600)).unwrap();
+    }
+
+    /// What `status` tells of each node, in order.
+    #[track_caller]
+    pub fn nodes(&self) -> Vec<Value> {
+        let output = self.run("halite status --json");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The state of a node, as this host sees it.
+    #[track_caller]
+    pub fn state(&self, node: u32) -> String {
+        let nodes = self.nodes();
+        let row = nodes.iter().find(|row| row["node"] == node);
+        row.map_or("unknown", |row| row["state"].as_str().unwrap()).to_owned()
+    }
+}
+
+impl Place {
+    fn new(processes: Processes) -> Place {
+        let program = Path::new(env!("CARGO_BIN_EXE_halite")).parent().unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--mount", "--propagation", "private"]);
+        if processes == Processes::Own {
+            command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        }
+        command.args(["sh", "-euc", HOLD, "sh"]).arg(program);
+        let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "ready\n", "the place is there");
+        let pid = match processes {
+            Processes::Shared => holder.id(),
+            Processes::Own => children(holder.id())[0],
+        };
+        Place { holder, pid }
+    }
+
+    fn command(&self, line: &str) -> Command {
+        self.command_with(&[], line)
+    }
+
+    fn command_with(&self, flags: &[&str], line: &str) -> Command {
+        let program = Path::new(env!("CARGO_BIN_EXE_halite")).parent().unwrap();
+        let path = std::env::var("PATH").unwrap();
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "nsenter", "--net", "--mount", "--target"]);
+        command.arg(self.pid.to_string()).args(flags);
+        command.args(["sh", "-ec"]).arg(format!("cd /tmp; {line}"));
+        for name in ["HALITE_DIR", "HALITE_CONFIG", "HALITE_LOG", "XDG_RUNTIME_DIR", "TMPDIR"] {
+            command.env_remove(name);
+        }
+        command.env("PATH", format!("{}:{path}", program.display())).stdin(Stdio::null());
+        command
+    }
+
+    #[track_caller]
+    fn must(&self, line: &str) {
+        check_ok(line, &self.command(line).output().unwrap());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+fn is_installed(tool: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    path.split(':').any(|folder| Path::new(folder).join(tool).exists())
+}

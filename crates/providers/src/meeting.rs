@@ -1,0 +1,212 @@
+//! Meeting in a cluster directory: listening under a name, connecting, and who is at the other end.
+//!
+//! ```text
+//!   DIR/NAME.sock    where a fabric listens, with packets that keep their bounds
+//!   DIR/NAME.lock    held while it does, so that residue can be told from somebody who lives
+//! ```
+//!
+//! Everything is non-blocking.  What is said there is the business of whoever listens.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::private_dir::{DirError, Kind, NameLock, PrivateDir};
+
+/// How many initiators may wait while the gate is busy.
+const BACKLOG: i32 = 128;
+/// How often the listener of a name may be another one while we look at it.
+const SUCCESSORS_MAX: usize = 10;
+/// What the file name of every socket ends with.
+pub(crate) const SUFFIX: &str = ".sock";
+
+/// A listening socket, and the lock that says that its name is in use.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    dir: Arc<PrivateDir>,
+    file_name: String,
+    lock: NameLock,
+}
+
+impl Listener {
+    /// Listens at `dir/name.sock`; residue of a process that died is replaced, a living one is not.
+    pub(crate) fn bind(dir: &Path, name: &str) -> io::Result<Listener> {
+        let dir = Arc::new(PrivateDir::open_or_create(dir)?);
+        let file_name = format!("{name}{SUFFIX}");
+        let path = dir.path().join(&file_name);
+        let address = SocketAddrUnix::new(&path).map_err(|error| too_long(&path, error))?;
+        let lock = NameLock::take_patiently(&dir, &lock_name(&file_name))?;
+        let lock = lock.ok_or(io::ErrorKind::AddrInUse)?;
+        // Whoever held the lock before us is gone, so a socket file that exists is residue.
+        dir.remove(&file_name, Kind::Socket)?;
+        let socket = new_socket()?;
+        rustix::net::bind(&socket, &address)?;
+        let listener = Listener { socket, dir, file_name, lock };
+        // Sockets are bound by their path, which may lead elsewhere by now.
+        if !listener.dir.has(&listener.file_name, Kind::Socket)? {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the directory was moved"));
+        }
+        rustix::net::listen(&listener.socket, BACKLOG)?;
+        Ok(listener)
+    }
+
+    /// The next connection, if one waits.
+    pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        match rustix::net::accept_with(&self.socket, flags) {
+            Ok(socket) => Ok(Some(socket)),
+            // One that was reset while it waited is no error of ours.
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // While the lock is held nobody else has put a socket of theirs there.
+        let _ = self.dir.remove(&self.file_name, Kind::Socket);
+        self.lock.remove();
+    }
+}
+
+/// The lock that goes with a socket.
+fn lock_name(socket_name: &str) -> String {
+    let name = socket_name.strip_suffix(SUFFIX).expect("names of sockets are told by their suffix");
+    format!("{name}.lock")
+}
+
+/// File names of the sockets in `dir` whose owners live, as [`Fabric::connect`](halite_fabric::Fabric::connect) takes them.
+pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
+    let mut names = Vec::new();
+    for name in dir.entries()? {
+        let Some(name) = name.to_str().filter(|name| name.ends_with(SUFFIX)) else {
+            continue;
+        };
+        // What has no lock of ours is not ours either.
+        if NameLock::is_held(dir, &lock_name(name)).unwrap_or(false) {
+            names.push(name.to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// A process that listens at a socket, held by a pidfd: its number may be another's a moment later.
+#[derive(Debug)]
+pub struct Listening {
+    /// Its number.
+    pub pid: i32,
+    /// Itself.
+    pub pidfd: OwnedFd,
+}
+
+/// The process that listens at the socket `name` in `dir`, `None` if nobody does.  It is whom the kernel names as the
+/// other end of a connection, never what a file says.
+///
+/// An error of the kind `PermissionDenied` says that it is another user's, one of the kind `NotFound` that it is in
+/// another pid namespace, one of the kind `WouldBlock` that it takes no connections now.
+pub fn listening(dir: &PrivateDir, name: &str) -> io::Result<Option<Listening>> {
+    for _ in 0..SUCCESSORS_MAX {
+        let Some(pid) = listener_pid(dir, name)? else { return Ok(None) };
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(Errno::SRCH) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        // Whoever still listens was that process when it was opened, and not one that was given its number since.
+        if listener_pid(dir, name)? == Some(pid) {
+            return Ok(Some(Listening { pid: pid.as_raw_nonzero().get(), pidfd }));
+        }
+    }
+    Err(io::ErrorKind::WouldBlock.into())
+}
+
+fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
+    if !dir.has(name, Kind::Socket)? {
+        return Ok(None);
+    }
+    let socket = match connect(&dir.path().join(name)) {
+        Ok(socket) => socket,
+        // Nobody listens there any more.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let pid = peer_pid(socket.as_fd())?.and_then(Pid::from_raw);
+    pid.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it runs in another pid namespace"))
+}
+
+/// Few know that the paths of sockets are shorter than those of files.
+fn too_long(path: &Path, error: Errno) -> io::Error {
+    let len = path.as_os_str().len();
+    match error {
+        Errno::NAMETOOLONG => io::Error::new(
+            io::ErrorKind::InvalidFilename,
+            format!(
+                "the path of its socket has {len} bytes, and 107 are the most; choose a directory with a shorter path"
+            ),
+        ),
+        error => error.into(),
+    }
+}
+
+/// Connects to a process of our own user, or fails at once.
+pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = new_socket()?;
+    rustix::net::connect(&socket, &address).map_err(|error| match error {
+        // Elsewhere this says that we lack something.
+        Errno::AGAIN => io::Error::other("it accepts nobody, and too many wait for that already"),
+        error => error.into(),
+    })?;
+    // The path is not our directory's descriptor: another user may have put theirs in its place.
+    let uid = peer_credentials(socket.as_fd())?.uid;
+    if uid != rustix::process::geteuid().as_raw() {
+        let reason = format!("user {uid} listens there");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    }
+    Ok(socket)
+}
+
+/// The process at the other end when it connected or began to listen; `None` if our pid namespace does not
+/// know it.
+pub(crate) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
+    Ok(Some(peer_credentials(socket)?.pid).filter(|pid| *pid > 0))
+}
+
+fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `credentials`, both of which outlive the call.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &mut len,
+        )
+    };
+    if failed != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(credentials)
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}

@@ -1,0 +1,373 @@
+//! A connection: two queue pairs to one peer, one for each lane.
+//!
+//! All that is told of a peer is told under the lock of one of its lanes, and its end under both: so the end comes last.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Mutex, MutexGuard};
+
+use halite_fabric::{
+    Completion, CompletionKind, Event, Key, Local, Operation, PeerId, PostCause, Status, WorkId, WorkRequest,
+};
+use halite_mem::Window;
+use halite_rnic::wire::{Flow, Packet, Qpn};
+use halite_rnic::{
+    Config, Operation as RnicOperation, PostError, QueuePair, Remote, Request, Source, Status as RnicStatus,
+};
+
+use super::greeting::Offer;
+use super::memory::{Held, Registered, View};
+use super::port::Port;
+use super::{INLINE_BYTES_MAX, LANES, lock, read};
+
+/// See the header of this file.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) peer: PeerId,
+    /// Of the socket over which it came about, and which says when the other end is gone.
+    pub(super) token: u64,
+    pub(super) address: SocketAddr,
+    /// From where our packets go there.
+    pub(super) own_address: SocketAddr,
+    pub(super) mtu_bytes: u32,
+    qpns: [Qpn; LANES],
+    outwards: Flow,
+    inwards: Flow,
+    /// What the peer hides our keys by, and we its.
+    salt: u32,
+    their_salt: u32,
+    lanes: [Mutex<Lane>; LANES],
+    /// What `Connected` is to tell, until both ends are ready: what the peer said of itself, and where we dialled it.
+    greeting: Mutex<Option<(Vec<u8>, Option<String>)>>,
+    /// Both ends are ready, and `Connected` was told.
+    is_up: AtomicBool,
+    /// Nothing more is posted: it ends when what was has ended.
+    is_leaving: AtomicBool,
+    has_ended: AtomicBool,
+    /// It is being found out, or known, how long packets come through.
+    is_path_sought: AtomicBool,
+    /// When something last came from it.
+    pub(super) heard_ns: AtomicU64,
+}
+
+/// A queue pair and what belongs to it.
+#[derive(Debug)]
+pub(super) struct Lane {
+    qp: QueuePair,
+    held: Held,
+    /// A post was refused because the queue was full.
+    wants_room: bool,
+}
+
+/// What a step of a lane works with.
+#[derive(Clone, Copy)]
+pub(super) struct Ground<'a> {
+    pub(super) now_ns: u64,
+    pub(super) registered: &'a Registered,
+    pub(super) port: &'a Port,
+}
+
+/// What a step of a lane has brought.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) events: Vec<Event>,
+    /// Something that is to ring is among them.
+    pub(super) rings: bool,
+    /// The queue pair has ended.
+    pub(super) is_broken: bool,
+}
+
+impl Connection {
+    pub(super) fn new(
+        peer: PeerId,
+        token: u64,
+        config: &Config,
+        ours: &Offer,
+        theirs: &Offer,
+        now_ns: u64,
+    ) -> Connection {
+        let lane = |index: usize| {
+            let (own, their) = (ours.lanes[index], theirs.lanes[index]);
+            let mut qp = QueuePair::new(config.clone(), own.qpn, own.psn);
+            qp.ready_to_receive(their.qpn, their.psn);
+            qp.ready_to_send();
+            // What arrives is handed on at once, so there is always room.
+            qp.add_receives(u32::MAX);
+            Mutex::new(Lane { qp, held: Held::default(), wants_room: false })
+        };
+        Connection {
+            peer,
+            token,
+            address: theirs.address,
+            own_address: ours.address,
+            mtu_bytes: config.mtu.bytes(),
+            qpns: ours.lanes.map(|lane| lane.qpn),
+            outwards: Flow::new(ours.address, theirs.address),
+            inwards: Flow::new(theirs.address, ours.address),
+            salt: ours.salt,
+            their_salt: theirs.salt,
+            lanes: std::array::from_fn(lane),
+            greeting: Mutex::new(None),
+            is_up: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            is_path_sought: AtomicBool::new(false),
+            heard_ns: AtomicU64::new(now_ns),
+        }
+    }
+
+    pub(super) fn qpns(&self) -> [Qpn; LANES] {
+        self.qpns
+    }
+
+    pub(super) fn lane(&self, index: usize) -> MutexGuard<'_, Lane> {
+        lock(&self.lanes[index])
+    }
+
+    /// What a packet holds that is undamaged and from the peer's own address.
+    pub(super) fn open<'a>(&self, from: SocketAddr, packet: &'a [u8]) -> Option<&'a [u8]> {
+        if from == self.address { self.inwards.open(packet).ok() } else { None }
+    }
+
+    /// What is told when both ends are ready.
+    pub(super) fn greet(&self, hello: Vec<u8>, dialled: Option<String>) {
+        *lock(&self.greeting) = Some((hello, dialled));
+    }
+
+    /// Both ends are ready from now on; returns what is to be told, once.
+    pub(super) fn come_up(&self) -> Option<(Vec<u8>, Option<String>)> {
+        if self.is_up() {
+            return None;
+        }
+        // Pairs with the Acquire in is_up().
+        self.is_up.store(true, Release);
+        lock(&self.greeting).take()
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.is_up.load(Acquire)
+    }
+
+    /// Whether the first look at the path is due: once, when both ends are ready.
+    pub(super) fn begins_path(&self) -> bool {
+        self.is_up() && !self.is_path_sought.swap(true, Relaxed)
+    }
+
+    pub(super) fn leave(&self) {
+        self.is_leaving.store(true, Release);
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        // Pairs with the Release in leave().
+        self.is_leaving.load(Acquire)
+    }
+
+    /// Whether nothing that was posted is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.lanes.iter().all(|lane| lock(lane).qp.posted() == 0)
+    }
+
+    /// Ends it, unless it has ended: what is posted completes, nothing of the peer touches memory from now on, and the end is
+    /// told by `tell`, and with it whether the peer's process has `exited`.
+    pub(super) fn end(&self, exited: bool, tell: impl FnOnce(Vec<Event>)) -> bool {
+        let mut lanes = self.lanes.each_ref().map(lock);
+        if self.has_ended.swap(true, Relaxed) {
+            return false;
+        }
+        let mut told = Told::default();
+        for lane in &mut lanes {
+            lane.qp.close();
+            lane.drain(self.peer, &mut told);
+        }
+        if self.is_up() {
+            let peer = self.peer;
+            told.events.extend([Event::Disconnected { peer }, Event::CutOff { peer, exited }]);
+        }
+        tell(told.events);
+        true
+    }
+}
+
+/// Steps, which the holder of a lane's lock makes.
+impl Lane {
+    /// Posts a request, and says why not.
+    pub(super) fn post(
+        &mut self,
+        connection: &Connection,
+        registered: &Registered,
+        request: &WorkRequest<'_>,
+    ) -> Result<(), PostCause> {
+        if !connection.is_up() || connection.is_leaving() || connection.has_ended.load(Relaxed) {
+            return Err(PostCause::NotConnected);
+        }
+        let (operation, window) = self.convert(connection, registered, &request.operation)?;
+        let WorkRequest { id, signalled, solicited, .. } = *request;
+        match self.qp.post(Request { id: id.0, operation, signalled, solicited }) {
+            Ok(()) => {
+                self.held.push(window);
+                Ok(())
+            }
+            Err(PostError::QueueFull) => {
+                self.wants_room = true;
+                Err(PostCause::QueueFull)
+            }
+            Err(PostError::NotReady) => Err(PostCause::NotConnected),
+            Err(PostError::Malformed) => Err(PostCause::Malformed),
+        }
+    }
+
+    /// A request as the queue pair has it, and the memory that it is to hold.
+    fn convert(
+        &self,
+        connection: &Connection,
+        registered: &Registered,
+        operation: &Operation<'_>,
+    ) -> Result<(RnicOperation, Option<Window>), PostCause> {
+        let remote = |remote: halite_fabric::RemoteAddress| Remote {
+            rkey: remote.key.0 ^ connection.their_salt,
+            address: remote.offset,
+        };
+        let write = |local: &Local<'_>, to, imm| -> Result<_, PostCause> {
+            let (source, window) = match *local {
+                Local::Inline(bytes) if bytes.len() <= INLINE_BYTES_MAX => {
+                    (Source::Inline(bytes.to_vec()), None)
+                }
+                Local::Inline(_) => return Err(PostCause::Malformed),
+                Local::Registered { key, offset, len } => {
+                    let (len, window) = own_window(registered, key, offset, len)?;
+                    let local = halite_rnic::Local { key: self.held.next_key(), address: offset };
+                    (Source::Registered { local, len }, Some(window))
+                }
+            };
+            Ok((RnicOperation::Write { source, remote: remote(to), imm }, window))
+        };
+        match *operation {
+            Operation::Write { local, remote } => write(&local, remote, None),
+            Operation::WriteImm { local, remote, imm } => write(&local, remote, Some(imm)),
+            Operation::Read { local: Local::Registered { key, offset, len }, remote: from } => {
+                let (len, window) = own_window(registered, key, offset, len)?;
+                let local = halite_rnic::Local { key: self.held.next_key(), address: offset };
+                Ok((RnicOperation::Read { local, remote: remote(from), len }, Some(window)))
+            }
+            Operation::Read { local: Local::Inline(_), .. } => Err(PostCause::Malformed),
+            Operation::Send { bytes, imm } => {
+                Ok((RnicOperation::Send { bytes: bytes.to_vec(), imm: Some(imm) }, None))
+            }
+            Operation::FetchAdd { remote: word, add } => {
+                Ok((RnicOperation::FetchAdd { remote: remote(word), add }, None))
+            }
+            Operation::CompareSwap { remote: word, expected, new } => {
+                Ok((RnicOperation::CompareSwap { remote: remote(word), expected, new }, None))
+            }
+        }
+    }
+
+    /// Takes a packet, which [`Connection::open`] has let through.
+    pub(super) fn handle_packet(&mut self, connection: &Connection, ground: Ground<'_>, packet: &Packet<'_>) {
+        let view = View { registered: ground.registered, salt: connection.salt, held: &self.held };
+        self.qp.handle_packet(ground.now_ns, packet, &view);
+    }
+
+    /// Begins to find out how long packets come through.
+    pub(super) fn find_path(&mut self, now_ns: u64) {
+        self.qp.find_path(now_ns);
+    }
+
+    pub(super) fn handle_timeout(&mut self, now_ns: u64) {
+        if self.qp.poll_timeout().is_some_and(|at| at <= now_ns) {
+            self.qp.handle_timeout(now_ns);
+        }
+    }
+
+    /// Sends what may leave.  Returns when there is something to do though nothing arrives.
+    pub(super) fn transmit(&mut self, connection: &Connection, ground: Ground<'_>) -> Option<u64> {
+        let Connection { outwards, address, own_address, salt, .. } = connection;
+        let view = View { registered: ground.registered, salt: *salt, held: &self.held };
+        let qp = &mut self.qp;
+        ground.port.send_all(outwards, (*own_address, *address), qp.packet_bytes_max(), |bytes| {
+            qp.poll_transmit(ground.now_ns, &view, bytes)
+        });
+        qp.poll_timeout()
+    }
+
+    /// How many packets the peer may have under way.  Returns when it is to be told so.
+    pub(super) fn set_grant(&mut self, now_ns: u64, packets: u32) -> Option<u64> {
+        self.qp.set_grant(now_ns, packets);
+        self.qp.poll_timeout()
+    }
+
+    /// What has happened.
+    pub(super) fn drain(&mut self, peer: PeerId, told: &mut Told) {
+        while let Some(event) = self.qp.poll_event() {
+            let (status, kind) = match event {
+                halite_rnic::Event::Completed { id, status, old } => {
+                    let id = WorkId(id);
+                    let kind = match old {
+                        Some(old) => CompletionKind::Atomic { id, old },
+                        None => CompletionKind::Done { id },
+                    };
+                    (status_of(status), kind)
+                }
+                halite_rnic::Event::Received { bytes, imm, solicited } => {
+                    told.rings |= solicited;
+                    self.qp.add_receives(1);
+                    (Status::Success, CompletionKind::Received { bytes, imm: imm.unwrap_or(0) })
+                }
+                halite_rnic::Event::Notified { imm, solicited } => {
+                    told.rings |= solicited;
+                    self.qp.add_receives(1);
+                    (Status::Success, CompletionKind::Notified { imm })
+                }
+                halite_rnic::Event::Broken { cause } => {
+                    let counters = self.qp.counters();
+                    tracing::debug!("a queue pair to peer {} has ended: {cause:?}; {counters:?}", peer.0);
+                    told.is_broken = true;
+                    continue;
+                }
+            };
+            let is_end = !matches!(kind, CompletionKind::Received { .. } | CompletionKind::Notified { .. });
+            told.rings |= is_end;
+            told.events.push(Event::Completed(Completion { peer, status, kind }));
+        }
+        self.held.keep_last(self.qp.posted());
+        if self.wants_room && !told.is_broken && self.qp.posted() <= ROOM_AT {
+            self.wants_room = false;
+            told.rings = true;
+            told.events.push(Event::Room { peer });
+        }
+    }
+
+    pub(super) fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+}
+
+/// Requests that may be posted to a lane and have not ended.
+pub(super) const QUEUE_MAX: usize = 1024;
+/// How many there are left when who found the queue full is told of room.
+const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
+
+/// The segment of a key of ours, if it holds these bytes.
+fn own_window(registered: &Registered, key: Key, offset: u64, len: u64) -> Result<(u32, Window), PostCause> {
+    let registered = read(registered);
+    let window = registered.get(key.0 as usize).and_then(Option::as_ref).ok_or(PostCause::Malformed)?;
+    let is_inside = offset <= window.len() && len <= window.len() - offset;
+    match u32::try_from(len) {
+        Ok(len) if is_inside => Ok((len, window.clone())),
+        _ => Err(PostCause::Malformed),
+    }
+}
+
+fn status_of(status: RnicStatus) -> Status {
+    match status {
+        RnicStatus::Success => Status::Success,
+        RnicStatus::RemoteAccess | RnicStatus::RemoteInvalidRequest | RnicStatus::RemoteOperation => {
+            Status::RemoteAccess
+        }
+        RnicStatus::RetryExceeded | RnicStatus::RnrRetryExceeded => Status::RetryExceeded,
+        // Our own memory is held while a request needs it, so that it is always there.
+        RnicStatus::Aborted | RnicStatus::LocalAccess => Status::PeerGone,
+        RnicStatus::Flushed => Status::Flushed,
+    }
+}

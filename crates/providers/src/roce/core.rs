@@ -1,0 +1,609 @@
+//! What the threads of one roce fabric share, and what one of them does when it polls.
+//!
+//! ```text
+//!   poll ── receive ── packets by queue pair ── handled, answered ──┐
+//!     ├──── now and then: greetings and hang-ups ───────────────────┼──► events
+//!     └──── when it is time: what queue pairs do by time ───────────┘
+//!   post ── onto the lane, and what may leave, leaves
+//! ```
+//!
+//! Locks are taken in this order: the batch, which only who polls has; the control; the lanes of one connection, in their order;
+//! then any one of the others.  Nothing calls out of the fabric while holding one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use halite_fabric::{ConnectFailure, Event, PeerId, PostCause, WorkRequest};
+use halite_rnic::wire::Packet;
+use halite_rnic::wire::bth::Bth;
+use halite_rnic::{Config, Mtu, Retry};
+
+use super::bell::Bell;
+use super::connection::{Connection, Ground, Lane, QUEUE_MAX, Told};
+use super::control::{Attempt, Control, Stage};
+use super::greeting::{Message, Offer};
+use super::line::Heard;
+use super::memory::Registered;
+use super::port::{Batch, Port};
+use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
+
+/// How often who polls looks for greetings, while it does not sleep in between.
+const CONTROL_NS: u64 = 500_000;
+/// How many connections are let in at a time.
+const ACCEPTED_MAX: usize = 64;
+/// Full batches in a row after which timers are looked at.  Before, not: what waits in the socket may be what they wait for.
+const BATCHES_BEFORE_TIME: u32 = 16;
+/// Batches that are received before somebody is taken to be gone, in case its last words are among them.
+const LAST_BATCHES_MAX: usize = 64;
+/// Most packets that a peer may have under way in one lane, however much room there is: 1 MiB of them, so that a receiver that has to wait for its
+/// processor has some milliseconds of work when it runs.
+const GRANT_MAX: u32 = 256;
+/// Reads and atomics of a lane that may be under way: as many as packets, since each asks for one.
+const READS_MAX: usize = GRANT_MAX as usize;
+/// How long a process may take from the end of its sockets to its own end.
+const EXIT_NS: u64 = 200_000_000;
+/// A time that never comes.
+const NEVER: u64 = u64::MAX;
+
+/// See the header of this file.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) config: RoceConfig,
+    pub(super) port: Port,
+    pub(super) bell: Bell,
+    pub(super) registered: Registered,
+    table: RwLock<Table>,
+    batch: Mutex<Batch>,
+    pub(super) control: Mutex<Control>,
+    /// When it was last looked at; 0 if that is to be done in the next poll.
+    control_seen_ns: AtomicU64,
+    events: Mutex<Vec<Event>>,
+    begin: Instant,
+    /// Nothing is to be done for queue pairs by time before this.
+    due_ns: AtomicU64,
+    /// When the next greeting is late.
+    greeting_due_ns: AtomicU64,
+    /// What a sleeper was last told of that.
+    told_due_ns: AtomicU64,
+    dropped: DroppedCounts,
+}
+
+/// Who is connected.
+#[derive(Debug, Default)]
+struct Table {
+    /// By the number of a queue pair, and which of the two it is.
+    lanes: HashMap<u32, (Arc<Connection>, usize)>,
+    peers: BTreeMap<PeerId, Arc<Connection>>,
+    last: u32,
+}
+
+/// See [`Dropped`].
+#[derive(Debug, Default)]
+struct DroppedCounts {
+    strangers: AtomicU64,
+    refused: AtomicU64,
+    malformed: AtomicU64,
+}
+
+impl Core {
+    pub(super) fn open(config: RoceConfig) -> io::Result<Core> {
+        let port = Port::bind(config.address, &config.other_addresses)?;
+        let control = Control::new(&config.dir, &config.name, config.hosts.as_ref())?;
+        Ok(Core {
+            bell: Bell::new(port.as_fd(), control.epoll().as_fd())?,
+            port,
+            registered: Registered::default(),
+            table: RwLock::default(),
+            batch: Mutex::new(Batch::new()),
+            control: Mutex::new(control),
+            control_seen_ns: AtomicU64::new(0),
+            events: Mutex::default(),
+            begin: Instant::now(),
+            due_ns: AtomicU64::new(NEVER),
+            greeting_due_ns: AtomicU64::new(NEVER),
+            told_due_ns: AtomicU64::new(0),
+            dropped: DroppedCounts::default(),
+            config,
+        })
+    }
+
+    /// Nanoseconds since the fabric was opened, and never 0.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.begin.elapsed().as_nanos() as u64 + 1
+    }
+
+    fn ground(&self, now_ns: u64) -> Ground<'_> {
+        Ground { now_ns, registered: &self.registered, port: &self.port }
+    }
+
+    pub(super) fn peer(&self, peer: PeerId) -> Option<Arc<Connection>> {
+        read(&self.table).peers.get(&peer).cloned()
+    }
+
+    fn peers(&self) -> Vec<Arc<Connection>> {
+        read(&self.table).peers.values().cloned().collect()
+    }
+
+    pub(super) fn has_peers(&self) -> bool {
+        !read(&self.table).peers.is_empty()
+    }
+
+    /// Whether nothing that was posted is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.peers().iter().all(|connection| connection.is_idle())
+    }
+
+    /// Queues events without waking anybody: who polls, or is about to, takes them.
+    fn tell(&self, events: Vec<Event>) {
+        lock(&self.events).extend(events);
+    }
+
+    /// Queues an event for whoever sleeps.
+    pub(super) fn tell_and_wake(&self, event: Event) {
+        self.tell(vec![event]);
+        self.bell.wake();
+    }
+
+    pub(super) fn take_events(&self, events: &mut Vec<Event>) {
+        events.append(&mut lock(&self.events));
+    }
+
+    /// Where other hosts may dial.
+    pub(super) fn control_ports(&self) -> Vec<SocketAddr> {
+        lock(&self.control).ports()
+    }
+
+    pub(super) fn fail_to_connect(&self, address: String, reason: String, is_ours: bool) {
+        self.tell_and_wake(Event::ConnectFailed(ConnectFailure { address, reason, is_ours }));
+    }
+}
+
+/// Counting.
+impl Core {
+    pub(super) fn dropped(&self) -> Dropped {
+        let DroppedCounts { strangers, refused, malformed } = &self.dropped;
+        let [strangers, refused, malformed] =
+            [strangers, refused, malformed].map(|count| count.load(Relaxed));
+        Dropped { strangers, refused, malformed, unsent: self.port.unsent() }
+    }
+}
+
+/// Posting.
+impl Core {
+    /// Posts requests; returns how many, and why not the next one.
+    pub(super) fn post(
+        &self,
+        peer: PeerId,
+        order: usize,
+        requests: &[WorkRequest<'_>],
+    ) -> Result<(), (usize, PostCause)> {
+        let connection = self.peer(peer).ok_or((0, PostCause::NotConnected))?;
+        let mut lane = connection.lane(order);
+        let refused = requests.iter().enumerate().find_map(|(posted, request)| {
+            Some((posted, lane.post(&connection, &self.registered, request).err()?))
+        });
+        self.move_on(&connection, &mut lane, self.now_ns(), &mut Told::default());
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Sends what may leave in a lane, and tells what has happened.
+    fn move_on(&self, connection: &Connection, lane: &mut Lane, now_ns: u64, told: &mut Told) {
+        let due = lane.transmit(connection, self.ground(now_ns));
+        lane.drain(connection.peer, told);
+        if !told.events.is_empty() {
+            lock(&self.events).append(&mut told.events);
+        }
+        if let Some(due) = due {
+            self.note_due(due);
+        }
+    }
+}
+
+/// Time.
+impl Core {
+    /// Something is to be done then; who sleeps for longer is woken.
+    fn note_due(&self, at_ns: u64) {
+        if at_ns < self.due_ns.fetch_min(at_ns, SeqCst) {
+            self.wake_for(at_ns);
+        }
+    }
+
+    /// Greetings have begun or ended.
+    pub(super) fn note_greetings(&self, control: &Control) {
+        let at_ns = control.next_late().unwrap_or(NEVER);
+        if at_ns < self.greeting_due_ns.swap(at_ns, SeqCst) {
+            self.wake_for(at_ns);
+        }
+    }
+
+    fn wake_for(&self, at_ns: u64) {
+        // Pairs with time_left(): either this sees what the sleeper was told, or the sleeper sees what is due.
+        if at_ns < self.told_due_ns.load(SeqCst) {
+            self.told_due_ns.fetch_min(at_ns, SeqCst);
+            self.bell.wake();
+        }
+    }
+
+    /// For who is about to sleep: how long until something is to be done.
+    pub(super) fn time_left(&self) -> Option<Duration> {
+        self.told_due_ns.store(NEVER, SeqCst);
+        let due = self.due_ns.load(SeqCst).min(self.greeting_due_ns.load(SeqCst));
+        self.told_due_ns.store(due, SeqCst);
+        (due != NEVER).then(|| Duration::from_nanos(due.saturating_sub(self.now_ns())))
+    }
+
+    /// Does what is to be done by now.
+    fn see_to_time(&self, now_ns: u64) {
+        if now_ns >= self.due_ns.load(SeqCst) {
+            self.see_to_lanes(now_ns);
+        }
+        if now_ns >= self.greeting_due_ns.load(SeqCst) {
+            let mut gone = Vec::new();
+            {
+                let mut control = lock(&self.control);
+                for token in control.late(now_ns) {
+                    match control.stage(token) {
+                        Some(Stage::HungUp { connection, .. }) => gone.push(connection.clone()),
+                        Some(Stage::Dialled { deadline_ns, .. }) if now_ns < *deadline_ns => {
+                            self.dial_also(&mut control, token);
+                        }
+                        _ => self.fail(&mut control, token, "it does not answer"),
+                    }
+                }
+                self.note_greetings(&control);
+            }
+            gone.iter().for_each(|connection| self.end(connection));
+        }
+    }
+
+    fn see_to_lanes(&self, now_ns: u64) {
+        // What others add meanwhile stays.
+        self.due_ns.swap(NEVER, SeqCst);
+        for connection in self.peers() {
+            let mut is_broken = false;
+            let begins_path = connection.begins_path();
+            for index in 0..LANES {
+                let mut told = Told::default();
+                let mut lane = connection.lane(index);
+                if begins_path {
+                    lane.find_path(now_ns);
+                }
+                lane.handle_timeout(now_ns);
+                self.move_on(&connection, &mut lane, now_ns, &mut told);
+                is_broken |= told.is_broken;
+            }
+            self.end_if_over(&connection, is_broken);
+        }
+    }
+}
+
+/// Polling.
+impl Core {
+    /// Takes in what has come, unless another thread does.
+    pub(super) fn turn(&self) {
+        let Ok(mut batch) = self.batch.try_lock() else { return };
+        let now_ns = self.now_ns();
+        let is_more = self.receive(&mut batch, now_ns);
+        let seen_ns = self.control_seen_ns.load(Relaxed);
+        if !is_more && (seen_ns == 0 || now_ns >= seen_ns + CONTROL_NS) {
+            self.control_seen_ns.store(now_ns, Relaxed);
+            self.look_at_control(&mut batch, now_ns);
+        }
+        if batch.full_in_a_row().is_multiple_of(BATCHES_BEFORE_TIME) {
+            self.see_to_time(now_ns);
+        }
+    }
+
+    /// Who arms is about to sleep: what it polls before that sees everything.
+    pub(super) fn look_at_control_soon(&self) {
+        self.control_seen_ns.store(0, Relaxed);
+    }
+
+    /// Receives once; says whether more may wait.
+    fn receive(&self, batch: &mut Batch, now_ns: u64) -> bool {
+        let is_more = self.port.receive(batch);
+        let empty = batch.empty();
+        if empty > 0 {
+            self.dropped.strangers.fetch_add(empty, Relaxed);
+        }
+        let mut packets = batch.packets().peekable();
+        let mut rings = false;
+        while let Some((from, packet)) = packets.next() {
+            let qpn = dest_qp(packet);
+            let Some((connection, index)) = qpn.and_then(|qpn| read(&self.table).lanes.get(&qpn).cloned())
+            else {
+                self.dropped.strangers.fetch_add(1, Relaxed);
+                continue;
+            };
+            let mut told = Told::default();
+            {
+                let mut lane = connection.lane(index);
+                self.handle(&connection, &mut lane, now_ns, from, packet);
+                while let Some((from, packet)) = packets.next_if(|(_, next)| dest_qp(next) == qpn) {
+                    self.handle(&connection, &mut lane, now_ns, from, packet);
+                }
+                self.move_on(&connection, &mut lane, now_ns, &mut told);
+            }
+            rings |= told.rings;
+            self.end_if_over(&connection, told.is_broken);
+        }
+        if rings {
+            self.bell.note_arrival();
+        }
+        is_more
+    }
+
+    fn handle(&self, connection: &Connection, lane: &mut Lane, now_ns: u64, from: SocketAddr, bytes: &[u8]) {
+        let Some(body) = connection.open(from, bytes) else {
+            self.dropped.refused.fetch_add(1, Relaxed);
+            return;
+        };
+        let Ok(packet) = Packet::parse(body) else {
+            self.dropped.malformed.fetch_add(1, Relaxed);
+            return;
+        };
+        connection.heard_ns.store(now_ns, Relaxed);
+        // Who sends has heard us: its "ready" may come later than this.
+        self.come_up(connection);
+        lane.handle_packet(connection, self.ground(now_ns), &packet);
+    }
+
+    fn end_if_over(&self, connection: &Connection, is_broken: bool) {
+        if is_broken || connection.is_leaving() && connection.is_idle() {
+            self.end(connection);
+        }
+    }
+}
+
+/// Connections.
+impl Core {
+    /// The most payload of packets to a host.
+    pub(super) fn mtu_to(&self, host: IpAddr) -> Mtu {
+        // Where there is no way to it, that shows when it is dialled.
+        self.port.mtu_to(host).map_or(self.config.mtu, |mtu| mtu.min(self.config.mtu))
+    }
+
+    pub(super) fn greeting_deadline_ns(&self) -> u64 {
+        self.now_ns() + self.config.handshake_timeout.as_nanos() as u64
+    }
+
+    /// Lets peers in, hears what they say, and whether they are gone.
+    fn look_at_control(&self, batch: &mut Batch, now_ns: u64) {
+        let mut gone = Vec::new();
+        {
+            let mut control = lock(&self.control);
+            let (tokens, is_wanted) = control.ready();
+            if is_wanted {
+                self.accept(&mut control);
+            }
+            for token in tokens {
+                self.hear(&mut control, token, now_ns, &mut gone);
+            }
+            self.note_greetings(&control);
+        }
+        if !gone.is_empty() {
+            // What they said before they went has arrived.
+            let _ = (0..LAST_BATCHES_MAX).find(|_| !self.receive(batch, now_ns));
+            gone.iter().for_each(|connection| self.end(connection));
+        }
+    }
+
+    fn accept(&self, control: &mut Control) {
+        for _ in 0..ACCEPTED_MAX {
+            let Ok(Some(mut line)) = control.accept() else { return };
+            if control.len() >= self.config.peers_max {
+                let reason = format!("it has {} connections, and takes no more", self.config.peers_max);
+                let _ = line.send(&Message::Refused { reason });
+                continue;
+            }
+            if !control.has_room_for(&line) {
+                self.dropped.strangers.fetch_add(1, Relaxed);
+                continue;
+            }
+            let deadline_ns = self.greeting_deadline_ns();
+            // Where a socket cannot be watched, its other end sees that it is closed.
+            let _ = control.add(line, Stage::Accepted { deadline_ns });
+        }
+    }
+
+    /// Hears all that was said over a link.
+    fn hear(&self, control: &mut Control, token: u64, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
+        if let Some(Stage::HungUp { connection, .. }) = control.stage(token) {
+            gone.push(connection.clone());
+            return;
+        }
+        while let Some(heard) = control.receive(token) {
+            let Some(stage) = control.stage(token) else { return };
+            match (&*stage, heard) {
+                (Stage::Accepted { .. }, Heard::Message(Message::Dial { offer, hello })) => {
+                    if let Err(reason) = self.answer(control, token, offer, hello, now_ns) {
+                        control.send(token, &Message::Refused { reason: reason.clone() });
+                        self.fail(control, token, &reason);
+                    }
+                }
+                (
+                    Stage::Dialled { attempt, offer, .. },
+                    Heard::Message(Message::Accept { offer: theirs, hello }),
+                ) => {
+                    let (number, address, offer) = (attempt.number, attempt.address.clone(), *offer);
+                    if !offer.suits(&theirs) {
+                        return self.fail(control, token, "it is reached by another kind of address");
+                    }
+                    let connection = self.connect(token, &offer, &theirs, hello, Some(address), now_ns);
+                    *stage = Stage::Connected(connection.clone());
+                    control.forget_attempt(number);
+                    control.send(token, &Message::Ready);
+                    self.come_up(&connection);
+                }
+                (Stage::Connected(connection), Heard::Message(Message::Ready)) => {
+                    self.come_up(&connection.clone());
+                }
+                (Stage::Connected(connection), heard) => {
+                    let connection = connection.clone();
+                    let is_left_open = matches!(heard, Heard::HungUp) && connection.is_up();
+                    if !(is_left_open && control.await_exit(token, now_ns + EXIT_NS)) {
+                        gone.push(connection);
+                    }
+                    return;
+                }
+                (Stage::HungUp { .. }, _) => return,
+                (_, Heard::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
+                (_, Heard::Message(_)) => self.fail(control, token, "it says what does not belong there"),
+                (_, Heard::Nonsense(what)) => self.fail(control, token, &format!("it sent {what}")),
+                (_, Heard::Bad(bad)) => self.fail(control, token, &bad.to_string()),
+                (_, Heard::Unreachable(error)) => self.fail(control, token, &error.to_string()),
+                (_, Heard::HungUp) => self.fail(control, token, "it hung up"),
+            }
+        }
+    }
+
+    /// Answers who dialled us.
+    fn answer(
+        &self,
+        control: &mut Control,
+        token: u64,
+        theirs: Offer,
+        hello: Vec<u8>,
+        now_ns: u64,
+    ) -> Result<(), String> {
+        let host = theirs.address.ip();
+        if host.is_loopback() && control.from(token).is_some_and(|from| !from.is_loopback()) {
+            return Err(format!(
+                "it cannot send packets to {host}: that is each host's own, and no other reaches it"
+            ));
+        }
+        let mtu = self.mtu_to(host);
+        let own = match control.own_address(token) {
+            Some(own) => self.port.address_as(Some(own)),
+            None => self.port.address_for(host),
+        };
+        let ours = control.offer(own, mtu).map_err(|error| error.to_string())?;
+        if !ours.suits(&theirs) {
+            control.withdraw(&ours);
+            return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
+        }
+        let connection = self.connect(token, &ours, &theirs, hello, None, now_ns);
+        if let Some(stage) = control.stage(token) {
+            *stage = Stage::Connected(connection);
+            control.send(token, &Message::Accept { offer: ours, hello: self.config.hello.clone() });
+        }
+        Ok(())
+    }
+
+    /// Makes the queue pairs that both ends have agreed on.
+    fn connect(
+        &self,
+        token: u64,
+        ours: &Offer,
+        theirs: &Offer,
+        hello: Vec<u8>,
+        dialled: Option<String>,
+        now_ns: u64,
+    ) -> Arc<Connection> {
+        let mtu = ours.mtu.min(theirs.mtu);
+        let peers = read(&self.table).peers.len() + 1;
+        let config = Config {
+            mtu,
+            send_queue_max: QUEUE_MAX,
+            send_bytes_max: SEND_BYTES_MAX,
+            // All packets but the last of a long write, or of the answers to a long read, are of one length, and leave in one train.
+            write_packets_max: 1,
+            read_packets_max: 1,
+            reads_max: READS_MAX,
+            answers_max: READS_MAX,
+            room_packets: self.grant(mtu.bytes(), peers),
+            retry: Retry::Lease(self.config.lease),
+            finds_path: true,
+            ..Config::default()
+        };
+        let mut table = write(&self.table);
+        table.last += 1;
+        let peer = PeerId(table.last);
+        let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, now_ns));
+        connection.greet(hello, dialled);
+        for (index, qpn) in connection.qpns().into_iter().enumerate() {
+            table.lanes.insert(qpn.value(), (connection.clone(), index));
+        }
+        table.peers.insert(peer, connection.clone());
+        drop(table);
+        self.share_room(now_ns);
+        connection
+    }
+
+    /// How many packets each lane of so many peers may have under way: half of the buffer is for what peers write, and half for the
+    /// answers to our reads.
+    fn grant(&self, mtu_bytes: u32, peers: usize) -> u32 {
+        let lanes = 2 * (LANES * peers) as u32;
+        (self.port.room_packets(mtu_bytes) / lanes).clamp(1, GRANT_MAX)
+    }
+
+    fn share_room(&self, now_ns: u64) {
+        let peers = self.peers();
+        for connection in &peers {
+            let grant = self.grant(connection.mtu_bytes, peers.len());
+            for index in 0..LANES {
+                if let Some(due) = connection.lane(index).set_grant(now_ns, grant) {
+                    self.note_due(due);
+                }
+            }
+        }
+    }
+
+    fn come_up(&self, connection: &Connection) {
+        if let Some((hello, dialled)) = connection.come_up() {
+            let peer = connection.peer;
+            self.tell(vec![Event::Connected { peer, hello, dialled }]);
+            // Both look at the path, as soon as no lane is locked.
+            self.note_due(self.now_ns());
+        }
+    }
+
+    /// Ends a connection: at once on this side, and on the other as soon as it sees that.
+    pub(super) fn end(&self, connection: &Connection) {
+        let exited = {
+            let mut control = lock(&self.control);
+            control.send(connection.token, &Message::Left);
+            control.has_exited(connection.token)
+        };
+        if !connection.end(exited, |events| self.tell(events)) {
+            return;
+        }
+        {
+            let mut table = write(&self.table);
+            table.peers.remove(&connection.peer);
+            for qpn in connection.qpns() {
+                table.lanes.remove(&qpn.value());
+            }
+        }
+        lock(&self.control).remove(connection.token);
+        self.share_room(self.now_ns());
+        self.bell.wake();
+    }
+
+    pub(super) fn close(&self) {
+        let dialled = {
+            let mut control = lock(&self.control);
+            let dialled = control.close();
+            self.note_greetings(&control);
+            dialled
+        };
+        for Attempt { address, .. } in dialled {
+            self.fail_to_connect(address, "this fabric is closed".to_owned(), false);
+        }
+        for connection in self.peers() {
+            connection.leave();
+            self.end_if_over(&connection, false);
+        }
+    }
+}
+
+/// For which queue pair a packet is, as it says itself.
+fn dest_qp(packet: &[u8]) -> Option<u32> {
+    Bth::new_checked(packet).ok().map(|bth| bth.dest_qp().value())
+}

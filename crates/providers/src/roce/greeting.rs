@@ -1,0 +1,221 @@
+//! What two ends say to each other before there is a connection, in packets of a Unix socket.
+//!
+//! ```text
+//!   who dials                     who listens
+//!     Dial(offer, hello) ───────────►
+//!     ◄─────────── Accept(offer, hello)      or Refused(reason)
+//!     Ready ────────────────────────►        both have queue pairs that are ready; from here on the socket says one thing more:
+//!                                            Left, or without a word that its other end is closed
+//!
+//!   0 "roce" | 4 version u8 | 5 kind u8 | then, of Dial and Accept:
+//!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 qpn u32, psn u32, of each lane | 46 hello
+//! ```
+//!
+//! Numbers are little-endian.  All of them are untrusted, though who may enter the directory is trusted with more than these.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use halite_fabric::HELLO_BYTES_MAX;
+use halite_rnic::Mtu;
+use halite_rnic::wire::{Psn, Qpn};
+
+use super::LANES;
+
+const MAGIC: &[u8; 4] = b"roce";
+const VERSION: u8 = 1;
+const OFFER_BYTES: usize = 24 + LANES * 8;
+/// No packet is longer.
+pub(super) const MESSAGE_BYTES_MAX: usize = 6 + OFFER_BYTES + HELLO_BYTES_MAX;
+const REASON_BYTES_MAX: usize = 200;
+
+/// What one end has for the other: where it is, and its queue pairs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Offer {
+    pub(super) address: SocketAddr,
+    /// The most that it wants to send in a packet, or to receive.
+    pub(super) mtu: Mtu,
+    /// What keys are hidden by in its packets: an rkey is the exclusive or of key and salt.
+    pub(super) salt: u32,
+    pub(super) lanes: [LaneOffer; LANES],
+}
+
+/// A queue pair, and the number of the first packet that it will send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LaneOffer {
+    pub(super) qpn: Qpn,
+    pub(super) psn: Psn,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Message {
+    Dial {
+        offer: Offer,
+        hello: Vec<u8>,
+    },
+    Accept {
+        offer: Offer,
+        hello: Vec<u8>,
+    },
+    Ready,
+    Refused {
+        reason: String,
+    },
+    /// Who says so ends the connection, and its process goes on or ends by itself.
+    Left,
+}
+
+/// Why a packet makes no sense.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum BadMessage {
+    #[error("a greeting of version {0}, where ours is {VERSION}")]
+    Version(u8),
+    #[error("a greeting that makes no sense")]
+    Nonsense,
+}
+
+impl Message {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let kind = match self {
+            Message::Dial { .. } => 1,
+            Message::Accept { .. } => 2,
+            Message::Ready => 3,
+            Message::Refused { .. } => 4,
+            Message::Left => 5,
+        };
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend([VERSION, kind]);
+        match self {
+            Message::Dial { offer, hello } | Message::Accept { offer, hello } => {
+                offer.encode(&mut bytes);
+                bytes.extend(hello);
+            }
+            Message::Ready | Message::Left => {}
+            Message::Refused { reason } => {
+                bytes.extend(&reason.as_bytes()[..reason.len().min(REASON_BYTES_MAX)]);
+            }
+        }
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Message, BadMessage> {
+        let rest = bytes.strip_prefix(MAGIC).ok_or(BadMessage::Nonsense)?;
+        let (&[version, kind], rest) = rest.split_first_chunk().ok_or(BadMessage::Nonsense)?;
+        if version != VERSION {
+            return Err(BadMessage::Version(version));
+        }
+        match kind {
+            1 | 2 => {
+                let (offer, hello) = rest.split_first_chunk().ok_or(BadMessage::Nonsense)?;
+                let (offer, hello) = (Offer::decode(offer)?, hello.to_vec());
+                if hello.len() > HELLO_BYTES_MAX {
+                    return Err(BadMessage::Nonsense);
+                }
+                Ok(if kind == 1 { Message::Dial { offer, hello } } else { Message::Accept { offer, hello } })
+            }
+            3 if rest.is_empty() => Ok(Message::Ready),
+            4 => Ok(Message::Refused { reason: String::from_utf8_lossy(rest).into_owned() }),
+            5 if rest.is_empty() => Ok(Message::Left),
+            _ => Err(BadMessage::Nonsense),
+        }
+    }
+}
+
+impl Offer {
+    /// Whether packets can go between the two.
+    pub(super) fn suits(&self, other: &Offer) -> bool {
+        self.address.is_ipv4() == other.address.is_ipv4()
+    }
+
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        let (family, address) = match self.address.ip() {
+            IpAddr::V4(address) => (4, address.to_ipv6_mapped().octets()),
+            IpAddr::V6(address) => (6, address.octets()),
+        };
+        bytes.extend([self.mtu as u8, family]);
+        bytes.extend(self.address.port().to_le_bytes());
+        bytes.extend(address);
+        bytes.extend(self.salt.to_le_bytes());
+        for lane in self.lanes {
+            bytes.extend(lane.qpn.value().to_le_bytes());
+            bytes.extend(lane.psn.value().to_le_bytes());
+        }
+    }
+
+    fn decode(bytes: &[u8; OFFER_BYTES]) -> Result<Offer, BadMessage> {
+        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let number = |at| Some(u32_at(at)).filter(|number| number >> 24 == 0).ok_or(BadMessage::Nonsense);
+        let mtu = Mtu::ALL.get(usize::from(bytes[0])).copied().ok_or(BadMessage::Nonsense)?;
+        let address: [u8; 16] = bytes[4..20].try_into().expect("sixteen bytes");
+        let address = Ipv6Addr::from(address);
+        let ip = match (bytes[1], address.to_ipv4_mapped()) {
+            (4, Some(address)) if address != Ipv4Addr::UNSPECIFIED => IpAddr::V4(address),
+            (6, None) if address != Ipv6Addr::UNSPECIFIED => IpAddr::V6(address),
+            _ => return Err(BadMessage::Nonsense),
+        };
+        let port = u16::from_le_bytes([bytes[2], bytes[3]]);
+        let mut lanes = [LaneOffer { qpn: Qpn::new(0), psn: Psn::new(0) }; LANES];
+        for (index, lane) in lanes.iter_mut().enumerate() {
+            let at = 24 + 8 * index;
+            *lane = LaneOffer { qpn: Qpn::new(number(at)?), psn: Psn::new(number(at + 4)?) };
+        }
+        Ok(Offer { address: SocketAddr::new(ip, port), mtu, salt: u32_at(20), lanes })
+    }
+}
+
+/// Takes whatever comes for a greeting: what is understood says the same when it is said again.
+#[cfg(fuzzing)]
+pub fn check_greeting(bytes: &[u8]) {
+    let Ok(message) = Message::decode(bytes) else { return };
+    let again = message.encode();
+    assert!(again.len() <= MESSAGE_BYTES_MAX, "{message:?}");
+    let Message::Refused { .. } = message else {
+        assert_eq!(Message::decode(&again), Ok(message));
+        return;
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn offer(address: &str) -> Offer {
+        let lane = |number| LaneOffer { qpn: Qpn::new(number), psn: Psn::new(0xff_ffff - number) };
+        let lanes = [lane(17), lane(0xff_fffe)];
+        Offer { address: address.parse().unwrap(), mtu: Mtu::Bytes4096, salt: 0x1234_5678, lanes }
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        for address in ["127.0.0.1:4", "[fe80::1]:65535"] {
+            let (offer, hello) = (offer(address), vec![7; HELLO_BYTES_MAX]);
+            for message in [
+                Message::Dial { offer, hello: vec![] },
+                Message::Accept { offer, hello },
+                Message::Ready,
+                Message::Refused { reason: "no room".to_owned() },
+                Message::Left,
+            ] {
+                let bytes = message.encode();
+                assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+                assert_eq!(Message::decode(&bytes), Ok(message));
+            }
+        }
+    }
+
+    #[test]
+    fn a_greeting_of_another_version_is_told_as_that() {
+        let mut bytes = Message::Ready.encode();
+        bytes[4] = 9;
+        assert_eq!(Message::decode(&bytes), Err(BadMessage::Version(9)));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_understood_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..7) {
+            let _ = Message::decode(&bytes);
+            let _ = Message::decode(&[MAGIC, &[VERSION, kind][..], &bytes].concat());
+        }
+    }
+}

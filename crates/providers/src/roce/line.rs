@@ -1,0 +1,247 @@
+//! What two ends say to each other about their connection, over a socket: a Unix socket on one host, else an encrypted stream.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::greeting::{MESSAGE_BYTES_MAX, Message};
+use crate::meeting;
+use crate::secure::{BadChannel, Channel, Secrets};
+
+/// Bytes that are read from a stream at a time.
+const READ_BYTES: usize = 4096;
+const SEND: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
+
+/// One end of a line.
+#[derive(Debug)]
+pub(super) struct Line {
+    socket: OwnedFd,
+    /// To another host, perhaps.
+    stream: Option<Box<Stream>>,
+    /// The process at the other end, if it is one of this host that we know.
+    process: Option<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    channel: Channel,
+    /// The other host has not answered yet.
+    is_connecting: bool,
+    /// Who dialled us.
+    from: Option<IpAddr>,
+}
+
+/// What the other end of a line said.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Message(Message),
+    /// It made no sense, for this reason.
+    Nonsense(String),
+    /// It is nobody whom we talk to.
+    Bad(BadChannel),
+    /// There is no way to it.
+    Unreachable(io::Error),
+    HungUp,
+}
+
+impl Line {
+    /// To a socket of this host.
+    pub(super) fn dial_path(path: &Path) -> io::Result<Line> {
+        Ok(Line::to_process(meeting::connect(path)?))
+    }
+
+    /// To another host, perhaps; whether it is there shows later.
+    pub(super) fn dial_host(address: SocketAddr, secrets: Secrets) -> io::Result<Line> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        let channel = Channel::dial(secrets).map_err(io::Error::other)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let stream = Stream { channel, is_connecting: true, from: None };
+        Ok(Line { socket, stream: Some(Box::new(stream)), process: None })
+    }
+
+    /// From who dialled our socket of this host.
+    pub(super) fn accepted(socket: OwnedFd) -> Line {
+        Line::to_process(socket)
+    }
+
+    fn to_process(socket: OwnedFd) -> Line {
+        let process = process_behind(socket.as_fd());
+        Line { socket, stream: None, process }
+    }
+
+    /// The process at the other end, if it is one of this host that we know; it becomes readable when that has ended.
+    pub(super) fn process(&self) -> Option<&OwnedFd> {
+        self.process.as_ref()
+    }
+
+    /// Whether it is known that the process at the other end has ended.
+    pub(super) fn has_exited(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| is_ready(process.as_fd(), PollFlags::IN))
+    }
+
+    /// From the next one who dialled a port of ours, if anybody did.
+    pub(super) fn accept(listener: &TcpListener, secrets: &Secrets) -> io::Result<Option<Line>> {
+        let (socket, from) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => match error.kind() {
+                // One that was reset while it waited is no error of ours.
+                io::ErrorKind::WouldBlock
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::Interrupted => return Ok(None),
+                _ => return Err(error),
+            },
+        };
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        let channel = Channel::answer(secrets.clone());
+        let stream = Stream { channel, is_connecting: false, from: Some(from.ip().to_canonical()) };
+        Ok(Some(Line { socket: socket.into(), stream: Some(Box::new(stream)), process: None }))
+    }
+
+    /// The host that dialled, if it was not this one for sure.
+    pub(super) fn from(&self) -> Option<IpAddr> {
+        self.stream.as_ref()?.from
+    }
+
+    /// The address of ours that it ends at, if it is one between hosts; also before the other host has answered.
+    pub(super) fn own_address(&self) -> Option<IpAddr> {
+        self.stream.as_ref()?;
+        let address = SocketAddr::try_from(rustix::net::getsockname(&self.socket).ok()?).ok()?;
+        Some(address.ip().to_canonical())
+    }
+
+    /// Whether there is something to be sent, or to be found out, once the socket takes more.
+    pub(super) fn wants_to_write(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.is_connecting || !stream.channel.output().is_empty())
+    }
+
+    /// Says something, as soon as the other end can hear it.
+    pub(super) fn send(&mut self, message: &Message) -> io::Result<()> {
+        let Line { socket, stream, .. } = self;
+        match stream {
+            None => {
+                retry_on_intr(|| rustix::net::send(&*socket, &message.encode(), SEND))?;
+                Ok(())
+            }
+            Some(stream) => {
+                stream.channel.send(&message.encode());
+                stream.flush(socket.as_fd())
+            }
+        }
+    }
+
+    /// What has been said, if anything.
+    pub(super) fn receive(&mut self) -> Option<Heard> {
+        let Line { socket, stream, .. } = self;
+        match stream {
+            None => receive_packet(socket.as_fd()),
+            Some(stream) => stream.receive(socket.as_fd()),
+        }
+    }
+}
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Who holds the other end of a socket of this host.
+fn process_behind(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let pid = meeting::peer_pid(socket).ok()??;
+    let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+    // Where it still holds its end, nobody else has been given its number.
+    (!is_ready(socket, PollFlags::RDHUP | PollFlags::HUP)).then_some(process)
+}
+
+/// Whether one of these is so now.
+fn is_ready(descriptor: BorrowedFd<'_>, flags: PollFlags) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [PollFd::from_borrowed_fd(descriptor, flags)];
+    let is_polled = matches!(retry_on_intr(|| poll(&mut polled, Some(&at_once))), Ok(1));
+    is_polled && polled[0].revents().intersects(flags)
+}
+
+fn receive_packet(socket: BorrowedFd<'_>) -> Option<Heard> {
+    let mut packet = [0; MESSAGE_BYTES_MAX + 1];
+    match retry_on_intr(|| rustix::net::recv(socket, &mut packet, RecvFlags::DONTWAIT)) {
+        Err(Errno::AGAIN) => None,
+        Err(_) | Ok((0, _)) => Some(Heard::HungUp),
+        Ok((len, _)) => Some(understood(&packet[..len.min(packet.len())])),
+    }
+}
+
+fn understood(bytes: &[u8]) -> Heard {
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        return Heard::Nonsense("a greeting that is too long".to_owned());
+    }
+    match Message::decode(bytes) {
+        Ok(message) => Heard::Message(message),
+        Err(bad) => Heard::Nonsense(bad.to_string()),
+    }
+}
+
+impl Stream {
+    fn receive(&mut self, socket: BorrowedFd<'_>) -> Option<Heard> {
+        if self.is_connecting {
+            match self.has_connected(socket) {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => return Some(Heard::Unreachable(error)),
+            }
+        }
+        loop {
+            let heard = self.channel.next_message();
+            // Also that it is refused.
+            let flushed = self.flush(socket);
+            match heard {
+                Ok(Some(message)) => return Some(understood(&message)),
+                Err(bad) => return Some(Heard::Bad(bad)),
+                Ok(None) if flushed.is_err() => return Some(Heard::HungUp),
+                Ok(None) => {}
+            }
+            let mut bytes = [0; READ_BYTES];
+            let wanted = self.channel.wanted().min(bytes.len());
+            match retry_on_intr(|| rustix::net::recv(socket, &mut bytes[..wanted], RecvFlags::DONTWAIT)) {
+                Err(Errno::AGAIN) => return None,
+                Err(_) | Ok((0, _)) => return Some(Heard::HungUp),
+                Ok((len, _)) => self.channel.receive(&bytes[..len]),
+            }
+        }
+    }
+
+    /// Whether the other host has answered.
+    fn has_connected(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        sockopt::socket_error(socket)??;
+        self.is_connecting = match rustix::net::getpeername(socket) {
+            Ok(_) => false,
+            Err(Errno::NOTCONN) => true,
+            Err(errno) => return Err(errno.into()),
+        };
+        Ok(!self.is_connecting)
+    }
+
+    fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        while !self.is_connecting && !self.channel.output().is_empty() {
+            match retry_on_intr(|| rustix::net::send(socket, self.channel.output(), SEND)) {
+                Ok(len) => self.channel.sent(len),
+                Err(Errno::AGAIN) => break,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+}

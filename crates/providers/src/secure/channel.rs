@@ -1,0 +1,415 @@
+//! One stream of messages between two nodes that know the cluster's secret.
+//!
+//! ```text
+//!   who dials                                       who answers
+//!   "HLT" version  | hello: 48 bytes ──────────────>  by one of its secrets, or refused
+//!                  <── hello: 48 bytes | "HLT" version
+//!   message: up to 64 KiB ─────────────────────────>  who sends one that can be opened knows the secret now
+//! ```
+//!
+//! Frames are `kind u8 | length u16, little-endian | bytes`.  The hellos are those of the Noise pattern NNpsk0: the keys of a
+//! channel live as long as that, so who learns the secret later cannot read what was said before.  A hello that was said before
+//! can be said again by anybody, and brings nothing: nothing is done for who dials before its first message.
+//!
+//! Before that, a frame of another length than a hello's is refused by its header alone.
+
+use std::collections::VecDeque;
+
+use snow::{Builder, HandshakeState, TransportState};
+
+use super::secret::{Secret, Secrets};
+
+/// Longest message, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = FRAME_BYTES_MAX - TAG_BYTES;
+
+const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+const MAGIC: &[u8; 3] = b"HLT";
+const VERSION: u8 = 1;
+const PREFACE_BYTES: usize = MAGIC.len() + 1;
+const HEADER_BYTES: usize = 3;
+const FRAME_BYTES_MAX: usize = u16::MAX as usize;
+const TAG_BYTES: usize = 16;
+/// An ephemeral key, and the tag of nothing.
+const HELLO_BYTES: usize = 32 + TAG_BYTES;
+
+const KIND_HELLO: u8 = 1;
+const KIND_MESSAGE: u8 = 2;
+const KIND_REFUSED: u8 = 3;
+
+/// Why a channel is of no use.  What follows on its stream means nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadChannel {
+    /// Another program listens, or dials.
+    #[error("it does not speak the control protocol")]
+    Stranger,
+    /// Another version of ours.
+    #[error("it speaks version {theirs} of the control protocol, and we version {VERSION}")]
+    Version {
+        /// Theirs.
+        theirs: u8,
+    },
+    /// The other end does not know our secret, or we not its.
+    #[error("the secret of its cluster is another one")]
+    Secret,
+    /// Somebody has changed what was said.
+    #[error("what it says was changed on the way")]
+    Damaged,
+    /// The system gives no random numbers.
+    #[error("there are no random numbers to make keys of")]
+    NoRandomness,
+}
+
+/// One end of a stream of messages.
+pub struct Channel {
+    state: State,
+    /// Who dials says so first, and is answered.
+    secrets: Secrets,
+    received: Vec<u8>,
+    /// Whether the other end has said which version it speaks.
+    is_met: bool,
+    /// What is to be said when that can be.
+    waiting: VecDeque<Vec<u8>>,
+    output: Vec<u8>,
+}
+
+enum State {
+    /// We have dialled, and wait for the answer.
+    Dialled(Box<HandshakeState>),
+    /// Somebody has dialled.
+    Answering,
+    Up(Box<TransportState>),
+    Broken(BadChannel),
+}
+
+impl std::fmt::Debug for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = match &self.state {
+            State::Dialled(_) => "dialled",
+            State::Answering => "answering",
+            State::Up(_) => "up",
+            State::Broken(_) => "broken",
+        };
+        f.debug_struct("Channel").field("state", &state).finish()
+    }
+}
+
+impl Channel {
+    /// The end that dials; it has something to say at once.
+    pub fn dial(secrets: Secrets) -> Result<Channel, BadChannel> {
+        let mut hello = noise(secrets.first(), |builder| builder.build_initiator())?;
+        let mut bytes = [0; HELLO_BYTES];
+        let len = hello.write_message(&[], &mut bytes).map_err(|_| BadChannel::NoRandomness)?;
+        let mut channel = Channel::new(State::Dialled(Box::new(hello)), secrets);
+        channel.say(KIND_HELLO, &bytes[..len]);
+        Ok(channel)
+    }
+
+    /// The end that was dialled.
+    pub fn answer(secrets: Secrets) -> Channel {
+        Channel::new(State::Answering, secrets)
+    }
+
+    fn new(state: State, secrets: Secrets) -> Channel {
+        let output = [&MAGIC[..], &[VERSION]].concat();
+        let (received, waiting) = Default::default();
+        Channel { state, secrets, received, is_met: false, waiting, output }
+    }
+
+    /// Says something as soon as that can be; at most [`MESSAGE_BYTES_MAX`] bytes.
+    pub fn send(&mut self, message: &[u8]) {
+        assert!(message.len() <= MESSAGE_BYTES_MAX, "who sends keeps to the limit");
+        self.waiting.push_back(message.to_vec());
+        self.say_what_waits();
+    }
+
+    /// What is to go onto the stream; [`Channel::sent`] says how much of it has gone.
+    pub fn output(&self) -> &[u8] {
+        &self.output
+    }
+
+    /// The first `len` bytes of the output have gone onto the stream.
+    pub fn sent(&mut self, len: usize) {
+        self.output.drain(..len);
+    }
+
+    /// Bytes have come from the stream.
+    pub fn receive(&mut self, bytes: &[u8]) {
+        self.received.extend_from_slice(bytes);
+    }
+
+    /// How many more bytes are of use now: a whole frame at most is kept.
+    pub fn wanted(&self) -> usize {
+        let most = match self.state {
+            State::Up(_) => HEADER_BYTES + FRAME_BYTES_MAX,
+            _ => PREFACE_BYTES + HEADER_BYTES + HELLO_BYTES,
+        };
+        most.saturating_sub(self.received.len())
+    }
+
+    /// The next message.  `None` if more bytes are needed.
+    pub fn next_message(&mut self) -> Result<Option<Vec<u8>>, BadChannel> {
+        loop {
+            let step = match self.state {
+                State::Broken(why) => return Err(why),
+                _ if !self.is_met => self.meet(),
+                _ => self.take_frame(),
+            };
+            match step {
+                Ok(Step::More) => return Ok(None),
+                Ok(Step::Again) => {}
+                Ok(Step::Message(message)) => return Ok(Some(message)),
+                Err(why) => {
+                    self.state = State::Broken(why);
+                    return Err(why);
+                }
+            }
+        }
+    }
+
+    fn meet(&mut self) -> Result<Step, BadChannel> {
+        let known = self.received.len().min(MAGIC.len());
+        if self.received[..known] != MAGIC[..known] {
+            return Err(BadChannel::Stranger);
+        }
+        let Some(&theirs) = self.received.get(MAGIC.len()) else { return Ok(Step::More) };
+        if theirs != VERSION {
+            return Err(BadChannel::Version { theirs });
+        }
+        self.received.drain(..PREFACE_BYTES);
+        self.is_met = true;
+        Ok(Step::Again)
+    }
+
+    fn take_frame(&mut self) -> Result<Step, BadChannel> {
+        let Some(&[kind, low, high]) = self.received.first_chunk() else { return Ok(Step::More) };
+        let len = usize::from(u16::from_le_bytes([low, high]));
+        let is_expected = match (&self.state, kind) {
+            (State::Up(_), KIND_MESSAGE) => len >= TAG_BYTES,
+            (State::Dialled(_) | State::Answering, KIND_HELLO) => len == HELLO_BYTES,
+            (State::Dialled(_), KIND_REFUSED) => len == 0,
+            _ => false,
+        };
+        if !is_expected {
+            return Err(if self.is_up() { BadChannel::Damaged } else { BadChannel::Stranger });
+        }
+        if self.received.len() < HEADER_BYTES + len {
+            return Ok(Step::More);
+        }
+        let frame: Vec<u8> = self.received.drain(..HEADER_BYTES + len).skip(HEADER_BYTES).collect();
+        match (&mut self.state, kind) {
+            (_, KIND_REFUSED) => Err(BadChannel::Secret),
+            (State::Up(state), _) => {
+                let mut message = vec![0; frame.len()];
+                let len = state.read_message(&frame, &mut message).map_err(|_| BadChannel::Damaged)?;
+                message.truncate(len);
+                Ok(Step::Message(message))
+            }
+            (State::Dialled(hello), _) => {
+                hello.read_message(&frame, &mut [0; HELLO_BYTES]).map_err(|_| BadChannel::Secret)?;
+                match std::mem::replace(&mut self.state, State::Answering) {
+                    State::Dialled(hello) => self.come_up(*hello),
+                    _ => unreachable!("it has just been read"),
+                }
+            }
+            (State::Answering, _) => self.answer_hello(&frame),
+            (State::Broken(why), _) => Err(*why),
+        }
+    }
+
+    fn answer_hello(&mut self, frame: &[u8]) -> Result<Step, BadChannel> {
+        for secret in self.secrets.all() {
+            let mut hello = noise(secret, |builder| builder.build_responder())?;
+            if hello.read_message(frame, &mut [0; HELLO_BYTES]).is_err() {
+                continue;
+            }
+            let mut bytes = [0; HELLO_BYTES];
+            let len = hello.write_message(&[], &mut bytes).map_err(|_| BadChannel::NoRandomness)?;
+            self.say(KIND_HELLO, &bytes[..len]);
+            return self.come_up(hello);
+        }
+        self.say(KIND_REFUSED, &[]);
+        Err(BadChannel::Secret)
+    }
+
+    fn come_up(&mut self, hello: HandshakeState) -> Result<Step, BadChannel> {
+        let state = hello.into_transport_mode().map_err(|_| BadChannel::Damaged)?;
+        self.state = State::Up(Box::new(state));
+        self.say_what_waits();
+        Ok(Step::Again)
+    }
+
+    fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(_))
+    }
+
+    fn say_what_waits(&mut self) {
+        while let State::Up(state) = &mut self.state
+            && let Some(message) = self.waiting.pop_front()
+        {
+            let mut frame = vec![0; message.len() + TAG_BYTES];
+            // It fails after 2^64 messages only.
+            match state.write_message(&message, &mut frame) {
+                Ok(len) => self.say(KIND_MESSAGE, &frame[..len]),
+                Err(_) => self.state = State::Broken(BadChannel::Damaged),
+            }
+        }
+    }
+
+    fn say(&mut self, kind: u8, bytes: &[u8]) {
+        let len = u16::try_from(bytes.len()).expect("a frame is that short");
+        self.output.push(kind);
+        self.output.extend(len.to_le_bytes());
+        self.output.extend(bytes);
+    }
+}
+
+enum Step {
+    /// More bytes are needed.
+    More,
+    Again,
+    Message(Vec<u8>),
+}
+
+fn noise(
+    secret: &Secret,
+    build: impl FnOnce(Builder<'_>) -> Result<HandshakeState, snow::Error>,
+) -> Result<HandshakeState, BadChannel> {
+    let pattern = PATTERN.parse().expect("it is one that snow knows");
+    let builder =
+        Builder::new(pattern).psk(0, secret.bytes()).and_then(|builder| builder.prologue(&[VERSION]));
+    builder.and_then(build).map_err(|_| BadChannel::NoRandomness)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn secret() -> Secret {
+        Secret::new().unwrap()
+    }
+
+    /// Carries what one end has to say to the other, byte by byte, as the worst of networks does; what that one hears.
+    fn carry(from: &mut Channel, to: &mut Channel) -> Result<Vec<Vec<u8>>, BadChannel> {
+        let mut heard = Vec::new();
+        for byte in from.output().to_vec() {
+            from.sent(1);
+            to.receive(&[byte]);
+            heard.extend(to.next_message()?);
+        }
+        Ok(heard)
+    }
+
+    /// Two ends that have greeted each other.
+    fn pair() -> (Channel, Channel) {
+        let secrets = Secrets::from(secret());
+        let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets));
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![]));
+        assert_eq!(carry(&mut two, &mut one), Ok(vec![]));
+        (one, two)
+    }
+
+    #[test]
+    fn what_is_said_is_heard_whole_and_in_order_and_nobody_else_understands_it() {
+        let (mut one, mut two) = pair();
+        let long = vec![7; MESSAGE_BYTES_MAX];
+        one.send(b"swordfish");
+        one.send(&long);
+        assert!(!one.output().windows(9).any(|bytes| bytes == b"swordfish"));
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![b"swordfish".to_vec(), long]));
+        two.send(b"");
+        assert_eq!(carry(&mut two, &mut one), Ok(vec![vec![]]));
+    }
+
+    #[test]
+    fn what_is_said_before_the_other_end_is_known_waits() {
+        let secrets = Secrets::from(secret());
+        let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets));
+        one.send(b"early");
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![]));
+        assert_eq!(carry(&mut two, &mut one), Ok(vec![]));
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![b"early".to_vec()]));
+    }
+
+    #[test]
+    fn who_knows_another_secret_is_refused_and_told_so() {
+        let mut one = Channel::dial(secret().into()).unwrap();
+        let mut two = Channel::answer(secret().into());
+        one.send(b"let me in");
+        assert_eq!(carry(&mut one, &mut two), Err(BadChannel::Secret));
+        assert_eq!(two.next_message(), Err(BadChannel::Secret), "it stays so");
+        assert_eq!(carry(&mut two, &mut one), Err(BadChannel::Secret));
+    }
+
+    #[test]
+    fn while_a_secret_is_replaced_both_are_answered() {
+        let (old, new) = (secret(), secret());
+        for dialled_with in [&old, &new] {
+            let mut one = Channel::dial(dialled_with.clone().into()).unwrap();
+            let mut two = Channel::answer(Secrets::of([new.clone(), old.clone()]));
+            assert_eq!(carry(&mut one, &mut two), Ok(vec![]));
+            assert_eq!(carry(&mut two, &mut one), Ok(vec![]));
+        }
+    }
+
+    #[test]
+    fn strangers_are_refused_by_their_first_bytes() {
+        let answer = |bytes: &[u8]| {
+            let mut channel = Channel::answer(secret().into());
+            channel.receive(bytes);
+            channel.next_message()
+        };
+        assert_eq!(answer(b"G"), Err(BadChannel::Stranger), "it is not waited for the rest");
+        assert_eq!(answer(b"HLT\x09"), Err(BadChannel::Version { theirs: 9 }));
+        assert_eq!(answer(b"HLT\x01\x01\xff\xff"), Err(BadChannel::Stranger), "a hello of 64 KiB");
+        assert_eq!(answer(b"HLT\x01\x02\x30\x00"), Err(BadChannel::Stranger), "a message of nobody");
+        assert_eq!(answer(b"HLT\x01\x03\x00\x00"), Err(BadChannel::Stranger), "nothing was asked of it");
+        assert_eq!(answer(b"HLT\x01\x01\x30\x00"), Ok(None));
+    }
+
+    #[test]
+    fn a_hello_that_is_said_again_opens_nothing() {
+        let secrets = Secrets::from(secret());
+        let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets.clone()));
+        let recorded = one.output().to_vec();
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![]));
+        assert_eq!(carry(&mut two, &mut one), Ok(vec![]));
+        one.send(b"do this");
+        let said = one.output().to_vec();
+        let mut again = Channel::answer(secrets);
+        again.receive(&recorded);
+        assert_eq!(again.next_message(), Ok(None));
+        again.receive(&said);
+        assert_eq!(again.next_message(), Err(BadChannel::Damaged), "its keys are others");
+    }
+
+    proptest! {
+        // Each takes a pair of keys.
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn whatever_is_changed_on_the_way_is_noticed(at in 0usize..40, bit in 0u8..8) {
+            let (mut one, mut two) = pair();
+            one.send(b"twenty bytes of text");
+            let mut bytes = one.output().to_vec();
+            bytes[at % (HEADER_BYTES + 20 + TAG_BYTES)] ^= 1 << bit;
+            two.receive(&bytes);
+            // A frame that seems longer than it is is not whole yet.
+            prop_assert_ne!(two.next_message().map(|message| message.is_some()), Ok(true));
+        }
+
+        #[test]
+        fn who_answers_keeps_no_more_than_a_hello_of_a_stranger(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let mut channel = Channel::answer(secret().into());
+            for byte in [&b"HLT\x01"[..], &bytes].concat() {
+                let wanted = channel.wanted();
+                if wanted == 0 || channel.next_message().is_err() {
+                    break;
+                }
+                channel.receive(&[byte]);
+                prop_assert!(channel.received.len() <= PREFACE_BYTES + HEADER_BYTES + HELLO_BYTES);
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The secret that the nodes of a cluster share, and the file that holds it.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// Bytes of a secret.
+const BYTES: usize = 32;
+/// Digits of a secret, in a file.
+const DIGITS: usize = 2 * BYTES;
+/// Longest file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 4096;
+/// Most secrets of a file: the one in use, and the one that it takes over from or hands over to.
+const SECRETS_MAX: usize = 2;
+/// Bits of a mode by which others than the owner may do something.
+const OTHERS: u32 = 0o077;
+
+/// What only nodes of a cluster know: 256 random bits.  It is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; BYTES]);
+
+impl Secret {
+    /// A new one, from the system's random numbers.
+    pub fn new() -> io::Result<Secret> {
+        let mut bytes = [0; BYTES];
+        let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
+        debug_assert_eq!(filled, BYTES, "so few are given whole");
+        Ok(Secret(bytes))
+    }
+
+    pub(super) fn bytes(&self) -> &[u8; BYTES] {
+        &self.0
+    }
+
+    /// Writes it to a file that is not there yet, and that nobody else may read.
+    pub fn write_new(&self, path: &Path) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let written = file.write_all(format!("{digits}\n").as_bytes()).and_then(|()| file.sync_all());
+        // Half a secret is none.
+        written.inspect_err(|_| drop(std::fs::remove_file(path)))
+    }
+
+    fn parse(digits: &str) -> Option<Secret> {
+        let digits = digits.as_bytes();
+        let mut bytes = [0; BYTES];
+        if digits.len() != DIGITS {
+            return None;
+        }
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let digit = |digit: u8| (digit as char).to_digit(16);
+            *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
+        }
+        Some(Secret(bytes))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The secrets of a cluster: the first is used with whom we dial; who dials us may use any.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Secrets(Vec<Secret>);
+
+/// Why a file holds no secrets.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// The system does not give it.
+    #[error("cannot read the secret in {}: {source}", path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Others may read or write it.
+    #[error("the secret in {} is none: others may read or write the file (mode {mode:04o}; 600 is right)", path.display())]
+    Open {
+        /// Which file.
+        path: PathBuf,
+        /// What is permitted on it.
+        mode: u32,
+    },
+    /// Another user's.
+    #[error("the secret in {} is user {uid}'s, who may change it", path.display())]
+    Foreign {
+        /// Which file.
+        path: PathBuf,
+        /// Whose.
+        uid: u32,
+    },
+    /// It holds something else, none, or too many.
+    #[error("{} holds no secret: {what}; `halite secret new FILE` makes one", path.display())]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong, without what it holds.
+        what: String,
+    },
+}
+
+impl Secrets {
+    /// Those of a file: one or two lines of 64 hexadecimal digits, beside empty ones and those that begin with #.
+    pub fn read(path: &Path) -> Result<Secrets, SecretError> {
+        let unreadable = |source| SecretError::Unreadable { path: path.to_owned(), source };
+        let file = File::open(path).map_err(unreadable)?;
+        let metadata = file.metadata().map_err(unreadable)?;
+        let (mode, uid) = (metadata.mode() & 0o7777, metadata.uid());
+        if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+            return Err(SecretError::Foreign { path: path.to_owned(), uid });
+        }
+        if mode & OTHERS != 0 {
+            return Err(SecretError::Open { path: path.to_owned(), mode });
+        }
+        let mut text = String::new();
+        file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
+        Secrets::parse(&text).map_err(|what| SecretError::Malformed { path: path.to_owned(), what })
+    }
+
+    fn parse(text: &str) -> Result<Secrets, String> {
+        let lines = (1..).zip(text.lines().map(str::trim));
+        let mut secrets = Vec::new();
+        for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+            let wrong = || format!("line {number} is not {DIGITS} hexadecimal digits");
+            secrets.push(Secret::parse(line).ok_or_else(wrong)?);
+        }
+        match secrets.len() {
+            0 => Err("it is empty".to_owned()),
+            1..=SECRETS_MAX => Ok(Secrets(secrets)),
+            count => Err(format!("it has {count} secrets, and {SECRETS_MAX} are the most")),
+        }
+    }
+
+    /// These, of which there is one at least.
+    #[cfg(test)]
+    pub(super) fn of<const N: usize>(secrets: [Secret; N]) -> Secrets {
+        Secrets(secrets.into())
+    }
+
+    /// The one that we use with whom we dial.
+    pub(super) fn first(&self) -> &Secret {
+        &self.0[0]
+    }
+
+    pub(super) fn all(&self) -> &[Secret] {
+        &self.0
+    }
+}
+
+impl From<Secret> for Secrets {
+    fn from(secret: Secret) -> Secrets {
+        Secrets(vec![secret])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_new_secret_is_read_from_its_file_which_nobody_else_may_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let secret = Secret::new().unwrap();
+        secret.write_new(&path).unwrap();
+        assert_eq!(Secrets::read(&path).unwrap(), Secrets::from(secret.clone()));
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+        let error = secret.write_new(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists, "a secret in use is not overwritten");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let error = Secrets::read(&path).unwrap_err().to_string();
+        assert!(error.contains("mode 0640"), "{error}");
+    }
+
+    #[test]
+    fn two_secrets_are_the_most_and_what_is_none_is_told_without_showing_it() {
+        let [one, two] = ["0".repeat(64), "aB".repeat(32)];
+        let parsed = Secrets::parse(&format!("# since May\n{one}\n\n  {two}\n")).unwrap();
+        assert_eq!(parsed.0, [Secret([0; 32]), Secret([0xab; 32])]);
+        let three = format!("{one}\n{two}\n{one}");
+        assert_eq!(Secrets::parse(&three).unwrap_err(), "it has 3 secrets, and 2 are the most");
+        assert_eq!(Secrets::parse("\n# none").unwrap_err(), "it is empty");
+        let wrong = Secrets::parse("swordfish").unwrap_err();
+        assert_eq!(wrong, "line 1 is not 64 hexadecimal digits");
+        assert!(Secrets::parse(&"é".repeat(32)).is_err());
+        assert_eq!(format!("{parsed:?}"), "Secrets([Secret, Secret])");
+    }
+}

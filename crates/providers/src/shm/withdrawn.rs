@@ -1,0 +1,55 @@
+//! Keys that are being taken back: who may still reach what they stand for.
+//!
+//! ```text
+//!   withdraw(key) ── each link that was told of the key says Withdrawn ── its peer drops what it maps, says Forgotten
+//!                                                    └ or is cut off                        │
+//!                                      nobody is left: Event::Deregistered <───────────────┘
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Stands for the deregistering thread until it has asked all links; tokens of links begin at 1.
+pub(super) const NO_LINK: u64 = 0;
+
+/// See the header of this file.
+#[derive(Debug, Default)]
+pub(super) struct Withdrawn {
+    /// By key, the links whose peers have been told of the segment and have not forgotten it.
+    reached: BTreeMap<u32, BTreeSet<u64>>,
+}
+
+impl Withdrawn {
+    /// A key is being taken back, until [`Withdrawn::forget`] of [`NO_LINK`].
+    pub(super) fn begin(&mut self, key: u32) {
+        self.reached.insert(key, BTreeSet::from([NO_LINK]));
+    }
+
+    /// The peer of a link has been told of the segment.
+    pub(super) fn await_link(&mut self, key: u32, link: u64) {
+        self.reached.entry(key).or_default().insert(link);
+    }
+
+    /// Whether the peer of a link is still to forget a key.
+    pub(super) fn is_awaited(&self, key: u32, link: u64) -> bool {
+        self.reached.get(&key).is_some_and(|links| links.contains(&link))
+    }
+
+    /// It has.
+    pub(super) fn forget(&mut self, key: u32, link: u64) {
+        if let Some(links) = self.reached.get_mut(&key) {
+            links.remove(&link);
+        }
+    }
+
+    /// It is cut off.
+    pub(super) fn forget_link(&mut self, link: u64) {
+        for links in self.reached.values_mut() {
+            links.remove(&link);
+        }
+    }
+
+    /// Keys that nobody reaches any more; each is told once.
+    pub(super) fn take_done(&mut self) -> Vec<u32> {
+        self.reached.extract_if(.., |_, links| links.is_empty()).map(|(key, _)| key).collect()
+    }
+}

@@ -1,0 +1,158 @@
+//! Two roce fabrics of this process that are connected, polled by turns.  Their sockets may stand in different networks.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use halite_fabric::{
+    Completion, CompletionKind, Event, Fabric, Key, Lane, Operation, PeerId, Sleeper, Status, WorkId,
+    WorkRequest,
+};
+use halite_mem::{PagePolicy, Segment, Window};
+use halite_providers::roce::Counters;
+use halite_providers::{RoceConfig, RoceFabric};
+
+/// Turns a hang into a failure; no story is meant to come anywhere near.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one end sleeps before the other has its turn.
+const NAP: Duration = Duration::from_micros(100);
+
+/// One of the two.
+pub struct End {
+    pub fabric: Arc<RoceFabric>,
+    /// What it calls the other.
+    pub peer: PeerId,
+    /// What was polled and not asked for yet.
+    pub events: VecDeque<Event>,
+}
+
+pub struct Pair {
+    pub ends: [End; 2],
+    posted: u64,
+}
+
+impl End {
+    pub fn register(&self, len: u64) -> (Key, Window) {
+        let segment = Segment::create("test", len, PagePolicy::Normal).unwrap();
+        let window = segment.window(0, len).unwrap();
+        (self.fabric.register(segment).unwrap(), window)
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.fabric.counters(self.peer).expect("the connection lives")
+    }
+
+    /// The next completion, if there is one.
+    pub fn take_completion(&mut self) -> Option<Completion> {
+        let at = self.events.iter().position(|event| matches!(event, Event::Completed(_)))?;
+        self.events.remove(at)?.into_completion().ok()
+    }
+
+    /// The next message, if there is one.
+    pub fn take_message(&mut self) -> Option<(Vec<u8>, u32)> {
+        let is_message = |event: &Event| {
+            matches!(event, Event::Completed(Completion { kind: CompletionKind::Received { .. }, .. }))
+        };
+        let at = self.events.iter().position(is_message)?;
+        match self.events.remove(at)?.into_completion() {
+            Ok(Completion { kind: CompletionKind::Received { bytes, imm }, .. }) => Some((bytes, imm)),
+            other => panic!("no message: {other:?}"),
+        }
+    }
+}
+
+impl Pair {
+    /// Fabrics named "one" and "two", in one directory; the first dials.
+    pub fn connect(fabrics: [Arc<RoceFabric>; 2]) -> Pair {
+        let end = |fabric| End { fabric, peer: PeerId(0), events: VecDeque::new() };
+        let mut pair = Pair { ends: fabrics.map(end), posted: 0 };
+        pair.ends[0].fabric.connect("two.sock", b"");
+        for index in 0..2 {
+            pair.ends[index].peer =
+                pair.until("a connection", |pair| match pair.ends[index].events.pop_front()? {
+                    Event::Connected { peer, .. } => Some(peer),
+                    event => panic!("expected a connection, got {event:?}"),
+                });
+        }
+        pair
+    }
+
+    pub fn open(one: RoceConfig, two: RoceConfig) -> Pair {
+        Pair::connect([one, two].map(|config| RoceFabric::open(config).unwrap()))
+    }
+
+    /// Polls both, and lets time pass if nothing has come.
+    pub fn turn(&mut self) {
+        let mut count = 0;
+        for end in &mut self.ends {
+            let mut polled = Vec::new();
+            count += end.fabric.poll(&mut polled);
+            end.events.extend(polled);
+        }
+        if count == 0 {
+            let fabric = &self.ends[0].fabric;
+            let seen = fabric.doorbell();
+            fabric.arm(Some(Sleeper::Progress));
+            fabric.wait(Sleeper::Progress, seen, Some(NAP));
+            fabric.arm(None);
+        }
+    }
+
+    /// Polls both until `find` finds something.
+    #[track_caller]
+    pub fn until<T>(&mut self, what: &str, mut find: impl FnMut(&mut Pair) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = find(self) {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "waited in vain for {what}");
+            self.turn();
+        }
+    }
+
+    /// Posts one request at an end; returns what its completion will be called.
+    pub fn post(&mut self, end: usize, operation: Operation<'_>) -> WorkId {
+        self.post_to(end, Lane::FIRST, operation)
+    }
+
+    pub fn post_to(&mut self, end: usize, lane: Lane, operation: Operation<'_>) -> WorkId {
+        self.posted += 1;
+        let id = WorkId(self.posted);
+        let request = WorkRequest { id, operation, signalled: true, solicited: true };
+        let End { fabric, peer, .. } = &self.ends[end];
+        fabric.post(*peer, lane, &[request]).unwrap();
+        id
+    }
+
+    /// Carries one request out, and returns what an atomic found.
+    #[track_caller]
+    pub fn run(&mut self, end: usize, operation: Operation<'_>) -> u64 {
+        let id = self.post(end, operation);
+        let completion = self.until("a completion", |pair| {
+            let completed = |event: &Event| {
+                matches!(event, Event::Completed(Completion { kind: CompletionKind::Done { id: done }
+                    | CompletionKind::Atomic { id: done, .. }, .. }) if *done == id)
+            };
+            let events = &mut pair.ends[end].events;
+            let at = events.iter().position(completed)?;
+            events.remove(at)?.into_completion().ok()
+        });
+        assert_eq!(completion.status, Status::Success);
+        match completion.kind {
+            CompletionKind::Atomic { old, .. } => old,
+            _ => 0,
+        }
+    }
+
+    /// Lets what is under way come to its end at both ends, late acknowledgements included.
+    pub fn settle(&mut self) {
+        let mut quiet = 0;
+        self.until("the end of what is under way", |pair| {
+            let is_quiet = |end: &End| end.fabric.is_idle() && end.fabric.poll_timeout().is_none();
+            quiet = if pair.ends.iter().all(is_quiet) { quiet + 1 } else { 0 };
+            // What one end has sent last, the other receives in its next turn.
+            (quiet > 3).then_some(())
+        });
+    }
+}

@@ -1,0 +1,90 @@
+//! Reads captures: pcap of Ethernet or of IP itself, and in it datagrams of UDP.  Shares nothing with what writes them.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+/// A datagram as a network carries it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Datagram {
+    pub source: SocketAddr,
+    pub target: SocketAddr,
+    /// Since the epoch, to the microsecond or nanosecond.
+    pub time: Duration,
+    /// From the IP header on.
+    pub ip: Vec<u8>,
+    /// Where the payload begins in it.
+    at: usize,
+}
+
+impl Datagram {
+    /// What UDP carries.
+    pub fn payload(&self) -> &[u8] {
+        &self.ip[self.at..]
+    }
+
+    /// The identification of IPv4.
+    pub fn identification(&self) -> u16 {
+        u16_at(&self.ip, 4)
+    }
+
+    /// Of an IP packet that carries UDP without options; others are `None`.
+    pub fn parse(ip: &[u8], time: Duration) -> Option<Datagram> {
+        let version = ip.first()? >> 4;
+        let (total, protocol, source, target, udp): (_, _, IpAddr, IpAddr, _) = match version {
+            4 if ip[0] == 0x45 && ip.len() >= 20 => {
+                let address = |at: usize| <[u8; 4]>::try_from(&ip[at..at + 4]).unwrap().into();
+                (usize::from(u16_at(ip, 2)), ip[9], address(12), address(16), 20)
+            }
+            6 if ip.len() >= 40 => {
+                let address = |at: usize| <[u8; 16]>::try_from(&ip[at..at + 16]).unwrap().into();
+                (usize::from(u16_at(ip, 4)) + 40, ip[6], address(8), address(24), 40)
+            }
+            _ => return None,
+        };
+        if protocol != 17 || total < udp + 8 {
+            return None;
+        }
+        // Ethernet pads what is short.
+        let ip = ip.get(..total)?.to_vec();
+        let (from, to) = (u16_at(&ip, udp), u16_at(&ip, udp + 2));
+        assert_eq!(usize::from(u16_at(&ip, udp + 4)), total - udp, "the length in UDP's header");
+        Some(Datagram { source: (source, from).into(), target: (target, to).into(), time, ip, at: udp + 8 })
+    }
+}
+
+/// All datagrams of a capture that is whole.
+pub fn datagrams(path: &Path) -> Vec<Datagram> {
+    let bytes = fs::read(path).unwrap();
+    assert!(bytes.len() >= 24, "{} is no capture", path.display());
+    let fraction_ns = match u32_at(&bytes, 0) {
+        0xa1b2_3c4d => 1,
+        0xa1b2_c3d4 => 1000,
+        other => panic!("magic {other:#x}"),
+    };
+    let link = match u32_at(&bytes, 20) {
+        1 => 14,
+        101 => 0,
+        other => panic!("link type {other}"),
+    };
+    let (mut found, mut rest) = (Vec::new(), &bytes[24..]);
+    while !rest.is_empty() {
+        let len = u32_at(rest, 8) as usize;
+        assert_eq!(len, u32_at(rest, 12) as usize, "packets are kept whole");
+        let (frame, next) = rest[16..].split_at(len);
+        let time = Duration::new(u32_at(rest, 0).into(), u32_at(rest, 4) * fraction_ns);
+        found.extend(Datagram::parse(&frame[link..], time));
+        rest = next;
+    }
+    found
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(bytes[at..at + 2].try_into().unwrap())
+}
+
+/// Of the file's own headers.
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}

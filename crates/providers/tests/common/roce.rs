@@ -1,0 +1,201 @@
+//! Roce fabrics of this process, each of which makes progress while any story sleeps: nobody else polls them.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use halite_fabric::conformance::Harness;
+use halite_fabric::{
+    Capabilities, CutOff, Event, Fabric, Key, Lane, PeerId, PostError, RegisterError, Sleeper, WorkRequest,
+};
+use halite_mem::{Segment, Window};
+use halite_providers::secure::{Secret, Secrets};
+use halite_providers::{Hosts, Mtu, RoceConfig, RoceFabric};
+
+use super::Cluster;
+
+/// For how long nothing must happen for all to be over: some looks at the sockets by which fabrics meet.
+const QUIET: Duration = Duration::from_micros(300);
+/// How long a story sleeps before the others have their turn.
+const NAP: Duration = Duration::from_micros(100);
+
+/// How fabrics are set up.
+pub type Configure = fn(RoceConfig) -> RoceConfig;
+
+pub struct Roce {
+    cluster: Cluster,
+    configure: Configure,
+    /// How the fabrics meet, if not in a directory.
+    secrets: Option<Secrets>,
+    fabrics: Mutex<Vec<Arc<Attended>>>,
+    /// Turns a hang into a failure; no story is meant to come anywhere near.
+    deadline: Instant,
+}
+
+/// A fabric, and what was polled from it while its story did something else.
+struct Attended {
+    name: String,
+    fabric: Arc<RoceFabric>,
+    events: Mutex<VecDeque<Event>>,
+}
+
+impl Roce {
+    pub fn new(configure: Configure) -> Roce {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        Roce { cluster: Cluster::new(), configure, secrets: None, fabrics: Mutex::default(), deadline }
+    }
+
+    /// As hosts that share no directory, but a secret.
+    pub fn between_hosts(configure: Configure) -> Roce {
+        let secret = Secret::new().expect("there are random numbers");
+        Roce { secrets: Some(secret.into()), ..Roce::new(configure) }
+    }
+
+    /// Over another address, in smaller packets.
+    pub fn small_packets_over_ipv6(config: RoceConfig) -> RoceConfig {
+        let address: IpAddr = "::1".parse().expect("an address");
+        RoceConfig { address, mtu: Mtu::Bytes256, ..config }
+    }
+
+    fn fabrics(&self) -> Vec<Arc<Attended>> {
+        self.fabrics.lock().unwrap().clone()
+    }
+}
+
+impl Attended {
+    /// Whether anything has happened.
+    fn attend(&self) -> bool {
+        let mut polled = Vec::new();
+        let count = self.fabric.poll(&mut polled);
+        self.events.lock().unwrap().extend(polled);
+        count > 0
+    }
+}
+
+impl Harness for Roce {
+    fn open(&self, name: &str, hello: &[u8]) -> Arc<dyn Fabric> {
+        let config = RoceConfig { hello: hello.to_vec(), ..RoceConfig::new(&self.cluster.0, name) };
+        let mut config = (self.configure)(config);
+        if let Some(secrets) = &self.secrets {
+            std::fs::create_dir_all(&self.cluster.0).unwrap();
+            config.dir.push(name);
+            let listen = SocketAddr::new(config.address, 0);
+            config.hosts = Some(Hosts::listen(listen, secrets.clone()).unwrap());
+        }
+        let fabric = RoceFabric::open(config).unwrap();
+        let attended = Arc::new(Attended { name: name.to_owned(), fabric, events: Mutex::default() });
+        let mut fabrics = self.fabrics.lock().unwrap();
+        // Those that the story is done with would only hold descriptors.
+        fabrics.retain(|other| Arc::strong_count(other) > 1);
+        fabrics.push(attended.clone());
+        attended
+    }
+
+    fn address(&self, name: &str) -> String {
+        if self.secrets.is_none() {
+            return format!("{name}.sock");
+        }
+        let fabrics = self.fabrics();
+        let found = fabrics.iter().rev().find(|other| other.name == name);
+        let port = found.and_then(|found| found.fabric.control_port());
+        // Where nobody listens, if there never was such a fabric, or it is closed.
+        port.map_or_else(|| "127.0.0.1:1".to_owned(), |port| port.to_string())
+    }
+
+    fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool {
+        for other in self.fabrics() {
+            if !std::ptr::addr_eq(Arc::as_ptr(&other), fabric) {
+                other.attend();
+            }
+        }
+        fabric.wait(Sleeper::Progress, seen, Some(NAP));
+        Instant::now() < self.deadline
+    }
+
+    fn settle(&self) {
+        let mut quiet_since = Instant::now();
+        while quiet_since.elapsed() < QUIET && Instant::now() < self.deadline {
+            let fabrics = self.fabrics();
+            let is_any = fabrics.iter().fold(false, |is_any, fabric| fabric.attend() | is_any);
+            if is_any || !fabrics.iter().all(|fabric| fabric.fabric.is_idle()) {
+                quiet_since = Instant::now();
+            }
+        }
+    }
+
+    fn refusal_ends_connection(&self) -> bool {
+        true
+    }
+}
+
+impl Fabric for Attended {
+    fn poll(&self, events: &mut Vec<Event>) -> usize {
+        self.attend();
+        let mut polled = self.events.lock().unwrap();
+        let count = polled.len();
+        events.extend(polled.drain(..));
+        count
+    }
+
+    fn providers(&self) -> Vec<&'static str> {
+        self.fabric.providers()
+    }
+
+    fn capabilities(&self, peer: PeerId) -> Capabilities {
+        self.fabric.capabilities(peer)
+    }
+
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
+        self.fabric.register(segment)
+    }
+
+    fn deregister(&self, key: Key) {
+        self.fabric.deregister(key);
+    }
+
+    fn connect(&self, address: &str, hello: &[u8]) {
+        self.fabric.connect(address, hello);
+    }
+
+    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        self.fabric.post(peer, lane, requests)
+    }
+
+    fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
+        self.fabric.direct(peer, key)
+    }
+
+    fn cut_off(&self, peer: PeerId) -> CutOff {
+        self.fabric.cut_off(peer)
+    }
+
+    fn disconnect(&self, peer: PeerId) {
+        self.fabric.disconnect(peer);
+    }
+
+    fn arm(&self, sleeper: Option<Sleeper>) {
+        self.fabric.arm(sleeper);
+    }
+
+    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
+        self.fabric.wait(sleeper, seen, timeout);
+    }
+
+    fn doorbell(&self) -> u32 {
+        self.fabric.doorbell()
+    }
+
+    fn wake(&self) {
+        self.fabric.wake();
+    }
+
+    fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
+        self.fabric.descriptor(sleeper)
+    }
+
+    fn close(&self) {
+        self.fabric.close();
+    }
+}

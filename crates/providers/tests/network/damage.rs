@@ -1,0 +1,106 @@
+//! The network changes packets, and makes the checksum of UDP say that they are whole: only the ICRC can notice.
+
+use halite_providers::roce::Dropped;
+
+use crate::common::Cluster;
+use crate::common::pair::Pair;
+use crate::traffic::Traffic;
+use crate::world::Network;
+
+/// How many requests each end makes.
+const REQUESTS: usize = 250;
+
+/// How many packets, or trains, a rule has changed that were about to be received, and what was dropped, of each side.  In a rule,
+/// `@th` counts bits from UDP's header on, which has 64.
+fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
+    let network = Network::new()?;
+    if singly {
+        network.cut_trains();
+    }
+    let cluster = Cluster::new();
+    let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));
+    for side in 0..2 {
+        network.on_arrival(side, &[rule]);
+    }
+    Traffic::new(&pair, 8).run(&mut pair, REQUESTS);
+    let counted = || [0, 1].map(|side| network.counted(side)[0]);
+    let dropped = |pair: &Pair| pair.ends.each_ref().map(|end| end.fabric.dropped());
+    let mut changed = counted();
+    // The last may not have been received.
+    pair.until("all that was changed", |pair| {
+        let refused = dropped(pair).map(|dropped| dropped.refused + dropped.strangers);
+        changed = counted();
+        (refused == [0, 0] || refused == changed).then_some(())
+    });
+    println!("changed {changed:?}, dropped {:?}", dropped(&pair));
+    Some([0, 1].map(|side| (changed[side], dropped(&pair)[side])))
+}
+
+/// Each packet that is changed is refused, and nothing else is.
+fn all_changed_are_refused(rule: &str) {
+    let Some(sides) = with_rule(rule, true) else { return };
+    for (changed, dropped) in sides {
+        assert!(changed > 10, "{changed} packets were changed");
+        assert_eq!((dropped.refused, dropped.strangers, dropped.malformed), (changed, 0, 0));
+    }
+}
+
+#[test]
+fn a_byte_that_changes_in_a_payload_reaches_nobody() {
+    // No byte of a payload is above 0x7f.
+    all_changed_are_refused("udp length > 200 numgen random mod 6 == 0 @th,1000,8 set 0xee counter");
+}
+
+#[test]
+fn a_byte_that_changes_in_a_payload_without_a_checksum_reaches_nobody() {
+    all_changed_are_refused(
+        "udp length > 200 numgen random mod 6 == 0 @th,1000,8 set 0xee udp checksum set 0 counter",
+    );
+}
+
+#[test]
+fn a_byte_that_changes_in_a_train_reaches_nobody() {
+    // Of each train the first packet, where it is the first or only one of a long write, by its RETH.
+    let rule =
+        "@th,64,8 { 0x06, 0x0a } @th,256,32 > 1000 numgen random mod 3 == 0 @th,1000,8 set 0xee counter";
+    let Some(sides) = with_rule(rule, false) else { return };
+    for (changed, dropped) in sides {
+        assert!(changed > 10, "{changed} trains were changed");
+        assert_eq!((dropped.refused, dropped.strangers, dropped.malformed), (changed, 0, 0));
+    }
+}
+
+#[test]
+fn an_opcode_that_changes_changes_nothing() {
+    // Nothing here writes with another one than these, so that it is another one: of a send with an invalidation.
+    all_changed_are_refused("udp length > 8 numgen random mod 12 == 0 @th,64,8 set 0x16 counter");
+}
+
+#[test]
+fn a_packet_number_that_changes_changes_nothing() {
+    // One in 2^16 was as it is now.
+    all_changed_are_refused("udp length > 8 numgen random mod 12 == 0 @th,144,16 set 0x5aa5 counter");
+}
+
+#[test]
+fn a_packet_for_a_queue_pair_that_is_not_there_is_counted_as_a_strangers() {
+    let rule = "udp length > 8 numgen random mod 12 == 0 @th,104,16 set 0x5aa5 counter";
+    let Some(sides) = with_rule(rule, true) else { return };
+    for (changed, dropped) in sides {
+        assert!(changed > 10, "{changed} packets were changed");
+        assert_eq!((dropped.strangers, dropped.refused, dropped.malformed), (changed, 0, 0));
+    }
+}
+
+#[test]
+fn what_routers_may_change_costs_nothing() {
+    // Service, marks of congestion, hops and the identification, which a network may rewrite where fragments are forbidden.
+    let rule = "udp length > 8 ip dscp set cs5 ip ecn set ce ip ttl set 3 ip id set 0x1234 counter";
+    for singly in [true, false] {
+        let Some(sides) = with_rule(rule, singly) else { return };
+        for (changed, dropped) in sides {
+            assert!(changed > 100, "{changed} packets were changed");
+            assert_eq!(dropped, Dropped::default());
+        }
+    }
+}

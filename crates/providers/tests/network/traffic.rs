@@ -1,0 +1,237 @@
+//! Requests of all kinds in both directions at once, of which each is done once and in order, whatever a network does.
+//!
+//! An end writes, in one lane, parts of what never changes to random places of the other end's memory, and reads of what never changes
+//! there; in the other lane it sends, notifies, adds and swaps.  Nobody else touches what it touches, so what each request has to
+//! bring about is known when it is posted.  No byte that travels is above 0x7f.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use halite_fabric::{Completion, CompletionKind, Event, Key, Lane, Local, Operation, Status, WorkId};
+use halite_mem::Window;
+
+use crate::common::pair::Pair;
+use crate::common::{bytes_of, inline, remote};
+
+/// What never changes, and what is written.
+const BYTES: usize = 1 << 18;
+/// Room for what is read, at the reader's; nobody waits for more at a time.
+const READ_BYTES_MAX: usize = 1 << 14;
+/// Requests that one end may have posted.
+const POSTED_MAX: usize = 24;
+/// Words that are added to and swapped.
+const WORDS: u64 = 4;
+const BULK: Lane = Lane { number: 1, class: halite_fabric::Class::Bulk };
+
+/// One end's part.
+struct Side {
+    constant: (Key, Vec<u8>),
+    written: (Key, Window),
+    /// What the other end has written there when all is done.
+    model: Vec<u8>,
+    words: (Key, Window),
+    word_values: [u64; WORDS as usize],
+    /// For what is read, one for each request that may be posted.
+    read: (Key, Window),
+    /// What its posted requests have to bring, by lane and in order.
+    expected: [VecDeque<(WorkId, Expected)>; 2],
+    /// What it has to hear of, in order.
+    told: VecDeque<(Vec<u8>, u32)>,
+    count: usize,
+    /// How many of all requests were reads.
+    reads: usize,
+}
+
+#[derive(Debug)]
+enum Expected {
+    Done,
+    Old(u64),
+    Read { at: usize, bytes: Vec<u8> },
+}
+
+pub struct Traffic {
+    sides: [Side; 2],
+    random: Random,
+}
+
+impl Traffic {
+    pub fn new(pair: &Pair, seed: u64) -> Traffic {
+        println!("traffic of seed {seed}");
+        let mut random = Random(seed);
+        let sides = std::array::from_fn(|index| {
+            let end = &pair.ends[index];
+            let constant: Vec<u8> = (0..BYTES).map(|_| random.below(0x80) as u8).collect();
+            let (constant_key, window) = end.register(BYTES as u64);
+            window.write(0, &constant).unwrap();
+            Side {
+                constant: (constant_key, constant),
+                written: end.register(BYTES as u64),
+                model: vec![0; BYTES],
+                words: end.register(8 * WORDS),
+                word_values: [0; WORDS as usize],
+                read: end.register((POSTED_MAX * READ_BYTES_MAX) as u64),
+                expected: Default::default(),
+                told: VecDeque::new(),
+                count: 0,
+                reads: 0,
+            }
+        });
+        Traffic { sides, random }
+    }
+
+    /// Has each end carry out so many requests more, and checks all that comes of them.
+    pub fn run(&mut self, pair: &mut Pair, requests: usize) {
+        let until = self.sides.each_ref().map(|side| side.count + requests);
+        pair.until("the end of the traffic", |pair| {
+            for (end, until) in until.into_iter().enumerate() {
+                while self.sides[end].count < until && self.posted(end) < POSTED_MAX {
+                    self.post(pair, end);
+                }
+                while let Some(event) = pair.ends[end].events.pop_front() {
+                    self.check(end, event);
+                }
+            }
+            (0..2).all(|end| self.sides[end].count == until[end] && self.posted(end) == 0).then_some(())
+        });
+        pair.until("all that was to be told", |pair| {
+            for end in 0..2 {
+                while let Some(event) = pair.ends[end].events.pop_front() {
+                    self.check(end, event);
+                }
+            }
+            self.sides.iter().all(|side| side.told.is_empty()).then_some(())
+        });
+        self.check_memory();
+    }
+
+    /// What is written is what was meant to be, to the byte.
+    pub fn check_memory(&self) {
+        for side in &self.sides {
+            assert!(bytes_of(&side.written.1, 0, BYTES) == side.model, "memory is not what was written");
+            for (at, value) in side.word_values.iter().enumerate() {
+                assert_eq!(side.words.1.load_u64(8 * at as u64), Ok(*value));
+            }
+        }
+    }
+
+    fn posted(&self, end: usize) -> usize {
+        self.sides[end].expected.iter().map(VecDeque::len).sum()
+    }
+
+    fn post(&mut self, pair: &mut Pair, end: usize) {
+        let count = self.sides[end].count;
+        self.sides[end].count += 1;
+        let [this, other] = match &mut self.sides {
+            [this, other] if end == 0 => [this, other],
+            [other, this] => [this, other],
+        };
+        let lane = match self.random.below(8) {
+            0..=2 => {
+                let source = self.random.range(BYTES, 20_000);
+                let to = self.random.below(BYTES - source.len());
+                other.model[to..][..source.len()].copy_from_slice(&this.constant.1[source.clone()]);
+                let (offset, len) = (source.start as u64, source.len() as u64);
+                let local = Local::Registered { key: this.constant.0, offset, len };
+                let write = Operation::Write { local, remote: remote(other.written.0, to as u64) };
+                (1, pair.post_to(end, BULK, write), Expected::Done)
+            }
+            3 => {
+                let source = self.random.range(BYTES, READ_BYTES_MAX);
+                // Reads end in order, so that none has this room any more.
+                let at = this.reads % POSTED_MAX * READ_BYTES_MAX;
+                this.reads += 1;
+                let (offset, len) = (at as u64, source.len() as u64);
+                let local = Local::Registered { key: this.read.0, offset, len };
+                let read = Operation::Read { local, remote: remote(other.constant.0, source.start as u64) };
+                let id = pair.post_to(end, BULK, read);
+                (1, id, Expected::Read { at, bytes: other.constant.1[source].to_vec() })
+            }
+            4 => {
+                let bytes = this.constant.1[self.random.range(BYTES, 9000)].to_vec();
+                let imm = count as u32;
+                let id = pair.post(end, Operation::Send { bytes: &bytes, imm });
+                other.told.push_back((bytes, imm));
+                (0, id, Expected::Done)
+            }
+            5 => {
+                let imm = count as u32;
+                other.told.push_back((Vec::new(), imm));
+                let local = inline(&[]);
+                let notify = Operation::WriteImm { local, remote: remote(other.written.0, 0), imm };
+                (0, pair.post(end, notify), Expected::Done)
+            }
+            6 => {
+                let (word, add) = (self.random.below(WORDS as usize), self.random.below(1000) as u64);
+                let old = other.word_values[word];
+                other.word_values[word] += add;
+                let remote = remote(other.words.0, 8 * word as u64);
+                (0, pair.post(end, Operation::FetchAdd { remote, add }), Expected::Old(old))
+            }
+            _ => {
+                let word = self.random.below(WORDS as usize);
+                let (old, new) = (other.word_values[word], self.random.below(1 << 30) as u64);
+                // Every other one is wrong about what is there.
+                let expected = old + (count as u64 & 1);
+                if expected == old {
+                    other.word_values[word] = new;
+                }
+                let remote = remote(other.words.0, 8 * word as u64);
+                (0, pair.post(end, Operation::CompareSwap { remote, expected, new }), Expected::Old(old))
+            }
+        };
+        this.expected[lane.0].push_back((lane.1, lane.2));
+    }
+
+    fn check(&mut self, end: usize, event: Event) {
+        let Event::Completed(Completion { status, kind, .. }) = event else {
+            panic!("no error was to reach anybody: {event:?}");
+        };
+        assert_eq!(status, Status::Success);
+        let side = &mut self.sides[end];
+        let (id, old) = match kind {
+            CompletionKind::Received { bytes, imm } => {
+                return assert_eq!(side.told.pop_front(), Some((bytes, imm)));
+            }
+            CompletionKind::Notified { imm } => {
+                return assert_eq!(side.told.pop_front(), Some((Vec::new(), imm)));
+            }
+            CompletionKind::Done { id } => (id, None),
+            CompletionKind::Atomic { id, old } => (id, Some(old)),
+        };
+        let mut lanes = side.expected.iter_mut();
+        let lane = lanes.find(|lane| lane.front().is_some_and(|(next, _)| *next == id));
+        let (_, expected) = lane.expect("requests of a lane end in order, each once").pop_front().unwrap();
+        match expected {
+            Expected::Done => assert_eq!(old, None),
+            Expected::Old(value) => assert_eq!(old, Some(value)),
+            Expected::Read { at, bytes } => {
+                assert!(bytes_of(&side.read.1, at as u64, bytes.len()) == bytes, "read something else");
+            }
+        }
+    }
+}
+
+/// Numbers out of a seed (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    /// A part of so many bytes, at most `len_max` long; every other one is short.
+    fn range(&mut self, bytes: usize, len_max: usize) -> Range<usize> {
+        let bound = if self.below(2) == 0 { 64 } else { len_max };
+        let len = 1 + self.below(bound);
+        let begin = self.below(bytes - len);
+        begin..begin + len
+    }
+}

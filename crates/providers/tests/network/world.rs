@@ -1,0 +1,197 @@
+//! Two networks of a test's own with a wire between them.
+//!
+//! ```text
+//!   side 0: left, 10.77.0.1, fd77::1  ◄── veth pair ──►  side 1: right, 10.77.0.2, fd77::2
+//! ```
+//!
+//! They have no names: the kernel removes them, and all in them, with the last descriptor and process, however a test ends.  What is
+//! started in one dies with the thread of the test.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use halite_providers::{RoceConfig, RoceFabric};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+
+use crate::common::Cluster;
+use crate::common::pair::Pair;
+
+/// Turns what would be left out into a failure.
+const REQUIRED: &str = "HALITE_NETWORK";
+/// What carries a packet of 4096 bytes of payload with all headers.
+const MTU: u32 = 4200;
+const TOOLS: [&str; 7] = ["ip", "tc", "nft", "ethtool", "dumpcap", "tshark", "setpriv"];
+/// The names of the wire's ends.
+pub const DEVICES: [&str; 2] = ["left", "right"];
+
+pub struct Network {
+    /// Where the test itself is.
+    home: OwnedFd,
+    sides: [OwnedFd; 2],
+}
+
+impl Network {
+    /// `None`, having said why, where this machine or user cannot have it.
+    pub fn new() -> Option<Network> {
+        let why = match Network::try_new() {
+            Ok(network) => return Some(network),
+            Err(why) => why,
+        };
+        assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, and there is no network: {why}");
+        println!("left out: {why}");
+        None
+    }
+
+    fn try_new() -> Result<Network, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("only root may make networks".to_owned());
+        }
+        if let Some(missing) = TOOLS.into_iter().find(|tool| !is_installed(tool)) {
+            return Err(format!("{missing} is not installed"));
+        }
+        let said = |error: std::io::Error| error.to_string();
+        let home = current().map_err(said)?;
+        let network = Network { home, sides: [fresh().map_err(said)?, fresh().map_err(said)?] };
+        let other = format!("/proc/{}/fd/{}", std::process::id(), network.sides[1].as_raw_fd());
+        let [left, right] = DEVICES;
+        network.run(
+            0,
+            &format!("ip link add {left} mtu {MTU} type veth peer name {right} mtu {MTU} netns {other}"),
+        )?;
+        for (side, device) in DEVICES.into_iter().enumerate() {
+            let number = side + 1;
+            network.run(side, "ip link set lo up")?;
+            network.run(side, &format!("ip addr add 10.77.0.{number}/24 dev {device}"))?;
+            network.run(side, &format!("ip addr add fd77::{number}/64 dev {device} nodad"))?;
+            network.run(side, &format!("ip link set {device} up"))?;
+        }
+        Ok(network)
+    }
+
+    /// Does something in one of the two: what it opens and starts belongs there.
+    pub fn inside<R>(&self, side: usize, then: impl FnOnce() -> R) -> R {
+        let _back = Back(self.home.as_fd());
+        enter(self.sides[side].as_fd());
+        then()
+    }
+
+    /// Carries a command out; returns what it printed.
+    pub fn run(&self, side: usize, line: &str) -> Result<String, String> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let output = self.inside(side, || Command::new(words[0]).args(&words[1..]).output());
+        let output = output.map_err(|error| format!("{line}: {error}"))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        Err(format!("{line}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)))
+    }
+
+    /// Carries out a command that must succeed.
+    #[track_caller]
+    pub fn must(&self, side: usize, line: &str) -> String {
+        self.run(side, line).unwrap()
+    }
+
+    /// Starts a program that ends with the test, however that ends.
+    pub fn start(&self, side: usize, words: &[&str]) -> Running {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).args(words);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running(self.inside(side, || command.spawn()).unwrap())
+    }
+
+    /// The kernel cuts trains before they are on the wire, so that each packet is there, and may get lost, by itself.
+    pub fn cut_trains(&self) {
+        for (side, device) in DEVICES.into_iter().enumerate() {
+            self.must(side, &format!("ethtool -K {device} tx-udp-segmentation off gso off gro off"));
+        }
+    }
+
+    /// Devices compute no checksum, so that the kernel does, and refuses trains or cuts them early.
+    pub fn without_checksums(&self) {
+        for (side, device) in DEVICES.into_iter().enumerate() {
+            self.must(side, &format!("ethtool -K {device} tx off rx off"));
+        }
+    }
+
+    /// What happens to packets that arrive at one side: statements of nftables, each counting what it is done to.
+    pub fn on_arrival(&self, side: usize, rules: &[&str]) {
+        let rules = rules.join("\n");
+        let text = format!(
+            "table inet arrival {{\n chain packets {{\n type filter hook input priority 0\n {rules}\n }}\n }}\n"
+        );
+        let mut nft = Command::new("nft");
+        nft.args(["-f", "-"]).stdin(Stdio::piped());
+        let mut child = self.inside(side, || nft.spawn()).unwrap();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success(), "nft refuses:\n{text}");
+    }
+
+    /// How many packets, or whole trains, the counters of one side's rules have seen, in their order.
+    pub fn counted(&self, side: usize) -> Vec<u64> {
+        let listed = self.must(side, "nft list ruleset");
+        let words: Vec<&str> = listed.split_whitespace().collect();
+        let counts = words.windows(3).filter(|words| words[..2] == ["counter", "packets"]);
+        counts.map(|words| words[2].parse().unwrap()).collect()
+    }
+
+    /// Of a fabric on one side, "one" or "two".
+    pub fn config(&self, cluster: &Cluster, side: usize) -> RoceConfig {
+        let address: IpAddr = format!("10.77.0.{}", side + 1).parse().unwrap();
+        RoceConfig { address, ..RoceConfig::new(&cluster.0, ["one", "two"][side]) }
+    }
+
+    /// A fabric on each side, connected.
+    pub fn connect(&self, configs: [RoceConfig; 2]) -> Pair {
+        let mut sides = 0..;
+        Pair::connect(
+            configs.map(|config| self.inside(sides.next().unwrap(), || RoceFabric::open(config).unwrap())),
+        )
+    }
+}
+
+/// A program that is killed with its value.
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Returns there.
+struct Back<'a>(BorrowedFd<'a>);
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        enter(self.0);
+    }
+}
+
+fn enter(network: BorrowedFd<'_>) {
+    move_into_link_name_space(network, Some(LinkNameSpaceType::Network)).expect("a network that lives");
+}
+
+fn current() -> std::io::Result<OwnedFd> {
+    Ok(File::open("/proc/thread-self/ns/net")?.into())
+}
+
+/// A network with nothing in it.
+fn fresh() -> std::io::Result<OwnedFd> {
+    let make = || {
+        // SAFETY: only of UnshareFlags::FILES do other threads notice anything.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
+        current()
+    };
+    std::thread::scope(|scope| scope.spawn(make).join().expect("it does not panic"))
+}
+
+fn is_installed(tool: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    path.split(':').any(|folder| Path::new(folder).join(tool).exists())
+}

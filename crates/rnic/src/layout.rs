@@ -1,0 +1,159 @@
+//! How an operation is cut into messages, and these into packets.
+//!
+//! ```text
+//!  address 5, MTU 256:    | 251, a message of its own | 256 | 256 | ... | rest |
+//! ```
+//!
+//! Packets of a message but the last are full.  So an operation that begins off a word's boundary and takes several packets
+//! begins with a message that ends on one, and no aligned word is in two packets.
+
+/// The cut of one operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Layout {
+    mtu: u32,
+    len: u32,
+    /// Bytes of the message in front; 0 if there is none.
+    head: u32,
+    /// Most packets of a message behind that.
+    message_packets_max: u32,
+}
+
+/// One packet's part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    /// Where its bytes begin in the operation.
+    pub offset: u32,
+    /// How many.
+    pub len: u32,
+    /// Whether a message begins with it.
+    pub is_first: bool,
+    /// Bytes from its start to the end of its message.
+    pub message_rest: u32,
+    /// Packets from it to the end of its message, itself included.
+    pub packets_rest: u32,
+    /// Whether it is the last of the operation.
+    pub is_end: bool,
+}
+
+impl Piece {
+    /// Whether a message ends with it.
+    pub fn is_last(&self) -> bool {
+        self.packets_rest == 1
+    }
+
+    /// The same packet, as a message of its own.
+    pub fn alone(self) -> Piece {
+        Piece { is_first: true, message_rest: self.len, packets_rest: 1, ..self }
+    }
+}
+
+impl Layout {
+    /// Of `len` bytes at the peer's `address`.
+    // [ROCE-CUT-1]
+    pub fn new(mtu: u32, address: u64, len: u32, message_packets_max: u32) -> Layout {
+        let off = (address % 8) as u32;
+        let head = if off != 0 && len > mtu { mtu - off } else { 0 };
+        Layout { mtu, len, head, message_packets_max }
+    }
+
+    /// How many packets: one at least.
+    pub fn packets(&self) -> u32 {
+        u32::from(self.head > 0) + packets(self.len - self.head, self.mtu)
+    }
+
+    /// The part of packet `index`.
+    pub fn piece(&self, index: u32) -> Piece {
+        if self.head > 0 && index == 0 {
+            let len = self.head;
+            return Piece {
+                offset: 0,
+                len,
+                is_first: true,
+                message_rest: len,
+                packets_rest: 1,
+                is_end: false,
+            };
+        }
+        let in_body = index - u32::from(self.head > 0);
+        let body = self.len - self.head;
+        let all = packets(body, self.mtu);
+        let in_message = in_body % self.message_packets_max;
+        let message_end = (in_body - in_message).saturating_add(self.message_packets_max).min(all);
+        let end_bytes = if message_end == all { body } else { message_end * self.mtu };
+        let begin = in_body * self.mtu;
+        Piece {
+            offset: self.head + begin,
+            len: self.mtu.min(body - begin),
+            is_first: in_message == 0,
+            message_rest: end_bytes - begin,
+            packets_rest: message_end - in_body,
+            is_end: in_body + 1 == all,
+        }
+    }
+}
+
+/// How many packets a message of `len` bytes takes: one, if it is empty.
+pub(crate) fn packets(len: u32, mtu: u32) -> u32 {
+    len.div_ceil(mtu).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_fits_into_a_packet_is_one_message_wherever_it_begins() {
+        for (address, len) in [(0, 0), (5, 0), (5, 256), (0, 256), (7, 1)] {
+            let layout = Layout::new(256, address, len, u32::MAX);
+            assert_eq!(layout.packets(), 1);
+            let piece = layout.piece(0);
+            assert!(piece.is_first && piece.is_last() && piece.is_end && piece.len == len);
+        }
+    }
+
+    #[test]
+    fn a_message_of_its_own_brings_the_rest_to_a_boundary() {
+        let layout = Layout::new(256, 5, 600, u32::MAX);
+        assert_eq!(layout.packets(), 3);
+        let lens = [0, 1, 2].map(|index| layout.piece(index).len);
+        assert_eq!(lens, [251, 256, 93]);
+        assert!(layout.piece(0).is_last() && layout.piece(1).is_first && !layout.piece(0).is_end);
+        assert_eq!(layout.piece(1).message_rest, 349);
+    }
+
+    proptest! {
+        #[test]
+        fn packets_hold_every_byte_once_and_no_word_twice(
+            mtu in prop::sample::select(vec![256u32, 512, 1024, 2048, 4096]),
+            address: u64,
+            len in 0u32..50_000,
+            messages in prop_oneof![Just(u32::MAX), 1u32..20],
+        ) {
+            let layout = Layout::new(mtu, address, len, messages);
+            let (mut offset, mut rest, mut packets_rest) = (0, 0, 0);
+            for index in 0..layout.packets() {
+                let piece = layout.piece(index);
+                prop_assert_eq!(piece.offset, offset);
+                prop_assert_eq!(piece.is_first, rest == 0 && packets_rest == 0);
+                if piece.is_first {
+                    (rest, packets_rest) = (piece.message_rest, piece.packets_rest);
+                    prop_assert!(packets_rest <= messages);
+                    prop_assert_eq!(packets(rest, mtu), packets_rest);
+                }
+                prop_assert_eq!((piece.message_rest, piece.packets_rest), (rest, packets_rest));
+                prop_assert!(piece.len <= mtu && (piece.is_last() || piece.len == mtu));
+                offset += piece.len;
+                rest -= piece.len;
+                packets_rest -= 1;
+                prop_assert_eq!(piece.is_last(), packets_rest == 0);
+                prop_assert_eq!(piece.is_end, index + 1 == layout.packets());
+                if !piece.is_end {
+                    prop_assert_eq!(address.wrapping_add(u64::from(offset)) % 8, 0, "a word in two packets");
+                }
+            }
+            prop_assert_eq!(offset, len);
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! A software RDMA adapter without input or output: RoCEv2 packets, and the reliable connection over them.
+//!
+//! Its driver owns the sockets, threads and clocks, and hands it bytes and the time in nanoseconds.  [`wire`] knows what
+//! packets look like; a [`QueuePair`] is one end of a connection, and reaches memory through [`Memory`].
+//!
+//! ```text
+//!   datagram ─► Flow::open ─► Packet::parse ─► QueuePair::handle_packet ─► Memory, events
+//!   datagram ◄─ Flow::seal ◄─────────────────── QueuePair::poll_transmit ◄─ Memory, requests
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod counters;
+mod layout;
+mod memory;
+mod parts;
+mod path;
+mod queue_pair;
+mod requester;
+mod responder;
+mod round_trip;
+mod surroundings;
+pub mod wire;
+mod work;
+
+pub use config::{Config, Mtu, Retry};
+pub use counters::Counters;
+pub use memory::{Access, Memory, Refused};
+pub use queue_pair::{QueuePair, State};
+pub use work::{Cause, Event, Local, Operation, PostError, Remote, Request, Source, Status};

@@ -1,0 +1,149 @@
+//! Packets that are too long for the path leave in parts, and are put together again where they arrive.
+//!
+//! ```text
+//!   packet without ICRC   | BTH | headers | payload ........................... |
+//!   parts                 | BTH | PartETH | chunk | ICRC |  | BTH | PartETH | chunk, zeros | ICRC |
+//! ```
+//!
+//! All parts of a packet have one length, so that they leave in a train.  They arrive in order or the packet is lost, which is repaired
+//! as any other loss is.
+
+use crate::config::Mtu;
+use crate::wire::bth::{BTH_BYTES, Bth};
+use crate::wire::part_eth::PART_ETH_BYTES;
+use crate::wire::path_eth::packet_bytes_max;
+use crate::wire::{HEADER_BYTES_MAX, Headers, ICRC_BYTES, Packet, PartEthRepr, Psn, Qpn};
+
+/// Cuts one packet after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Cutter {
+    number: u32,
+    /// The packet that is being sent, and how much of it has left.
+    whole: Vec<u8>,
+    begin: usize,
+    chunk: usize,
+}
+
+impl Cutter {
+    /// Takes a packet without its ICRC, which is to leave in packets no longer than those of `mtu`.
+    // [ROCE-PART-1]
+    pub fn cut(&mut self, packet: &[u8], mtu: Mtu) {
+        let room = packet_bytes_max(mtu) - BTH_BYTES - PART_ETH_BYTES - ICRC_BYTES;
+        let parts = packet.len().div_ceil(room & !7);
+        self.chunk = packet.len().div_ceil(parts).next_multiple_of(8);
+        self.number = self.number.wrapping_add(1);
+        self.whole.clear();
+        self.whole.extend_from_slice(packet);
+        self.begin = 0;
+    }
+
+    /// Writes the next part, if there is one.
+    pub fn poll(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let rest = self.whole.get(self.begin..).filter(|rest| !rest.is_empty())?;
+        let bth = Bth::new_checked(&self.whole[..]).expect("a packet begins with its transport header");
+        let part =
+            PartEthRepr { number: self.number, offset: self.begin as u16, whole: self.whole.len() as u16 };
+        let packet = Packet {
+            dest_qp: bth.dest_qp(),
+            psn: bth.psn(),
+            ack_request: false,
+            solicited: false,
+            headers: Headers::Part(part),
+            payload: &[],
+        };
+        let at = packet.emit_headers(self.chunk, buffer);
+        let (bytes, zeros) = buffer[at..at + self.chunk].split_at_mut(rest.len().min(self.chunk));
+        bytes.copy_from_slice(&rest[..bytes.len()]);
+        zeros.fill(0);
+        self.begin += bytes.len();
+        Some(crate::wire::packet::packet_bytes(&packet.headers, self.chunk))
+    }
+
+    /// Nothing more of it leaves.
+    pub fn forget(&mut self) {
+        self.whole.clear();
+    }
+}
+
+/// Puts one packet together.
+#[derive(Debug, Default)]
+pub(crate) struct Assembly {
+    /// The number of the one that has come last, once there was one.
+    number: Option<u32>,
+    bytes: Vec<u8>,
+}
+
+impl Assembly {
+    /// Takes a part; returns the packet, without its ICRC, with the last of them.
+    // [ROCE-PART-2]
+    pub fn add(&mut self, part: PartEthRepr, chunk: &[u8], most: Mtu) -> Option<Vec<u8>> {
+        let whole = usize::from(part.whole);
+        if chunk.is_empty() || whole > HEADER_BYTES_MAX + most.bytes() as usize {
+            return None;
+        }
+        let is_newer = self.number.is_none_or(|number| (part.number.wrapping_sub(number) as i32) > 0);
+        if part.offset == 0 && is_newer {
+            self.number = Some(part.number);
+            self.bytes.clear();
+        }
+        if self.number != Some(part.number) || self.bytes.len() != usize::from(part.offset) {
+            return None;
+        }
+        let wanted = chunk.len().min(whole.saturating_sub(self.bytes.len()));
+        self.bytes.extend_from_slice(&chunk[..wanted]);
+        // What comes of it once more is none.
+        (wanted > 0 && self.bytes.len() == whole).then(|| self.bytes.clone())
+    }
+}
+
+/// Whether what was put together is what its parts said.
+pub(crate) fn is_same(whole: &Packet<'_>, dest_qp: Qpn, psn: Psn) -> bool {
+    let is_part = matches!(whole.headers, Headers::Part(_) | Headers::Probe(_) | Headers::ProbeAnswer(_));
+    !is_part && whole.dest_qp == dest_qp && whole.psn == psn
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A packet of 4 KiB, as another end's parts of 512 bytes.
+    fn parts(cutter: &mut Cutter, byte: u8) -> Vec<Vec<u8>> {
+        let mut whole = vec![byte; 4096 + 28];
+        Packet { headers: Headers::SendMiddle, dest_qp: Qpn::new(1), psn: Psn::new(2), ..BARE }
+            .emit_headers(4112, &mut whole);
+        cutter.cut(&whole, Mtu::Bytes512);
+        let mut buffer = vec![0; packet_bytes_max(Mtu::Bytes4096)];
+        std::iter::from_fn(|| cutter.poll(&mut buffer).map(|len| buffer[..len - ICRC_BYTES].to_vec()))
+            .collect()
+    }
+
+    const BARE: Packet<'static> = Packet {
+        dest_qp: Qpn::new(0),
+        psn: Psn::new(0),
+        ack_request: false,
+        solicited: false,
+        headers: Headers::SendMiddle,
+        payload: &[],
+    };
+
+    fn add(assembly: &mut Assembly, part: &[u8]) -> Option<Vec<u8>> {
+        let packet = Packet::parse(part).unwrap();
+        let Headers::Part(eth) = packet.headers else { panic!("{packet:?}") };
+        assembly.add(eth, packet.payload, Mtu::Bytes4096)
+    }
+
+    #[test]
+    fn parts_of_two_packets_never_make_one_wherever_the_first_ends_and_the_second_begins() {
+        let mut cutter = Cutter::default();
+        let [first, second, third] = [1, 2, 3].map(|byte| parts(&mut cutter, byte));
+        assert!(first.len() == 8 && first.iter().all(|part| part.len() == first[0].len()), "one train");
+        for at in 1..8 {
+            let mut assembly = Assembly::default();
+            let mixed = first[..at].iter().chain(&second[at..]);
+            assert!(mixed.filter_map(|part| add(&mut assembly, part)).next().is_none(), "{at}");
+            let whole: Vec<_> = third.iter().filter_map(|part| add(&mut assembly, part)).collect();
+            assert!(whole.len() == 1 && whole[0][BTH_BYTES..4096].iter().all(|byte| *byte == 3));
+            assert!(first.iter().chain(&third).all(|part| add(&mut assembly, part).is_none()), "once");
+        }
+    }
+}

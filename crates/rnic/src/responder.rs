@@ -1,0 +1,589 @@
+//! The responder: carries out the peer's requests, each packet once and in order, and answers them.
+//!
+//! ```text
+//!                       expected
+//!   carried out           │ not arrived
+//!  ───────────────────────┼──────────────────►  packets, numbered in 64 bits
+//!   repeated: answered     │ this one: carried out     behind it: dropped, and what is missing is asked for once
+//!   again, or dropped
+//! ```
+//!
+//! What leaves is in the order of these numbers: an acknowledgement speaks for all before it, so answers to reads and atomics go
+//! first.  A packet ahead of its turn ends in `ahead`, which is where one would be kept by a responder that repeats selectively.
+
+use std::collections::VecDeque;
+
+use crate::config::{Config, nanoseconds};
+use crate::layout::packets;
+use crate::memory::{Access, Memory, Refused};
+use crate::surroundings::Surroundings;
+use crate::wire::{
+    AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, RnrTimer, Syndrome,
+};
+use crate::work::Event;
+
+/// Most packets of an answer that a peer may ask for at once: a quarter of what can be told apart.
+const ANSWER_PACKETS_MAX: u32 = 1 << 20;
+
+/// A message that has begun and not ended.
+#[derive(Debug)]
+enum Message {
+    Send { bytes: Vec<u8> },
+    Write { reth: RethRepr, landed: u32 },
+}
+
+/// What is owed for a read or an atomic.
+#[derive(Debug)]
+struct Answer {
+    /// The number of its next packet.
+    next: u64,
+    /// The number behind its last one.
+    end: u64,
+    kind: AnswerKind,
+    /// Asked for again, and not owed already.
+    is_repeat: bool,
+}
+
+#[derive(Debug)]
+enum AnswerKind {
+    /// The rest of the bytes.
+    Read { reth: RethRepr, is_begun: bool },
+    /// What the word held.
+    Atomic { old: u64 },
+}
+
+/// Why a packet is not carried out.
+enum Refusal {
+    /// It never will be: this ends the connection.
+    ForGood(Nak),
+    /// There is no receive yet.
+    NotReady,
+}
+
+impl From<Refused> for Refusal {
+    fn from(_: Refused) -> Refusal {
+        Refusal::ForGood(Nak::RemoteAccess)
+    }
+}
+
+const INVALID: Refusal = Refusal::ForGood(Nak::InvalidRequest);
+
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// The packet whose turn it is.
+    expected: u64,
+    /// The first of all.
+    begin: u64,
+    /// Messages completed.
+    msn: u32,
+    /// Messages and immediates that the caller has room for.
+    receives: u32,
+    /// What acknowledgements grant, in packets.
+    grant: u32,
+    message: Option<Message>,
+    /// In the order of their numbers.
+    answers: VecDeque<Answer>,
+    /// Results of the last atomics, in case they are asked for again.
+    atomics: VecDeque<(u64, u64)>,
+    /// Packets that have arrived and are acknowledged by nothing that has left or will leave by itself.
+    unacknowledged: u32,
+    /// When the acknowledgement leaves at the latest.
+    ack_at_ns: Option<u64>,
+    /// A refusal that is to leave.
+    nak: Option<Syndrome>,
+    /// When the peer was last told what is missing, or that there is no receive, if it has not sent it since.
+    told_ns: Option<u64>,
+    /// The refusal that has ended the connection; said again to who did not hear it.
+    last_word: Option<Nak>,
+}
+
+impl Responder {
+    /// The peer's first packet will have number `first`.
+    pub fn new(first: u64) -> Responder {
+        Responder {
+            expected: first,
+            begin: first,
+            msn: 0,
+            receives: 0,
+            grant: 1,
+            message: None,
+            answers: VecDeque::new(),
+            atomics: VecDeque::new(),
+            unacknowledged: 0,
+            ack_at_ns: None,
+            nak: None,
+            told_ns: None,
+            last_word: None,
+        }
+    }
+
+    pub fn add_receives(&mut self, count: u32) {
+        self.receives = self.receives.saturating_add(count);
+    }
+
+    /// More is told at once; less, with the next acknowledgement.
+    // [ROCE-WINDOW-3]
+    pub fn set_grant(&mut self, now_ns: u64, packets: u32) {
+        if packets > self.grant && self.expected > self.begin {
+            self.owe(now_ns);
+        }
+        self.grant = packets;
+    }
+
+    /// Carries a request out, if it is its turn.  An error ends the connection.
+    pub fn handle_request(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
+        let sequence = packet.psn.expand(self.expected).filter(|sequence| *sequence >= self.begin);
+        let Some(sequence) = sequence else {
+            at.counters.out_of_window += 1;
+            return Ok(());
+        };
+        if sequence > self.expected {
+            self.ahead(at, packet);
+            return Ok(());
+        }
+        if sequence < self.expected {
+            self.repeated(at, sequence, packet);
+            return Ok(());
+        }
+        match self.carry_out(at, packet) {
+            Ok(numbers) => {
+                self.expected += u64::from(numbers);
+                self.told_ns = None;
+                self.nak = None;
+                self.arrived(at.now_ns, at.config, packet);
+                Ok(())
+            }
+            // [ROCE-RNR-1]
+            Err(Refusal::NotReady) => {
+                at.counters.rnr_naks += 1;
+                let wait = RnrTimer::at_least(nanoseconds(at.config.rnr_wait));
+                self.nak = Some(Syndrome::RnrNak(wait));
+                self.told_ns = Some(at.now_ns);
+                Ok(())
+            }
+            // [ROCE-NAK-3]
+            Err(Refusal::ForGood(nak)) => Err(self.refuse(nak)),
+        }
+    }
+
+    /// The packet that is expected is refused for good.
+    fn refuse(&mut self, nak: Nak) -> Nak {
+        self.message = None;
+        self.answers.clear();
+        self.last_word = Some(nak);
+        self.nak = Some(Syndrome::Nak(nak));
+        nak
+    }
+
+    /// The connection has ended by our refusal: who asks again, with that packet or one behind it, did not hear it.
+    pub fn handle_request_after_end(&mut self, packet: &Packet<'_>) {
+        let sequence = packet.psn.expand(self.expected);
+        if sequence.is_some_and(|sequence| {
+            sequence == self.expected || sequence > self.expected && wants_answer(packet)
+        }) {
+            self.nak = self.last_word.map(Syndrome::Nak);
+        }
+    }
+
+    /// Something is missing.  Who asks again, after a while, may not have heard so.
+    // [ROCE-NAK-1]
+    fn ahead(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) {
+        at.counters.ahead += 1;
+        let is_unheard = |told_ns: u64| {
+            wants_answer(packet) && at.now_ns.saturating_sub(told_ns) >= 2 * nanoseconds(at.config.ack_delay)
+        };
+        if self.told_ns.is_none_or(is_unheard) {
+            at.counters.naks += 1;
+            self.told_ns = Some(at.now_ns);
+            self.nak = Some(Syndrome::Nak(Nak::Sequence));
+        }
+    }
+
+    /// Books for a packet that was carried out: when it is acknowledged, if its answer does not do so.
+    // [ROCE-ACK-1]
+    fn arrived(&mut self, now_ns: u64, config: &Config, packet: &Packet<'_>) {
+        if is_answered(packet) {
+            self.unacknowledged = 0;
+            self.ack_at_ns = None;
+            return;
+        }
+        self.unacknowledged += 1;
+        if packet.ack_request || self.unacknowledged >= self.grant.div_ceil(4) {
+            self.owe(now_ns);
+        } else {
+            self.ack_at_ns.get_or_insert(now_ns.saturating_add(nanoseconds(config.ack_delay)));
+        }
+    }
+
+    /// The next acknowledgement is to leave at once.
+    fn owe(&mut self, now_ns: u64) {
+        self.ack_at_ns = Some(self.ack_at_ns.map_or(now_ns, |at| at.min(now_ns)));
+    }
+
+    /// Does what the packet says; returns how many numbers it takes.
+    fn carry_out(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
+        let (config, memory) = (at.config, at.memory);
+        let mtu = config.mtu.bytes() as usize;
+        let (payload, solicited) = (packet.payload, packet.solicited);
+        let is_between = self.message.is_none();
+        match packet.headers {
+            Headers::SendFirst if is_between && payload.len() == mtu => {
+                self.check_receive()?;
+                self.send(config, Vec::new(), payload)?;
+            }
+            Headers::SendOnly { imm } if is_between && payload.len() <= mtu => {
+                self.check_receive()?;
+                self.send(config, Vec::new(), payload)?;
+                self.received(imm, solicited, at.events);
+            }
+            Headers::SendMiddle if payload.len() == mtu => {
+                let Some(Message::Send { bytes }) = self.message.take() else { return Err(INVALID) };
+                self.send(config, bytes, payload)?;
+            }
+            Headers::SendLast { imm } if (1..=mtu).contains(&payload.len()) => {
+                let Some(Message::Send { bytes }) = self.message.take() else { return Err(INVALID) };
+                self.send(config, bytes, payload)?;
+                self.received(imm, solicited, at.events);
+            }
+            Headers::WriteFirst(reth) if is_between && payload.len() == mtu && reth.len as usize > mtu => {
+                memory.check(reth.rkey, Access::Write, reth.address, u64::from(reth.len))?;
+                memory.write(reth.rkey, reth.address, payload)?;
+                self.message = Some(Message::Write { reth, landed: mtu as u32 });
+            }
+            Headers::WriteOnly { reth, imm }
+                if is_between && payload.len() <= mtu && payload.len() == reth.len as usize =>
+            {
+                if is_asked(config, reth) {
+                    memory.check(reth.rkey, Access::Write, reth.address, u64::from(reth.len))?;
+                }
+                self.notify(imm, solicited, at.events, || match reth.len {
+                    0 => Ok(()),
+                    _ => memory.write(reth.rkey, reth.address, payload),
+                })?;
+            }
+            Headers::WriteMiddle if payload.len() == mtu => {
+                let Some(Message::Write { reth, landed }) = self.message else { return Err(INVALID) };
+                if reth.len - landed <= mtu as u32 {
+                    return Err(INVALID);
+                }
+                memory.write(reth.rkey, reth.address.wrapping_add(u64::from(landed)), payload)?;
+                self.message = Some(Message::Write { reth, landed: landed + mtu as u32 });
+            }
+            Headers::WriteLast { imm } if (1..=mtu).contains(&payload.len()) => {
+                let Some(Message::Write { reth, landed }) = self.message else { return Err(INVALID) };
+                if (reth.len - landed) as usize != payload.len() {
+                    return Err(INVALID);
+                }
+                let address = reth.address.wrapping_add(u64::from(landed));
+                self.notify(imm, solicited, at.events, || memory.write(reth.rkey, address, payload))?;
+                self.message = None;
+            }
+            Headers::ReadRequest(reth) if is_between => return self.read(config, reth, memory),
+            Headers::FetchAdd(eth) if is_between => {
+                self.atomic(config, eth, memory, |eth| {
+                    memory.fetch_add(eth.rkey, eth.address, eth.swap_or_add)
+                })?;
+            }
+            Headers::CompareSwap(eth) if is_between => {
+                self.atomic(config, eth, memory, |eth| {
+                    memory.compare_swap(eth.rkey, eth.address, eth.compare, eth.swap_or_add)
+                })?;
+            }
+            _ => return Err(INVALID),
+        }
+        Ok(1)
+    }
+
+    /// A message begins only where it can be received.
+    fn check_receive(&self) -> Result<(), Refusal> {
+        if self.receives == 0 { Err(Refusal::NotReady) } else { Ok(()) }
+    }
+
+    /// More bytes of a message.
+    fn send(&mut self, config: &Config, mut bytes: Vec<u8>, payload: &[u8]) -> Result<(), Refusal> {
+        if bytes.len() + payload.len() > config.send_bytes_max {
+            return Err(INVALID);
+        }
+        bytes.extend_from_slice(payload);
+        self.message = Some(Message::Send { bytes });
+        Ok(())
+    }
+
+    /// A message is whole.
+    fn received(&mut self, imm: Option<u32>, solicited: bool, events: &mut VecDeque<Event>) {
+        if let Some(Message::Send { bytes }) = self.message.take() {
+            self.receives -= 1;
+            self.completed_message();
+            events.push_back(Event::Received { bytes, imm, solicited });
+        }
+    }
+
+    /// The end of a write, which `land`s only where its immediate can be received.
+    fn notify(
+        &mut self,
+        imm: Option<u32>,
+        solicited: bool,
+        events: &mut VecDeque<Event>,
+        land: impl FnOnce() -> Result<(), Refused>,
+    ) -> Result<(), Refusal> {
+        if imm.is_some() {
+            self.check_receive()?;
+        }
+        land()?;
+        self.completed_message();
+        if let Some(imm) = imm {
+            self.receives -= 1;
+            events.push_back(Event::Notified { imm, solicited });
+        }
+        Ok(())
+    }
+
+    fn completed_message(&mut self) {
+        self.msn = self.msn.wrapping_add(1) & 0xff_ffff;
+    }
+
+    // [ROCE-READ-1]
+    fn read(&mut self, config: &Config, reth: RethRepr, memory: &dyn Memory) -> Result<u32, Refusal> {
+        let numbers = packets(reth.len, config.mtu.bytes());
+        if numbers > ANSWER_PACKETS_MAX || !self.has_room(config) {
+            return Err(INVALID);
+        }
+        if is_asked(config, reth) {
+            memory.check(reth.rkey, Access::Read, reth.address, u64::from(reth.len))?;
+        }
+        self.completed_message();
+        let kind = AnswerKind::Read { reth, is_begun: false };
+        let end = self.expected + u64::from(numbers);
+        self.answers.push_back(Answer { next: self.expected, end, kind, is_repeat: false });
+        Ok(numbers)
+    }
+
+    // [ROCE-ATOMIC-1]
+    fn atomic(
+        &mut self,
+        config: &Config,
+        eth: AtomicEthRepr,
+        memory: &dyn Memory,
+        change: impl FnOnce(&AtomicEthRepr) -> Result<u64, Refused>,
+    ) -> Result<(), Refusal> {
+        if !eth.address.is_multiple_of(8) || !self.has_room(config) {
+            return Err(INVALID);
+        }
+        memory.check(eth.rkey, Access::Atomic, eth.address, 8)?;
+        let old = change(&eth)?;
+        self.completed_message();
+        if self.atomics.len() >= config.answers_max {
+            self.atomics.pop_front();
+        }
+        self.atomics.push_back((self.expected, old));
+        let kind = AnswerKind::Atomic { old };
+        let (next, end) = (self.expected, self.expected + 1);
+        self.answers.push_back(Answer { next, end, kind, is_repeat: false });
+        Ok(())
+    }
+
+    /// A packet that has been carried out: it is not carried out again, but answered as the first time.
+    // [ROCE-DUP-1]
+    fn repeated(&mut self, at: &mut Surroundings<'_>, sequence: u64, packet: &Packet<'_>) {
+        let answer = match packet.headers {
+            Headers::ReadRequest(reth) => self.read_again(at.config, sequence, reth, at.memory),
+            // [ROCE-ATOMIC-2]
+            Headers::FetchAdd(_) | Headers::CompareSwap(_) => {
+                self.atomics.iter().find(|(of, _)| *of == sequence).map(|(_, old)| Answer {
+                    next: sequence,
+                    end: sequence + 1,
+                    kind: AnswerKind::Atomic { old: *old },
+                    is_repeat: true,
+                })
+            }
+            _ => {
+                at.counters.duplicates += 1;
+                self.owe(at.now_ns);
+                return;
+            }
+        };
+        if answer.is_some_and(|answer| self.owe_again(at.config, answer)) {
+            at.counters.duplicates += 1;
+        } else {
+            at.counters.malformed += 1;
+        }
+    }
+
+    /// The answer to a read that is asked for again, or to the rest of one.
+    // [ROCE-DUP-2]
+    fn read_again(
+        &self,
+        config: &Config,
+        sequence: u64,
+        reth: RethRepr,
+        memory: &dyn Memory,
+    ) -> Option<Answer> {
+        let end = sequence + u64::from(packets(reth.len, config.mtu.bytes()));
+        let is_allowed = !is_asked(config, reth)
+            || memory.check(reth.rkey, Access::Read, reth.address, u64::from(reth.len)).is_ok();
+        (end <= self.expected && is_allowed).then_some(Answer {
+            next: sequence,
+            end,
+            kind: AnswerKind::Read { reth, is_begun: false },
+            is_repeat: true,
+        })
+    }
+
+    /// Whether one more answer may be owed.  One that was asked for again makes way: a requester that goes back asks for old answers in
+    /// other pieces, has some of them by now, and asks once more for what it lacks.
+    // [ROCE-DUP-3]
+    fn has_room(&mut self, config: &Config) -> bool {
+        if self.answers.len() >= config.answers_max
+            && let Some(index) = self.answers.iter().rposition(|answer| answer.is_repeat)
+        {
+            self.answers.remove(index);
+        }
+        self.answers.len() < config.answers_max
+    }
+
+    /// Puts an answer where its numbers belong, in place of the one that is still owed for the same request.
+    fn owe_again(&mut self, config: &Config, answer: Answer) -> bool {
+        if let Some(same) = self.answers.iter_mut().find(|owed| owed.end == answer.end) {
+            // Of that one, more may be owed than is asked for.
+            if answer.next < same.next {
+                *same = Answer { is_repeat: same.is_repeat, ..answer };
+            }
+            return true;
+        }
+        // What a peer repeats takes no more memory than what it may ask for.
+        if self.answers.len() >= config.answers_max {
+            return false;
+        }
+        let place = self.answers.partition_point(|owed| owed.end < answer.end);
+        self.answers.insert(place, answer);
+        true
+    }
+
+    /// Whether an answer or a refusal waits to leave.
+    pub fn has_answer(&self) -> bool {
+        !self.answers.is_empty() || self.nak.is_some()
+    }
+
+    /// Writes the next packet of an answer, or a refusal.  An error ends the connection.
+    pub fn poll_answer(
+        &mut self,
+        at: &Surroundings<'_>,
+        dest_qp: Qpn,
+        buffer: &mut [u8],
+    ) -> Result<Option<usize>, Nak> {
+        let aeth = self.aeth(at.config);
+        let Some(answer) = self.answers.front_mut() else {
+            return Ok(self.poll_nak(dest_qp, buffer));
+        };
+        let packet = |headers| Packet {
+            dest_qp,
+            psn: Psn::of(answer.next),
+            ack_request: false,
+            solicited: false,
+            headers,
+            payload: &[],
+        };
+        let len = match &mut answer.kind {
+            AnswerKind::Atomic { old } => packet(Headers::AtomicAcknowledge { aeth, old: *old }).emit(buffer),
+            AnswerKind::Read { reth, is_begun } => {
+                let bytes = reth.len.min(at.config.mtu.bytes());
+                let headers = match (*is_begun, bytes == reth.len) {
+                    (false, true) => Headers::ReadResponseOnly(aeth),
+                    (false, false) => Headers::ReadResponseFirst(aeth),
+                    (true, false) => Headers::ReadResponseMiddle,
+                    (true, true) => Headers::ReadResponseLast(aeth),
+                };
+                let begin = packet(headers).emit_headers(bytes as usize, buffer);
+                let payload = &mut buffer[begin..begin + bytes as usize];
+                if bytes > 0 && at.memory.read(reth.rkey, reth.address, payload).is_err() {
+                    // It has gone since the request was checked: from here on nothing is done.
+                    self.expected = answer.next;
+                    // What is behind may be done already, unlike with a refusal of the request itself.
+                    return Err(self.refuse(Nak::RemoteOperation));
+                }
+                reth.address = reth.address.wrapping_add(u64::from(bytes));
+                reth.len -= bytes;
+                *is_begun = true;
+                crate::wire::packet::packet_bytes(&headers, bytes as usize)
+            }
+        };
+        answer.next += 1;
+        if answer.next == answer.end {
+            self.answers.pop_front();
+        }
+        Ok(Some(len))
+    }
+
+    /// Writes the refusal that waits to leave.
+    pub fn poll_nak(&mut self, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
+        let syndrome = self.nak.take()?;
+        self.acknowledged();
+        Some(emit_ack(dest_qp, self.expected, AethRepr { syndrome, msn: self.msn }, buffer))
+    }
+
+    /// Writes the acknowledgement that is due, where no answer waits.
+    // [ROCE-ACK-2]
+    pub fn poll_ack(&mut self, at: &Surroundings<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
+        let now_ns = at.now_ns;
+        if self.ack_at_ns.is_none_or(|at| now_ns < at) || self.expected == self.begin {
+            return None;
+        }
+        self.acknowledged();
+        Some(emit_ack(dest_qp, self.expected - 1, self.aeth(at.config), buffer))
+    }
+
+    fn acknowledged(&mut self) {
+        self.ack_at_ns = None;
+        self.unacknowledged = 0;
+    }
+
+    fn aeth(&self, config: &Config) -> AethRepr {
+        let credit = if config.grants { Credit::at_most(self.grant) } else { Credit::UNLIMITED };
+        AethRepr { syndrome: Syndrome::Ack(credit), msn: self.msn }
+    }
+
+    /// When an acknowledgement is to leave.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.ack_at_ns
+    }
+
+    /// Forgets all but what it has said last.
+    // [ROCE-END-1]
+    pub fn end(&mut self) {
+        self.message = None;
+        self.answers.clear();
+        self.atomics.clear();
+        self.acknowledged();
+        if self.last_word.is_none() {
+            self.nak = None;
+        }
+    }
+}
+
+/// Whether a request is answered by more than an acknowledgement.
+fn is_answered(packet: &Packet<'_>) -> bool {
+    matches!(packet.headers, Headers::ReadRequest(_) | Headers::FetchAdd(_) | Headers::CompareSwap(_))
+}
+
+/// Whether its sender waits for something.
+fn wants_answer(packet: &Packet<'_>) -> bool {
+    packet.ack_request || is_answered(packet)
+}
+
+/// Whether the key is to be one, though without bytes it is not used.
+// [ROCE-KEY-1]
+fn is_asked(config: &Config, reth: RethRepr) -> bool {
+    reth.len > 0 || config.grants
+}
+
+fn emit_ack(dest_qp: Qpn, sequence: u64, aeth: AethRepr, buffer: &mut [u8]) -> usize {
+    let packet = Packet {
+        dest_qp,
+        psn: Psn::of(sequence),
+        ack_request: false,
+        solicited: false,
+        headers: Headers::Acknowledge(aeth),
+        payload: &[],
+    };
+    packet.emit(buffer)
+}

@@ -1,0 +1,17 @@
+//! What a step of either state machine gets to see of all that is around it.
+
+use std::collections::VecDeque;
+
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::memory::Memory;
+use crate::work::Event;
+
+/// Borrowed for one step.
+pub(crate) struct Surroundings<'a> {
+    pub now_ns: u64,
+    pub config: &'a Config,
+    pub memory: &'a dyn Memory,
+    pub counters: &'a mut Counters,
+    pub events: &'a mut VecDeque<Event>,
+}

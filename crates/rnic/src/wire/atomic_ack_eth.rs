@@ -1,0 +1,43 @@
+//! The atomic acknowledge extended transport header: what the word held before, 8 bytes.
+
+use super::{WireError, checked, u64_at};
+
+/// Its length.
+pub const ATOMIC_ACK_ETH_BYTES: usize = 8;
+
+/// A view over its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct AtomicAckEth<T: AsRef<[u8]>> {
+    buffer: T,
+}
+
+/// What it says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AtomicAckEthRepr {
+    /// The word's value before.
+    pub old: u64,
+}
+
+impl<T: AsRef<[u8]>> AtomicAckEth<T> {
+    /// A view of what is long enough.
+    pub fn new_checked(buffer: T) -> Result<AtomicAckEth<T>, WireError> {
+        Ok(AtomicAckEth { buffer: checked::<ATOMIC_ACK_ETH_BYTES, T>(buffer)? })
+    }
+
+    /// The word's value before.
+    pub fn old(&self) -> u64 {
+        u64_at(self.buffer.as_ref(), 0)
+    }
+}
+
+impl AtomicAckEthRepr {
+    /// What the header says.
+    pub fn parse<T: AsRef<[u8]>>(eth: &AtomicAckEth<T>) -> AtomicAckEthRepr {
+        AtomicAckEthRepr { old: eth.old() }
+    }
+
+    /// Writes the header to the start of `buffer`.
+    pub fn emit(&self, buffer: &mut [u8]) {
+        buffer[..ATOMIC_ACK_ETH_BYTES].copy_from_slice(&self.old.to_be_bytes());
+    }
+}

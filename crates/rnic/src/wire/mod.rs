@@ -1,0 +1,80 @@
+//! RoCEv2 as it stands in the payload of a UDP datagram: headers, packets and the invariant checksum.
+//!
+//! ```text
+//!  | BTH 12 | RETH 16, AtomicETH 28 or AETH 4 | ImmDt 4 or AtomicAckETH 8 | payload | padding 0..3 | ICRC 4 |
+//! ```
+//!
+//! Each header has a file of its own with a view over bytes, whose length is checked once, and a `Repr`, which can only express
+//! valid meanings.  [`Packet`] puts them together; [`Flow`] seals and opens what is between two addresses.  All numbers are
+//! big-endian, but for the ICRC.
+
+pub mod aeth;
+pub mod atomic_ack_eth;
+pub mod atomic_eth;
+pub mod bth;
+pub mod icrc;
+pub mod immdt;
+mod number;
+pub mod opcode;
+pub mod packet;
+pub mod part_eth;
+pub mod path_eth;
+pub mod reth;
+
+pub use aeth::{AethRepr, Credit, Nak, RnrTimer, Syndrome};
+pub use atomic_eth::AtomicEthRepr;
+pub use bth::BthRepr;
+pub use icrc::{Flow, ICRC_BYTES, PLACE_MAX};
+pub use number::{Psn, Qpn, SEQUENCE_WINDOW};
+pub use opcode::{Opcode, Range};
+pub use packet::{HEADER_BYTES_MAX, Headers, Packet};
+pub use part_eth::PartEthRepr;
+pub use path_eth::PathEthRepr;
+pub use reth::RethRepr;
+
+/// Why bytes are no packet, or none that this end understands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum WireError {
+    /// Shorter than its headers say.
+    #[error("the packet is shorter than its headers")]
+    Truncated,
+    /// No opcode of reliable connections, nor one of ours.
+    #[error("opcode {0:#04x} is not one of a reliable connection")]
+    Opcode(u8),
+    /// Another version of the transport header.
+    #[error("version {0} of the transport header")]
+    Version(u8),
+    /// More padding than there is payload, or a length that is no multiple of four.
+    #[error("the padding does not fit the length")]
+    Padding,
+    /// A syndrome that is neither an acknowledgement nor one of the five refusals.
+    #[error("syndrome {0:#04x} has no meaning")]
+    Syndrome(u8),
+    /// No size of packets.
+    #[error("{0} stands for no size of packets")]
+    Size(u8),
+    /// The checksum is another one.
+    #[error("the invariant checksum is wrong")]
+    Icrc,
+}
+
+/// The first `LEN` bytes, or [`WireError::Truncated`].
+fn checked<const LEN: usize, T: AsRef<[u8]>>(buffer: T) -> Result<T, WireError> {
+    if buffer.as_ref().len() < LEN { Err(WireError::Truncated) } else { Ok(buffer) }
+}
+
+fn u24(bytes: &[u8]) -> u32 {
+    u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn put_u24(bytes: &mut [u8], value: u32) {
+    bytes[..3].copy_from_slice(&value.to_be_bytes()[1..]);
+}

@@ -1,0 +1,54 @@
+//! What a part of a packet says: 8 bytes, before its bytes.
+//!
+//! ```text
+//!   0 number u32 | 4 offset u16 | 6 whole u16
+//! ```
+
+use super::{WireError, checked, u32_at};
+
+/// Its length.
+pub const PART_ETH_BYTES: usize = 8;
+
+/// A view over its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct PartEth<T: AsRef<[u8]>> {
+    buffer: T,
+}
+
+/// What it says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PartEthRepr {
+    /// Which of its sender's packets in parts it belongs to; they are counted.
+    pub number: u32,
+    /// Where in that it belongs.
+    pub offset: u16,
+    /// The length of that, without its ICRC.
+    pub whole: u16,
+}
+
+impl<T: AsRef<[u8]>> PartEth<T> {
+    /// A view of what is long enough.
+    pub fn new_checked(buffer: T) -> Result<PartEth<T>, WireError> {
+        Ok(PartEth { buffer: checked::<PART_ETH_BYTES, T>(buffer)? })
+    }
+
+    fn u16_at(&self, at: usize) -> u16 {
+        let bytes = self.buffer.as_ref();
+        u16::from_be_bytes([bytes[at], bytes[at + 1]])
+    }
+}
+
+impl PartEthRepr {
+    /// What the header says.
+    pub fn parse<T: AsRef<[u8]>>(eth: &PartEth<T>) -> PartEthRepr {
+        let number = u32_at(eth.buffer.as_ref(), 0);
+        PartEthRepr { number, offset: eth.u16_at(4), whole: eth.u16_at(6) }
+    }
+
+    /// Writes the header to the start of `buffer`.
+    pub fn emit(&self, buffer: &mut [u8]) {
+        buffer[..4].copy_from_slice(&self.number.to_be_bytes());
+        buffer[4..6].copy_from_slice(&self.offset.to_be_bytes());
+        buffer[6..8].copy_from_slice(&self.whole.to_be_bytes());
+    }
+}

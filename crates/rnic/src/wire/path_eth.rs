@@ -1,0 +1,63 @@
+//! What probes of a path say, and their answers: 4 bytes, before as many zeros as make a packet of that size.
+//!
+//! ```text
+//!   0 size u8 | 1 found u8 | 2 zero u16          sizes as 0: 256 to 4: 4096 bytes of payload
+//! ```
+
+use super::{ICRC_BYTES, WireError, checked};
+use crate::config::Mtu;
+use crate::wire::HEADER_BYTES_MAX;
+use crate::wire::bth::BTH_BYTES;
+
+/// Its length.
+pub const PATH_ETH_BYTES: usize = 4;
+
+/// A view over its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct PathEth<T: AsRef<[u8]>> {
+    buffer: T,
+}
+
+/// What it says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PathEthRepr {
+    /// The packet is as long as the longest with so much payload.
+    pub size: Mtu,
+    /// The most that its sender has found to come through.
+    pub found: Mtu,
+}
+
+impl<T: AsRef<[u8]>> PathEth<T> {
+    /// A view of what is long enough.
+    pub fn new_checked(buffer: T) -> Result<PathEth<T>, WireError> {
+        Ok(PathEth { buffer: checked::<PATH_ETH_BYTES, T>(buffer)? })
+    }
+
+    fn mtu(&self, at: usize) -> Result<Mtu, WireError> {
+        let code = self.buffer.as_ref()[at];
+        Mtu::ALL.get(usize::from(code)).copied().ok_or(WireError::Size(code))
+    }
+}
+
+impl PathEthRepr {
+    /// What the header says, if that has a meaning.
+    pub fn parse<T: AsRef<[u8]>>(eth: &PathEth<T>) -> Result<PathEthRepr, WireError> {
+        Ok(PathEthRepr { size: eth.mtu(0)?, found: eth.mtu(1)? })
+    }
+
+    /// Writes the header to the start of `buffer`.
+    pub fn emit(&self, buffer: &mut [u8]) {
+        buffer[..PATH_ETH_BYTES].copy_from_slice(&[self.size as u8, self.found as u8, 0, 0]);
+    }
+
+    /// How many zeros stand behind it.
+    // [ROCE-PATH-1]
+    pub fn zeros(&self) -> usize {
+        packet_bytes_max(self.size) - BTH_BYTES - PATH_ETH_BYTES - ICRC_BYTES
+    }
+}
+
+/// Bytes of the longest packet with that much payload.
+pub fn packet_bytes_max(mtu: Mtu) -> usize {
+    HEADER_BYTES_MAX + mtu.bytes() as usize + ICRC_BYTES
+}

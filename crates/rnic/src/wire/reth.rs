@@ -1,0 +1,64 @@
+//! The RDMA extended transport header: where the bytes of a write go, or those of a read are.
+//!
+//! ```text
+//!   0              8           12
+//!  | address u64  | rkey u32  | length u32 |
+//! ```
+
+use super::{WireError, checked, u32_at, u64_at};
+
+/// Its length.
+pub const RETH_BYTES: usize = 16;
+
+/// A view over its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Reth<T: AsRef<[u8]>> {
+    buffer: T,
+}
+
+/// What it says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RethRepr {
+    /// The first byte, in the addresses of the key.
+    pub address: u64,
+    /// The key of the memory.
+    pub rkey: u32,
+    /// How many bytes the whole message has.
+    pub len: u32,
+}
+
+impl<T: AsRef<[u8]>> Reth<T> {
+    /// A view of what is long enough.
+    pub fn new_checked(buffer: T) -> Result<Reth<T>, WireError> {
+        Ok(Reth { buffer: checked::<RETH_BYTES, T>(buffer)? })
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> u64 {
+        u64_at(self.buffer.as_ref(), 0)
+    }
+
+    /// The key.
+    pub fn rkey(&self) -> u32 {
+        u32_at(self.buffer.as_ref(), 8)
+    }
+
+    /// Bytes of the message.
+    pub fn length(&self) -> u32 {
+        u32_at(self.buffer.as_ref(), 12)
+    }
+}
+
+impl RethRepr {
+    /// What the header says.
+    pub fn parse<T: AsRef<[u8]>>(reth: &Reth<T>) -> RethRepr {
+        RethRepr { address: reth.address(), rkey: reth.rkey(), len: reth.length() }
+    }
+
+    /// Writes the header to the start of `buffer`.
+    pub fn emit(&self, buffer: &mut [u8]) {
+        buffer[..8].copy_from_slice(&self.address.to_be_bytes());
+        buffer[8..12].copy_from_slice(&self.rkey.to_be_bytes());
+        buffer[12..16].copy_from_slice(&self.len.to_be_bytes());
+    }
+}

@@ -1,0 +1,335 @@
+//! Packets that nobody meant: for others, of the past, far ahead, malformed, or against the order of things.
+
+use halite_rnic::wire::{
+    AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, Syndrome,
+};
+use halite_rnic::{Cause, Event, Mtu, QueuePair, State, Status};
+use proptest::prelude::*;
+
+use crate::pair::*;
+
+const TO_B: Qpn = Qpn::new(0xbbb);
+const TO_A: Qpn = Qpn::new(0xaaa);
+
+fn packet(dest_qp: Qpn, psn: Psn, headers: Headers, payload: &[u8]) -> Packet<'_> {
+    Packet { dest_qp, psn, ack_request: true, solicited: false, headers, payload }
+}
+
+fn write_only(rkey: u32, len: u32) -> Headers {
+    Headers::WriteOnly { reth: RethRepr { address: 0, rkey, len }, imm: None }
+}
+
+fn ack(syndrome: Syndrome) -> Headers {
+    Headers::Acknowledge(AethRepr { syndrome, msn: 1 })
+}
+
+/// A pair in which A has written once, and whose good connection is shown to go on afterwards.
+fn unharmed(then: impl FnOnce(&mut Pair)) -> Pair {
+    let mut pair = Pair::with(Default::default(), [0xff_fff0, 0x10]);
+    pair.a().write(0, b"first");
+    pair.run();
+    then(&mut pair);
+    pair.run();
+    pair.a().write(0, b"after");
+    pair.a().fetch_add(64, 1);
+    pair.b().send(b"back", None);
+    pair.run();
+    assert_eq!(pair.b().memory.get(0, 5), b"after");
+    assert_eq!(pair.b().memory.word(64), 1);
+    assert_eq!(pair.a().received().len(), 1);
+    assert!(pair.a().ended().iter().all(|(_, status)| *status == Status::Success));
+    pair
+}
+
+#[test]
+fn a_packet_for_another_queue_pair_is_counted_and_dropped() {
+    let mut pair = unharmed(|pair| {
+        let psn = pair.psn(A, 1);
+        pair.forge(B, &packet(Qpn::new(1), psn, write_only(KEY, 4), b"evil"));
+    });
+    assert_eq!(pair.b().qp.counters().misdirected, 1);
+}
+
+#[test]
+fn packets_of_the_past_and_far_ahead_change_nothing_with_whatever_key() {
+    let mut pair = unharmed(|pair| {
+        for key in [KEY, 99] {
+            let (past, replayed) = (pair.psn(A, 0), Psn::new(pair.psn(A, 0).value().wrapping_sub(1 << 23)));
+            let ahead = pair.psn(A, (1 << 22) + 1);
+            pair.forge(B, &packet(TO_B, past, write_only(key, 4), b"evil"));
+            pair.forge(B, &packet(TO_B, replayed, write_only(key, 4), b"evil"));
+            pair.forge(B, &packet(TO_B, ahead, write_only(key, 4), b"evil"));
+            let reth = RethRepr { address: 0, rkey: 99, len: 4 };
+            pair.forge(B, &packet(TO_B, past, Headers::ReadRequest(reth), b""));
+            let long = RethRepr { address: 0, rkey: KEY, len: u32::MAX };
+            pair.forge(B, &packet(TO_B, past, Headers::ReadRequest(long), b""));
+            let further = RethRepr { address: 0, rkey: KEY, len: 2000 };
+            pair.forge(B, &packet(TO_B, past, Headers::ReadRequest(further), b""));
+            let eth = AtomicEthRepr { address: 64, rkey: key, swap_or_add: 1, compare: 0 };
+            pair.forge(B, &packet(TO_B, past, Headers::FetchAdd(eth), b""));
+        }
+    });
+    let counters = pair.b().qp.counters();
+    assert_eq!((counters.out_of_window, counters.duplicates, counters.malformed), (4, 2, 8));
+}
+
+#[test]
+fn answers_that_nothing_asked_for_change_nothing() {
+    let mut pair = unharmed(|pair| {
+        let credit = Syndrome::Ack(Credit::at_most(32768));
+        let aeth = AethRepr { syndrome: credit, msn: 9 };
+        for psn in [1, 5, 1 << 22, (1 << 24) - 100] {
+            let psn = pair.psn(A, psn);
+            pair.forge(A, &packet(TO_A, psn, ack(credit), b""));
+            pair.forge(A, &packet(TO_A, psn, ack(Syndrome::Nak(Nak::RemoteAccess)), b""));
+            pair.forge(A, &packet(TO_A, psn, ack(Syndrome::Nak(Nak::Sequence)), b""));
+            pair.forge(A, &packet(TO_A, psn, Headers::ReadResponseOnly(aeth), b"evil"));
+            pair.forge(A, &packet(TO_A, psn, Headers::AtomicAcknowledge { aeth, old: 1 }, b""));
+        }
+        assert_eq!(pair.a().qp.window_packets(), 64, "nobody else grants anything");
+    });
+    assert_eq!(pair.a().qp.counters().out_of_window, 15);
+    assert_eq!(pair.a().qp.counters().stale, 5);
+}
+
+#[test]
+fn an_answer_of_another_kind_or_length_is_dropped_and_asked_for_again() {
+    let mut pair = Pair::new();
+    pair.a().write(200, b"first");
+    pair.run();
+    pair.b().memory.put(0, b"right");
+    let aeth = AethRepr { syndrome: Syndrome::Ack(Credit::UNLIMITED), msn: 1 };
+    pair.a().read(0, 0, 5);
+    pair.a().fetch_add(64, 3);
+    let now = pair.now_ns;
+    pair.run_until(now + 1);
+    let [first, second] = [1, 2].map(|after| pair.psn(A, after));
+    pair.forge(A, &packet(TO_A, first, Headers::ReadResponseOnly(aeth), b"wrong length"));
+    pair.forge(A, &packet(TO_A, first, Headers::AtomicAcknowledge { aeth, old: 7 }, b""));
+    pair.forge(A, &packet(TO_A, second, Headers::ReadResponseOnly(aeth), b"wrong"));
+    pair.run();
+    assert_eq!(pair.a().memory.get(0, 12), b"right\0\0\0\0\0\0\0");
+    assert_eq!(pair.a().found(), [0]);
+    assert_eq!(pair.a().qp.counters().malformed, 3);
+}
+
+#[test]
+fn requests_against_the_order_of_things_are_refused_and_end_the_connection() {
+    let full = [7; 1024];
+    let reth = |len| RethRepr { address: 0, rkey: KEY, len };
+    let eth = AtomicEthRepr { address: 4, rkey: KEY, swap_or_add: 1, compare: 0 };
+    /// What each packet is, and brings.
+    type Packets<'a> = &'a [(Headers, &'a [u8])];
+    let cases: [(&str, Packets<'_>); 14] = [
+        ("a middle without a first", &[(Headers::WriteMiddle, &full)]),
+        ("a last without a first", &[(Headers::WriteLast { imm: None }, &full)]),
+        ("a send's middle without a first", &[(Headers::SendMiddle, &full)]),
+        (
+            "a send's last in a write",
+            &[(Headers::WriteFirst(reth(2000)), &full), (Headers::SendLast { imm: None }, &[1])],
+        ),
+        (
+            "a read in the middle of a write",
+            &[(Headers::WriteFirst(reth(2000)), &full), (Headers::ReadRequest(reth(4)), &[])],
+        ),
+        ("a first in the middle of a send", &[(Headers::SendFirst, &full), (Headers::SendFirst, &full)]),
+        ("a first that is not full", &[(Headers::WriteFirst(reth(2000)), &full[..1000])]),
+        ("a first that is all", &[(Headers::WriteFirst(reth(1024)), &full)]),
+        ("a last that is empty", &[(Headers::SendFirst, &full), (Headers::SendLast { imm: None }, &[])]),
+        (
+            "a last that is too long",
+            &[(Headers::WriteFirst(reth(1025)), &full), (Headers::WriteLast { imm: None }, &[1, 2])],
+        ),
+        (
+            "a middle that leaves nothing",
+            &[(Headers::WriteFirst(reth(2048)), &full), (Headers::WriteMiddle, &full)],
+        ),
+        ("an only that says another length", &[(write_only(KEY, 5), &[1, 2, 3, 4])]),
+        ("a word that is not aligned", &[(Headers::FetchAdd(eth), &[])]),
+        ("a read of more than can be counted", &[(Headers::ReadRequest(reth(u32::MAX)), &[])]),
+    ];
+    for (case, packets) in cases {
+        let mut pair = Pair::new();
+        for (after, (headers, payload)) in packets.iter().enumerate() {
+            assert_eq!(pair.b().qp.state(), State::ReadyToSend, "{case}");
+            let psn = pair.psn(A, after as u32);
+            pair.forge(B, &packet(TO_B, psn, *headers, payload));
+        }
+        pair.run();
+        let ended = Event::Broken { cause: Cause::PeerErred(Nak::InvalidRequest) };
+        assert_eq!(pair.b().events.last(), Some(&ended), "{case}");
+        let psn = packets.len() - 1;
+        assert_eq!(pair.told, [format!("b Acknowledge {psn} InvalidRequest")], "{case}");
+    }
+}
+
+#[test]
+fn a_message_without_end_takes_no_more_memory_than_the_longest() {
+    let mut pair = Pair::new();
+    let mut sent = 0;
+    pair.forge(B, &packet(TO_B, Psn::new(0x11), Headers::SendFirst, &[7; 1024]));
+    while pair.b().qp.state() == State::ReadyToSend {
+        sent += 1;
+        pair.forge(B, &packet(TO_B, Psn::new(0x11 + sent), Headers::SendMiddle, &[7; 1024]));
+    }
+    assert_eq!(sent, 64);
+}
+
+#[test]
+fn reads_that_are_repeated_without_end_are_owed_once_each() {
+    let mut pair = Pair::new();
+    let reth = |len| RethRepr { address: 0, rkey: KEY, len };
+    pair.forge(B, &packet(TO_B, Psn::new(0x11), Headers::ReadRequest(reth(40_000)), b""));
+    for round in 0..10_000 {
+        pair.forge(B, &packet(TO_B, Psn::new(0x11 + round % 39), Headers::ReadRequest(reth(1024)), b""));
+    }
+    pair.run();
+    assert!(pair.told.len() <= 40 + 16, "{} packets", pair.told.len());
+}
+
+#[test]
+fn a_new_read_is_not_one_too_many_because_old_ones_were_repeated_in_pieces() {
+    let mut pair = Pair::new();
+    let mut read = |after: u32, len| {
+        let reth = RethRepr { address: 0, rkey: KEY, len };
+        pair.forge(B, &packet(TO_B, Psn::new(0x11 + after), Headers::ReadRequest(reth), b""));
+    };
+    (0..8).for_each(|index| read(4 * index, 4096));
+    (0..32).for_each(|psn| read(psn, 1024));
+    (32..40).for_each(|psn| read(psn, 1024));
+    assert_eq!(pair.b().qp.state(), State::ReadyToSend);
+    pair.run();
+    for psn in 32..40 {
+        assert!(pair.told.contains(&format!("b ReadResponseOnly {psn}")), "{:?}", pair.told);
+    }
+    // As many as may be under way, and then one more.
+    let mut read = |psn: u32| {
+        let reth = RethRepr { address: 0, rkey: KEY, len: 1024 };
+        pair.forge(B, &packet(TO_B, Psn::new(0x11 + psn), Headers::ReadRequest(reth), b""));
+    };
+    (40..57u32).for_each(&mut read);
+    assert_eq!(pair.b().qp.state(), State::Error);
+}
+
+#[test]
+fn answers_that_are_owed_again_go_before_those_of_later_requests() {
+    let mut pair = Pair::new();
+    let request = |after: u32| {
+        let reth = RethRepr { address: 0, rkey: KEY, len: 4 };
+        packet(TO_B, Psn::new(0x11 + after), Headers::ReadRequest(reth), b"")
+    };
+    for after in [0, 1] {
+        pair.forge(B, &request(after));
+        pair.run();
+    }
+    pair.told.clear();
+    for after in [2, 0, 1] {
+        pair.forge(B, &request(after));
+    }
+    pair.run();
+    assert_eq!(pair.told, [0, 1, 2].map(|psn| format!("b ReadResponseOnly {psn}")));
+}
+
+#[test]
+fn a_quarter_of_the_grant_is_acknowledged_if_nobody_asks_for_it() {
+    let mut pair = Pair::new();
+    for after in 0..16 {
+        assert!(pair.told.is_empty());
+        let mut silent = packet(TO_B, Psn::new(0x11 + after), write_only(KEY, 4), b"bulk");
+        silent.ack_request = false;
+        pair.forge(B, &silent);
+        let now = pair.now_ns;
+        pair.run_until(now);
+    }
+    assert_eq!(pair.told, ["b Acknowledge 15"]);
+}
+
+#[test]
+fn who_has_ended_the_connection_says_nothing_any_more() {
+    let mut pair = Pair::new();
+    pair.forge(B, &packet(TO_B, Psn::new(0x13), write_only(KEY, 4), b"gap!"));
+    pair.b().qp.close();
+    pair.run();
+    pair.forge(B, &packet(TO_B, Psn::new(0x11), write_only(KEY, 4), b"late"));
+    pair.run();
+    assert!(pair.told.is_empty(), "{:?}", pair.told);
+    assert_eq!(pair.b().memory.get(0, 4), [0; 4]);
+}
+
+#[test]
+fn nothing_is_heard_before_the_peer_is_known() {
+    let mut qp = QueuePair::new(Default::default(), TO_B, Psn::new(5));
+    let mut pair = Pair::new();
+    let memory = &pair.b().memory;
+    qp.handle_packet(0, &packet(TO_B, Psn::new(0), write_only(KEY, 4), b"evil"), memory);
+    qp.handle_packet(0, &packet(TO_B, Psn::new(4), ack(Syndrome::Nak(Nak::RemoteAccess)), b""), memory);
+    assert_eq!((qp.counters().misdirected, qp.state(), qp.poll_event()), (2, State::Init, None));
+    assert_eq!(memory.get(0, 4), [0; 4]);
+}
+
+fn any_headers() -> impl Strategy<Value = Headers> {
+    let reth = (0u64..300, prop::sample::select(vec![KEY, READ_ONLY, 9]), 0u32..800)
+        .prop_map(|(address, rkey, len)| RethRepr { address, rkey, len });
+    let eth = (0u64..40, prop::sample::select(vec![KEY, READ_ONLY]), any::<u64>()).prop_map(
+        |(word, rkey, swap_or_add)| AtomicEthRepr { address: word * 4, rkey, swap_or_add, compare: 0 },
+    );
+    let syndromes: Vec<Syndrome> = (0..=255).filter_map(|byte| Syndrome::parse(byte).ok()).collect();
+    let aeth =
+        (prop::sample::select(syndromes), 0u32..10).prop_map(|(syndrome, msn)| AethRepr { syndrome, msn });
+    let simple = prop::sample::select(vec![
+        Headers::SendFirst,
+        Headers::SendMiddle,
+        Headers::SendLast { imm: None },
+        Headers::SendOnly { imm: Some(1) },
+        Headers::WriteMiddle,
+        Headers::WriteLast { imm: Some(2) },
+        Headers::ReadResponseMiddle,
+    ]);
+    prop_oneof![
+        simple,
+        reth.clone().prop_map(Headers::WriteFirst),
+        reth.clone().prop_map(|reth| Headers::WriteOnly { reth, imm: Some(3) }),
+        reth.prop_map(Headers::ReadRequest),
+        eth.clone().prop_map(Headers::FetchAdd),
+        eth.prop_map(Headers::CompareSwap),
+        aeth.clone().prop_map(Headers::Acknowledge),
+        aeth.clone().prop_map(Headers::ReadResponseOnly),
+        aeth.prop_map(|aeth| Headers::AtomicAcknowledge { aeth, old: 5 }),
+    ]
+}
+
+proptest! {
+    /// Neither panics, nor storms, nor loses an end of what was posted.
+    #[test]
+    fn whatever_a_peer_makes_up_everything_posted_ends_once(
+        forged in prop::collection::vec((any::<bool>(), -3i32..6, any_headers(), 0usize..3), 1..40),
+    ) {
+        let config = halite_rnic::Config { mtu: Mtu::Bytes256, ..lease_ms(20) };
+        let mut pair = Pair::with(config, [0xff_fffe, 2]);
+        for side in [A, B] {
+            pair.end(side).write(0, &[1; 700]);
+            pair.end(side).read(4096, 0, 700);
+            pair.end(side).fetch_add(64, 1);
+        }
+        for (to_a, after, headers, len) in forged {
+            let (to, qp) = if to_a { (A, TO_A) } else { (B, TO_B) };
+            // Answers carry the numbers of who asked, and requests those of who asks.
+            let counting = if headers.opcode().is_response() { to } else { to.other() };
+            let psn = pair.psn(counting, after as u32);
+            let takes_payload = !matches!(
+                headers,
+                Headers::ReadRequest(_) | Headers::FetchAdd(_) | Headers::CompareSwap(_)
+                    | Headers::Acknowledge(_) | Headers::AtomicAcknowledge { .. }
+            );
+            let payload = &[9; 256][..if takes_payload { [0, 188, 256][len] } else { 0 }];
+            pair.forge(to, &packet(qp, psn, headers, payload));
+            let now = pair.now_ns;
+            pair.run_until(now + 3_000);
+        }
+        pair.run();
+        for side in [A, B] {
+            let ids: Vec<u64> = pair.end(side).ended().iter().map(|(id, _)| *id).collect();
+            prop_assert_eq!(ids, vec![0, 1, 2]);
+        }
+    }
+}

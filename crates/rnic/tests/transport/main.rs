@@ -1,0 +1,9 @@
+//! Stories of packets: two queue pairs in virtual time, and a link that loses, repeats, delays and damages what it is told to.
+
+mod breaking;
+mod hostile;
+mod pair;
+mod paths;
+mod repairing;
+mod walk;
+mod working;

@@ -1,0 +1,473 @@
+//! Two queue pairs, a link between them, and virtual time: packets take 10 us, and the story decides what becomes of each.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub use Side::{A, B};
+use halite_rnic::wire::{Flow, Opcode, Packet, Psn, Qpn};
+use halite_rnic::{
+    Access, Config, Event, Local, Memory, Operation, QueuePair, Refused, Remote, Request, Source, Status,
+};
+
+/// How long a packet is on its way.
+pub const TRIP_NS: u64 = 10_000;
+
+/// A key for everything, on either side, of [`MEMORY_BYTES`].
+pub const KEY: u32 = 7;
+/// A key for reading only, of as many other bytes.
+pub const READ_ONLY: u32 = 8;
+pub const MEMORY_BYTES: usize = 1 << 18;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    A,
+    B,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    Arrives,
+    IsLost,
+    /// Once more, so much later.
+    ArrivesTwice(u64),
+    /// With this bit flipped.
+    IsDamaged(usize),
+    /// So much later than others.
+    IsLate(u64),
+}
+
+/// What the story is told of a packet that leaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    pub from: Side,
+    pub opcode: Opcode,
+    /// Counted from the sender's, or for answers the requester's, first.
+    pub psn: u32,
+    /// How many of this side were sent before with the same opcode and number.
+    pub repetition: usize,
+    /// How long it is, from its transport header on.
+    pub bytes: usize,
+}
+
+type Story = Box<dyn FnMut(&Sent) -> Fate>;
+
+/// Bytes behind keys.
+pub struct TestMemory {
+    keys: RefCell<BTreeMap<u32, Vec<u8>>>,
+    /// All keys are taken away after so many more reads.
+    reads_left: Cell<Option<usize>>,
+}
+
+impl TestMemory {
+    fn new() -> TestMemory {
+        let keys = [KEY, READ_ONLY].map(|key| (key, vec![0; MEMORY_BYTES]));
+        TestMemory { keys: RefCell::new(keys.into()), reads_left: Cell::new(None) }
+    }
+
+    fn with<R>(
+        &self,
+        key: u32,
+        address: u64,
+        len: usize,
+        then: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, Refused> {
+        let mut keys = self.keys.borrow_mut();
+        let bytes = keys.get_mut(&key).ok_or(Refused)?;
+        let begin = usize::try_from(address).map_err(|_| Refused)?;
+        let end = begin.checked_add(len).ok_or(Refused)?;
+        bytes.get_mut(begin..end).map(then).ok_or(Refused)
+    }
+
+    pub fn get(&self, address: u64, len: usize) -> Vec<u8> {
+        self.with(KEY, address, len, |bytes| bytes.to_vec()).expect("in bounds")
+    }
+
+    pub fn put(&self, address: u64, source: &[u8]) {
+        self.write(KEY, address, source).expect("in bounds");
+    }
+
+    pub fn word(&self, address: u64) -> u64 {
+        u64::from_le_bytes(self.get(address, 8).try_into().expect("eight bytes"))
+    }
+
+    pub fn take_away(&self, key: u32) {
+        self.keys.borrow_mut().remove(&key);
+    }
+
+    /// Takes all keys away when so many packets more have been read out.
+    pub fn take_away_after_reads(&self, reads: usize) {
+        self.reads_left.set(Some(reads));
+    }
+}
+
+impl Memory for TestMemory {
+    fn check(&self, key: u32, access: Access, address: u64, len: u64) -> Result<(), Refused> {
+        if key == READ_ONLY && access != Access::Read {
+            return Err(Refused);
+        }
+        self.with(key, address, usize::try_from(len).map_err(|_| Refused)?, |_| ())
+    }
+
+    fn read(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
+        let left = self.reads_left.get();
+        self.reads_left.set(left.map(|left| left.saturating_sub(1)));
+        if left == Some(0) {
+            self.keys.borrow_mut().clear();
+        }
+        self.with(key, address, target.len(), |bytes| target.copy_from_slice(bytes))
+    }
+
+    fn write(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
+        self.with(key, address, source.len(), |bytes| bytes.copy_from_slice(source))
+    }
+
+    fn fetch_add(&self, key: u32, address: u64, add: u64) -> Result<u64, Refused> {
+        self.change(key, address, |old| old.wrapping_add(add))
+    }
+
+    fn compare_swap(&self, key: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused> {
+        self.change(key, address, |old| if old == expected { new } else { old })
+    }
+}
+
+impl TestMemory {
+    fn change(&self, key: u32, address: u64, change: impl FnOnce(u64) -> u64) -> Result<u64, Refused> {
+        assert_eq!(address % 8, 0, "the transport lets no such word through");
+        self.with(key, address, 8, |bytes| {
+            let old = u64::from_le_bytes((&*bytes).try_into().expect("eight bytes"));
+            bytes.copy_from_slice(&change(old).to_le_bytes());
+            old
+        })
+    }
+}
+
+/// One end, with all that it was told.
+pub struct End {
+    pub qp: QueuePair,
+    pub memory: TestMemory,
+    pub events: Vec<Event>,
+    outwards: Flow,
+    inwards: Flow,
+    first_psn: u32,
+    next_id: u64,
+    /// Packets that were refused before the queue pair saw them.
+    pub damaged: usize,
+}
+
+pub struct Pair {
+    pub now_ns: u64,
+    ends: [End; 2],
+    /// By the time at which they arrive, and in the order in which they left.
+    on_the_way: BTreeMap<(u64, u64), (Side, Vec<u8>)>,
+    left: u64,
+    story: Story,
+    /// Until when each end's process waits for its processor: it takes nothing in, and sends nothing.
+    away_until_ns: [u64; 2],
+    seen: BTreeMap<(usize, u8, u32), usize>,
+    /// What acknowledgements granted, in order.
+    pub granted: Vec<Option<u32>>,
+    /// Who sent what, in order: `a WriteOnly 0`.
+    pub told: Vec<String>,
+}
+
+impl Side {
+    pub fn other(self) -> Side {
+        match self {
+            A => B,
+            B => A,
+        }
+    }
+}
+
+impl Pair {
+    /// Connected, with grants and receives in plenty.
+    pub fn new() -> Pair {
+        Pair::with(Config::default(), [0x11, 0x22])
+    }
+
+    /// Connected, A's packets counting from the first of `psns`, and B's from the second.
+    pub fn with(config: Config, psns: [u32; 2]) -> Pair {
+        let mut pair = Pair::strict(config, psns);
+        for side in [A, B] {
+            let end = pair.end(side);
+            end.qp.add_receives(1 << 20);
+            end.qp.set_grant(0, 64);
+        }
+        pair
+    }
+
+    /// Connected, and granting one packet and no receive.
+    pub fn strict(config: Config, psns: [u32; 2]) -> Pair {
+        let addresses = ["10.0.0.1:4000", "10.0.0.2:5000"].map(|text| text.parse().expect("an address"));
+        let qpns = [Qpn::new(0xaaa), Qpn::new(0xbbb)];
+        let ends = [0, 1].map(|own| {
+            let peer = 1 - own;
+            let mut qp = QueuePair::new(config.clone(), qpns[own], Psn::new(psns[own]));
+            qp.ready_to_receive(qpns[peer], Psn::new(psns[peer]));
+            qp.ready_to_send();
+            End {
+                qp,
+                memory: TestMemory::new(),
+                events: Vec::new(),
+                outwards: Flow::new(addresses[own], addresses[peer]),
+                inwards: Flow::new(addresses[peer], addresses[own]),
+                first_psn: psns[own],
+                next_id: 0,
+                damaged: 0,
+            }
+        });
+        Pair {
+            now_ns: 0,
+            ends,
+            on_the_way: BTreeMap::new(),
+            left: 0,
+            story: Box::new(|_| Fate::Arrives),
+            away_until_ns: [0; 2],
+            seen: BTreeMap::new(),
+            granted: Vec::new(),
+            told: Vec::new(),
+        }
+    }
+
+    /// From now on, this decides what becomes of packets.
+    pub fn tell(&mut self, story: impl FnMut(&Sent) -> Fate + 'static) {
+        self.story = Box::new(story);
+    }
+
+    /// Takes the processor from a side for so long; what comes meanwhile waits in its socket.
+    pub fn take_processor(&mut self, side: Side, for_ns: u64) {
+        self.away_until_ns[side as usize] = self.now_ns + for_ns;
+    }
+
+    pub fn end(&mut self, side: Side) -> &mut End {
+        &mut self.ends[side as usize]
+    }
+
+    pub fn a(&mut self) -> &mut End {
+        self.end(A)
+    }
+
+    pub fn b(&mut self) -> &mut End {
+        self.end(B)
+    }
+
+    /// Until nothing is on its way and nobody waits for anything.
+    pub fn run(&mut self) {
+        self.run_until(u64::MAX);
+    }
+
+    /// Until then, or until nothing is left to happen.
+    pub fn run_until(&mut self, until_ns: u64) {
+        loop {
+            for side in [A, B] {
+                self.pump(side);
+            }
+            let arrival = self.on_the_way.keys().next().map(|(at, _)| *at);
+            let away = self.away_until_ns;
+            let timeouts =
+                self.ends.iter().zip(away).filter_map(|(end, until)| Some(end.qp.poll_timeout()?.max(until)));
+            let Some(next) = timeouts.chain(arrival).min().filter(|at| *at <= until_ns) else { break };
+            assert!(self.left < 1_000_000, "a storm of packets");
+            self.now_ns = self.now_ns.max(next);
+            while let Some(entry) = self.on_the_way.first_entry() {
+                if entry.key().0 > self.now_ns {
+                    break;
+                }
+                let (to, bytes) = entry.remove();
+                self.arrive(to, &bytes);
+            }
+            for (end, until) in self.ends.iter_mut().zip(away) {
+                if self.now_ns >= until {
+                    end.qp.handle_timeout(self.now_ns);
+                }
+            }
+        }
+        if until_ns != u64::MAX {
+            self.now_ns = until_ns;
+        }
+    }
+
+    /// Sends what a side has to send, in trains, and hears what it tells.
+    fn pump(&mut self, side: Side) {
+        let now_ns = self.now_ns;
+        if now_ns < self.away_until_ns[side as usize] {
+            return;
+        }
+        let mut place = 0;
+        loop {
+            let end = &mut self.ends[side as usize];
+            let mut buffer = vec![0xee; end.qp.packet_bytes_max()];
+            let Some(len) = end.qp.poll_transmit(now_ns, &end.memory, &mut buffer) else { break };
+            buffer.truncate(len);
+            end.outwards.seal(place, &mut buffer);
+            place = (place + 1) % 128;
+            self.send(side, buffer);
+        }
+        let end = &mut self.ends[side as usize];
+        end.events.extend(std::iter::from_fn(|| end.qp.poll_event()));
+    }
+
+    /// Puts a sealed packet on its way, as the story has it.
+    fn send(&mut self, from: Side, mut bytes: Vec<u8>) {
+        let packet = Packet::parse(&bytes[..bytes.len() - 4]).expect("what we send is well-formed");
+        let opcode = packet.headers.opcode();
+        let counting = if opcode.is_response() { from.other() } else { from };
+        let psn = packet.psn.value().wrapping_sub(self.ends[counting as usize].first_psn) & 0xff_ffff;
+        let seen = self.seen.entry((from as usize, opcode as u8, psn)).or_default();
+        let sent = Sent { from, opcode, psn, repetition: *seen, bytes: bytes.len() };
+        *seen += 1;
+        let fate = (self.story)(&sent);
+        let name = if from == A { "a" } else { "b" };
+        let lost = if fate == Fate::IsLost { " lost" } else { "" };
+        let nak = match packet.headers {
+            halite_rnic::wire::Headers::Acknowledge(aeth) => match aeth.syndrome {
+                halite_rnic::wire::Syndrome::Ack(credit) => {
+                    self.granted.push(credit.packets());
+                    String::new()
+                }
+                halite_rnic::wire::Syndrome::RnrNak(_) => " rnr".into(),
+                halite_rnic::wire::Syndrome::Nak(nak) => format!(" {nak:?}"),
+            },
+            _ => String::new(),
+        };
+        self.told.push(format!("{name} {opcode:?} {psn}{nak}{lost}"));
+        let delays = match fate {
+            Fate::Arrives => vec![0],
+            Fate::IsLost => vec![],
+            Fate::ArrivesTwice(later_ns) => vec![0, later_ns],
+            Fate::IsLate(later_ns) => vec![later_ns],
+            Fate::IsDamaged(bit) => {
+                let bit = bit % (bytes.len() * 8);
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                vec![0]
+            }
+        };
+        for delay in delays {
+            self.left += 1;
+            let at = (self.now_ns + TRIP_NS + delay).max(self.away_until_ns[from.other() as usize]);
+            self.on_the_way.insert((at, self.left), (from.other(), bytes.clone()));
+        }
+    }
+
+    /// A packet that somebody, maybe the peer, has put on the wire.
+    pub fn arrive(&mut self, to: Side, bytes: &[u8]) {
+        let now_ns = self.now_ns;
+        let end = self.end(to);
+        match end.inwards.open(bytes).and_then(Packet::parse) {
+            Ok(packet) => end.qp.handle_packet(now_ns, &packet, &end.memory),
+            Err(_) => end.damaged += 1,
+        }
+    }
+
+    /// A packet as if it came from the other side.
+    pub fn forge(&mut self, to: Side, packet: &Packet<'_>) {
+        let mut bytes = vec![0; 8192];
+        let len = packet.emit(&mut bytes);
+        self.end(to.other()).outwards.seal(0, &mut bytes[..len]);
+        self.arrive(to, &bytes[..len]);
+    }
+
+    /// The number of B's packet, or A's, that many after its first.
+    pub fn psn(&mut self, side: Side, after: u32) -> Psn {
+        Psn::new(self.end(side).first_psn.wrapping_add(after))
+    }
+}
+
+impl End {
+    /// Posts a signalled request.
+    pub fn post(&mut self, operation: Operation) -> u64 {
+        self.post_as(operation, true)
+    }
+
+    pub fn post_as(&mut self, operation: Operation, signalled: bool) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.qp.post(Request { id, operation, signalled, solicited: true }).expect("posted");
+        id
+    }
+
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> u64 {
+        self.post(write(address, bytes, None))
+    }
+
+    pub fn read(&mut self, local: u64, remote: u64, len: u32) -> u64 {
+        self.post(read(local, remote, len))
+    }
+
+    pub fn fetch_add(&mut self, address: u64, add: u64) -> u64 {
+        self.post(Operation::FetchAdd { remote: at(address), add })
+    }
+
+    pub fn send(&mut self, bytes: &[u8], imm: Option<u32>) -> u64 {
+        self.post(Operation::Send { bytes: bytes.to_vec(), imm })
+    }
+
+    /// How requests ended, in order.
+    pub fn ended(&self) -> Vec<(u64, Status)> {
+        let ended = |event: &Event| match event {
+            Event::Completed { id, status, .. } => Some((*id, *status)),
+            _ => None,
+        };
+        self.events.iter().filter_map(ended).collect()
+    }
+
+    /// What atomics found.
+    pub fn found(&self) -> Vec<u64> {
+        let found = |event: &Event| match event {
+            Event::Completed { old, .. } => *old,
+            _ => None,
+        };
+        self.events.iter().filter_map(found).collect()
+    }
+
+    /// What arrived.
+    pub fn received(&self) -> Vec<(Vec<u8>, Option<u32>)> {
+        let received = |event: &Event| match event {
+            Event::Received { bytes, imm, .. } => Some((bytes.clone(), *imm)),
+            Event::Notified { imm, .. } => Some((Vec::new(), Some(*imm))),
+            _ => None,
+        };
+        self.events.iter().filter_map(received).collect()
+    }
+}
+
+pub fn at(address: u64) -> Remote {
+    Remote { rkey: KEY, address }
+}
+
+pub fn write(address: u64, bytes: &[u8], imm: Option<u32>) -> Operation {
+    Operation::Write { source: Source::Inline(bytes.to_vec()), remote: at(address), imm }
+}
+
+pub fn read(local: u64, remote: u64, len: u32) -> Operation {
+    Operation::Read { local: Local { key: KEY, address: local }, remote: at(remote), len }
+}
+
+/// Bytes that differ from their neighbours.
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|index| (index as u32 * 31 + index as u32 / 251) as u8 ^ seed).collect()
+}
+
+/// A lease of so many milliseconds.
+pub fn lease_ms(milliseconds: u64) -> Config {
+    Config { retry: halite_rnic::Retry::Lease(Duration::from_millis(milliseconds)), ..Config::default() }
+}
+
+/// Numbers that follow from a seed (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}

@@ -1,0 +1,230 @@
+//! Random operations over a random link, compared with a model: each request done once and in order, or not at all.
+//!
+//! The model of a memory is what its peer's requests make of it, one after the other.  A read may be answered again when later
+//! requests have been carried out, so each of its bytes may be what it was when its turn came, or what it became since.
+
+use std::collections::VecDeque;
+
+use halite_rnic::{Config, Event, Mtu, Operation, Status};
+use proptest::prelude::*;
+
+use crate::pair::*;
+
+/// Bytes that requests are aimed at; few, so that they meet.
+const TARGET_BYTES: u64 = 2048;
+/// Where reads put what they get, each at another place.
+const LANDING: u64 = 1 << 16;
+
+/// One memory, and what must be heard of it.
+struct Model {
+    /// Each byte's values, with the request that made it so.
+    bytes: Vec<Vec<(u64, u8)>>,
+    completions: VecDeque<(u64, Option<u64>)>,
+    arrivals: Vec<(Vec<u8>, Option<u32>)>,
+    /// Reads: who, from where, how much, and where to.
+    reads: Vec<(u64, u64, usize, u64)>,
+    landing: u64,
+}
+
+impl Model {
+    fn new() -> Model {
+        Model {
+            bytes: vec![vec![(0, 0)]; TARGET_BYTES as usize],
+            completions: VecDeque::new(),
+            arrivals: Vec::new(),
+            reads: Vec::new(),
+            landing: LANDING,
+        }
+    }
+
+    fn set(&mut self, id: u64, address: u64, bytes: &[u8]) {
+        for (history, byte) in self.bytes[address as usize..].iter_mut().zip(bytes) {
+            history.push((id, *byte));
+        }
+    }
+
+    fn now(&self, index: usize) -> u8 {
+        self.bytes[index].last().expect("never empty").1
+    }
+
+    fn word(&self, address: u64) -> u64 {
+        let bytes = [0, 1, 2, 3, 4, 5, 6, 7].map(|at| self.now(address as usize + at));
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Whether a byte may have been read as `value` by request `id`.
+    fn allows(&self, id: u64, index: usize, value: u8) -> bool {
+        let history = &self.bytes[index];
+        let turn = history.partition_point(|(by, _)| *by < id).saturating_sub(1);
+        history[turn..].iter().any(|(_, was)| *was == value)
+    }
+}
+
+/// Posts a random request, and tells the model of the peer's memory.
+fn step(pair: &mut Pair, side: Side, model: &mut Model, random: &mut Random, id: u64) {
+    let len = match random.below(3) {
+        0 => random.below(40),
+        _ => random.below(TARGET_BYTES),
+    };
+    let address = random.below(TARGET_BYTES - len + 1);
+    let word = address / 8 * 8 % (TARGET_BYTES - 8);
+    let signalled = random.below(4) > 0;
+    let imm = (random.below(2) == 0).then_some(id as u32);
+    let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+    let mut old = None;
+    let operation = match random.below(6) {
+        0 | 1 => {
+            model.set(id, address, &bytes);
+            if imm.is_some() {
+                model.arrivals.push((vec![], imm));
+            }
+            write(address, &bytes, imm)
+        }
+        2 => {
+            model.arrivals.push((bytes.clone(), imm));
+            Operation::Send { bytes, imm }
+        }
+        3 => {
+            let landing = model.landing;
+            model.landing += len;
+            model.reads.push((id, address, len as usize, landing));
+            read(landing, address, len as u32)
+        }
+        4 => {
+            let before = model.word(word);
+            old = Some(before);
+            model.set(id, word, &before.wrapping_add(id).to_le_bytes());
+            Operation::FetchAdd { remote: at(word), add: id }
+        }
+        _ => {
+            let before = model.word(word);
+            let expected = if random.below(2) == 0 { before } else { 3 };
+            old = Some(before);
+            if before == expected {
+                model.set(id, word, &id.to_le_bytes());
+            }
+            Operation::CompareSwap { remote: at(word), expected, new: id }
+        }
+    };
+    if signalled {
+        model.completions.push_back((id, old));
+    }
+    assert_eq!(pair.end(side).post_as(operation, signalled), id);
+}
+
+/// How often of a thousand a packet meets with each.
+#[derive(Clone, Debug)]
+struct Weather {
+    lost: u64,
+    twice: u64,
+    late: u64,
+    damaged: u64,
+}
+
+fn weather() -> impl Strategy<Value = Weather> {
+    let often = || prop_oneof![Just(0u64), 0u64..30, 0u64..200];
+    (often(), often(), often(), often()).prop_map(|(lost, twice, late, damaged)| Weather {
+        lost,
+        twice,
+        late,
+        damaged,
+    })
+}
+
+fn fate(weather: &Weather, random: &mut Random) -> Fate {
+    let later_ns = random.below(60_000);
+    let bit = random.below(1 << 16) as usize;
+    match random.below(1000) {
+        roll if roll < weather.lost => Fate::IsLost,
+        roll if roll < weather.lost + weather.twice => Fate::ArrivesTwice(later_ns * 20),
+        roll if roll < weather.lost + weather.twice + weather.late => Fate::IsLate(later_ns),
+        roll if roll < weather.lost + weather.twice + weather.late + weather.damaged => Fate::IsDamaged(bit),
+        _ => Fate::Arrives,
+    }
+}
+
+fn walk(seed: u64, weather: Weather, mtu: Mtu, psns: [u32; 2], grant: u32, receives: u32, steps: u64) {
+    let mut random = Random(seed);
+    let config = Config { mtu, room_packets: 1 + random.below(30) as u32, ..Config::default() };
+    let mut pair = Pair::strict(config, psns);
+    let mut of_link = Random(seed ^ 1);
+    pair.tell(move |_| fate(&weather, &mut of_link));
+    let mut models = [Model::new(), Model::new()];
+    for side in [A, B] {
+        pair.end(side).qp.set_grant(0, grant);
+        pair.end(side).qp.add_receives(receives);
+    }
+    for id in 0..steps {
+        for side in [A, B] {
+            // The model at index 0 is of what A's requests do.
+            step(&mut pair, side, &mut models[side as usize], &mut random, id);
+            if random.below(3) == 0 {
+                let until = pair.now_ns + random.below(100_000);
+                pair.run_until(until);
+            }
+            if random.below(2) == 0 {
+                pair.end(side).qp.add_receives(1);
+            }
+            if random.below(20) == 0 {
+                let (now, packets) = (pair.now_ns, random.below(100) as u32);
+                pair.end(side).qp.set_grant(now, packets);
+            }
+        }
+    }
+    for side in [A, B] {
+        pair.end(side).qp.add_receives(1 << 20);
+    }
+    pair.run();
+    for side in [A, B] {
+        check(&mut pair, side, &models[side as usize]);
+    }
+}
+
+/// Compares what a side was told, and what its peer's memory holds, with the model of it.
+fn check(pair: &mut Pair, side: Side, model: &Model) {
+    let told: VecDeque<(u64, Option<u64>)> = pair
+        .end(side)
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Completed { id, status, old } => {
+                assert_eq!(*status, Status::Success);
+                Some((*id, *old))
+            }
+            Event::Broken { cause } => panic!("broken: {cause:?}"),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(
+        told, model.completions,
+        "each completes once and in order, and atomics find what the model found"
+    );
+    assert_eq!(pair.end(side).qp.posted(), 0);
+    for (id, from, len, landing) in &model.reads {
+        let got = pair.end(side).memory.get(*landing, *len);
+        for (offset, value) in got.iter().enumerate() {
+            let index = *from as usize + offset;
+            assert!(model.allows(*id, index, *value), "read {id} found {value} at {index}");
+        }
+    }
+    let peer = pair.end(side.other());
+    assert_eq!(peer.received(), model.arrivals, "each arrives once and in order");
+    let memory = peer.memory.get(0, TARGET_BYTES as usize);
+    let expected: Vec<u8> = (0..TARGET_BYTES as usize).map(|index| model.now(index)).collect();
+    assert!(memory == expected, "memory differs");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn over_any_link_each_request_is_done_once_and_in_order(
+        seed: u64,
+        weather in weather(),
+        mtu in prop::sample::select(Mtu::ALL.to_vec()),
+        psns in prop::array::uniform2(prop_oneof![0u32..1 << 24, Just(0xff_ffe0)]),
+        grant in prop_oneof![Just(1u32), 1u32..200],
+        receives in 0u32..20,
+    ) {
+        walk(seed, weather, mtu, psns, grant, receives, 60);
+    }
+}

@@ -1,0 +1,120 @@
+//! Ends of connections: what one fabric knows of a peer, whatever the number of lanes between the two.
+//!
+//! Each lane is a pair of queue pairs, one at either end; the wire and the fate of the connection they share.
+//!
+//! ```text
+//!   end 4 ── qp 6 ═════ lane 0 ═════ qp 7 ── end 5
+//!        └── qp 8 ═════ lane 1 ═════ qp 9 ──┘
+//! ```
+
+use std::ops::{Index, IndexMut};
+
+use halite_fabric::PeerId;
+
+use super::direct::Mapped;
+use crate::hardware::Reach;
+
+/// The index of an end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct EndId(pub(super) u32);
+
+impl EndId {
+    /// The other end of the connection.
+    pub(super) fn other(self) -> EndId {
+        EndId(self.0 ^ 1)
+    }
+}
+
+/// How far a connection has come, at one end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum EndState {
+    /// The peer knows of it, we do not yet.
+    Opening,
+    Open,
+    /// We have closed, and what was posted is still being sent.
+    Leaving,
+    Closed,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) endpoint: u32,
+    /// What this end calls the other; set when it is open.
+    pub(super) peer: PeerId,
+    /// What the other end said of itself, until this one is open.
+    pub(super) hello: Vec<u8>,
+    /// Where it was dialled from here, until this one is open.
+    pub(super) dialled: Option<String>,
+    pub(super) state: EndState,
+    /// The other end can no longer touch the memory here.
+    pub(super) fenced: bool,
+    pub(super) from_host: u32,
+    pub(super) to_host: u32,
+    /// How the two are related.
+    pub(super) reach: Reach,
+    /// Its queue pair of the first lane, and how many lanes there are.
+    pub(super) first_qp: u32,
+    pub(super) lanes: u32,
+    /// Messages and immediates from the peer that nobody has polled yet: all lanes share the receives.
+    pub(super) unpolled: usize,
+    /// When the process at the other end last gave a sign of life, where it acknowledges itself.
+    pub(super) heard_ns: u64,
+    /// What a request takes until it is acknowledged, smoothed as RFC 6298 has it; 0 before the first.
+    pub(super) round_trip_ns: u64,
+    /// How many keys of the peer our provider knows, and of how many of ours the peer was told.
+    pub(super) keys_known: u32,
+    pub(super) keys_said: u32,
+    /// What of the peer's memory loads and stores reach.
+    pub(super) mapped: Mapped,
+}
+
+impl End {
+    /// Whether what was posted is still carried out.
+    pub(super) fn sends(&self) -> bool {
+        matches!(self.state, EndState::Open | EndState::Leaving)
+    }
+
+    /// A request was acknowledged at once, so long after it had left.
+    pub(super) fn note_round_trip(&mut self, took_ns: u64) {
+        self.round_trip_ns = match self.round_trip_ns {
+            0 => took_ns,
+            smoothed_ns => (7 * smoothed_ns + took_ns) / 8,
+        };
+    }
+
+    /// Its queue pairs, by lane.
+    pub(super) fn qps(&self) -> impl Iterator<Item = u32> + use<> {
+        let first = self.first_qp;
+        (0..self.lanes).map(move |lane| first + 2 * lane)
+    }
+}
+
+/// All ends of a world.
+#[derive(Debug, Default)]
+pub(super) struct Ends(Vec<End>);
+
+impl Ends {
+    pub(super) fn push(&mut self, end: End) -> EndId {
+        self.0.push(end);
+        EndId(self.0.len() as u32 - 1)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = EndId> + use<> {
+        (0..self.0.len() as u32).map(EndId)
+    }
+}
+
+impl Index<EndId> for Ends {
+    type Output = End;
+
+    fn index(&self, end: EndId) -> &End {
+        &self.0[end.0 as usize]
+    }
+}
+
+impl IndexMut<EndId> for Ends {
+    fn index_mut(&mut self, end: EndId) -> &mut End {
+        &mut self.0[end.0 as usize]
+    }
+}

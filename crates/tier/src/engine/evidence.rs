@@ -1,0 +1,283 @@
+//! What stands for the acknowledgement of a mapper that its region's home does not reach.
+//!
+//! ```text
+//!  home                         owners of the region's chunks               mapper
+//!   (not paired with the mapper)
+//!   Relay(mapper) ─────────────►  paired with it?  Retire(home) ─────────►  lets go of all regions of the home
+//!                                                  ◄──────────────── Done ┘
+//!   ◄─────────────────── Retired ┘
+//!   ◄──────────────────── CutOff ┘ else, or if no answer comes within a lease: as soon as it is cut off there
+//! ```
+//!
+//! A node speaks for its own memory only.  So a change goes on when the mapper has let go, or when each owner of a chunk
+//! has itself cut the mapper off; silence says nothing.  What an owner said stays true until the mapper is paired anew with
+//! the home: whoever is paired anew with an owner has let go of what it mapped there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Asker, Engine, Purpose};
+use crate::ids::{NodeId, NodeLife, RegionId};
+use crate::message::{Refusal, Reply, Request};
+use crate::region::Stage;
+
+/// For so many leases an order waits for evidence before whoever gave it is told that it is not done yet.
+const PATIENCE_LEASES: u64 = 3;
+
+/// All of it.
+#[derive(Debug, Default)]
+pub(super) struct Evidence {
+    /// What owners said of mappers that we are not paired with.
+    of: BTreeMap<NodeLife, Said>,
+    /// Regions with an order under way that waits for it, and since when.
+    stalled: BTreeMap<RegionId, u64>,
+    /// Homes that are told when a mapper is cut off here.
+    owed: Vec<(Asker, NodeLife)>,
+    /// Mappers that are to let go, for whom, and by when: else they are cut off.
+    relayed: Vec<(Asker, NodeLife, u64)>,
+}
+
+/// What owners said of one mapper.
+#[derive(Debug, Default)]
+struct Said {
+    asked: BTreeSet<NodeLife>,
+    cut_off: BTreeSet<NodeLife>,
+}
+
+/// The side of the home.
+impl Engine {
+    /// An order waits for a mapper that we are not paired with: asks all other owners of the region's chunks.
+    pub(super) fn seek(&mut self, region: RegionId, mapper: NodeLife) {
+        let pairing = self.pairings.number(mapper);
+        // Noted also where nobody can be asked now: see `resume_relays`.
+        self.evidence.of.entry(mapper).or_default();
+        for owner in self.owners_of(region) {
+            if owner == self.config.life || !self.is_present(owner) {
+                continue;
+            }
+            if self.evidence.of.entry(mapper).or_default().asked.insert(owner) {
+                let relay = Request::Relay { to: mapper, pairing };
+                self.ask_life(owner, relay, Purpose::Relay(mapper, owner));
+            }
+        }
+        self.conclude(region, mapper);
+    }
+
+    fn owners_of(&self, region: RegionId) -> BTreeSet<NodeLife> {
+        let extents = self.homes.get(&region).into_iter().flat_map(|found| found.extents.iter());
+        extents.map(|extent| extent.owner).collect()
+    }
+
+    /// The order under way on a region waits for evidence.
+    pub(super) fn note_stalled(&mut self, region: RegionId) {
+        self.evidence.stalled.entry(region).or_insert(self.now_ns);
+    }
+
+    /// Orders have waited for who is not paired with us any more.
+    pub(super) fn seek_for_orders_behind(&mut self, mapper: NodeLife) {
+        for region in
+            self.regions_where(|found| found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper)))
+        {
+            self.note_stalled(region);
+            self.seek(region, mapper);
+        }
+    }
+
+    /// A mapper is dead: it is struck off as soon as nobody can still be touched by it.
+    pub(super) fn seek_all_behind(&mut self, mapper: NodeLife) {
+        for region in self.regions_mapped_by(mapper) {
+            self.seek(region, mapper);
+        }
+        self.forget_if_over(mapper);
+    }
+
+    /// Nobody asks any more what others said of the dead.
+    fn forget_if_over(&mut self, mapper: NodeLife) {
+        if !self.pairings.may_live(mapper) && self.regions_mapped_by(mapper).is_empty() {
+            self.forget_evidence(mapper);
+        }
+    }
+
+    /// Regions that list a mapper, or whose orders wait for it: who has just unmapped a region may still owe a word.
+    fn regions_mapped_by(&self, mapper: NodeLife) -> Vec<RegionId> {
+        self.regions_where(|found| {
+            let is_awaited = found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper));
+            is_awaited || found.mappers.iter().any(|entry| entry.life == mapper)
+        })
+    }
+
+    fn regions_where(&self, is_one: impl Fn(&crate::region::Region) -> bool) -> Vec<RegionId> {
+        let found = self.homes.iter().filter(|(_, found)| is_one(found));
+        found.map(|(region, _)| *region).collect()
+    }
+
+    /// An owner has answered.
+    pub(super) fn handle_relayed(&mut self, mapper: NodeLife, owner: NodeLife, body: Result<Reply, Refusal>) {
+        // It may have been paired with us anew since.
+        let Some(said) = self.evidence.of.get_mut(&mapper) else { return };
+        match body {
+            Ok(Reply::Retired) => self.strike_off(mapper),
+            Ok(Reply::CutOff) => {
+                said.cut_off.insert(owner);
+                self.conclude_for(mapper);
+            }
+            _ => {
+                said.asked.remove(&owner);
+            }
+        }
+    }
+
+    /// A mapper is cut off here, or elsewhere, or an owner is dead.
+    pub(super) fn conclude_for(&mut self, mapper: NodeLife) {
+        for region in self.regions_mapped_by(mapper) {
+            self.conclude(region, mapper);
+        }
+        self.forget_if_over(mapper);
+    }
+
+    /// An owner is dead, and its memory with it.
+    pub(super) fn conclude_for_owner(&mut self, owner: NodeLife) {
+        let mappers: Vec<NodeLife> =
+            self.evidence.of.keys().copied().filter(|mapper| *mapper != owner).collect();
+        mappers.into_iter().for_each(|mapper| self.conclude_for(mapper));
+    }
+
+    /// Strikes a mapper off a region if it is dead, or an order waits for it, and it reaches none of the chunks.
+    fn conclude(&mut self, region: RegionId, mapper: NodeLife) {
+        if self.is_present(mapper) || !self.is_cut_off_everywhere(region, mapper) {
+            return;
+        }
+        let is_dead = !self.pairings.may_live(mapper);
+        let Some(found) = self.homes.get(&region) else { return };
+        if is_dead || found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper)) {
+            self.strike_off_one(region, mapper);
+        }
+    }
+
+    fn is_cut_off_everywhere(&self, region: RegionId, mapper: NodeLife) -> bool {
+        let said = self.evidence.of.get(&mapper);
+        self.owners_of(region).into_iter().all(|owner| match owner == self.config.life {
+            true => !self.members.is_zombie(mapper),
+            false => !self.pairings.may_live(owner) || said.is_some_and(|said| said.cut_off.contains(&owner)),
+        })
+    }
+
+    /// A mapper has let go of all regions of ours.
+    pub(super) fn strike_off(&mut self, mapper: NodeLife) {
+        for region in self.regions_mapped_by(mapper) {
+            self.strike_off_one(region, mapper);
+        }
+    }
+
+    fn strike_off_one(&mut self, region: RegionId, mapper: NodeLife) {
+        let Some(found) = self.homes.get_mut(&region) else { return };
+        found.mappers.retain(|entry| entry.life != mapper);
+        if found.busy.as_mut().is_some_and(|busy| busy.awaited.remove(&mapper)) {
+            self.go_on_if_acknowledged(region);
+        }
+        self.free_if_unreachable(region);
+    }
+
+    /// The two are paired anew, or have never been: what others said of a mapper counts no more.
+    pub(super) fn forget_evidence(&mut self, mapper: NodeLife) {
+        self.evidence.of.remove(&mapper);
+    }
+
+    /// An owner is reached again: it is asked what it could not be asked before.
+    pub(super) fn resume_relays(&mut self, owner: NodeLife) {
+        let mappers: Vec<NodeLife> = self.evidence.of.keys().copied().collect();
+        for mapper in mappers {
+            for region in self.regions_mapped_by(mapper) {
+                if self.owners_of(region).contains(&owner) {
+                    self.seek(region, mapper);
+                }
+            }
+        }
+    }
+
+    /// Whoever gave an order is told in time that it may take longer; the change goes on all the same.  A move is taken back:
+    /// others wait for the chunk that it has frozen.
+    pub(super) fn excuse_the_stalled(&mut self) {
+        let patience_ns = PATIENCE_LEASES * self.config.lease_ns;
+        let late = self.evidence.stalled.iter();
+        let late: Vec<RegionId> = late
+            .filter(|(_, since_ns)| self.now_ns.saturating_sub(**since_ns) > patience_ns)
+            .map(|(region, _)| *region)
+            .collect();
+        for region in late {
+            match self.absent_behind(region) {
+                Some(behind) => self.excuse(region, behind.node),
+                None => self.forget_stalled(region),
+            }
+        }
+    }
+
+    /// A step of an order begins, or ends: how long the one before it waited is not held against it.
+    pub(super) fn forget_stalled(&mut self, region: RegionId) {
+        self.evidence.stalled.remove(&region);
+    }
+
+    /// Somebody that the order on a region waits for, and that we are not paired with.
+    fn absent_behind(&self, region: RegionId) -> Option<NodeLife> {
+        let busy = self.homes.get(&region)?.busy.as_ref()?;
+        busy.awaited.iter().copied().find(|life| !self.is_present(*life))
+    }
+
+    fn excuse(&mut self, region: RegionId, behind: NodeId) {
+        let busy = self.homes.get_mut(&region).and_then(|found| found.busy.as_mut());
+        let busy = busy.expect("an order is under way on it");
+        if matches!(busy.stage, Stage::Moving(_)) {
+            return self.take_back(region, Refusal::PeerDown(behind));
+        }
+        let askers: Vec<Asker> =
+            busy.asker.take().into_iter().chain(busy.queue.drain(..).map(|(asker, ..)| asker)).collect();
+        askers.into_iter().for_each(|asker| self.answer(asker, Err(Refusal::PeerDown(behind))));
+    }
+}
+
+/// The side of an owner.
+impl Engine {
+    pub(super) fn serve_relay(&mut self, asker: Asker, to: NodeLife, pairing: u64) {
+        if to == self.config.life || !self.is_present(to) {
+            return self.answer_when_cut_off(asker, to);
+        }
+        self.evidence.relayed.push((asker, to, self.now_ns + self.config.lease_ns));
+        self.ask_life(to, Request::Retire { home: asker.life, pairing }, Purpose::Retire(asker, to));
+    }
+
+    pub(super) fn handle_retired(&mut self, asker: Asker, to: NodeLife, body: Result<Reply, Refusal>) {
+        self.evidence.relayed.retain(|(other, ..)| *other != asker);
+        match body {
+            Ok(_) => self.answer(asker, Ok(Reply::Retired)),
+            Err(_) => self.answer_when_cut_off(asker, to),
+        }
+    }
+
+    fn answer_when_cut_off(&mut self, asker: Asker, mapper: NodeLife) {
+        self.evidence.owed.push((asker, mapper));
+        self.answer_for_the_cut_off();
+    }
+
+    /// Tells those who wait for it that a mapper is cut off here.
+    pub(super) fn answer_for_the_cut_off(&mut self) {
+        let (members, me) = (&self.members, self.config.life);
+        let is_cut_off = |life: NodeLife| life != me && members.not_cut_off([life]).is_empty();
+        let over = self.evidence.owed.extract_if(.., |(_, mapper)| is_cut_off(*mapper));
+        let over: Vec<Asker> = over.map(|(asker, _)| asker).collect();
+        over.into_iter().for_each(|asker| self.answer(asker, Ok(Reply::CutOff)));
+    }
+
+    /// Who does not let go within a lease is cut off: we asked it ourselves.
+    pub(super) fn cut_off_the_deaf(&mut self) {
+        let now_ns = self.now_ns;
+        let deaf = self.evidence.relayed.extract_if(.., |(_, _, due_ns)| *due_ns < now_ns);
+        let deaf: BTreeSet<NodeLife> = deaf.map(|(_, mapper, _)| mapper).collect();
+        for mapper in deaf {
+            if let Some((peer, _)) =
+                self.members.peer_of(mapper.node).filter(|(_, known)| known.life == mapper)
+            {
+                self.give_up(peer, now_ns);
+                self.members.note_silent(peer);
+            }
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! How two nodes come to one connection, even if both dial, and are paired by it.
+//!
+//! ```text
+//!   lower number                                             higher number
+//!   the first, once it is ready ──── Welcome(pairing) ─────>  once it is ready, too: up, and all others are dropped
+//!   heard over it: up            <── Paired(pairing) ───────
+//!   any other: nothing is said over it                        nothing is heard over it
+//!   the end of the other         <── dropped ───────────────
+//! ```
+//!
+//! A node is ready when nothing is left of its former pairing with that life ([`super::pairing`]), and nobody else is known
+//! to have that number.  Over a connection that is not up nothing else is said, so nothing can be lost with it.
+//! (Decisions 015 and 016.)
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use halite_fabric::PeerId;
+
+use super::{Connection, Engine};
+use crate::directory::Word;
+use crate::effect::Effect;
+use crate::hello::{BadHello, Hello};
+use crate::ids::{NodeId, NodeLife};
+use crate::link::{self, Assembler};
+use crate::message::{self, Message, Notice};
+use crate::news::News;
+
+/// For so many leases a connection may be there and not be up: who is to wait for the lease of another is waited for.
+const PATIENCE_LEASES: u64 = 3;
+
+/// Connections that are not up.
+#[derive(Debug, Default)]
+pub(super) struct Meeting {
+    waiting: BTreeMap<PeerId, Waiting>,
+    /// Connections to all who were there before us are being begun.
+    pub(super) is_joining: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    connection: Connection,
+    hello: Hello,
+    since_ns: u64,
+    assembler: Assembler,
+    /// The pairing that we have offered over it, if we choose.
+    offered: Option<u64>,
+    /// The one that we were offered, if the other end does.
+    welcomed: Option<u64>,
+}
+
+impl Meeting {
+    fn of(&self, life: NodeLife) -> impl Iterator<Item = (PeerId, &Waiting)> {
+        let of = self.waiting.iter().filter(move |(_, waiting)| waiting.hello.life == life);
+        of.map(|(peer, waiting)| (*peer, waiting))
+    }
+
+    /// Whether there is a connection to that life that is not up.
+    pub(super) fn has(&self, life: NodeLife) -> bool {
+        self.of(life).next().is_some()
+    }
+
+    /// We were not listening: nobody was silent.
+    pub(super) fn excuse_silence(&mut self, now_ns: u64) {
+        self.waiting.values_mut().for_each(|waiting| waiting.since_ns = now_ns);
+    }
+}
+
+impl Engine {
+    /// A connection has come about.  Of a peer that was there before us, if we are the directory, we shall hear the names of its
+    /// regions.
+    pub fn handle_connected(&mut self, now_ns: u64, connection: Connection, hello: &[u8]) {
+        self.now_ns = now_ns;
+        match self.check_hello(hello) {
+            Ok(hello) => self.meet(connection, hello),
+            Err(why) => {
+                self.tell(News::Refused(why));
+                self.effects.push_back(Effect::Disconnect(connection.peer));
+            }
+        }
+        self.settle();
+    }
+
+    fn check_hello(&self, hello: &[u8]) -> Result<Hello, BadHello> {
+        let hello = Hello::decode(hello, self.config.life.node)?;
+        match self.pairings.has_ended(hello.life) {
+            true => Err(BadHello::Ended(hello.life.node)),
+            false => Ok(hello),
+        }
+    }
+
+    fn meet(&mut self, connection: Connection, hello: Hello) {
+        let (peer, life) = (connection.peer, hello.life);
+        self.pairings.note_address(life, &hello.address);
+        self.pairings.note_met(&hello.address);
+        if self.members.is_alive(life) {
+            // A node that chooses leaves it to the other end to drop what was not chosen.  One that is dialled anew has yet to
+            // hear that its pairing is over.
+            let is_one_too_many = self.meeting.has(life);
+            if !self.chooses_for(life.node) || is_one_too_many {
+                return self.effects.push_back(Effect::Disconnect(peer));
+            }
+        }
+        self.expect_names(life, connection.dialled);
+        let (since_ns, assembler) = (self.now_ns, Assembler::default());
+        let waiting = Waiting { connection, hello, since_ns, assembler, offered: None, welcomed: None };
+        self.meeting.waiting.insert(peer, waiting);
+        self.pair(life);
+    }
+
+    /// Whether we say which connection to that node is the one.
+    fn chooses_for(&self, node: NodeId) -> bool {
+        self.config.life.node < node
+    }
+
+    /// Goes on with all who wait to be paired: one of them may be ready now.
+    pub(super) fn pair_all(&mut self) {
+        let lives: BTreeSet<NodeLife> =
+            self.meeting.waiting.values().map(|waiting| waiting.hello.life).collect();
+        lives.into_iter().for_each(|life| self.pair(life));
+    }
+
+    fn pair(&mut self, life: NodeLife) {
+        if self.leaving || self.members.is_alive(life) || !self.is_ready_for(life) {
+            return;
+        }
+        let last = self.pairings.number(life);
+        if self.chooses_for(life.node) {
+            let offered = self.meeting.of(life).any(|(_, waiting)| waiting.offered.is_some());
+            let first = self.meeting.of(life).next().map(|(peer, _)| peer);
+            if let Some(peer) = first.filter(|_| !offered) {
+                self.offer(peer, last + 1);
+            }
+            return;
+        }
+        let welcomed = self.meeting.of(life).find_map(|(peer, waiting)| Some((peer, waiting.welcomed?)));
+        if let Some((peer, pairing)) = welcomed {
+            self.take_up(peer, pairing.max(last + 1));
+            let others: Vec<PeerId> = self.meeting.of(life).map(|(peer, _)| peer).collect();
+            others.into_iter().for_each(|peer| self.drop_waiting(peer));
+        }
+    }
+
+    fn offer(&mut self, peer: PeerId, pairing: u64) {
+        let waiting = self.meeting.waiting.get_mut(&peer).expect("looked up just before");
+        waiting.offered = Some(pairing);
+        waiting.since_ns = self.now_ns;
+        let welcome = message::encode(&Message::Notice(Notice::Welcome { pairing }));
+        for bytes in link::frames(&welcome, waiting.connection.send_bytes_max) {
+            self.effects.push_back(Effect::Send { peer, bytes, solicited: true });
+        }
+    }
+
+    /// Something has arrived over a connection: if we have offered a pairing over it, the other end has taken it up.
+    pub fn handle_heard(&mut self, now_ns: u64, peer: PeerId) {
+        let Some(pairing) = self.meeting.waiting.get(&peer).and_then(|waiting| waiting.offered) else {
+            return;
+        };
+        self.now_ns = now_ns;
+        self.take_up(peer, pairing);
+        self.settle();
+    }
+
+    /// A frame has arrived over a connection that is not up.
+    pub(super) fn handle_early_frame(&mut self, peer: PeerId, frame: &[u8]) {
+        let Some(waiting) = self.meeting.waiting.get_mut(&peer) else { return };
+        let Ok(whole) = waiting.assembler.handle_frame(frame) else { return self.drop_waiting(peer) };
+        match whole.map(|bytes| message::decode(&bytes)) {
+            None => {}
+            Some(Ok(Message::Notice(Notice::Welcome { pairing }))) => {
+                let life = waiting.hello.life;
+                waiting.welcomed = Some(pairing);
+                self.pair(life);
+            }
+            Some(_) => self.drop_waiting(peer),
+        }
+    }
+
+    /// Whether there are connections of which it is not known yet whether they stay.
+    pub fn awaits_first_words(&self) -> bool {
+        !self.meeting.waiting.is_empty()
+    }
+
+    /// Whether nobody is there with whom we are, or may come to be, paired.
+    pub fn is_alone(&self) -> bool {
+        self.members.peers().next().is_none() && self.meeting.waiting.is_empty()
+    }
+
+    /// Whether somebody of whom others have told us is being dialled, or is to dial us since its number is higher.
+    pub fn is_dialling(&self) -> bool {
+        let can_be_dialled = !self.config.address.is_empty();
+        self.pairings.is_dialling(can_be_dialled.then_some(self.config.life.node))
+    }
+
+    /// Whether somebody whom we have dialled is there and not paired with us yet.
+    pub fn is_meeting(&self) -> bool {
+        let mut dialled = self.meeting.waiting.values().filter(|waiting| waiting.connection.dialled);
+        dialled.any(|waiting| !self.members.is_alive(waiting.hello.life))
+    }
+
+    fn take_up(&mut self, peer: PeerId, pairing: u64) {
+        let waiting = self.meeting.waiting.remove(&peer).expect("it waits");
+        let Waiting { connection: Connection { dialled, send_bytes_max, .. }, hello, .. } = waiting;
+        let life = hello.life;
+        self.members.insert(peer, &hello, send_bytes_max, self.now_ns);
+        self.pairings.note_up(life, pairing, &hello.address);
+        self.effects.push_back(Effect::PeerUp { peer, life });
+        self.note_number_of(life.node);
+        if !self.chooses_for(life.node) {
+            self.notify(life.node, Notice::Paired { pairing });
+        }
+        self.tell_of(
+            peer,
+            |who| if pairing > 1 { News::PairedAnew { who, pairing } } else { News::Joined(who) },
+        );
+        self.begin_pairing(life);
+        self.expect_names(life, dialled || self.meeting.is_joining);
+        if life.node == self.directory.seat() {
+            self.tell_names();
+        }
+        self.effects.push_back(Effect::Changed);
+    }
+
+    /// The connection has ended, perhaps before it was up.
+    pub(super) fn forget_met(&mut self, peer: PeerId) {
+        if let Some(waiting) = self.meeting.waiting.remove(&peer) {
+            self.give_up_meeting(waiting.hello.life);
+        }
+    }
+
+    /// A connection is gone before it was up: if it was the only one, nobody waits for what its other end would say.
+    fn give_up_meeting(&mut self, life: NodeLife) {
+        if !self.members.is_alive(life) && !self.meeting.has(life) {
+            self.tell_directory(Word::Parted(life));
+        }
+        self.effects.push_back(Effect::Changed);
+    }
+
+    /// A life is over.
+    pub(super) fn drop_waiting_of(&mut self, life: NodeLife) {
+        let of: Vec<PeerId> = self.meeting.of(life).map(|(peer, _)| peer).collect();
+        of.into_iter().for_each(|peer| self.drop_waiting(peer));
+    }
+
+    /// Who is not paired with us by now, whatever it waits for, begins anew.
+    pub(super) fn drop_those_unheard_of(&mut self) {
+        let (now_ns, patience_ns) = (self.now_ns, PATIENCE_LEASES * self.config.lease_ns);
+        let is_late = |waiting: &Waiting| now_ns.saturating_sub(waiting.since_ns) > patience_ns;
+        let late = self.meeting.waiting.iter().filter(|(_, waiting)| is_late(waiting));
+        let late: Vec<PeerId> = late.map(|(peer, _)| *peer).collect();
+        late.into_iter().for_each(|peer| self.drop_waiting(peer));
+    }
+
+    fn drop_waiting(&mut self, peer: PeerId) {
+        if let Some(waiting) = self.meeting.waiting.remove(&peer) {
+            self.effects.push_back(Effect::Disconnect(peer));
+            self.give_up_meeting(waiting.hello.life);
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! Pairings: what two nodes have between them, and what becomes of it when they lose sight of each other.
+//!
+//! ```text
+//!               lease over, connection lost, the other has ended it
+//!   reachable ────────────────────────────────────────────────────> ending ── cut off, grace over ──> unreachable
+//!       ▲                                                                                                  │
+//!       └──────────────────────────── paired anew, under the next number ──────────────────────────────────┘
+//!   any of them ── exit shown, left, forgotten, seen in a newer life ──> dead
+//! ```
+//!
+//! The end of a pairing fails what is under way, cuts the other off from our memory, and retires what we map of its regions.
+//! It ends nothing else: our regions and names stay ours, and what we hold for the other stays held.  Only the end of a
+//! life frees that.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use halite_fabric::PeerId;
+
+use super::Engine;
+use super::user::Unmapping;
+use crate::directory::Word;
+use crate::effect::{Effect, Token};
+use crate::ids::{NodeId, NodeLife, RegionId};
+use crate::layout::{Extent, Extents};
+use crate::members::Parting;
+use crate::message::{LossCause, NodeState, Notice};
+use crate::region::Presence;
+
+/// So many lives that are over are remembered: a connection that was begun before may come about after that.
+const ENDED_MAX: usize = 64;
+/// So often, once in a lease, who joins looks for those whom it could not reach.
+const LOOKS_MAX: u32 = 256;
+/// Most runs of chunks that are told in one message.
+const HELD_PER_NOTICE_MAX: usize = 1024;
+
+/// All lives that are not known to be over.
+#[derive(Debug, Default)]
+pub(super) struct Pairings {
+    by_life: BTreeMap<NodeLife, Pairing>,
+    /// Lives that are over, the latest last.
+    ended: VecDeque<NodeLife>,
+    /// Where somebody was to be found when we joined and could not be reached; and how often we shall look again, and when.
+    strangers: BTreeMap<String, (u32, u64)>,
+}
+
+/// What we have with one life.
+#[derive(Debug, Default)]
+struct Pairing {
+    /// Of the present pairing or the last; 0 before the first.
+    number: u64,
+    /// Where it is dialled; empty if that is not known.
+    address: String,
+    is_up: bool,
+    /// Accesses of ours under the last pairing that may be under way.
+    graces: BTreeSet<Token>,
+    is_dialled: bool,
+    /// The directory does not hear it either: nobody waits for it.
+    is_doubtful: bool,
+    /// Whether the directory says that the life is over: it is so for us when we lose sight of it, or its number is claimed.
+    is_succeeded: bool,
+}
+
+impl Pairings {
+    /// Of the present pairing with a life, or the last; 0 if there was none.
+    pub(super) fn number(&self, life: NodeLife) -> u64 {
+        self.by_life.get(&life).map_or(0, |pairing| pairing.number)
+    }
+
+    pub(super) fn has_ended(&self, life: NodeLife) -> bool {
+        self.ended.contains(&life)
+    }
+
+    /// Whether a life is known, and not known to be over.
+    pub(super) fn may_live(&self, life: NodeLife) -> bool {
+        self.by_life.contains_key(&life)
+    }
+
+    pub(super) fn note_address(&mut self, life: NodeLife, address: &str) {
+        if let Some(pairing) = self.by_life.get_mut(&life) {
+            pairing.address = address.to_owned();
+        }
+    }
+
+    /// Somebody has answered there.
+    pub(super) fn note_met(&mut self, address: &str) {
+        self.strangers.remove(address);
+        self.note_dialled(address);
+    }
+
+    /// Whether somebody is being dialled, or, of those above `dialled_by`, is to dial us.
+    pub(super) fn is_dialling(&self, dialled_by: Option<NodeId>) -> bool {
+        let is_to_dial = |life: &NodeLife| dialled_by.is_some_and(|own| life.node > own);
+        let mut awaited = self.by_life.iter().filter(|(_, pairing)| !pairing.is_up && !pairing.is_doubtful);
+        awaited.any(|(life, pairing)| pairing.is_dialled || is_to_dial(life))
+    }
+
+    /// A dial to that address has come about or failed.
+    pub(super) fn note_dialled(&mut self, address: &str) {
+        let at = self.by_life.values_mut().filter(|pairing| pairing.address == address);
+        at.for_each(|pairing| pairing.is_dialled = false);
+    }
+
+    pub(super) fn note_up(&mut self, life: NodeLife, number: u64, address: &str) {
+        let pairing = self.by_life.entry(life).or_default();
+        (pairing.number, pairing.is_up, pairing.is_dialled) = (number, true, false);
+        pairing.is_doubtful = false;
+        pairing.address = address.to_owned();
+    }
+
+    /// The other end says which number it is.
+    pub(super) fn note_number(&mut self, life: NodeLife, number: u64) {
+        if let Some(pairing) = self.by_life.get_mut(&life) {
+            pairing.number = pairing.number.max(number);
+        }
+    }
+
+    fn note_down(&mut self, life: NodeLife, graces: impl Iterator<Item = Token>) {
+        let pairing = self.by_life.entry(life).or_default();
+        pairing.is_up = false;
+        pairing.graces.extend(graces);
+    }
+
+    /// The directory says that it is over, and we see that it is not.
+    fn note_succeeded(&mut self, life: NodeLife) {
+        if let Some(pairing) = self.by_life.get_mut(&life) {
+            pairing.is_succeeded = true;
+        }
+    }
+
+    /// A grace is over; whether somebody may be ready for that.
+    pub(super) fn note_quiescent(&mut self, token: Token) -> bool {
+        let over = self.by_life.values_mut().map(|pairing| pairing.graces.remove(&token));
+        over.fold(false, |any, is_over| any | is_over)
+    }
+
+    /// Other lives of the same number that are not known to be over.
+    fn rivals(&self, life: NodeLife) -> Vec<NodeLife> {
+        let others = self.by_life.keys().copied().filter(|other| other.node == life.node);
+        others.filter(|other| other.incarnation != life.incarnation).collect()
+    }
+
+    fn is(&self, life: NodeLife, so: impl Fn(&Pairing) -> bool) -> bool {
+        self.by_life.get(&life).is_some_and(so)
+    }
+
+    /// Where a node is dialled, if that is known.
+    pub(super) fn address_of(&self, node: NodeId) -> Option<&str> {
+        let of = self.by_life.iter().filter(|(life, _)| life.node == node);
+        of.map(|(_, pairing)| pairing.address.as_str()).find(|address| !address.is_empty())
+    }
+
+    /// Those of a node that are not known to be over.
+    pub(super) fn lives_of(&self, node: NodeId) -> Vec<NodeLife> {
+        self.by_life.keys().copied().filter(|life| life.node == node).collect()
+    }
+
+    fn end(&mut self, life: NodeLife) -> bool {
+        if !self.ended.contains(&life) {
+            if self.ended.len() == ENDED_MAX {
+                self.ended.pop_front();
+            }
+            self.ended.push_back(life);
+        }
+        self.by_life.remove(&life).is_some()
+    }
+}
+
+impl Engine {
+    // The begin.
+
+    /// Whether nothing is in the way of a pairing with that life: nothing is left of the last, and no other life has its number.
+    pub(super) fn is_ready_for(&mut self, life: NodeLife) -> bool {
+        let is_ending = self.pairings.is(life, |pairing| !pairing.graces.is_empty());
+        if is_ending || self.members.is_zombie(life) || self.pairings.has_ended(life) {
+            return false;
+        }
+        // Who has a number in use waits until the lease of its holder is over, as the directory sees it.
+        let is_judge = self.directory.seat() == self.config.life.node || life.node == self.directory.seat();
+        let rivals = self.pairings.rivals(life);
+        for former in &rivals {
+            let is_succeeded = self.pairings.is(*former, |pairing| pairing.is_succeeded);
+            if self.members.is_alive(*former) {
+                if is_succeeded {
+                    // It is cut off first.
+                    self.part(*former);
+                }
+                return false;
+            }
+            if !is_judge && !is_succeeded {
+                return false;
+            }
+        }
+        for former in rivals {
+            self.end_life(former, Parting::now(LossCause::Unreachable, self.now_ns));
+            self.tell_all(Notice::Known { living: Vec::new(), unreachable: Vec::new(), ended: vec![former] });
+        }
+        true
+    }
+
+    /// A pairing has begun, and both sides are done with what was before.
+    pub(super) fn begin_pairing(&mut self, life: NodeLife) {
+        self.tell_held(life);
+        self.tell_what_was_swept(life);
+        self.tell_who_is_there(life);
+        // What we map of its regions, or in its memory, was cut off from changes.
+        for (region, home, quiesce) in self.mapper.handle_up(life) {
+            let unmapping = Unmapping::unasked(region, home);
+            self.unmapping.insert(quiesce.token, unmapping);
+            self.effects.push_back(Effect::Quiesce(quiesce));
+        }
+        // Its guards are over, all of them.
+        if self.locks.has_lapsing(life) {
+            self.recover_locks(life);
+        }
+        // It has let go of what it mapped of ours, and in our memory.
+        self.sweeps.values_mut().for_each(|sweep| sweep.clear(life));
+        self.forget_evidence(life);
+        self.strike_off(life);
+        self.resume_relays(life);
+        self.resume_adoption(life);
+    }
+
+    /// The directory says who is of the cluster; the others learn of who comes.
+    fn tell_who_is_there(&mut self, newcomer: NodeLife) {
+        if self.directory.seat() != self.config.life.node {
+            return self.tell_where_the_directory_is(newcomer);
+        }
+        let known: Vec<(NodeLife, String)> =
+            self.pairings.by_life.iter().map(|(life, pairing)| (*life, pairing.address.clone())).collect();
+        let of_newcomer: Vec<(NodeLife, String)> =
+            known.iter().filter(|(life, _)| *life == newcomer).cloned().collect();
+        let (living, unreachable) = known.into_iter().partition(|(life, _)| self.is_heard(*life));
+        let ended: Vec<NodeLife> = self.pairings.ended.iter().copied().collect();
+        let others: Vec<NodeId> = self
+            .members
+            .peers()
+            .map(|(_, peer)| peer.life)
+            .filter(|life| *life != newcomer)
+            .map(|life| life.node)
+            .collect();
+        self.notify(newcomer.node, Notice::Known { living, unreachable, ended });
+        for node in others {
+            let (living, unreachable, ended) = (of_newcomer.clone(), Vec::new(), Vec::new());
+            self.notify(node, Notice::Known { living, unreachable, ended });
+        }
+    }
+
+    /// Whether it has just shown that it lives: heartbeats come every quarter of a lease.
+    fn is_heard(&self, life: NodeLife) -> bool {
+        let peer = self.members.peer_of(life.node).filter(|(_, peer)| peer.life == life);
+        peer.is_some_and(|(_, peer)| self.now_ns.saturating_sub(peer.heard_ns) <= self.config.lease_ns / 2)
+    }
+
+    /// Whoever lost sight of the directory before that was restarted would not find it.
+    fn tell_where_the_directory_is(&mut self, newcomer: NodeLife) {
+        if newcomer.node != self.directory.seat() {
+            return;
+        }
+        let (living, unreachable, ended) = (self.seat().into_iter().collect(), Vec::new(), Vec::new());
+        let known = Notice::Known { living, unreachable, ended };
+        let others =
+            self.members.peers().map(|(_, peer)| peer.life.node).filter(|node| *node != newcomer.node);
+        others.collect::<Vec<_>>().into_iter().for_each(|node| self.notify(node, known.clone()));
+    }
+
+    /// The node that answers for the directory, and where it is dialled, if that is another node which we are paired with.
+    fn seat(&self) -> Option<(NodeLife, String)> {
+        let (_, seat) = self.members.peer_of(self.directory.seat())?;
+        let address = self.pairings.by_life.get(&seat.life).map(|pairing| pairing.address.clone());
+        Some((seat.life, address.unwrap_or_default()))
+    }
+
+    pub(super) fn tell_all(&mut self, notice: Notice) {
+        let nodes: Vec<NodeId> = self.members.peers().map(|(_, peer)| peer.life.node).collect();
+        nodes.into_iter().for_each(|node| self.notify(node, notice.clone()));
+    }
+
+    /// The directory says who is there, and whose life is over.  Nobody who is paired with us is dead on its word alone, unless
+    /// its number is claimed here by another.
+    pub(super) fn handle_known(
+        &mut self,
+        from: NodeLife,
+        living: Vec<(NodeLife, String)>,
+        unreachable: Vec<(NodeLife, String)>,
+        ended: Vec<NodeLife>,
+    ) {
+        if from.node != self.directory.seat() {
+            return self.note_directory(living);
+        }
+        let known = living.iter().chain(&unreachable);
+        let succeeded = known.flat_map(|(life, _)| self.pairings.rivals(*life));
+        for life in succeeded.chain(ended).collect::<BTreeSet<_>>() {
+            if self.members.is_alive(life) {
+                self.pairings.note_succeeded(life);
+            } else if life != self.config.life {
+                self.end_life(life, Parting::now(LossCause::Unreachable, self.now_ns));
+            }
+        }
+        let doubtful = unreachable.into_iter().map(|known| (known, true));
+        for ((life, address), is_doubtful) in living.into_iter().map(|known| (known, false)).chain(doubtful) {
+            let is_rivalled = !self.pairings.rivals(life).is_empty();
+            if life.node != self.config.life.node && !self.pairings.has_ended(life) && !is_rivalled {
+                let pairing = self.pairings.by_life.entry(life).or_default();
+                pairing.is_doubtful = is_doubtful;
+                if pairing.address.is_empty() {
+                    pairing.address = address;
+                }
+            }
+        }
+        self.dial_the_unreachable();
+        self.pair_all();
+    }
+
+    /// Another node says where the directory is.
+    pub(super) fn note_directory(&mut self, living: Vec<(NodeLife, String)>) {
+        let seat = self.directory.seat();
+        for (life, address) in living {
+            let is_new = life.node == seat && !self.pairings.has_ended(life) && !self.is_connected_to(seat);
+            if is_new && life.node != self.config.life.node {
+                self.pairings.by_life.entry(life).or_default().address = address;
+            }
+        }
+        self.dial_the_unreachable();
+    }
+
+    /// The higher number dials: so the two do not both do so.
+    pub(super) fn dial_the_unreachable(&mut self) {
+        if self.leaving || self.meeting.is_joining {
+            return;
+        }
+        self.look_for_strangers();
+        let own = self.config.life.node;
+        for (life, pairing) in &mut self.pairings.by_life {
+            let is_ours = life.node < own && !pairing.address.is_empty() && !self.meeting.has(*life);
+            if is_ours && !pairing.is_up && !pairing.is_dialled && pairing.graces.is_empty() {
+                pairing.is_dialled = true;
+                self.effects.push_back(Effect::Dial { address: pairing.address.clone() });
+            }
+        }
+    }
+
+    /// A dial that the engine asked for has failed.
+    pub fn handle_dial_failed(&mut self, address: &str) {
+        self.pairings.note_dialled(address);
+    }
+
+    /// Nobody could be reached there when we joined: somebody may be there all the same, whom nobody else knows either.
+    pub fn handle_stranger(&mut self, address: &str) {
+        let due_ns = self.now_ns + self.config.lease_ns;
+        self.pairings.strangers.insert(address.to_owned(), (LOOKS_MAX, due_ns));
+    }
+
+    fn look_for_strangers(&mut self) {
+        let (now_ns, lease_ns) = (self.now_ns, self.config.lease_ns);
+        for (address, (looks, due_ns)) in &mut self.pairings.strangers {
+            if *due_ns <= now_ns {
+                (*looks, *due_ns) = (*looks - 1, now_ns + lease_ns);
+                self.effects.push_back(Effect::Dial { address: address.clone() });
+            }
+        }
+        self.pairings.strangers.retain(|_, (looks, _)| *looks > 0);
+    }
+
+    // The end.
+
+    /// We are not paired with a peer any more: what was under way to it fails.
+    pub(super) fn lose(&mut self, peer: PeerId, state: NodeState, parting: Parting) {
+        let Some(life) = self.members.remove(peer, state, parting, self.now_ns) else { return };
+        // What a node that leaves still says to calls is heard; its connection ends by itself.
+        if state != NodeState::Left {
+            self.say_down(peer);
+        }
+        self.tell_directory(Word::Parted(life));
+        let graces = self.mapper.handle_down(life);
+        self.effects.extend(graces.into_iter().map(Effect::Quiesce));
+        // Also those of regions that were dropped before, of which it has not heard.
+        self.pairings.note_down(life, self.mapper.graces());
+        self.forget_what_is_asked_by(life);
+        self.forget_waiters_of(life);
+        self.watching.forget_node(life);
+        self.abandon_sweeps_by(life);
+        self.fail_requests_to(life);
+        self.seek_for_orders_behind(life);
+        if self.pairings.is(life, |pairing| pairing.is_succeeded) {
+            self.end_life(life, parting);
+        }
+        self.effects.push_back(Effect::Changed);
+    }
+
+    /// Requests that wait for something are not answered any more: in the next pairing nobody would know of what they bring.
+    fn forget_what_is_asked_by(&mut self, life: NodeLife) {
+        self.short.retain(|(asker, _)| asker.life != life);
+        for moving in self.homes.values_mut().filter_map(|found| found.moving_mut()) {
+            moving.parked.retain(|(asker, _)| asker.life != life);
+        }
+    }
+
+    /// Ends the pairing with a life on our side, without a word against its process.
+    pub(super) fn part(&mut self, life: NodeLife) {
+        if let Some((peer, _)) = self.members.peer_of(life.node).filter(|(_, known)| known.life == life) {
+            self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, self.now_ns));
+            self.effects.push_back(Effect::Disconnect(peer));
+        }
+    }
+
+    /// A life is over: what we hold for it is nobody's any more.
+    pub(super) fn end_life(&mut self, life: NodeLife, parting: Parting) {
+        let was_known = self.pairings.end(life);
+        self.drop_waiting_of(life);
+        if !was_known {
+            return;
+        }
+        let state = if parting.cause == LossCause::Left { NodeState::Left } else { NodeState::Dead };
+        self.members.end(life, state, parting);
+        self.tell_directory(Word::Ended { life, parting });
+        self.start_sweep(life);
+        self.seek_all_behind(life);
+        self.conclude_for_owner(life);
+        self.give_adoption_up(life);
+        self.pair_all();
+        self.effects.push_back(Effect::Changed);
+    }
+
+    /// What a node is for regions that it holds bytes of.
+    pub(super) fn presence_of(&self, life: NodeLife) -> Presence {
+        match (self.is_present(life), self.pairings.may_live(life)) {
+            (true, _) => Presence::There,
+            (false, true) => Presence::Unreachable,
+            (false, false) => Presence::Gone,
+        }
+    }
+
+    // What one holds for the other.
+
+    /// Some of what we hold for a home it may never have heard of, or have given up while it could not tell us.
+    fn tell_held(&mut self, home: NodeLife) {
+        let held: Vec<(RegionId, Extents)> = self.store.held_for(home);
+        let (mut left, time_ns) = (&held[..], self.time_of_day_ns());
+        while left.len() > HELD_PER_NOTICE_MAX {
+            let (first, rest) = left.split_at(HELD_PER_NOTICE_MAX);
+            self.notify(home.node, Notice::Held { held: first.to_vec(), done: false, seat: None, time_ns });
+            left = rest;
+        }
+        let seat = self.seat().filter(|(seat, _)| *seat != home);
+        self.notify(home.node, Notice::Held { held: left.to_vec(), done: true, seat, time_ns });
+    }
+
+    pub(super) fn handle_held(&mut self, from: NodeLife, held: Vec<(RegionId, Extents)>, done: bool) {
+        let mut unknown = Extents::new();
+        for (region, extents) in held {
+            let used = self.chunks_of(region);
+            let is_sound = |extent: &Extent| extent.offset.checked_add(extent.len).is_some();
+            let theirs = extents.into_iter().filter(|extent| extent.owner == from && is_sound(extent));
+            theirs.for_each(|extent| unknown.extend(without(extent, &used)));
+        }
+        if !unknown.is_empty() {
+            self.notify(from.node, Notice::Return { extents: unknown });
+        }
+        if done {
+            self.members.note_held_told(from);
+        }
+    }
+
+    /// All chunks that we count as a region's.
+    fn chunks_of(&self, region: RegionId) -> Vec<Extent> {
+        let homed = self.homes.get(&region).into_iter().flat_map(|found| {
+            let places = found.moving().into_iter().flat_map(|moving| moving.places.iter());
+            found.extents.iter().chain(places)
+        });
+        let made = self.making.get(&region).into_iter().flat_map(|making| making.chunks());
+        homed.chain(made).copied().collect()
+    }
+
+    /// A home that we do not hear has ended that pairing with us, and another node says so for it.
+    pub(super) fn serve_retire(&mut self, asker: super::Asker, home: NodeLife, pairing: u64) {
+        if self.pairings.number(home) <= pairing {
+            self.part(home);
+        }
+        let quiesce = self.mapper.barrier();
+        self.owe(quiesce, asker);
+    }
+}
+
+/// What is left of an extent without others.
+fn without(extent: Extent, others: &[Extent]) -> Extents {
+    let mut rest: Extents = [extent].into_iter().collect();
+    for other in others.iter().filter(|other| other.owner == extent.owner) {
+        rest = rest.into_iter().flat_map(|part| without_one(part, other)).collect();
+    }
+    rest
+}
+
+fn without_one(part: Extent, other: &Extent) -> Vec<Extent> {
+    if !part.touches(other) {
+        return vec![part];
+    }
+    let (end, other_end) = (part.offset + part.len, other.offset + other.len);
+    let pieces = [(part.offset, other.offset), (other_end, end)];
+    let left = pieces.into_iter().filter(|(from, to)| from < to);
+    left.map(|(from, to)| Extent { offset: from, len: to - from, ..part }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use halite_fabric::Key;
+
+    use super::*;
+    use crate::ids::Incarnation;
+
+    #[test]
+    fn what_is_left_of_an_extent_is_all_that_nobody_else_has() {
+        let owner = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };
+        let extent = |offset, len| Extent { owner, key: Key(0), offset, len };
+        let left = |others: &[Extent]| without(extent(10, 10), others).to_vec();
+        assert_eq!(left(&[]), [extent(10, 10)]);
+        assert_eq!(left(&[extent(0, 10), extent(20, 5)]), [extent(10, 10)]);
+        assert_eq!(left(&[extent(12, 2), extent(16, 1)]), [extent(10, 2), extent(14, 2), extent(17, 3)]);
+        assert_eq!(left(&[extent(5, 7), extent(18, 9)]), [extent(12, 6)]);
+        assert_eq!(left(&[extent(10, 4), extent(14, 6)]), []);
+    }
+}

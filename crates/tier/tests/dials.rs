@@ -1,0 +1,435 @@
+//! Nodes that dial each other at once: whatever arrives first, one connection of two is left, the same one at both ends, nothing
+//! that was said is lost, and nobody is taken for dead.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use halite_fabric::{Key, PeerId};
+use halite_mem::Window;
+use halite_tier::access::DataPath;
+use halite_tier::effect::{Command, CommandError, Effect, OpId, Outcome};
+use halite_tier::engine::{Connection, Engine, EngineConfig};
+use halite_tier::hello::{BadHello, Hello};
+use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
+use halite_tier::link;
+use halite_tier::mapper::Reach;
+use halite_tier::message::{self, Message, NodeState, Notice};
+use halite_tier::news::News;
+
+const LEASE_NS: u64 = 1_000_000;
+const SEEDS: u64 = 300;
+
+struct Nowhere;
+
+impl Reach for Nowhere {
+    fn window(&self, _: PeerId, _: Key) -> Option<Window> {
+        None
+    }
+}
+
+/// What comes out of the fabric at one end of a connection.
+enum Arrival {
+    Connected { dialled: bool, hello: Vec<u8> },
+    Frame(Vec<u8>),
+    End,
+}
+
+/// One end of a connection: what has yet to arrive there, in order.
+struct End {
+    arrivals: VecDeque<Arrival>,
+    /// The other end: whose, and how it calls the connection.
+    other: (usize, PeerId),
+    is_open: bool,
+}
+
+struct Node {
+    engine: Engine,
+    session: SessionId,
+    running: bool,
+    ends: BTreeMap<PeerId, End>,
+    /// Those that the engine says are up.
+    up: BTreeSet<PeerId>,
+    /// Those that it said were down.
+    lost: usize,
+    /// Frames that it said.
+    said: usize,
+    asked: Vec<OpId>,
+    finished: BTreeMap<OpId, Result<Outcome, CommandError>>,
+    news: Vec<News>,
+}
+
+struct World {
+    nodes: Vec<Node>,
+    now_ns: u64,
+    random: u64,
+    peers: u32,
+}
+
+impl World {
+    fn new(seed: u64, nodes: u32) -> World {
+        let nodes = (0..nodes).map(|node| Node::new(node, node)).collect();
+        World { nodes, now_ns: 0, random: seed, peers: 0 }
+    }
+
+    fn draw(&mut self, below: usize) -> usize {
+        // SplitMix64.
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((mixed ^ mixed >> 27) >> 33) as usize % below
+    }
+
+    fn dial(&mut self, from: usize, to: usize) {
+        let [here, there] = [1, 2].map(|count| PeerId(self.peers + count));
+        self.peers += 2;
+        for (node, peer, other, dialled) in
+            [(from, here, (to, there), true), (to, there, (from, here), false)]
+        {
+            let hello = self.nodes[other.0].engine.hello();
+            let arrivals = [Arrival::Connected { dialled, hello }].into();
+            self.nodes[node].ends.insert(peer, End { arrivals, other, is_open: true });
+        }
+    }
+
+    /// Lets one thing arrive somewhere; whether there was any.
+    fn step(&mut self) -> bool {
+        let waiting: Vec<(usize, PeerId)> = (self.nodes.iter().enumerate())
+            .filter(|(_, node)| node.running)
+            .flat_map(|(index, node)| {
+                let waiting = node.ends.iter().filter(|(_, end)| !end.arrivals.is_empty());
+                waiting.map(move |(peer, _)| (index, *peer))
+            })
+            .collect();
+        if waiting.is_empty() {
+            return false;
+        }
+        let (node, peer) = waiting[self.draw(waiting.len())];
+        self.arrive(node, peer);
+        true
+    }
+
+    fn arrive(&mut self, index: usize, peer: PeerId) {
+        let (now_ns, node) = (self.now_ns, &mut self.nodes[index]);
+        let arrival = node.ends.get_mut(&peer).and_then(|end| end.arrivals.pop_front()).expect("looked for");
+        match arrival {
+            Arrival::Connected { dialled, hello } => {
+                let connection = Connection { peer, dialled, send_bytes_max: 256 };
+                node.engine.handle_connected(now_ns, connection, &hello);
+            }
+            Arrival::Frame(bytes) => {
+                node.engine.handle_heard(now_ns, peer);
+                self.perform(index);
+                let node = &mut self.nodes[index];
+                node.engine.handle_message(now_ns, peer, &bytes);
+            }
+            Arrival::End => {
+                node.engine.handle_disconnected(now_ns, peer);
+                node.engine.handle_cut_off(now_ns, peer, false);
+                node.ends.remove(&peer);
+            }
+        }
+        self.perform(index);
+    }
+
+    fn perform(&mut self, index: usize) {
+        while let Some(effect) = self.nodes[index].engine.poll_effect() {
+            let node = &mut self.nodes[index];
+            match effect {
+                Effect::Send { peer, bytes, .. } => {
+                    node.said += 1;
+                    self.carry(index, peer, Arrival::Frame(bytes));
+                }
+                Effect::PeerUp { peer, .. } => assert!(node.up.insert(peer)),
+                Effect::PeerDown(peer) => {
+                    assert!(node.up.remove(&peer));
+                    node.lost += 1;
+                }
+                Effect::Disconnect(peer) => self.hang_up(index, peer),
+                Effect::Finish { op, outcome } => {
+                    node.finished.insert(op, outcome);
+                }
+                Effect::News(news) => node.news.push(news),
+                Effect::CutOff(peer) => panic!("node {index} ends the process behind {peer:?}"),
+                _ => {}
+            }
+        }
+    }
+
+    fn carry(&mut self, from: usize, peer: PeerId, arrival: Arrival) {
+        let Some(end) = self.nodes[from].ends.get(&peer).filter(|end| end.is_open) else { return };
+        let (to, known_as) = end.other;
+        if let Some(end) = self.nodes[to].ends.get_mut(&known_as).filter(|end| end.is_open) {
+            end.arrivals.push_back(arrival);
+        }
+    }
+
+    /// Both ends hear of it, behind what is under way to them.
+    fn hang_up(&mut self, from: usize, peer: PeerId) {
+        let Some(end) = self.nodes[from].ends.get(&peer).filter(|end| end.is_open) else { return };
+        for (node, peer) in [end.other, (from, peer)] {
+            if let Some(end) = self.nodes[node].ends.get_mut(&peer).filter(|end| end.is_open) {
+                end.is_open = false;
+                end.arrivals.push_back(Arrival::End);
+            }
+        }
+    }
+
+    fn kill(&mut self, index: usize) {
+        self.nodes[index].running = false;
+        for peer in self.nodes[index].ends.keys().copied().collect::<Vec<_>>() {
+            self.hang_up(index, peer);
+        }
+    }
+
+    /// A node asks all that are up how they are.
+    fn ask(&mut self, index: usize) {
+        let (now_ns, node) = (self.now_ns, &mut self.nodes[index]);
+        let op = node.engine.submit(now_ns, node.session, Command::Status);
+        node.asked.push(op);
+        self.perform(index);
+    }
+
+    /// Lets everything happen that is under way; some ask something now and then.
+    fn run(&mut self) {
+        while self.step() {
+            let (asks, index) = (self.draw(4) == 0, self.draw(self.nodes.len()));
+            if asks && self.nodes[index].running && self.nodes[index].asked.len() < 5 {
+                self.ask(index);
+            }
+        }
+    }
+
+    fn sleep(&mut self, duration_ns: u64) {
+        let end_ns = self.now_ns + duration_ns;
+        while self.now_ns < end_ns {
+            self.now_ns += LEASE_NS / 4;
+            for index in 0..self.nodes.len() {
+                if self.nodes[index].running {
+                    self.nodes[index].engine.handle_timeout(self.now_ns);
+                    self.perform(index);
+                }
+            }
+            self.run();
+        }
+    }
+
+    /// The ends of the connections between two nodes that are left.
+    fn between(&self, one: usize, other: usize) -> Vec<(PeerId, PeerId)> {
+        let to_other = self.nodes[one].ends.iter().filter(|(_, end)| end.other.0 == other);
+        to_other.map(|(peer, end)| (*peer, end.other.1)).collect()
+    }
+
+    fn check_pair(&self, one: usize, other: usize) {
+        let left = self.between(one, other);
+        assert_eq!(left.len(), 1, "one connection is left between {one} and {other}");
+        let (here, there) = left[0];
+        assert!(self.nodes[one].up.contains(&here) && self.nodes[other].up.contains(&there));
+        assert_eq!((self.nodes[one].up_to(other), self.nodes[other].up_to(one)), (1, 1));
+    }
+
+    /// Everybody alive knows everybody alive, and heard of each that was asked.
+    fn check(&mut self, seed: u64) {
+        let alive: Vec<usize> = (0..self.nodes.len()).filter(|index| self.nodes[*index].running).collect();
+        for (at, one) in alive.iter().enumerate() {
+            alive[at + 1..].iter().for_each(|other| self.check_pair(*one, *other));
+            assert!(!self.nodes[*one].engine.awaits_first_words(), "seed {seed}");
+        }
+        for index in &alive {
+            self.ask(*index);
+        }
+        while self.step() {}
+        for index in &alive {
+            let node = &self.nodes[*index];
+            let said: Vec<_> = node.asked.iter().map(|op| node.finished.get(op)).collect();
+            for outcome in &said {
+                assert!(matches!(outcome, Some(Ok(_))), "seed {seed}: {outcome:?}");
+            }
+            let Some(Some(Ok(Outcome::Status(all)))) = said.last() else { panic!("a status") };
+            let living = all.iter().filter(|status| status.state == NodeState::Alive).count();
+            assert_eq!(living, alive.len(), "seed {seed}");
+        }
+    }
+}
+
+impl Node {
+    fn new(node: u32, incarnation: u32) -> Node {
+        let life = NodeLife { node: NodeId(node), incarnation: Incarnation(100 + u64::from(incarnation)) };
+        let config = EngineConfig {
+            life,
+            pid: node,
+            lease_ns: LEASE_NS,
+            bytes_total: 0,
+            segment_bytes: 0,
+            epoch_ns: 0,
+            address: String::new(),
+            provider: "test".to_owned(),
+        };
+        let mut engine = Engine::new(config, Arc::new(DataPath::default()), Arc::new(Nowhere), 0);
+        let session = engine.open_session(Principal("ada".into())).expect("it is the first");
+        Node {
+            engine,
+            session,
+            running: true,
+            ends: BTreeMap::new(),
+            up: BTreeSet::new(),
+            lost: 0,
+            said: 0,
+            asked: Vec::new(),
+            finished: BTreeMap::new(),
+            news: Vec::new(),
+        }
+    }
+
+    fn up_to(&self, other: usize) -> usize {
+        self.up.iter().filter(|peer| self.ends.get(peer).is_some_and(|end| end.other.0 == other)).count()
+    }
+}
+
+#[test]
+fn two_that_dial_each_other_at_once_keep_one_connection_whatever_comes_first() {
+    for seed in 0..SEEDS {
+        let mut world = World::new(seed, 2);
+        world.dial(0, 1);
+        world.dial(1, 0);
+        world.run();
+        world.check(seed);
+        assert_eq!(world.nodes.iter().map(|node| node.lost).sum::<usize>(), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn many_that_all_dial_each_other_are_one_cluster_and_who_joins_later_is_of_it() {
+    for seed in 0..SEEDS {
+        let mut world = World::new(seed, 4);
+        let pairs = (0..3).flat_map(|one| (0..3).map(move |other| (one, other)));
+        for (one, other) in pairs.filter(|(one, other)| one != other) {
+            world.dial(one, other);
+            for _ in 0..world.draw(4) {
+                world.step();
+            }
+        }
+        for other in 0..3 {
+            world.dial(3, other);
+        }
+        world.run();
+        world.check(seed);
+        assert_eq!(world.nodes.iter().map(|node| node.lost).sum::<usize>(), 0, "seed {seed}");
+    }
+}
+
+/// At any moment of it; a third node watches.
+#[test]
+fn one_of_two_that_dial_each_other_dies_and_nothing_of_it_is_left() {
+    for seed in 0..3 * SEEDS {
+        let mut world = World::new(seed, 3);
+        for (from, to) in [(0, 2), (1, 2), (0, 1), (1, 0)] {
+            world.dial(from, to);
+        }
+        for _ in 0..world.draw(20) {
+            world.step();
+        }
+        let (dies, lives) = if seed % 2 == 0 { (0, 1) } else { (1, 0) };
+        world.kill(dies);
+        world.run();
+        assert_eq!(world.between(lives, dies), [], "seed {seed}");
+        world.check_pair(lives, 2);
+        for index in [lives, 2] {
+            let node = &world.nodes[index];
+            assert!(!node.engine.is_connected_to(NodeId(dies as u32)), "seed {seed}");
+            assert!(!node.engine.awaits_first_words(), "seed {seed}");
+            assert_eq!(node.asked.len(), node.finished.len(), "seed {seed}: nobody waits for the dead");
+        }
+    }
+}
+
+/// It is stopped, say; it costs three leases, and nobody else is the worse for it.
+#[test]
+fn who_does_not_say_which_connection_it_has_chosen_is_not_waited_for() {
+    let mut world = World::new(1, 2);
+    world.dial(1, 0);
+    world.nodes[0].running = false;
+    world.run();
+    assert!(world.nodes[1].engine.awaits_first_words());
+    world.sleep(4 * LEASE_NS);
+    assert!(!world.nodes[1].engine.awaits_first_words());
+    assert_eq!((world.nodes[1].lost, world.nodes[1].up.len()), (0, 0), "it was never up");
+}
+
+/// Each says first that it is paired, and what it holds for the other; the directory, who else is there.
+#[test]
+fn to_join_costs_a_few_messages_per_peer() {
+    let mut world = World::new(1, 3);
+    for (from, to) in [(2, 1), (2, 0)] {
+        world.dial(from, to);
+    }
+    while world.step() {}
+    // What a node tells the directory of its names comes from node 2 alone.
+    assert_eq!([0, 1, 2].map(|index| world.nodes[index].said), [3, 2, 6]);
+}
+
+#[test]
+fn two_that_have_lost_their_connection_are_paired_anew_whoever_dials() {
+    for late in [(0, 1), (1, 0)] {
+        let mut world = World::new(1, 2);
+        world.dial(1, 0);
+        world.run();
+        let (here, _) = world.between(0, 1)[0];
+        world.hang_up(0, here);
+        world.run();
+        assert_eq!((world.nodes[0].lost, world.nodes[1].lost), (1, 1));
+        world.dial(late.0, late.1);
+        world.run();
+        world.check_pair(0, 1);
+        assert!(world.nodes.iter().all(|node| node.lost == 1));
+    }
+}
+
+#[test]
+fn whoever_shows_no_good_hello_is_dropped_and_never_up() {
+    let life = |node| NodeLife { node: NodeId(node), incarnation: Incarnation(7) };
+    let ours = Hello { life: life(0), pid: 1, bytes_total: 0, address: String::new() }.encode();
+    let mut other = Hello { life: life(1), pid: 1, bytes_total: 0, address: String::new() }.encode();
+    other[0] += 1;
+    for (hello, why) in [
+        (ours, BadHello::OurNumber(NodeId(0))),
+        (other.clone(), BadHello::Version(u16::from(other[0]))),
+        (b"".to_vec(), BadHello::Malformed),
+    ] {
+        let mut engine = Node::new(0, 0).engine;
+        let connection = Connection { peer: PeerId(7), dialled: false, send_bytes_max: 256 };
+        engine.handle_connected(0, connection, &hello);
+        let effects: Vec<Effect> = std::iter::from_fn(|| engine.poll_effect()).collect();
+        assert!(
+            matches!(effects[..], [Effect::News(News::Refused(said)), Effect::Disconnect(PeerId(7))] if said == why)
+        );
+    }
+}
+
+#[test]
+fn who_joins_dials_those_whom_the_directory_does_not_hear_and_waits_for_none_of_them() {
+    let life = |node| NodeLife { node: NodeId(node), incarnation: Incarnation(7) };
+    let directory = Hello { life: life(0), pid: 1, bytes_total: 0, address: "zero".to_owned() };
+    let mut engine = Node::new(5, 0).engine;
+    let connection = Connection { peer: PeerId(7), dialled: true, send_bytes_max: 1 << 16 };
+    engine.handle_connected(0, connection, &directory.encode());
+    let says = |engine: &mut Engine, notice| {
+        for frame in link::frames(&message::encode(&Message::Notice(notice)), 1 << 16) {
+            engine.handle_message(0, PeerId(7), &frame);
+        }
+        let effects = std::iter::from_fn(|| engine.poll_effect());
+        effects
+            .filter_map(|effect| if let Effect::Dial { address } = effect { Some(address) } else { None })
+            .collect()
+    };
+    let told = |living: &[(u32, &str)], unreachable: &[(u32, &str)]| {
+        let known = |nodes: &[(u32, &str)]| {
+            nodes.iter().map(|(node, address)| (life(*node), (*address).to_owned())).collect()
+        };
+        Notice::Known { living: known(living), unreachable: known(unreachable), ended: Vec::new() }
+    };
+    let dialled: Vec<String> = says(&mut engine, Notice::Welcome { pairing: 1 });
+    assert!(engine.is_connected_to(NodeId(0)) && dialled.is_empty());
+    assert_eq!(says(&mut engine, told(&[(0, "zero")], &[(1, "one")])), ["one"]);
+    assert!(!engine.is_dialling(), "nobody waits for it");
+    assert_eq!(says(&mut engine, told(&[(2, "two")], &[])), ["two"]);
+    assert!(engine.is_dialling());
+}

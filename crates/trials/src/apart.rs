@@ -1,0 +1,220 @@
+//! Homes, and those who map their regions, that lose sight of each other, while both see who holds the bytes.
+//!
+//! ```text
+//!      home  ───── cut for about a lease, or more ─────  mapper
+//!        └────────────────  holder  ────────────────────────┘   cut, if at all, for less than a lease
+//! ```
+//!
+//! The mapper goes on with what it has mapped until it may no more.  Meanwhile the home's session frees the region, and gives the
+//! memory to another one.  Once it is freed, nothing that the mapper does succeeds, and nothing that it did lands.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{Lh, NodeId, Permissions, Placement, RegionCause, Session};
+
+use crate::actor::Actor;
+use crate::faults;
+use crate::judge::is_of_trouble;
+use crate::regions::WORD_OF_SUCCESS_NS;
+use crate::rights::clear;
+use crate::stage::{CHUNK_BYTES, Stage};
+
+const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
+/// A chunk at the home, and one at the holder.
+const BYTES: u64 = 2 * CHUNK_BYTES;
+/// What the mapper writes.
+const MARK: [u8; 64] = [0x5a; 64];
+/// Between two accesses of the mapper.
+const PAUSE: Duration = Duration::from_micros(5);
+
+/// All names that such regions have: one for each session.
+pub(crate) fn names(stage: &Stage) -> impl Iterator<Item = String> + use<> {
+    let (nodes, sessions) = match stage.plan.work.apart {
+        0 => (0, 0),
+        _ => (stage.nodes(), stage.plan.sessions),
+    };
+    (0..nodes).flat_map(move |node| (0..sessions).map(move |session| name(node, session)))
+}
+
+fn name(node: u32, session: u32) -> String {
+    format!("a{node}.{session}")
+}
+
+/// Who plays, and what has come of it.
+struct Scene {
+    stage: Rc<Stage>,
+    home: u32,
+    holder: u32,
+    /// The home's session, and its handle.
+    maker: Session,
+    lh: Lh,
+    /// When the region was free for sure.
+    freed_ns: Cell<Option<u64>>,
+    /// The region that has its memory since.
+    next: RefCell<Option<Lh>>,
+}
+
+/// Does one thing.
+pub(crate) async fn act(actor: &mut Actor) {
+    let nodes = u64::from(actor.stage.nodes());
+    let [home, holder] =
+        two_others(actor.node, nodes, actor.random.below(nodes - 1), actor.random.below(nodes - 2));
+    let Some(scene) = set(actor, home, holder).await else { return };
+    let (mapper, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let lh =
+        match actor.attempt("map what is apart", mapper.map(&name(actor.node, actor.number), EVERYONE)).await
+        {
+            Some(Ok(lh)) => lh,
+            Some(Err(error)) => {
+                let is_explained = is_of_trouble(&error.cause) && !actor.stage.judge.is_calm();
+                return actor.expect_reason(is_explained, begin_ns, &error);
+            }
+            None => return,
+        };
+    let end_ns = part(actor, &scene);
+    use_until(actor, &scene, lh, end_ns).await;
+    look_at_next(actor, &scene).await;
+}
+
+/// Two different nodes that are not `own`, as two numbers have it.
+fn two_others(own: u32, nodes: u64, first: u64, second: u64) -> [u32; 2] {
+    let after = |step: u64| (u64::from(own) + 1 + step) % nodes;
+    // Of the others but the first, counted on from that.
+    let second = (first + 1 + second) % (nodes - 1);
+    [after(first) as u32, after(second) as u32]
+}
+
+/// The home makes a region whose second half is at the holder.
+async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
+    let stage = actor.stage.clone();
+    if !stage.is_up(home) {
+        return None;
+    }
+    let (maker, begin_ns, name) =
+        (stage.driven(home)?.session(), actor.now_ns(), name(actor.node, actor.number));
+    let nodes = Placement::Spread(vec![NodeId(home), NodeId(holder)]);
+    let made = maker.alloc(Some(&name), BYTES, nodes, EVERYONE);
+    match actor.attempt("make what is apart", made).await? {
+        Ok(lh) => {
+            let (freed_ns, next) = (Cell::default(), RefCell::default());
+            Some(Rc::new(Scene { stage, home, holder, maker, lh, freed_ns, next }))
+        }
+        Err(error) => {
+            // The one before is still being freed.
+            let is_explained = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. })
+                || (is_of_trouble(&error.cause) && !stage.judge.is_calm());
+            actor.expect_reason(is_explained, begin_ns, &error);
+            clear(actor, &name).await;
+            None
+        }
+    }
+}
+
+/// Cuts the mapper off from the home, and perhaps for a while from the holder, and lets the home free the region; when all that
+/// is over, and another lease.
+fn part(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
+    let stage = &scene.stage;
+    let lease_ns = stage.plan.lease().as_nanos() as u64;
+    let (from_home, from_holder) =
+        (lease_ns / 2 + actor.random.below(2 * lease_ns), actor.random.below(lease_ns));
+    let (later, order_later) = (actor.random.below(3 * lease_ns / 2), actor.random.below(3 * lease_ns / 2));
+    cut(actor, scene.home, 0, from_home);
+    if actor.random.chance(2, 3) {
+        cut(actor, scene.holder, later, from_holder);
+    }
+    let freeing = scene.clone();
+    stage.world.spawn(Some(stage.host(scene.home)), "a home that frees", async move {
+        let stage = &freeing.stage;
+        stage.world.sleep(None, Duration::from_nanos(order_later)).await;
+        if freeing.maker.free(freeing.lh).await.is_ok() {
+            freeing.freed_ns.set(Some(stage.world.now_ns()));
+            let there = Placement::On(NodeId(freeing.holder));
+            let next = freeing.maker.alloc(None, BYTES, there, Permissions::empty()).await.ok();
+            *freeing.next.borrow_mut() = next;
+        }
+    });
+    actor.now_ns() + from_home.max(later + from_holder) + lease_ns
+}
+
+/// One or both ways between the mapper and another carry nothing for a while.
+fn cut(actor: &mut Actor, other: u32, later_ns: u64, long_ns: u64) {
+    let (there, back) = ((actor.node, other), (other, actor.node));
+    let ways = match actor.random.below(4) {
+        0 => vec![there],
+        1 => vec![back],
+        _ => vec![there, back],
+    };
+    faults::cut_later(&actor.stage, ways, Duration::from_nanos(later_ns), Duration::from_nanos(long_ns));
+}
+
+/// The mapper goes on until its handle fails, and waits for the end.
+async fn use_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
+    let (world, host, mapper) = (actor.stage.world.clone(), actor.host, actor.session.clone());
+    let mut is_write = true;
+    while actor.now_ns() < end_ns && actor.stage.goes_on() {
+        let begin_ns = actor.now_ns();
+        let mut bytes = MARK;
+        let done = match is_write {
+            true => actor.attempt("write apart", mapper.write(lh, CHUNK_BYTES, &bytes)).await,
+            false => actor.attempt("read apart", mapper.read(lh, CHUNK_BYTES, &mut bytes)).await,
+        };
+        match done {
+            Some(Ok(())) => check_success(actor, scene, begin_ns),
+            // It waits for the rest, in which nothing that it did may land.
+            Some(Err(_)) => {
+                world.sleep(Some(host), Duration::from_nanos(end_ns.saturating_sub(actor.now_ns()))).await
+            }
+            None => {}
+        }
+        is_write = !is_write;
+        world.sleep(Some(host), PAUSE).await;
+    }
+    let _ = mapper.unmap(lh).await;
+}
+
+fn check_success(actor: &Actor, scene: &Scene, begin_ns: u64) {
+    let is_over = |freed_ns: u64| actor.now_ns() > freed_ns + WORD_OF_SUCCESS_NS;
+    let over_ns = scene.freed_ns.get().filter(|freed_ns| is_over(*freed_ns));
+    actor.expect(
+        over_ns.is_none(),
+        begin_ns,
+        format_args!(
+            "an access to node {} succeeded, but node {} freed the region at {over_ns:?} ns",
+            scene.holder, scene.home
+        ),
+    );
+}
+
+/// What the memory was given to afterwards holds what it held in the beginning.
+async fn look_at_next(actor: &mut Actor, scene: &Scene) {
+    let Some(next) = scene.next.take() else { return };
+    let (mut bytes, begin_ns) = (vec![0; BYTES as usize], actor.now_ns());
+    if scene.maker.read(next, 0, &mut bytes).await.is_ok() {
+        let is_clean = bytes.iter().all(|byte| *byte == 0);
+        actor.expect(
+            is_clean,
+            begin_ns,
+            format_args!("a write landed in memory of node {} that is another region's", scene.holder),
+        );
+    }
+    let _ = scene.maker.free(next).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::two_others;
+
+    #[test]
+    fn any_two_others_may_be_drawn_and_never_one_twice() {
+        let drawn = (0..3).flat_map(|first| (0..2).map(move |second| two_others(2, 4, first, second)));
+        let drawn: BTreeSet<[u32; 2]> = drawn.collect();
+        assert_eq!(drawn.len(), 6);
+        assert!(
+            drawn.iter().all(|[one, other]| one != other && *one != 2 && *other != 2 && one.max(other) < &4)
+        );
+    }
+}

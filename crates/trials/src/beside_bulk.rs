@@ -1,0 +1,160 @@
+//! What does not wait behind long accesses, where a network has an order for those alone; and that who waits is not given up:
+//! stories.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use halite::{Function, NodeId, Placement, Port, ServeOptions};
+use halite_sim::Link;
+
+use crate::found::{ALL, alloc_here, look, on_hardware, session_of};
+
+/// So many bytes are posted at once, at most.
+const LONG: usize = 256 << 10;
+const LONG_ENOUGH: Duration = Duration::from_millis(10);
+
+#[test]
+fn a_message_and_a_call_do_not_wait_for_a_long_write_that_was_posted_before_them() {
+    on_hardware("rnic-100g", 2, |stage| async move {
+        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+        let own = there.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
+        let lh = here.map("long", ALL).await.expect("it is there");
+        let mailbox = there.open_port(Port(7), ServeOptions::default()).expect("nobody else has it");
+        let server = there.serve(Function(7), ServeOptions::default()).expect("nobody else serves it");
+        let explained = here.explain_peer(NodeId(1)).await.expect("it is known");
+        assert_eq!(explained.capabilities.expect("it is connected").lanes, 2);
+        let end = async |byte| {
+            let mut last = [0; 1];
+            there.read(own, LONG as u64 - 1, &mut last).await.expect("it is ours");
+            last == [byte]
+        };
+
+        let bytes = vec![1; LONG];
+        let mut writing = pin!(here.write(lh, 0, &bytes));
+        assert!(look(writing.as_mut()).is_pending());
+        here.send(NodeId(1), Port(7), b"small").await.expect("it is there");
+        assert_eq!(mailbox.recv().await.expect("it is ours").bytes, b"small");
+        assert!(!end(1).await, "the message has waited for the write");
+        writing.await.expect("nothing goes wrong");
+        assert!(end(1).await);
+
+        let bytes = vec![2; LONG];
+        let mut writing = pin!(here.write(lh, 0, &bytes));
+        assert!(look(writing.as_mut()).is_pending());
+        let mut calling = pin!(here.call(NodeId(1), Function(7), b"small", LONG_ENOUGH));
+        assert!(look(calling.as_mut()).is_pending());
+        let call = server.recv().await.expect("it is ours");
+        assert!(!end(2).await, "the call has waited for the write");
+        call.reply(b"answer").expect("its caller waits");
+        assert_eq!(calling.await.expect("it was answered"), b"answer");
+        writing.await.expect("nothing goes wrong");
+        assert!(end(2).await);
+    });
+}
+
+/// Its process acknowledges nothing, so that heartbeats are all that is heard of it.
+#[test]
+fn heartbeats_do_not_wait_behind_a_write_that_takes_many_leases() {
+    on_hardware("rnic-100g", 2, |stage| async move {
+        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+        here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
+        let lh = there.map("long", ALL).await.expect("it is there");
+        // Each piece of 4 KiB takes a quarter of a lease.
+        let (from, to) = (stage.host(1), stage.host(0));
+        let link = stage.world.link(from, to);
+        let lease_us = stage.plan.lease().as_micros() as u64;
+        stage.world.set_link(from, to, Link { bandwidth_bytes_per_us: 16_384 / lease_us, ..link });
+        let bytes = vec![1; 64 << 10];
+        let mut writing = pin!(there.write(lh, 0, &bytes));
+        assert!(look(writing.as_mut()).is_pending());
+        for _ in 0..24 {
+            stage.world.sleep(None, stage.plan.lease() / 8).await;
+            assert!(stage.driven(0).expect("it is up").is_connected_to(NodeId(1)), "it has heard heartbeats");
+        }
+        assert!(look(writing.as_mut()).is_pending(), "it is still under way");
+        stage.world.set_link(from, to, link);
+        writing.await.expect("the connection stands");
+    });
+}
+
+/// In the one lane of this hardware its heartbeats stand behind a write that takes many leases, and its process acknowledges ours.
+#[test]
+fn a_node_whose_messages_wait_behind_a_long_write_is_not_taken_for_silent_while_it_acknowledges() {
+    on_hardware("rnic-100g-soft", 2, |stage| async move {
+        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+        here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
+        let lh = there.map("long", ALL).await.expect("it is there");
+        let explained = here.explain_peer(NodeId(1)).await.expect("it is known");
+        assert_eq!(explained.capabilities.expect("it is connected").lanes, 1);
+        assert!(explained.round_trip_ns.is_some_and(|ns| ns > 0), "{explained}");
+        // Each piece of 4 KiB takes half a lease, and no message comes before the sixteenth.
+        let (from, to) = (stage.host(1), stage.host(0));
+        let link = stage.world.link(from, to);
+        let lease_us = stage.plan.lease().as_micros() as u64;
+        let slow = Link { bandwidth_bytes_per_us: 8192 / lease_us, ..link };
+        stage.world.set_link(from, to, slow);
+        let bytes = vec![1; 64 << 10];
+        let mut writing = pin!(there.write(lh, 0, &bytes));
+        assert!(look(writing.as_mut()).is_pending());
+        stage.world.sleep(None, 6 * stage.plan.lease()).await;
+        stage.world.set_link(from, to, link);
+        writing.await.expect("the connection stands");
+        assert!(stage.driven(0).expect("it is up").is_connected_to(NodeId(1)));
+    });
+}
+
+/// Nobody acknowledges then, and what is written to it counts for nothing.
+#[test]
+fn a_process_that_stands_still_is_taken_for_silent_though_it_is_written_to() {
+    for profile in ["rnic-100g-soft", "rnic-100g"] {
+        on_hardware(profile, 2, move |stage| async move {
+            let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+            alloc_here(&there, "words").await;
+            let lh = here.map("words", ALL).await.expect("it is there");
+            stage.world.pause(stage.host(1));
+            let mut rounds = 0;
+            while stage.driven(0).expect("it is up").is_connected_to(NodeId(1)) {
+                // Dropped at once, and under way all the same.
+                let _ = look(pin!(here.write(lh, 0, &[1; 8])).as_mut());
+                stage.world.sleep(None, stage.plan.lease() / 8).await;
+                rounds += 1;
+                assert!(rounds < 8 * 4, "it was never given up over {profile}");
+            }
+            stage.world.resume(stage.host(1));
+        });
+    }
+}
+
+/// Its answers will come, and what they are to land in is kept for them.
+#[test]
+fn long_reads_of_a_node_that_stands_still_do_not_slow_those_of_others() {
+    on_hardware("rnic-100g", 3, |stage| async move {
+        let here = session_of(&stage, 0);
+        let mut bytes = vec![0; 1 << 20];
+        let mut handles = Vec::new();
+        for (node, name) in [(1, "live"), (2, "still")] {
+            let there = session_of(&stage, node);
+            there.alloc(Some(name), 1 << 20, Placement::Local, ALL).await.expect("there is room");
+            handles.push(here.map(name, ALL).await.expect("it is there"));
+        }
+        let [live, still] = handles[..] else { unreachable!("there are two") };
+        let mut read = async || {
+            let begin = stage.world.now_ns();
+            here.read(live, 0, &mut bytes).await.expect("it is there");
+            stage.world.now_ns() - begin
+        };
+        read().await;
+        let alone = read().await;
+        stage.world.pause(stage.host(2));
+        let mut targets = vec![vec![0; 1 << 20]; 8];
+        let mut pending: Vec<_> =
+            targets.iter_mut().map(|target| Box::pin(here.read(still, 0, target))).collect();
+        assert!(pending.iter_mut().all(|read| look(read.as_mut()).is_pending()));
+        let beside = read().await;
+        assert!(beside <= alone * 11 / 10, "{alone} ns without them, {beside} ns beside them");
+        stage.world.resume(stage.host(2));
+        for read in pending {
+            read.await.expect("it stood still for less than a lease");
+        }
+    });
+}

@@ -1,0 +1,136 @@
+//! Nodes that start together, and so dial each other at once: stories, for many seeds.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{CallCause, Config, Driven, Function, NodeId};
+use halite_sim::{HostId, Profile, RunEnd, World};
+
+use crate::hosted::Birth;
+
+const NODES: u32 = 3;
+const FUNCTION: Function = Function(7);
+const LEASE: Duration = Duration::from_millis(2);
+/// In which all is over that starting is about.
+const SPREAD_NS: u64 = 20_000;
+
+/// Nodes that are about to join; the first so many of them at any moment of the same few microseconds.
+struct Start {
+    world: World,
+    hosts: Vec<HostId>,
+    nodes: Vec<Rc<Driven>>,
+    joined: Rc<Cell<u32>>,
+}
+
+impl Start {
+    fn new(profile: &str, seed: u64) -> Start {
+        let profile = Profile::named(profile).expect("it is one of the tree");
+        // As the trials have it: nobody is waited for much longer than a lease.
+        let connect_timeout_ns = 2 * LEASE.as_nanos() as u64;
+        let world = World::new(seed, Profile { connect_timeout_ns, ..profile });
+        let hosts: Vec<HostId> = (0..NODES).map(|_| world.add_host()).collect();
+        let mut start = Start { world, hosts, nodes: Vec::new(), joined: Rc::default() };
+        for node in 0..NODES {
+            let birth = Birth { host: start.hosts[node as usize], life: 1, stream: format!("node {node}") };
+            start.nodes.push(birth.of(&start.world, &config(node)).expect("the configuration is good").0);
+        }
+        (0..NODES).for_each(|node| start.join(node));
+        start
+    }
+
+    fn join(&self, node: u32) {
+        let (world, host, driven) =
+            (self.world.clone(), self.hosts[node as usize], self.nodes[node as usize].clone());
+        let delay = Duration::from_nanos(world.random(&format!("start of {node}")).below(SPREAD_NS));
+        let addresses: Vec<String> =
+            (0..NODES).filter(|other| *other != node).map(|other| format!("node-{other}.1")).collect();
+        let joined = self.joined.clone();
+        self.world.spawn(Some(host), format!("join {node}"), async move {
+            world.sleep(Some(host), delay).await;
+            driven.join(&config(node), &addresses).await.expect("the first node lives");
+            joined.set(joined.get() + 1);
+        });
+    }
+
+    /// Runs until so many have joined, all are heard by all of `alive`, and a few leases have passed.
+    fn run(&self, alive: &[u32]) {
+        let told: Rc<Cell<usize>> = Rc::default();
+        for node in alive.iter().copied() {
+            let (world, host, told) = (self.world.clone(), self.hosts[node as usize], told.clone());
+            let (driven, joined, alive) =
+                (self.nodes[node as usize].clone(), self.joined.clone(), alive.to_vec());
+            self.world.spawn(Some(host), format!("greet all from {node}"), async move {
+                while joined.get() < alive.len() as u32 {
+                    world.sleep(Some(host), LEASE / 10).await;
+                }
+                world.sleep(Some(host), 3 * LEASE).await;
+                let session = driven.session();
+                session.status().await.expect("it lives");
+                for other in alive {
+                    let answer = session.call(NodeId(other), FUNCTION, b"", LEASE).await;
+                    assert_eq!(answer.expect_err("nobody serves it").cause, CallCause::UnknownFunction);
+                }
+                told.set(told.get() + 1);
+            });
+        }
+        let end_ns = self.world.now_ns() + 20 * LEASE.as_nanos() as u64;
+        assert_eq!(self.world.run_until(end_ns), RunEnd::DeadlineReached, "nodes live on");
+        assert_eq!(told.get(), alive.len(), "all have joined and are heard by all");
+        for node in 0..NODES {
+            let is_alive = alive.contains(&node);
+            assert_eq!(
+                self.world.has_crashed(self.hosts[node as usize]),
+                !is_alive,
+                "nobody ended node {node}"
+            );
+            for other in alive.iter().filter(|other| **other != node) {
+                let known = self.nodes[*other as usize].is_connected_to(NodeId(node));
+                assert_eq!(known, is_alive, "as node {other} sees node {node}");
+            }
+        }
+        self.world.end();
+    }
+}
+
+fn config(node: u32) -> Config {
+    Config {
+        dir: PathBuf::from("simulated"),
+        node: Some(NodeId(node)),
+        arena_bytes: 1 << 20,
+        segment_bytes: 1 << 20,
+        request_ring_bytes: 16 << 10,
+        lease: LEASE,
+        principal: Some("ada".to_owned()),
+        ..Config::default()
+    }
+}
+
+/// Where processes are killed for being cut off, where nobody is, and where adapters cut off.
+const PROFILES: [&str; 3] = ["local", "local-torn", "rnic-100g"];
+
+#[test]
+fn nodes_that_start_together_are_one_cluster_and_nobody_is_taken_for_dead() {
+    for profile in PROFILES {
+        (0..100).for_each(|seed| Start::new(profile, seed).run(&[0, 1, 2]));
+    }
+}
+
+#[test]
+fn a_node_that_dies_while_all_dial_all_is_missed_by_nobody() {
+    for profile in PROFILES {
+        for seed in 0..100 {
+            let start = Start::new(profile, seed);
+            let (world, dies) = (start.world.clone(), 1 + seed as u32 % 2);
+            let host = start.hosts[dies as usize];
+            let at = Duration::from_nanos(world.random("death").below(2 * SPREAD_NS));
+            let first = Some(start.hosts[0]);
+            start.world.spawn(first, "a death", async move {
+                world.sleep(first, at).await;
+                world.crash(host);
+            });
+            start.run(if dies == 1 { &[0, 2] } else { &[0, 1] });
+        }
+    }
+}

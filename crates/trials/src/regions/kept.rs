@@ -1,0 +1,77 @@
+//! Regions that must be there: made, not freed by anybody, and all of whose nodes live.
+
+use std::fmt::{Display, Formatter};
+
+use halite::Permissions;
+
+use super::lives::{LifeId, WORD};
+use super::orders::name_of;
+use super::words::NEVER;
+use crate::stage::{PRINCIPALS, Stage};
+
+/// So often a region is looked for.
+const LOOKS: u32 = 4;
+
+/// One of them.
+pub(crate) struct Kept {
+    life: LifeId,
+    name: String,
+    len: u64,
+    owner: usize,
+    /// Who looks for it.
+    seeker: u32,
+}
+
+/// All there are now.
+pub(crate) fn kept(stage: &Stage) -> Vec<Kept> {
+    let regions = stage.regions.borrow();
+    let all = regions.ids().map(|life| {
+        let found = regions.life(life);
+        let (name, len) = (name_of(found.name), found.bytes());
+        Kept { life, name, len, owner: found.owner, seeker: life.0 as u32 % stage.nodes() }
+    });
+    all.filter(|kept| kept.is_kept(stage)).collect()
+}
+
+impl Display for Kept {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (life {}, of {} bytes)", self.name, self.life.0, self.len)
+    }
+}
+
+impl Kept {
+    /// Whether it must be there, still.
+    pub(crate) fn is_kept(&self, stage: &Stage) -> bool {
+        let regions = stage.regions.borrow();
+        let life = regions.life(self.life);
+        let lives = |node, life| stage.is_up(node) && stage.life(node) == life;
+        life.made_ns != NEVER && life.end_begun_ns == NEVER && life.is_whole(lives)
+    }
+
+    /// Maps it by its name, or by the one that it has since another took that, and reads a word.  One that is being moved may
+    /// stand in no list meanwhile.
+    pub(crate) async fn find(&self, stage: &Stage) -> Result<(), String> {
+        for _ in 0..LOOKS - 1 {
+            if self.find_once(stage).await.is_ok() {
+                return Ok(());
+            }
+            stage.world.sleep(None, stage.plan.lease() / 4).await;
+        }
+        self.find_once(stage).await
+    }
+
+    async fn find_once(&self, stage: &Stage) -> Result<(), String> {
+        let driven = stage.driven(self.seeker).ok_or("nobody is there to look")?;
+        let session = driven.session_of(PRINCIPALS[self.owner]).expect("the name is a good one");
+        let named = session.list().await.map_err(|error| error.to_string())?;
+        let alias = format!("{}@", self.name);
+        let named = named.into_iter().filter(|info| info.len == self.len).filter_map(|info| info.name);
+        let mut named = named.filter(|name| *name == self.name || name.starts_with(&alias));
+        let name = named.next().ok_or("no name leads to it")?;
+        let lh = session.map(&name, Permissions::READ).await.map_err(|error| error.to_string())?;
+        let mut word = [0; WORD as usize];
+        let read = session.read(lh, self.len - WORD, &mut word).await;
+        let _ = session.unmap(lh).await;
+        read.map_err(|error| error.to_string())
+    }
+}
