@@ -377,9 +377,10 @@ pub enum AccessCause {
         /// Whose memory it is.
         owner: NodeId,
     },
-    /// This node cannot register the memory that such an access goes through.
+    /// This node cannot register the memory that such an access goes through, or as many accesses as may go to one node at once
+    /// (32 MiB of first slices, 1024 of which have 32 KiB) are under way to it.
     #[error(
-        "no staging memory could be registered; see the limits on memory, open files and their size (`ulimit -v -n -f`)"
+        "no staging memory is left for it: 1024 long accesses are under way to that node, or none could be registered; see the limits on memory, open files and their size (`ulimit -v -n -f`)"
     )]
     NoStaging,
 }

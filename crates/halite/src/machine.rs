@@ -194,7 +194,10 @@ impl Machine {
                 let send_bytes_max = self.ground.fabric.capabilities(peer).send_bytes_max;
                 let connection = Connection { peer, dialled: dialled.is_some(), send_bytes_max };
                 engine.handle_connected(now, connection, &hello);
-                dialled.map(|address| self.answered(&address));
+                if let Some(address) = dialled {
+                    engine.handle_answered(&address);
+                    self.answered(&address);
+                }
             }
             FabricEvent::ConnectFailed(failure) => {
                 engine.handle_stranger(&failure.address);

@@ -142,7 +142,10 @@ impl Node {
             None => networks::chosen(config, &others),
         };
         let mut addresses = addresses(&dir, &providers, &others)?;
-        let ways = hosts.as_ref().map(|_| Ways::between_hosts(&dir, &providers)).unwrap_or_default();
+        let ways = match &hosts {
+            Some(_) => Ways::between_hosts(&dir, &providers),
+            None => Ways::on_one_host(&providers),
+        };
         // Each of these in turn, until one of its addresses answers.
         let first = found.map(|found| found.first).filter(|first| !first.iter().any(|at| join.contains(at)));
         for hosts in [&join, &first.unwrap_or_default()] {
@@ -150,11 +153,7 @@ impl Node {
         }
         let address = match &hosts {
             Some(hosts) => ways.shown(&hosts.address(), life.node),
-            // Who uses the same networks in the same order finds it there.
-            None => {
-                let first = providers.first().map(|first| cluster_dir::socket_name(life.node, *first));
-                first.unwrap_or_default()
-            }
+            None => ways.shown_in_directory(life.node),
         };
         let numbers = match hosts.is_some() && life.node == NodeId::FIRST {
             true => Some(TakenNumbers::open(&dir)?),

@@ -4,6 +4,7 @@
 //!   10.0.0.2:7000                                     over UDP, from any host
 //!   10.0.0.2:7000 node-3.shm.sock@BOOT/DEVICE/INODE   over shared memory, too, by who has that cluster directory of that host
 //!   10.0.0.2:7000,[fd00::2]:7000                      by either of these, the first if that can be
+//!   node-3.shm.sock,node-3.roce.sock                  in its cluster directory, by each of its networks; there are no other hosts
 //! ```
 //!
 //! Shared memory is tried first.  Where it cannot be had, say because the two are in different namespaces for processes, the next
@@ -19,7 +20,7 @@ use crate::networks::Provider;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// See the module's documentation.  By default, one network on one host.
+/// See the module's documentation.  By default, whatever is shown is dialled as it stands.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ways {
     providers: Vec<Provider>,
@@ -28,11 +29,22 @@ pub(crate) struct Ways {
 }
 
 impl Ways {
+    /// Of a node with these networks that meets those of its cluster directory.
+    pub(crate) fn on_one_host(providers: &[Provider]) -> Ways {
+        Ways { providers: providers.to_vec(), place: None }
+    }
+
     /// Of a node with these networks that meets other hosts.
     pub(crate) fn between_hosts(dir: &ClusterDir, providers: &[Provider]) -> Ways {
         // Who cannot tell where it is shares no memory with those of whom it hears.
         let place = providers.contains(&Provider::Shm).then(|| place(dir)).flatten();
         Ways { providers: providers.to_vec(), place }
+    }
+
+    /// What that node, which others dial in the cluster directory alone, shows.
+    pub(crate) fn shown_in_directory(&self, node: NodeId) -> String {
+        let sockets: Vec<String> = self.providers.iter().map(|network| socket_name(node, *network)).collect();
+        sockets.join(",")
     }
 
     /// What that node, which other hosts dial at `host`, shows.
@@ -45,11 +57,28 @@ impl Ways {
 
     /// How who shows that is dialled, the best way first, as the fabric has it.
     pub(crate) fn to(&self, shown: &str) -> Vec<String> {
+        let in_directory = self.in_directory(shown);
+        if !in_directory.is_empty() {
+            return in_directory;
+        }
         let (host, socket) = shown.split_once(' ').unwrap_or((shown, ""));
         let shared = socket.split_once('@').filter(|(_, place)| Some(*place) == self.place.as_deref());
         let shared = shared.map(|(socket, _)| socket.to_owned()).filter(|socket| !socket.contains('/'));
         let over_udp = Some(host).filter(|host| !host.is_empty()).map(|host| self.to_host(host));
         shared.into_iter().chain(over_udp).collect()
+    }
+
+    /// By the sockets of a cluster directory that are shown, those of our own networks.
+    fn in_directory(&self, shown: &str) -> Vec<String> {
+        let of = |(index, provider): (usize, &Provider)| {
+            let is_of = |socket: &&str| {
+                socket.ends_with(&format!(".{provider}.sock")) && !socket.contains([':', '/'])
+            };
+            let socket = shown.split(',').find(is_of)?;
+            // Who is dialled by no word of a network is dialled by the first.
+            Some(if index == 0 { socket.to_owned() } else { format!("{provider}:{socket}") })
+        };
+        self.providers.iter().enumerate().filter_map(of).collect()
     }
 
     fn to_host(&self, host: &str) -> String {
@@ -127,6 +156,21 @@ mod tests {
         }
         assert!(here.to(" ../node-3.shm.sock@boot/1/2").is_empty() && here.to("").is_empty());
         assert_eq!(here.to("[fd00::2]:7000 "), ["roce:[fd00::2]:7000"]);
+    }
+
+    #[test]
+    fn nodes_of_one_host_with_different_networks_dial_each_other_by_one_that_both_have() {
+        let shown = |providers| Ways::on_one_host(providers).shown_in_directory(NodeId(3));
+        assert_eq!(shown(&[Shm]), "node-3.shm.sock");
+        for (ours, theirs, expected) in [
+            (&[Shm, Roce][..], &[Roce][..], &["roce:node-3.roce.sock"][..]),
+            (&[Roce], &[Shm, Roce], &["node-3.roce.sock"]),
+            (&[Shm, Roce], &[Shm, Roce], &["node-3.shm.sock", "roce:node-3.roce.sock"]),
+        ] {
+            assert_eq!(Ways::on_one_host(ours).to(&shown(theirs)), expected);
+        }
+        let outside = Ways::on_one_host(&[Shm]).to("../node-3.shm.sock,node-4.shm.sock");
+        assert_eq!(outside, ["node-4.shm.sock"]);
     }
 
     #[test]

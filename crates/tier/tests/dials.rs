@@ -433,3 +433,26 @@ fn who_joins_dials_those_whom_the_directory_does_not_hear_and_waits_for_none_of_
     assert_eq!(says(&mut engine, told(&[(2, "two")], &[])), ["two"]);
     assert!(engine.is_dialling());
 }
+
+#[test]
+fn who_could_not_be_reached_when_we_joined_is_looked_for_until_somebody_answers_there() {
+    let mut engine = Node::new(5, 0).engine;
+    let dials = |engine: &mut Engine, now_ns| {
+        engine.handle_timeout(now_ns);
+        let effects = std::iter::from_fn(|| engine.poll_effect());
+        effects.filter(|effect| matches!(effect, Effect::Dial { address } if address == "by name")).count()
+    };
+    engine.handle_stranger("by name");
+    assert_eq!((1..4).map(|lease| dials(&mut engine, lease * LEASE_NS)).collect::<Vec<_>>(), [1, 1, 1]);
+    // Whoever is there calls itself something else.
+    let hello = Hello {
+        life: NodeLife { node: NodeId(3), incarnation: Incarnation(7) },
+        pid: 1,
+        bytes_total: 0,
+        address: "by number".to_owned(),
+    };
+    let connection = Connection { peer: PeerId(7), dialled: true, send_bytes_max: 256 };
+    engine.handle_connected(4 * LEASE_NS, connection, &hello.encode());
+    engine.handle_answered("by name");
+    assert_eq!((5..9).map(|lease| dials(&mut engine, lease * LEASE_NS)).sum::<usize>(), 0);
+}

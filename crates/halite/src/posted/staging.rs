@@ -32,8 +32,12 @@ const LONG_BYTES: u64 = 128 * SLICE_BYTES_MAX as u64;
 /// How many such accesses may use of all peers' memory together.
 const SHARED_BYTES_MAX: u64 = 16 * LONG_BYTES;
 
-/// Most bytes of that, for as many accesses at once as have nothing under way but a slice: 8192 of them.
-const LONG_BYTES_MAX: u64 = 64 * LONG_BYTES;
+/// How many bytes accesses of one peer's memory may use at most, which have nothing under way but a slice: 1024 of them.  One that
+/// answers nobody keeps no more from the others.
+const PEER_BYTES_MAX: u64 = 8 * LONG_BYTES;
+
+/// Most bytes of that, for all peers.
+const LONG_BYTES_MAX: u64 = 256 * LONG_BYTES;
 
 /// Registered with the first operation that needs it.
 #[derive(Debug)]
@@ -74,7 +78,7 @@ pub(super) enum Slot {
     Long { extent: Extent, key: Key, window: Window, peer: PeerId },
 }
 
-/// Staging memory could not be registered, or all of it is used.
+/// Staging memory could not be registered, or all of it that is for one peer is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoStaging;
 
@@ -102,6 +106,9 @@ impl Staging {
         let mut long = lock(&memory.long);
         if !needs && !long.used.has_room(peer, len as u64) {
             return Ok(None);
+        }
+        if long.used.of(peer) + len as u64 > PEER_BYTES_MAX {
+            return Err(NoStaging);
         }
         long.allocate(fabric, peer, len as u64).map(Some)
     }
@@ -194,8 +201,11 @@ impl Long {
 
 impl Used {
     fn has_room(&self, peer: PeerId, len: u64) -> bool {
-        let of_peer = self.by_peer.get(&peer).copied().unwrap_or(0);
-        of_peer + len <= LONG_BYTES && self.all + len <= SHARED_BYTES_MAX
+        self.of(peer) + len <= LONG_BYTES && self.all + len <= SHARED_BYTES_MAX
+    }
+
+    fn of(&self, peer: PeerId) -> u64 {
+        self.by_peer.get(&peer).copied().unwrap_or(0)
     }
 
     fn add(&mut self, peer: PeerId, len: u64) {

@@ -91,7 +91,7 @@ impl Engine {
     fn meet(&mut self, connection: Connection, hello: Hello) {
         let (peer, life) = (connection.peer, hello.life);
         self.pairings.note_address(life, &hello.address);
-        self.pairings.note_met(&hello.address);
+        self.pairings.note_dialled(&hello.address);
         if self.members.is_alive(life) {
             // A node that chooses leaves it to the other end to drop what was not chosen.  One that is dialled anew has yet to
             // hear that its pairing is over.

@@ -81,12 +81,6 @@ impl Pairings {
         }
     }
 
-    /// Somebody has answered there.
-    pub(super) fn note_met(&mut self, address: &str) {
-        self.strangers.remove(address);
-        self.note_dialled(address);
-    }
-
     /// Whether somebody is being dialled, or, of those above `dialled_by`, is to dial us.
     pub(super) fn is_dialling(&self, dialled_by: Option<NodeId>) -> bool {
         let is_to_dial = |life: &NodeLife| dialled_by.is_some_and(|own| life.node > own);
@@ -348,6 +342,11 @@ impl Engine {
     pub fn handle_stranger(&mut self, address: &str) {
         let due_ns = self.now_ns + self.config.lease_ns;
         self.pairings.strangers.insert(address.to_owned(), (LOOKS_MAX, due_ns));
+    }
+
+    /// Somebody has answered at an address that was dialled.  What it shows of itself may be another one.
+    pub fn handle_answered(&mut self, address: &str) {
+        self.pairings.strangers.remove(address);
     }
 
     fn look_for_strangers(&mut self) {
