@@ -36,6 +36,14 @@ impl Provider {
             Provider::Roce => "roce",
         }
     }
+
+    /// What it is, in half a line.
+    pub fn summary(self) -> &'static str {
+        match self {
+            Provider::Shm => "Shared memory between the processes of one host",
+            Provider::Roce => "RoCEv2 over UDP, between hosts or the processes of one",
+        }
+    }
 }
 
 impl fmt::Display for Provider {

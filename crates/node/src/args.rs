@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::apps;
 use crate::bytes::ByteCount;
@@ -45,48 +46,25 @@ pub struct Arguments {
     pub settings: Vec<Setting>,
 }
 
-/// The networks that a cluster can use.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fabric {
-    /// Shared memory between the processes of one host
-    Shm,
-    /// RoCEv2 over UDP, between hosts or the processes of one
-    Roce,
-}
-
-impl Fabric {
-    /// As flags and results name it.
-    pub fn name(self) -> &'static str {
-        Provider::from(self).name()
-    }
-}
-
-impl From<Fabric> for Provider {
-    fn from(fabric: Fabric) -> Provider {
-        match fabric {
-            Fabric::Shm => Provider::Shm,
-            Fabric::Roce => Provider::Roce,
-        }
-    }
+/// Reads the name of a network.
+pub fn network() -> impl TypedValueParser<Value = Provider> {
+    let names = Provider::ALL.map(|network| PossibleValue::new(network.name()).help(network.summary()));
+    let named = |name: String| Provider::ALL.into_iter().find(|network| network.name() == name);
+    PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
 }
 
 /// Which networks a node uses.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
     /// Networks between nodes, as shm,roce: two nodes use the first that both have [default: those of the first node, else shm]
-    #[arg(long, env = "HALITE_FABRIC", value_enum, value_delimiter = ',')]
-    pub fabric: Vec<Fabric>,
+    #[arg(long, env = "HALITE_FABRIC", value_parser = network(), value_delimiter = ',')]
+    pub fabric: Vec<Provider>,
     /// Address of this host for packets of roce
     #[arg(long, env = "HALITE_ADDRESS", value_name = "IP", default_value = "127.0.0.1")]
     pub address: IpAddr,
 }
 
 impl Networks {
-    /// As a node's configuration has them.
-    pub fn providers(&self) -> Vec<Provider> {
-        self.fabric.iter().map(|fabric| Provider::from(*fabric)).collect()
-    }
-
     /// The same as flags.
     pub fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--address".to_owned(), self.address.to_string()];
@@ -408,7 +386,7 @@ mod tests {
     fn up_wants_a_number_of_nodes_and_reads_sizes() {
         let Ok(Command::Up(up)) = command("up --nodes 3 --arena 8G --detach") else { panic!() };
         assert_eq!((up.nodes, up.arena, up.detach), (3, ByteCount(8 << 30), true));
-        assert_eq!(up.networks.providers(), []);
+        assert!(up.networks.fabric.is_empty());
         assert!(command("up --nodes 0").is_err());
         assert!(command("up --nodes 256").is_ok());
         assert!(command("up --nodes 257").is_err());
@@ -421,7 +399,7 @@ mod tests {
         let Ok(Command::Node(node)) = command("node --id 3 --fabric shm,roce --address ::1") else {
             panic!()
         };
-        assert_eq!(node.networks.providers(), [Provider::Shm, Provider::Roce]);
+        assert_eq!(node.networks.fabric, [Provider::Shm, Provider::Roce]);
         assert_eq!(node.networks.flags(), ["--address", "::1", "--fabric", "shm,roce"]);
         assert!(command("node --id 3 --address nowhere").is_err());
     }

@@ -11,10 +11,11 @@ mod ycsb;
 use std::path::Path;
 
 use clap::{Args, Subcommand};
+use halite::Provider;
 
 pub use worker::{WorkerArgs, work};
 
-use crate::args::Fabric;
+use crate::args::network;
 use crate::bytes::ByteCount;
 
 /// `halite run`
@@ -42,8 +43,8 @@ struct Over {
     #[arg(long, default_value = "2G", value_name = "BYTES")]
     arena: ByteCount,
     /// The network of a cluster of their own
-    #[arg(long, value_enum, default_value = "shm")]
-    fabric: Fabric,
+    #[arg(long, value_parser = network(), default_value_t = Provider::Shm)]
+    fabric: Provider,
     /// Prints one JSON object
     #[arg(long)]
     json: bool,

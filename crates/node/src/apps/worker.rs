@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use halite::{Config, Node, NodeId, blocking};
+use halite::{Config, Node, NodeId, Provider, blocking};
 use serde::{Deserialize, Serialize};
 
 use super::{log, ycsb};
-use crate::args::Fabric;
+use crate::args::network;
 use crate::{output, signals};
 
 /// `halite run-worker`
@@ -29,8 +29,8 @@ pub struct WorkerArgs {
     #[arg(long, default_value_t = 0)]
     arena: u64,
     /// The network of its node
-    #[arg(long, value_enum)]
-    fabric: Option<Fabric>,
+    #[arg(long, value_parser = network())]
+    fabric: Option<Provider>,
 }
 
 /// What a worker is told.
@@ -95,7 +95,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     }
     let mut config = Config { dir: dir.to_owned(), arena_bytes: args.arena, ..Config::default() };
     config.node = args.node.map(NodeId);
-    config.providers = args.fabric.map_or(config.providers, |fabric| vec![fabric.into()]);
+    config.providers = args.fabric.map_or(config.providers, |network| vec![network]);
     let node = match Node::embedded(config) {
         Ok(node) => node,
         // Whoever started us tells it.

@@ -26,7 +26,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
         dir: dir.to_owned(),
         node: args.id.map(NodeId),
         arena_bytes: args.arena.0,
-        providers: args.networks.providers(),
+        providers: args.networks.fabric.clone(),
         address: args.networks.address,
         pcap: args.pcap.clone(),
         hosts: hosts(&args.hosts)?,

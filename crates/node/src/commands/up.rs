@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use halite::cluster_dir::{ClusterDir, Starting};
-use halite::{Config, EPHEMERAL_NODE_MIN};
+use halite::{Config, EPHEMERAL_NODE_MIN, Provider};
 
 use super::down::{applications, remove_residue};
-use crate::args::{Fabric, Up};
+use crate::args::Up;
 use crate::bytes::ByteCount;
 use crate::control::{self, GRACE, Lifetime, NodeProcess, Plan, Target};
 use crate::limits;
@@ -102,7 +102,7 @@ impl Cluster {
         let mut table = Table::new(&columns);
         let names: Vec<&str> = args.networks.fabric.iter().map(|fabric| fabric.name()).collect();
         // As the status of a node has it.
-        let fabric = if names.is_empty() { Fabric::Shm.name().to_owned() } else { names.join("+") };
+        let fabric = if names.is_empty() { Provider::Shm.name().to_owned() } else { names.join("+") };
         for node in &self.nodes {
             let arena = ByteCount(args.arena.0).to_string();
             table.row(vec![node.id.to_string(), node.pid().to_string(), fabric.clone(), arena]);

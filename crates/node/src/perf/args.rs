@@ -1,9 +1,10 @@
 //! The flags of `halite perf`, with perftest's letters.
 
 use clap::{Args, ValueEnum};
+use halite::Provider;
 
 use super::cores::Pinning;
-use crate::args::Fabric;
+use crate::args::network;
 use crate::bytes::ByteCount;
 
 /// What can be measured.
@@ -99,8 +100,8 @@ pub struct PerfArgs {
     #[arg(long, value_enum, default_value_t = Pinning::Apart)]
     pub cores: Pinning,
     /// Network between the two ends
-    #[arg(long, env = "HALITE_FABRIC", value_enum, default_value_t = Fabric::Shm)]
-    pub fabric: Fabric,
+    #[arg(long, env = "HALITE_FABRIC", value_parser = network(), default_value_t = Provider::Shm)]
+    pub fabric: Provider,
     /// Prints one JSON object per size
     #[arg(long)]
     pub json: bool,
@@ -155,6 +156,6 @@ pub struct ServerArgs {
     #[arg(long, value_enum)]
     pub cores: Pinning,
     /// The network of its node
-    #[arg(long, value_enum)]
-    pub fabric: Fabric,
+    #[arg(long, value_parser = network())]
+    pub fabric: Provider,
 }

@@ -109,7 +109,7 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         dir: dir.to_owned(),
         node: Some(NodeId(0)),
         arena_bytes: args.arena,
-        providers: vec![args.fabric.into()],
+        providers: vec![args.fabric],
         ..Config::default()
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;
