@@ -24,6 +24,10 @@ const BYTES_PER_NS: u64 = 10;
 const BYTES_MAX: u64 = 1 << 26;
 /// How long somebody pauses who looks again for what others do.
 const PAUSE_NS: u64 = 1_000;
+/// So often a thread that looks again only lets others go first, where time is real.
+const YIELDS: u32 = 100;
+/// As long it sleeps then at most.
+const PAUSE_NS_MAX: u64 = 1_000_000;
 /// A story that is not over by then hangs.
 const LATE: Duration = Duration::from_secs(3600);
 
@@ -122,11 +126,14 @@ pub fn pause() {
     pause_again(0);
 }
 
-/// As [`pause`], for who has looked so often: the more, the longer, so that what takes a lease is seen, too.
+/// As [`pause`], for a thread that has looked so often: the more, the longer, so that what takes a lease is seen, too.
 pub fn pause_again(looks: u32) {
+    let pause_ns = PAUSE_NS * (1 + u64::from(looks));
     match PLACE.with_borrow(Clone::clone) {
-        Some(place) => place.sleep_ns(PAUSE_NS * (1 + u64::from(looks))),
-        None => thread::yield_now(),
+        Some(place) => place.sleep_ns(pause_ns),
+        // What is waited for is mostly there at once; and some of it takes the wake-up of a thread that has no core yet.
+        None if looks < YIELDS => thread::yield_now(),
+        None => thread::sleep(Duration::from_nanos(pause_ns.min(PAUSE_NS_MAX))),
     }
 }
 
