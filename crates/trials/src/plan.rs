@@ -51,6 +51,9 @@ pub struct Plan {
     /// How many work requests a connection takes before its queue is full, if not as many as in the profile.
     #[serde(default)]
     pub queue_depth: Option<usize>,
+    /// How many bytes a link carries in a microsecond, if not as many as in the profile.
+    #[serde(default)]
+    pub bandwidth_bytes_per_us: Option<u64>,
     /// By how many bytes arenas grow, at least: a power of two, at most a quarter of the arena.
     #[serde(default = "defaults::segment_bytes")]
     pub segment_bytes: u64,
@@ -269,6 +272,9 @@ impl Plan {
             () if self.queue_depth.is_some_and(|depth| !(4..=1 << 20).contains(&depth)) => {
                 bad("queue_depth must be from 4 to 1048576")
             }
+            () if self.bandwidth_bytes_per_us.is_some_and(|bytes| !(1..=1 << 20).contains(&bytes)) => {
+                bad("bandwidth_bytes_per_us must be from 1 to 1048576")
+            }
             () if !(2..=1000).contains(&self.work.calls_posted_max) => {
                 bad("calls_posted_max must be from 2 to 1000")
             }
@@ -333,7 +339,11 @@ impl Plan {
     fn hardware(&self, name: &str) -> Result<Profile, PlanError> {
         let bad = |source| PlanError::Profile { plan: self.name.clone(), source };
         let profile = Profile::named(name).map_err(bad)?;
-        Ok(Profile { queue_depth: self.queue_depth.unwrap_or(profile.queue_depth), ..profile })
+        Ok(Profile {
+            queue_depth: self.queue_depth.unwrap_or(profile.queue_depth),
+            bandwidth_bytes_per_us: self.bandwidth_bytes_per_us.unwrap_or(profile.bandwidth_bytes_per_us),
+            ..profile
+        })
     }
 
     /// The host of each node.
@@ -397,6 +407,10 @@ mod tests {
         assert!(refusal("name = 'x'\nnodes = 1\nspeed = 7").contains("speed"));
         assert!(refusal("name = 'x'\nnodes = 1\nprofile = 'abacus'").contains("abacus"));
         assert!(refusal("name = 'x'\nnodes = 1\nqueue_depth = 3").contains("queue_depth must be"));
+        assert!(
+            refusal("name = 'x'\nnodes = 1\nbandwidth_bytes_per_us = 0")
+                .contains("bandwidth_bytes_per_us must")
+        );
         assert!(refusal("name = 'x'\nnodes = 1\nsegment_bytes = 3").contains("segment_bytes must be"));
         let mixed = |rest: &str| refusal(&format!("name = 'x'\nnodes = 3\nprofile = 'rnic-100g'\n{rest}"));
         for hosts in ["4", "0", "[2, 2]", "[3, 0]", "[4294967295, 4]"] {
