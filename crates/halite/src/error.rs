@@ -517,6 +517,16 @@ pub enum JoinError {
         /// Where it is dialled.
         address: String,
     },
+    /// A node of the cluster is there, and the first node is not met by it.
+    #[error("cannot join in {}: {address} is there, but node 0, which has the directory of names, is out of reach, or another node has just become node {node}", dir.display())]
+    NoFirst {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// Where the other node is.
+        address: String,
+        /// Which node would have joined.
+        node: NodeId,
+    },
     /// Nodes of the cluster could not be reached.
     #[error("cannot join in {}: no connection to {address}: {reason}", dir.display())]
     Unreachable {

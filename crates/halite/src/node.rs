@@ -185,7 +185,9 @@ impl Node {
                 lack: lack.reason,
             });
         }
-        if !is_joined {
+        // The first node that was told to join founds nothing: who is there has a cluster.
+        let has_lost = life.node == NodeId::FIRST && node.failed(&node.ways_to(&join)).is_some();
+        if !is_joined || has_lost {
             if is_spread {
                 return Err(node.why_apart(&dir, &join));
             }
@@ -211,18 +213,23 @@ impl Node {
             };
         }
         let address = ways::list(join);
-        let ways = self.member.core.ground.ways.to(&address);
-        let failed = self.member.core.look(|machine| {
+        let failed = self.failed(&self.ways_to(join));
+        let dir = dir.path().to_owned();
+        match failed {
+            Some(ConnectFailure { reason, .. }) => JoinError::Unreachable { dir, address, reason },
+            None => JoinError::NoFirst { dir, address, node: self.id() },
+        }
+    }
+
+    fn ways_to(&self, hosts: &[SocketAddr]) -> Vec<String> {
+        self.member.core.ground.ways.to(&ways::list(hosts))
+    }
+
+    /// A connection to one of these that has not come about.
+    fn failed(&self, ways: &[String]) -> Option<ConnectFailure> {
+        self.member.core.look(|machine| {
             machine.dialling.failed.iter().find(|failed| ways.contains(&failed.address)).cloned()
-        });
-        let reason = failed.map_or_else(
-            || {
-                let node = self.id();
-                format!("it is there, but packets do not get through to it, or node 0, which has the directory of names, is out of reach, or another node has just become node {node}")
-            },
-            |failed| failed.reason,
-        );
-        JoinError::Unreachable { dir: dir.path().to_owned(), address, reason }
+        })
     }
 
     /// What this process lacked to connect to all.

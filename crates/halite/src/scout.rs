@@ -35,11 +35,13 @@ pub(crate) fn look(config: &Config, hosts: &Hosts, node: NodeId) -> Result<Found
 pub(crate) fn look_for_first(config: &Config, hosts: &Hosts) -> Result<(), JoinError> {
     match send(config, hosts, HOLDER_PATIENCE) {
         Ok(scout) => look_by(&scout, NodeId::FIRST).map(drop),
-        // Nobody gets there without it.
-        Err(error) => {
+        // Somebody is there, who lacks a first node.
+        Err(error @ JoinError::NoFirst { .. }) => {
             tracing::debug!("no living node 0 is found: {error}");
             Ok(())
         }
+        // Nobody is there, or may let us in: to go on would be to found a cluster of our own.
+        Err(error) => Err(error),
     }
 }
 

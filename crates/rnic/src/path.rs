@@ -46,6 +46,8 @@ pub(crate) struct Path {
     raise_at_ns: Option<u64>,
     /// A search has come to an end.
     is_known: bool,
+    /// Some probe has been answered, be it one of a search that is over.
+    is_answered: bool,
 }
 
 #[derive(Debug)]
@@ -73,11 +75,16 @@ impl Path {
             answers: VecDeque::new(),
             raise_at_ns: None,
             is_known: false,
+            is_answered: false,
         }
     }
 
     pub fn is_known(&self) -> bool {
         self.is_known
+    }
+
+    pub fn is_answered(&self) -> bool {
+        self.is_answered
     }
 
     /// The most that comes through both ways.
@@ -141,6 +148,7 @@ impl Path {
 
     /// An answer has come.  Says whether it is one to a search that is under way.
     pub fn handle_answer(&mut self, now_ns: u64, number: Psn, answer: PathEthRepr) -> bool {
+        self.is_answered = true;
         let Some(search) = self.search.as_mut().filter(|_| number == self.number) else { return false };
         self.theirs = answer.found.min(self.most);
         if answer.size > search.goal || search.answered.is_some_and(|answered| answered >= answer.size) {

@@ -131,6 +131,11 @@ impl QueuePair {
         self.path.as_ref().is_none_or(Path::is_known)
     }
 
+    /// Whether a probe of ours was ever answered: so packets get there, and back.
+    pub fn is_path_answered(&self) -> bool {
+        self.path.as_ref().is_some_and(Path::is_answered)
+    }
+
     /// Begins to find out how long packets come through, unless that is under way; the peer is ready.
     pub fn find_path(&mut self, now_ns: u64) {
         let trip_ns = self.requester.round_trip_ns();

@@ -198,3 +198,22 @@ fn an_address_that_nobody_reaches_is_told() {
     let complaint = join("10.0.0.2:7000", "10.0.0.77");
     assert!(complaint.contains("10.0.0.77:7000"), "{complaint}");
 }
+
+#[test]
+fn a_node_0_that_is_to_join_whom_it_does_not_reach_founds_no_cluster_of_its_own() {
+    let Some(cluster) = cluster(2) else { return };
+    cluster.host(1).ok("mkdir -m 700 elsewhere");
+    // Nobody listens there; nobody is there; and somebody is, behind a cable that is out.
+    let on_other = |by: &str| line(cluster.host(1), 0, Some(by)).replace(":7000 --secret", ":7001 --secret");
+    for (by, cable_is_out) in [("10.0.0.2:1", false), ("10.0.0.77:7000", false), ("10.0.0.1:7000", true)] {
+        if cable_is_out {
+            cluster.world.unplug(0);
+        }
+        let line = on_other("BY").replace("BY:7000", by);
+        let complaint = cluster.host(1).fails(&format!("HALITE_DIR=/tmp/elsewhere {line}"));
+        assert!(complaint.contains(&format!("no connection to {by}: ")), "{complaint}");
+        assert!(complaint.contains("cannot run node 0"), "{complaint}");
+    }
+    cluster.world.plug(0);
+    eventually(|| cluster.is_whole());
+}

@@ -3,6 +3,7 @@
 //! Making hosts takes root and some programs; each test is left out where these are missing, and fails if `HALITE_NETWORK` is set.
 
 mod application;
+mod blocked;
 mod cluster;
 mod faults;
 mod figures;

@@ -201,6 +201,17 @@ impl Host {
         std::fs::read(self.path(path)).unwrap()
     }
 
+    /// Nothing of UDP comes to it from now on, and nobody is told; TCP goes on.
+    pub fn mute_packets(&self) {
+        self.ok("nft add table inet mute");
+        self.ok("nft 'add chain inet mute arrival { type filter hook input priority 0; }'");
+        self.ok("nft add rule inet mute arrival iifname cable meta l4proto udp drop");
+    }
+
+    pub fn let_packets_through(&self) {
+        self.ok("nft delete table inet mute");
+    }
+
     /// A file from another host that only its owner may read, by a way that one trusts.
     pub fn copy_secret(&self, from: &Host, path: &str) {
         self.write(path, &from.read(path));

@@ -45,6 +45,8 @@ pub(super) struct Connection {
     /// Nothing more is posted: it ends when what was has ended.
     is_leaving: AtomicBool,
     has_ended: AtomicBool,
+    /// We have dialled another host, and have yet to see that packets get there and back.
+    awaits_answer: AtomicBool,
     /// It is being found out, or known, how long packets come through.
     is_path_sought: AtomicBool,
     /// When something last came from it.
@@ -112,6 +114,7 @@ impl Connection {
             is_up: AtomicBool::new(false),
             is_leaving: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
+            awaits_answer: AtomicBool::new(false),
             is_path_sought: AtomicBool::new(false),
             heard_ns: AtomicU64::new(now_ns),
         }
@@ -149,9 +152,19 @@ impl Connection {
         self.is_up.load(Acquire)
     }
 
-    /// Whether the first look at the path is due: once, when both ends are ready.
+    /// Whether the first look at the path is due: once, when both ends are ready, or that is to be seen by it.
     pub(super) fn begins_path(&self) -> bool {
-        self.is_up() && !self.is_path_sought.swap(true, Relaxed)
+        (self.is_up() || self.awaits_answer()) && !self.is_path_sought.swap(true, Relaxed)
+    }
+
+    /// It does not come up before a probe was answered.
+    pub(super) fn await_answer(&self) {
+        self.awaits_answer.store(true, Relaxed);
+    }
+
+    pub(super) fn awaits_answer(&self) -> bool {
+        // Says nothing of other memory: who may come up by it is decided under the lock of the control.
+        self.awaits_answer.load(Relaxed) && !self.is_up()
     }
 
     pub(super) fn leave(&self) {

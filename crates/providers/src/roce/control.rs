@@ -43,6 +43,8 @@ pub(super) struct Control {
     attempts: u64,
     /// Numbers of queue pairs that are ours already.
     qpns: BTreeSet<u32>,
+    /// What was agreed on and has come to nothing.
+    given_up: Vec<Arc<Connection>>,
 }
 
 /// One other end.
@@ -60,7 +62,10 @@ pub(super) enum Stage {
     Dialled { attempt: Attempt, offer: Offer, deadline_ns: u64 },
     /// They are to make us one.
     Accepted { deadline_ns: u64 },
-    /// There is a connection; who dialled may have to hear that we are ready yet.
+    /// Both have made their offers, and it is to be shown yet that packets get through: to who dialled, by an answer to a probe, and to
+    /// who was dialled, by its word.
+    Agreed { connection: Arc<Connection>, attempt: Option<Attempt>, deadline_ns: u64 },
+    /// There is a connection; on one host, who was dialled may have to hear yet that the other is ready.
     Connected(Arc<Connection>),
     /// The other end has hung up without a word: its process is ending, which is waited for a little while.
     HungUp { connection: Arc<Connection>, deadline_ns: u64 },
@@ -88,7 +93,8 @@ impl Control {
             epoll::add(&epoll, port, epoll::EventData::new_u64(PORT), epoll::EventFlags::IN)?;
         }
         let (hosts, links, qpns) = (hosts.cloned(), BTreeMap::new(), BTreeSet::new());
-        Ok(Control { listener: Some(listener), hosts, epoll, links, tokens: PORT, attempts: 0, qpns })
+        let (tokens, given_up) = (PORT, Vec::new());
+        Ok(Control { listener: Some(listener), hosts, epoll, links, tokens, attempts: 0, qpns, given_up })
     }
 
     /// Where other hosts may dial.
@@ -215,6 +221,10 @@ impl Control {
         let (qpns, dialled) = match link.stage {
             Stage::Dialled { attempt, offer, .. } => (offer.lanes.map(|lane| lane.qpn), Some(attempt)),
             Stage::Accepted { .. } => return None,
+            Stage::Agreed { connection, attempt, .. } => {
+                self.given_up.push(connection);
+                return attempt;
+            }
             Stage::Connected(connection) | Stage::HungUp { connection, .. } => (connection.qpns(), None),
         };
         self.give_back(&qpns);
@@ -225,6 +235,11 @@ impl Control {
     pub(super) fn new_attempt(&mut self) -> u64 {
         self.attempts += 1;
         self.attempts
+    }
+
+    /// Connections that have come to nothing since this was last asked for; their numbers are given back when they have ended.
+    pub(super) fn take_given_up(&mut self) -> Vec<Arc<Connection>> {
+        std::mem::take(&mut self.given_up)
     }
 
     /// One address has answered: the others are not waited for.
@@ -240,12 +255,11 @@ impl Control {
     }
 
     fn links_of(&self, number: u64) -> Vec<u64> {
-        let is_of =
-            |link: &Link| matches!(&link.stage, Stage::Dialled { attempt, .. } if attempt.number == number);
+        let is_of = |link: &Link| link.stage.attempt().is_some_and(|attempt| attempt.number == number);
         self.links.iter().filter(|(_, link)| is_of(link)).map(|(token, _)| *token).collect()
     }
 
-    fn give_back(&mut self, qpns: &[Qpn]) {
+    pub(super) fn give_back(&mut self, qpns: &[Qpn]) {
         for qpn in qpns {
             self.qpns.remove(&qpn.value());
         }
@@ -325,16 +339,40 @@ impl Control {
 }
 
 impl Stage {
-    fn deadline_ns(&self) -> Option<u64> {
+    /// Why we dialled, where that has not come to its end.
+    fn attempt(&self) -> Option<&Attempt> {
         match self {
-            Stage::Dialled { attempt, deadline_ns, .. } if !attempt.rest.is_empty() => {
-                Some(attempt.next_ns.min(*deadline_ns))
-            }
+            Stage::Dialled { attempt, .. } => Some(attempt),
+            Stage::Agreed { attempt, .. } => attempt.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(super) fn attempt_mut(&mut self) -> Option<&mut Attempt> {
+        match self {
+            Stage::Dialled { attempt, .. } => Some(attempt),
+            Stage::Agreed { attempt, .. } => attempt.as_mut(),
+            _ => None,
+        }
+    }
+
+    /// When it has taken too long.
+    pub(super) fn over_ns(&self) -> Option<u64> {
+        match self {
             Stage::Dialled { deadline_ns, .. }
             | Stage::Accepted { deadline_ns }
+            | Stage::Agreed { deadline_ns, .. }
             | Stage::HungUp { deadline_ns, .. } => Some(*deadline_ns),
             Stage::Connected(_) => None,
         }
+    }
+
+    /// When something is to be done: another address is to be tried, too, or it has taken too long.
+    fn deadline_ns(&self) -> Option<u64> {
+        let next_ns =
+            self.attempt().filter(|attempt| !attempt.rest.is_empty()).map(|attempt| attempt.next_ns);
+        self.over_ns().map(|over_ns| next_ns.map_or(over_ns, |next_ns| next_ns.min(over_ns)))
     }
 }
 

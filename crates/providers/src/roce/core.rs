@@ -16,12 +16,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
 use halite_fabric::{ConnectFailure, Event, PeerId, PostCause, WorkRequest};
-use halite_rnic::wire::Packet;
 use halite_rnic::wire::bth::Bth;
+use halite_rnic::wire::{Headers, Packet};
 use halite_rnic::{Config, Mtu, Retry};
 
 use super::bell::Bell;
@@ -248,17 +248,41 @@ impl Core {
             {
                 let mut control = lock(&self.control);
                 for token in control.late(now_ns) {
-                    match control.stage(token) {
-                        Some(Stage::HungUp { connection, .. }) => gone.push(connection.clone()),
-                        Some(Stage::Dialled { deadline_ns, .. }) if now_ns < *deadline_ns => {
-                            self.dial_also(&mut control, token);
-                        }
-                        _ => self.fail(&mut control, token, "it does not answer"),
-                    }
+                    self.see_to_late(&mut control, token, now_ns, &mut gone);
                 }
                 self.note_greetings(&control);
+                self.end_given_up(control);
             }
             gone.iter().for_each(|connection| self.end(connection));
+        }
+    }
+
+    fn see_to_late(&self, control: &mut Control, token: u64, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
+        let Some(stage) = control.stage(token) else { return };
+        match stage {
+            _ if stage.over_ns().is_none_or(|over_ns| now_ns < over_ns) => self.dial_also(control, token),
+            Stage::HungUp { connection, .. } => gone.push(connection.clone()),
+            Stage::Agreed { connection, .. } if connection.is_up() => {
+                *stage = Stage::Connected(connection.clone());
+            }
+            Stage::Agreed { connection, .. } => {
+                let (own, address) = (connection.own_address, connection.address);
+                let reason = format!(
+                    "it answers over TCP, but packets (UDP) between {own} here and {address} there do not get through"
+                );
+                self.fail(control, token, &reason);
+            }
+            _ => self.fail(control, token, "it does not answer"),
+        }
+    }
+
+    /// Ends what was agreed on and has come to nothing.
+    pub(super) fn end_given_up(&self, mut control: MutexGuard<'_, Control>) {
+        let given_up = control.take_given_up();
+        drop(control);
+        for connection in given_up {
+            self.end(&connection);
+            lock(&self.control).give_back(&connection.qpns());
         }
     }
 
@@ -275,6 +299,10 @@ impl Core {
                     lane.find_path(now_ns);
                 }
                 lane.handle_timeout(now_ns);
+                if connection.awaits_answer() && lane.qp().knows_path() {
+                    // Nothing was answered: it goes on for as long as a greeting may take.
+                    lane.find_path(now_ns);
+                }
                 self.move_on(&connection, &mut lane, now_ns, &mut told);
                 is_broken |= told.is_broken;
             }
@@ -322,6 +350,7 @@ impl Core {
                 continue;
             };
             let mut told = Told::default();
+            let mut is_answered = false;
             {
                 let mut lane = connection.lane(index);
                 self.handle(&connection, &mut lane, now_ns, from, packet);
@@ -329,6 +358,10 @@ impl Core {
                     self.handle(&connection, &mut lane, now_ns, from, packet);
                 }
                 self.move_on(&connection, &mut lane, now_ns, &mut told);
+                is_answered |= lane.qp().is_path_answered();
+            }
+            if is_answered && connection.awaits_answer() {
+                self.handle_answered(&connection);
             }
             rings |= told.rings;
             self.end_if_over(&connection, told.is_broken);
@@ -349,8 +382,11 @@ impl Core {
             return;
         };
         connection.heard_ns.store(now_ns, Relaxed);
-        // Who sends has heard us: its "ready" may come later than this.
-        self.come_up(connection);
+        // Who sends has heard us: its "ready" may come later than this.  A probe asks for that yet.
+        let is_probe = matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_));
+        if !is_probe && !connection.awaits_answer() {
+            self.come_up(connection);
+        }
         lane.handle_packet(connection, self.ground(now_ns), &packet);
     }
 
@@ -386,6 +422,7 @@ impl Core {
                 self.hear(&mut control, token, now_ns, &mut gone);
             }
             self.note_greetings(&control);
+            self.end_given_up(control);
         }
         if !gone.is_empty() {
             // What they said before they went has arrived.
@@ -420,6 +457,11 @@ impl Core {
         }
         while let Some(heard) = control.receive(token) {
             let Some(stage) = control.stage(token) else { return };
+            if let Stage::Agreed { connection, .. } = stage
+                && connection.is_up()
+            {
+                *stage = Stage::Connected(connection.clone());
+            }
             match (&*stage, heard) {
                 (Stage::Accepted { .. }, Heard::Message(Message::Dial { offer, hello })) => {
                     if let Err(reason) = self.answer(control, token, offer, hello, now_ns) {
@@ -431,18 +473,30 @@ impl Core {
                     Stage::Dialled { attempt, offer, .. },
                     Heard::Message(Message::Accept { offer: theirs, hello }),
                 ) => {
-                    let (number, address, offer) = (attempt.number, attempt.address.clone(), *offer);
+                    let (attempt, offer) = (attempt.clone(), *offer);
                     if !offer.suits(&theirs) {
                         return self.fail(control, token, "it is reached by another kind of address");
                     }
-                    let connection = self.connect(token, &offer, &theirs, hello, Some(address), now_ns);
-                    *stage = Stage::Connected(connection.clone());
-                    control.forget_attempt(number);
-                    control.send(token, &Message::Ready);
-                    self.come_up(&connection);
+                    let address = Some(attempt.address.clone());
+                    let connection = self.connect(token, &offer, &theirs, hello, address, now_ns);
+                    // [ROCE-PATH-5]
+                    let deadline_ns = self.greeting_deadline_ns();
+                    *stage =
+                        Stage::Agreed { connection: connection.clone(), attempt: Some(attempt), deadline_ns };
+                    if control.own_address(token).is_some() {
+                        connection.await_answer();
+                        self.note_due(now_ns);
+                    } else {
+                        self.make_ready(control, &connection);
+                    }
                 }
-                (Stage::Connected(connection), Heard::Message(Message::Ready)) => {
-                    self.come_up(&connection.clone());
+                (
+                    Stage::Agreed { connection, attempt: None, .. } | Stage::Connected(connection),
+                    Heard::Message(Message::Ready),
+                ) => {
+                    let connection = connection.clone();
+                    *stage = Stage::Connected(connection.clone());
+                    self.come_up(&connection);
                 }
                 (Stage::Connected(connection), heard) => {
                     let connection = connection.clone();
@@ -453,6 +507,9 @@ impl Core {
                     return;
                 }
                 (Stage::HungUp { .. }, _) => return,
+                (Stage::Agreed { .. }, Heard::Message(Message::Left)) => {
+                    self.fail(control, token, "it hung up")
+                }
                 (_, Heard::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
                 (_, Heard::Message(_)) => self.fail(control, token, "it says what does not belong there"),
                 (_, Heard::Nonsense(what)) => self.fail(control, token, &format!("it sent {what}")),
@@ -489,8 +546,10 @@ impl Core {
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
         }
         let connection = self.connect(token, &ours, &theirs, hello, None, now_ns);
+        // Who dials may try for as long as it waited for us.
+        let deadline_ns = self.greeting_deadline_ns() + self.config.handshake_timeout.as_nanos() as u64;
         if let Some(stage) = control.stage(token) {
-            *stage = Stage::Connected(connection);
+            *stage = Stage::Agreed { connection, attempt: None, deadline_ns };
             control.send(token, &Message::Accept { offer: ours, hello: self.config.hello.clone() });
         }
         Ok(())
@@ -555,6 +614,24 @@ impl Core {
         }
     }
 
+    /// A probe of ours has been answered.
+    fn handle_answered(&self, connection: &Arc<Connection>) {
+        let mut control = lock(&self.control);
+        self.make_ready(&mut control, connection);
+        self.note_greetings(&control);
+        self.end_given_up(control);
+    }
+
+    /// What we have dialled is up for us, and for the other end as soon as that hears so.
+    fn make_ready(&self, control: &mut Control, connection: &Arc<Connection>) {
+        let Some(stage) = control.stage(connection.token) else { return };
+        let Stage::Agreed { attempt: Some(Attempt { number, .. }), .. } = *stage else { return };
+        *stage = Stage::Connected(connection.clone());
+        control.forget_attempt(number);
+        control.send(connection.token, &Message::Ready);
+        self.come_up(connection);
+    }
+
     fn come_up(&self, connection: &Connection) {
         if let Some((hello, dialled)) = connection.come_up() {
             let peer = connection.peer;
@@ -593,6 +670,7 @@ impl Core {
             self.note_greetings(&control);
             dialled
         };
+        self.end_given_up(lock(&self.control));
         for Attempt { address, .. } in dialled {
             self.fail_to_connect(address, "this fabric is closed".to_owned(), false);
         }

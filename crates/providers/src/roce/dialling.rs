@@ -84,7 +84,7 @@ impl Core {
 
     /// Tries the next address, beside the one that has not answered yet.
     pub(super) fn dial_also(&self, control: &mut Control, token: u64) {
-        let Some(Stage::Dialled { attempt, .. }) = control.stage(token) else { return };
+        let Some(attempt) = control.stage(token).and_then(Stage::attempt_mut) else { return };
         let next = attempt.clone();
         attempt.rest.clear();
         // Where none can be, the one before may answer yet.
