@@ -60,6 +60,9 @@ pub struct Config {
     pub fence: Fence,
     /// As whom this node's sessions act; by default the name of the Unix user.
     pub principal: Option<String>,
+    /// By how many seconds this node takes its clock of day to be ahead of that of the host, behind if negative.  For trials of clusters
+    /// whose clocks differ, and 0 else: only the fencing tokens of locks begin at the time of day.
+    pub clock_offset_s: i64,
 }
 
 /// How a node meets those of other hosts, which it talks to by [`Provider::Roce`].
@@ -92,6 +95,7 @@ impl Default for Config {
             lease: Duration::from_secs(5),
             fence: Fence::Kill,
             principal: None,
+            clock_offset_s: 0,
         }
     }
 }

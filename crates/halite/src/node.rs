@@ -125,7 +125,7 @@ impl Node {
             // Who comes to join leaves a place where nobody is as it is.
             None => ClusterDir::open(&config.dir)?,
         };
-        let around = Around::process();
+        let around = Around::process(config.clock_offset_s);
         let incarnation = member::new_incarnation(&around);
         let _joining = JoinLock::take(&dir, incarnation, JOIN_PATIENCE)?;
         dir.clean_residue()?;

@@ -35,34 +35,37 @@ pub trait Surroundings: Send + Sync {
 /// The surroundings of a node, of which the usual ones cost no look-up.
 #[derive(Clone)]
 pub(crate) enum Around {
-    /// This process, since then.
-    Process(Instant),
+    /// This process, since it began, with a clock of day that is so far ahead.
+    Process {
+        begin: Instant,
+        clock_offset_s: i64,
+    },
     Given(Arc<dyn Surroundings>),
 }
 
 impl Around {
-    pub(crate) fn process() -> Around {
-        Around::Process(Instant::now())
+    pub(crate) fn process(clock_offset_s: i64) -> Around {
+        Around::Process { begin: Instant::now(), clock_offset_s }
     }
 
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         match self {
-            Around::Process(begin) => begin.elapsed().as_nanos() as u64,
+            Around::Process { begin, .. } => begin.elapsed().as_nanos() as u64,
             Around::Given(surroundings) => surroundings.now_ns(),
         }
     }
 
     pub(crate) fn since_1970_ns(&self) -> u64 {
         match self {
-            Around::Process(_) => since_1970_ns(),
+            Around::Process { clock_offset_s, .. } => since_1970_ns(*clock_offset_s),
             Around::Given(surroundings) => surroundings.since_1970_ns(),
         }
     }
 
     pub(crate) fn random(&self) -> u64 {
         match self {
-            Around::Process(_) => random(),
+            Around::Process { .. } => random(),
             Around::Given(surroundings) => surroundings.random(),
         }
     }
@@ -70,7 +73,7 @@ impl Around {
     /// How many threads run at once.
     pub(crate) fn parallelism(&self) -> usize {
         match self {
-            Around::Process(_) => thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            Around::Process { .. } => thread::available_parallelism().map_or(1, NonZeroUsize::get),
             Around::Given(_) => 1,
         }
     }
@@ -78,7 +81,7 @@ impl Around {
     /// Whether the system could give `len` bytes of memory now.
     pub(crate) fn has_free(&self, len: u64) -> bool {
         match self {
-            Around::Process(_) => headroom::has_free(len),
+            Around::Process { .. } => headroom::has_free(len),
             Around::Given(_) => true,
         }
     }
@@ -86,7 +89,7 @@ impl Around {
     /// Whether a segment of `len` bytes leaves enough addresses for others.
     pub(crate) fn has_addresses(&self, len: u64) -> bool {
         match self {
-            Around::Process(_) => headroom::has_addresses(len),
+            Around::Process { .. } => headroom::has_addresses(len),
             Around::Given(_) => true,
         }
     }
@@ -94,14 +97,14 @@ impl Around {
     /// Where others dial the node, if its surroundings say.
     pub(crate) fn address(&self) -> String {
         match self {
-            Around::Process(_) => String::new(),
+            Around::Process { .. } => String::new(),
             Around::Given(surroundings) => surroundings.address(),
         }
     }
 
     pub(crate) fn pid(&self) -> u32 {
         match self {
-            Around::Process(_) => std::process::id(),
+            Around::Process { .. } => std::process::id(),
             Around::Given(surroundings) => surroundings.pid(),
         }
     }
@@ -110,15 +113,16 @@ impl Around {
 impl fmt::Debug for Around {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Around::Process(_) => "Around::Process",
+            Around::Process { .. } => "Around::Process",
             Around::Given(_) => "Around::Given",
         })
     }
 }
 
-fn since_1970_ns() -> u64 {
+fn since_1970_ns(clock_offset_s: i64) -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    let shown_ns = (since.as_nanos() as i128).saturating_add(i128::from(clock_offset_s) * 1_000_000_000);
+    u64::try_from(shown_ns.max(0)).unwrap_or(u64::MAX)
 }
 
 fn random() -> u64 {

@@ -190,6 +190,16 @@ pub struct Node {
     /// Other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
+    /// By how many seconds the node takes the clock of day to be ahead, for trials of clusters whose clocks differ
+    #[arg(
+        long,
+        env = "HALITE_CLOCK_OFFSET_S",
+        value_name = "SECONDS",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        hide = true
+    )]
+    pub clock_offset_s: i64,
     /// The process to end with
     #[arg(long, hide = true)]
     pub parent: Option<u32>,

@@ -30,6 +30,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
         address: args.networks.address,
         pcap: args.pcap.clone(),
         hosts: hosts(&args.hosts)?,
+        clock_offset_s: args.clock_offset_s,
         ..Config::default()
     };
     // The error names the directory, or what is in it.

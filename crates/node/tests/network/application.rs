@@ -10,7 +10,7 @@ use halite::blocking::Session;
 use halite::{Config, Function, LockCause, Node, NodeId, Permissions, Placement, ServeOptions};
 
 use crate::support::{Process, Running, children};
-use crate::world::Host;
+use crate::world::{CLOCK_OFFSET, Host};
 
 /// What the application is to do.
 const TASK: &str = "HALITE_APPLICATION";
@@ -82,7 +82,8 @@ fn application() {
         ["send", address, path] => return send(address, path),
         _ => {}
     }
-    let node = Node::embedded(Config { arena_bytes: 0, ..Config::default() }).unwrap();
+    let clock_offset_s = std::env::var(CLOCK_OFFSET).unwrap().parse().unwrap();
+    let node = Node::embedded(Config { arena_bytes: 0, clock_offset_s, ..Config::default() }).unwrap();
     let session = node.blocking_session();
     let is_ready = || println!("\nready as node {}", node.id());
     match task.split_whitespace().collect::<Vec<_>>()[..] {

@@ -16,11 +16,16 @@ pub struct Cluster {
 impl Cluster {
     /// Node 0 founds it, and each of the others joins by the one before it.  `None` where there can be no hosts.
     pub fn new(hosts: usize, processes: Processes) -> Option<Cluster> {
-        let world = World::new(hosts, processes)?;
+        Some(Cluster::on(World::new(hosts, processes)?))
+    }
+
+    /// The same on hosts that are there.
+    pub fn on(world: World) -> Cluster {
+        let hosts = world.hosts().len();
         world.host(0).ok(&format!("halite secret new {SECRET}"));
         world.hosts()[1..].iter().for_each(|host| host.copy_secret(world.host(0), SECRET));
         let nodes = (0..hosts).map(|index| start(world.host(index), index, by(&world, index))).collect();
-        Some(Cluster { nodes, world })
+        Cluster { nodes, world }
     }
 
     pub fn host(&self, index: usize) -> &Host {

@@ -4,6 +4,7 @@
 
 mod application;
 mod blocked;
+mod clocks;
 mod cluster;
 mod faults;
 mod figures;

@@ -21,6 +21,8 @@ use crate::support::{Running, check_ok, children};
 
 /// Turns what would be left out into a failure.
 const REQUIRED: &str = "HALITE_NETWORK";
+/// What tells a node, and an application of ours, of a clock of its own.
+pub const CLOCK_OFFSET: &str = "HALITE_CLOCK_OFFSET_S";
 const TOOLS: [&str; 7] = ["ethtool", "ip", "nft", "mount", "nsenter", "setpriv", "unshare"];
 /// Prepares a place, says so, and keeps it until its standard input ends.  The program may lie below the `/tmp` that is hidden.
 const HOLD: &str = r#"
@@ -54,6 +56,8 @@ pub struct Host {
     pub address: String,
     /// The same, over IPv6.
     pub address_6: String,
+    /// By how much its clock is ahead for the nodes and applications that are started on it.
+    clock_offset_s: i64,
 }
 
 /// Namespaces, for as long as a process of ours is in them.
@@ -92,6 +96,13 @@ impl World {
 
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
+    }
+
+    /// Clocks are ahead by so many seconds from now on, for what is started then; those of the first hosts first.
+    pub fn set_clocks(&mut self, offsets_s: &[i64]) {
+        for (host, offset_s) in self.hosts.iter_mut().zip(offsets_s) {
+            host.clock_offset_s = *offset_s;
+        }
     }
 
     /// Nothing gets through a host's cable from now on, and nobody is told.
@@ -146,7 +157,7 @@ impl Host {
         place.must(&format!("ip addr add {address}/24 dev cable"));
         place.must(&format!("ip addr add {address_6}/64 dev cable nodad"));
         place.must("ip link set cable up");
-        Host { place, processes, address, address_6 }
+        Host { place, processes, address, address_6, clock_offset_s: 0 }
     }
 
     /// A line of a shell, in the host's `/tmp`.
@@ -156,6 +167,7 @@ impl Host {
             // Only who has been started in a namespace for processes belongs to it.
             command = self.place.command_with(&["--pid"], line);
         }
+        command.env(CLOCK_OFFSET, self.clock_offset_s.to_string());
         command
     }
 

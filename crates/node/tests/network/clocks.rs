@@ -1,0 +1,77 @@
+//! Hosts whose clocks differ: nothing depends on it, and fencing tokens rise all the same.
+
+use std::time::{Duration, SystemTime};
+
+use crate::application::Application;
+use crate::cluster::Cluster;
+use crate::support::{bytes, eventually};
+use crate::world::{Processes, World};
+
+const HOUR_S: i64 = 3600;
+const YEAR_S: i64 = 365 * 24 * HOUR_S;
+
+/// Takes the lock on a host, and gives it back; returns the token.
+#[track_caller]
+fn token(cluster: &Cluster, host: usize) -> u64 {
+    let said = cluster.host(host).ok(&Application::line("lock-once"));
+    let (_, token) = said.split_once("by token ").unwrap_or_else(|| panic!("{said}"));
+    token.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn a_cluster_whose_clocks_differ_works(offsets_s: [i64; 3]) {
+    let Some(mut world) = World::new(3, Processes::Shared) else { return };
+    world.set_clocks(&offsets_s);
+    let mut cluster = Cluster::on(world);
+    eventually(|| cluster.is_whole());
+    let mut last = 0;
+    let hand_around = |cluster: &Cluster, last: &mut u64| {
+        for host in [0, 1, 2, 2, 1, 0] {
+            let token = token(cluster, host);
+            assert!(token > *last, "clocks {offsets_s:?}: token {token} of host {host} after {last}");
+            *last = token;
+        }
+    };
+    hand_around(&cluster, &mut last);
+    // The clocks are what was meant: tokens begin at the time of day of the fastest.
+    let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let fastest_s = now_s.saturating_add_signed(offsets_s.into_iter().max().unwrap());
+    assert!(last / 1_000_000_000 > fastest_s - HOUR_S as u64 / 2, "{last}");
+    // The lock is made anew on whatever node it was: one of them is its home.
+    for restarted in [2, 1, 0] {
+        cluster.nodes[restarted].kill();
+        cluster.restart(restarted, [None, Some(0), Some(0)][restarted]);
+        eventually(|| cluster.is_whole());
+        hand_around(&cluster, &mut last);
+    }
+
+    for (from, to) in [(0, 2), (2, 1), (1, 0)] {
+        let name = format!("model-{from}");
+        cluster.put(from, &name, &bytes(10_000), to);
+        cluster.host(to).ok(&format!("halite mv {name} --to {from}"));
+        assert!(cluster.get(to, &name) == bytes(10_000));
+    }
+
+    // A holder keeps its lock for longer than a lease, and loses it when nobody hears it any more.
+    for (holder, other) in [(0, 2), (2, 0)] {
+        let mut holding = Application::start(cluster.host(holder), "lock");
+        // What is waited for is that more than a lease goes by.
+        std::thread::sleep(Duration::from_secs(6));
+        let refused = cluster.host(other).ok(&Application::line("try-lock"));
+        assert!(refused.contains("it is held"), "{refused}");
+        cluster.world.unplug(holder);
+        holding.end();
+        cluster.world.plug(holder);
+        hand_around(&cluster, &mut last);
+    }
+    assert!(cluster.is_whole(), "{:?}", cluster.states());
+}
+
+#[test]
+fn clocks_that_are_an_hour_apart_harm_nothing() {
+    a_cluster_whose_clocks_differ_works([-HOUR_S, 0, HOUR_S]);
+}
+
+#[test]
+fn clocks_that_are_years_apart_harm_nothing() {
+    a_cluster_whose_clocks_differ_works([2 * YEAR_S, -30 * YEAR_S, -HOUR_S]);
+}
