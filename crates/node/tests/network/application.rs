@@ -9,6 +9,7 @@ use std::time::Duration;
 use halite::blocking::Session;
 use halite::{Config, Function, LockCause, Node, NodeId, Permissions, Placement, ServeOptions};
 
+use crate::soak::worker;
 use crate::support::{Process, Running, children};
 use crate::world::{CLOCK_OFFSET, Host};
 
@@ -116,6 +117,10 @@ fn application() {
             println!("it is ours, by token {}", guard.token());
             guard.unlock().unwrap();
         }
+        ["soak", seed, who, hosts] => {
+            worker::work(&session, seed.parse().unwrap(), who, hosts.parse().unwrap(), is_ready);
+        }
+        ["verify", list] => worker::verify(&session, list),
         ["count", node] => {
             let node = NodeId(node.parse().unwrap());
             count(&session, node, is_ready);

@@ -1,0 +1,273 @@
+//! A soak over hosts: applications on each do random things while cables come out, directions go deaf, nodes are killed and hosts lose
+//! power.  What ended with a process may be missing; nothing else may be lost, changed or done twice, and all find each other again.
+//!
+//! A minute by default.  For a longer one, and for another order of faults:
+//!
+//! ```text
+//! HALITE_SOAK_S=600 HALITE_SOAK_SEED=7 HALITE_NETWORK=required cargo test --release -p halite-node --test network -- --nocapture soak
+//! ```
+
+mod judge;
+pub mod worker;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use judge::{Death, Findings};
+use rustix::process::Signal;
+
+use crate::application::Application;
+use crate::cluster::Cluster;
+use crate::support::eventually;
+use crate::world::Processes;
+
+const HOSTS: usize = 4;
+
+/// Numbers that a seed determines (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn ms(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(from + self.below(to - from))
+    }
+}
+
+fn number_of(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().unwrap())
+}
+
+struct Soak {
+    cluster: Cluster,
+    workers: Vec<Application>,
+    random: Random,
+    seed: u64,
+    /// How many workers have been started on each host, and how many lives its node has had.
+    started: Vec<u64>,
+    lives: Vec<u64>,
+    deaths: Vec<Death>,
+    faults: u64,
+}
+
+#[test]
+fn nothing_is_lost_or_done_twice_and_all_find_each_other_again_whatever_fails() {
+    let Some(cluster) = Cluster::new(HOSTS, Processes::Shared) else { return };
+    eventually(|| cluster.is_whole());
+    let (seed, length) =
+        (number_of("HALITE_SOAK_SEED", 1), Duration::from_secs(number_of("HALITE_SOAK_S", 60)));
+    println!("seed {seed}; HALITE_SOAK_SEED and HALITE_SOAK_S change it, and its {} s", length.as_secs());
+    let (random, deaths) = (Random::new(seed), Vec::new());
+    let (started, lives) = (vec![0; HOSTS], vec![0; HOSTS]);
+    let workers = Vec::new();
+    let mut soak = Soak { cluster, workers, random, seed, started, lives, deaths, faults: 0 };
+    (0..HOSTS).for_each(|host| soak.give_counter(host));
+    for host in 0..HOSTS {
+        let worker = soak.start_worker(host);
+        soak.workers.push(worker);
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < length {
+        soak.fail_and_heal();
+    }
+    soak.judge();
+}
+
+impl Soak {
+    fn say(&self, what: &str) {
+        println!("[{}] {what}", worker::now_ns() / 1_000_000);
+    }
+
+    fn other(&mut self, host: usize) -> usize {
+        (host + 1 + self.random.below(HOSTS as u64 - 1) as usize) % HOSTS
+    }
+
+    /// A number in the memory of a node's new life, to which all add.
+    fn give_counter(&mut self, host: usize) {
+        let life = self.lives[host];
+        self.lives[host] += 1;
+        let name = format!("{}{host}-{life}", worker::COUNTER);
+        self.cluster.host(host).write("/tmp/zero", &[0; 8]);
+        let line = format!("halite put {name} /tmp/zero --node {host}");
+        eventually(|| self.cluster.host(host).run(&line).status.success());
+    }
+
+    fn start_worker(&mut self, host: usize) -> Application {
+        let life = self.started[host];
+        self.started[host] += 1;
+        let seed = Random::new(self.seed ^ ((host as u64) << 40) ^ (life << 50)).next();
+        Application::start(self.cluster.host(host), &format!("soak {seed} {host}-{life} {HOSTS}"))
+    }
+
+    fn note_death(&mut self, host: usize) {
+        self.deaths.push(Death { node: host as u64, at_ns: worker::now_ns() });
+    }
+
+    /// Starts the node of a host again, by another one.
+    fn restart(&mut self, host: usize) {
+        let by = self.other(host);
+        // Whoever was the first may found it anew: all others look for it.
+        let by = if host == 0 && self.random.below(2) == 0 { None } else { Some(by) };
+        self.cluster.restart(host, by);
+        self.give_counter(host);
+    }
+
+    fn fail_and_heal(&mut self) {
+        self.faults += 1;
+        let host = self.random.below(HOSTS as u64) as usize;
+        let other = self.other(host);
+        let length = self.random.ms(500, 9_000);
+        match self.random.below(7) {
+            0 => {
+                self.say(&format!("the cable of host {host} is out for {length:?}"));
+                self.cluster.world.unplug(host);
+                self.meanwhile(other, length);
+                self.cluster.world.plug(host);
+            }
+            1 => {
+                self.say(&format!("host {host} hears nothing of host {other} for {length:?}"));
+                let at = self.cluster.host(host);
+                at.ok("nft add table inet deaf");
+                at.ok("nft 'add chain inet deaf arrival { type filter hook input priority 0; }'");
+                at.ok(&format!(
+                    "nft add rule inet deaf arrival ip saddr {} drop",
+                    self.cluster.host(other).address
+                ));
+                self.meanwhile(other, length);
+                self.cluster.host(host).ok("nft delete table inet deaf");
+            }
+            2 => {
+                self.say(&format!("no packet comes to host {host} for {length:?}"));
+                self.cluster.host(host).mute_packets();
+                self.meanwhile(other, length);
+                self.cluster.host(host).let_packets_through();
+            }
+            3 => {
+                self.say(&format!("node {host} is killed"));
+                self.cluster.nodes[host].kill();
+                self.note_death(host);
+                self.restart(host);
+            }
+            4 => {
+                self.say(&format!("host {host} loses power"));
+                self.cluster.world.unplug(host);
+                self.workers[host].end();
+                self.cluster.nodes[host].kill();
+                self.note_death(host);
+                self.cluster.host(host).ok("rm -rf /tmp/halite-*");
+                std::thread::sleep(length);
+                self.cluster.world.plug(host);
+                self.restart(host);
+                self.workers[host] = self.start_worker(host);
+            }
+            5 => {
+                self.say(&format!("node {host} is restarted"));
+                self.cluster.nodes[host].signal(Signal::INT);
+                assert!(self.cluster.nodes[host].wait().success());
+                self.note_death(host);
+                self.restart(host);
+            }
+            _ => self.replace_worker(host),
+        }
+        let rest = self.random.ms(0, 3_000);
+        std::thread::sleep(rest);
+    }
+
+    /// While a link is out, something may happen to a process, too.
+    fn meanwhile(&mut self, host: usize, length: Duration) {
+        if self.random.below(3) == 0 {
+            self.replace_worker(host);
+        }
+        std::thread::sleep(length);
+    }
+
+    fn replace_worker(&mut self, host: usize) {
+        self.say(&format!("the application on host {host} is killed"));
+        self.workers[host].end();
+        // One that comes where the first node is out of sight tries again.
+        eventually(|| self.cluster.host(host).run("halite status").status.code() != Some(1));
+        self.workers[host] = self.start_worker(host);
+    }
+
+    /// How long it takes until each node reaches each other, which a move shows.
+    fn find_each_other(&self) -> Duration {
+        let begin = Instant::now();
+        for from in 0..HOSTS {
+            let name = format!("probe-{from}");
+            self.cluster.host(from).write("/tmp/probe", b"salt");
+            let run = |line: String| {
+                eventually(|| self.cluster.host(from).run(&line).status.success());
+            };
+            run(format!("halite put {name} /tmp/probe --node {from}"));
+            for step in 1..=HOSTS {
+                run(format!("halite mv {name} --to {}", (from + step) % HOSTS));
+            }
+        }
+        begin.elapsed()
+    }
+
+    fn judge(mut self) {
+        self.say("all is healed");
+        let took = self.find_each_other();
+        eventually(|| self.cluster.is_whole());
+        self.say(&format!("every node has moved something to every other after {:.1} s", took.as_secs_f64()));
+        for (host, mut worker) in std::mem::take(&mut self.workers).into_iter().enumerate() {
+            self.cluster.host(host).write(worker::STOP, b"");
+            worker.wait();
+        }
+        let mut findings = Findings::default();
+        for host in 0..HOSTS {
+            for life in 0..self.started[host] {
+                let log = self.cluster.host(host).read(&worker::log_of(&format!("{host}-{life}")));
+                findings.add(&String::from_utf8(log).unwrap());
+            }
+        }
+        let there = findings.to_be_there(&self.deaths);
+        let mut values = BTreeMap::new();
+        for host in 0..HOSTS {
+            self.cluster.host(host).write("/tmp/there", there.join("\n").as_bytes());
+            let said = self.cluster.host(host).ok(&Application::line("verify /tmp/there"));
+            assert!(said.contains("verified"), "{said}");
+            for line in said.lines() {
+                match line.split(' ').collect::<Vec<_>>()[..] {
+                    ["wrong" | "lost", ..] => findings.violations.push(format!("from host {host}: {line}")),
+                    ["count", name, value] => {
+                        values.insert(name.to_owned(), value.parse().unwrap());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for host in 0..HOSTS {
+            let name = format!("{}{host}-{}", worker::COUNTER, self.lives[host] - 1);
+            if !values.contains_key(&name) {
+                findings.violations.push(format!("{name} is lost"));
+            }
+        }
+        findings.judge_counters(&values);
+        findings.judge_locks(&self.deaths);
+        println!(
+            "seed {}, {} faults, {} ends of nodes: {}; {} regions looked at from each host",
+            self.seed,
+            self.faults,
+            self.deaths.len(),
+            findings.summary(),
+            there.len()
+        );
+        assert!(findings.violations.is_empty(), "seed {}:\n{}", self.seed, findings.violations.join("\n"));
+    }
+}
