@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use halite::{Config, Function, Node, NodeId, Permissions, RegionCause, blocking};
-use halite_apps::kv::{Expires, KEY_BYTES_MAX, KvError, Only, Owner, SetOptions, Store, VALUE_BYTES_MAX};
+use halite_apps::kv::{
+    Expires, KEY_BYTES_MAX, KvError, Only, Owner, SetOptions, Store, VALUE_BYTES_MAX, When,
+};
 
 const MIB: u64 = 1 << 20;
 const FUNCTION: Function = Function(700);
@@ -183,10 +185,12 @@ fn numbers_are_added_to_and_values_appended_to() {
     assert_eq!(add(&mut one, -7).unwrap(), -2);
     assert_eq!(one.get(b"number"), Some(b"-2".to_vec()));
     one.put(b"number", i64::MAX.to_string().as_bytes());
-    assert!(matches!(add(&mut one, 1), Err(KvError::NotANumber)));
-    one.put(b"number", b"one");
-    assert!(matches!(add(&mut one, 1), Err(KvError::NotANumber)));
-    assert_eq!(one.get(b"number"), Some(b"one".to_vec()));
+    assert!(matches!(add(&mut one, 1), Err(KvError::Overflow)));
+    for text in ["one", "", "+1", "01", "-0", " 1", "-", "9223372036854775808"] {
+        one.put(b"number", text.as_bytes());
+        assert!(matches!(add(&mut one, 1), Err(KvError::NotANumber)), "{text}");
+        assert_eq!(one.get(b"number"), Some(text.as_bytes().to_vec()));
+    }
     let append =
         |one: &mut Client, value: &[u8]| one.session.block_on(one.store.append(b"tail", value)).unwrap();
     assert_eq!(append(&mut one, b"abc"), 3);
@@ -220,8 +224,24 @@ fn keys_expire_by_the_clock_of_their_owner() {
     // Nobody asks for it by name, and it is not counted.
     assert_eq!(one.count(), 2);
     assert!(!expire(&mut one, b"c", Expires::Never));
+    // Of conditions, the owner sees whether they hold.
+    let expire_when = |one: &mut Client, expires, when| {
+        one.session.block_on(one.store.expire_when(b"d", expires, when)).unwrap()
+    };
+    let after = |ms| Expires::After { ms };
+    assert!(!expire_when(&mut one, Expires::Never, When::Expiring));
+    assert!(!expire_when(&mut one, after(10), When::Later), "for ever is later");
+    assert!(expire_when(&mut one, after(10), When::KeptForEver));
+    assert!(
+        !expire_when(&mut one, after(20), When::KeptForEver)
+            && !expire_when(&mut one, after(20), When::Sooner)
+    );
+    assert!(expire_when(&mut one, after(20), When::Later) && expire_when(&mut one, after(5), When::Sooner));
+    assert_eq!(one.time_left(b"d"), Some(Some(5)));
+    assert!(expire_when(&mut one, Expires::Never, When::Expiring));
+    assert_eq!(one.time_left(b"d"), Some(None));
     // What is appended to goes when it would have gone.
-    one.set(b"e", b"value", after(10));
+    one.set(b"e", b"value", SetOptions { expires: after(10), ..SetOptions::default() });
     one.session.block_on(one.store.append(b"e", b"s")).unwrap();
     assert_eq!(one.time_left(b"e"), Some(Some(10)));
     assert!(expire(&mut one, b"e", Expires::After { ms: 0 }));

@@ -63,6 +63,11 @@ impl Coworker {
         serde_json::from_str(&line).with_context(|| format!("{what} says {line:?}"))
     }
 
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_some())
+    }
+
     /// Asks it to end, and waits until it has.
     pub fn stop(mut self) -> anyhow::Result<()> {
         control::stop(Target::of_child(0, self.child.id())?.into_iter().collect(), GRACE)?;

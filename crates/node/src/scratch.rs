@@ -21,6 +21,20 @@ pub struct Scratch(PathBuf);
 impl Scratch {
     /// Makes one, and lets a thread wait for signals: they remove the directory and end the process.
     pub fn create() -> anyhow::Result<Scratch> {
+        let scratch = Scratch::create_unguarded()?;
+        let mut ending = Ending::listen().context("cannot listen for signals")?;
+        let path = scratch.0.clone();
+        std::thread::spawn(move || {
+            while ending.wait() != Woken::Asked {}
+            let _ = std::fs::remove_dir_all(&path);
+            // Our children die with us.
+            std::process::exit(130);
+        });
+        Ok(scratch)
+    }
+
+    /// Makes one, for a command that sees to signals itself.
+    pub fn create_unguarded() -> anyhow::Result<Scratch> {
         remove_residue();
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
@@ -31,16 +45,7 @@ impl Scratch {
         let failed = || format!("cannot make the directory {}", path.display());
         // Fails if it exists, so that nobody can have prepared it for us.
         DirBuilder::new().mode(0o700).create(&path).with_context(failed)?;
-        let scratch = Scratch(path);
-        let mut ending = Ending::listen().context("cannot listen for signals")?;
-        let path = scratch.0.clone();
-        std::thread::spawn(move || {
-            while ending.wait() != Woken::Asked {}
-            let _ = std::fs::remove_dir_all(&path);
-            // Our children die with us.
-            std::process::exit(130);
-        });
-        Ok(scratch)
+        Ok(Scratch(path))
     }
 
     /// Where it is.

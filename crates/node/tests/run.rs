@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -116,6 +118,51 @@ fn a_run_is_over_a_cluster_that_is_named_or_runs_where_a_variable_says() {
     assert_eq!(by_variable()["fabric"], "shm", "a cluster of its own");
     let _up = up(&scratch);
     assert_eq!(by_variable()["fabric"], Value::Null, "the one that runs there");
+}
+
+/// What somebody says to a store that is served, and is told.
+fn ask(address: &str, request: &str, expected: &str) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut told = vec![0; expected.len()];
+    stream.read_exact(&mut told).unwrap();
+    assert_eq!(String::from_utf8(told).unwrap(), expected);
+}
+
+/// Uses a store that is served, and ends it.
+fn use_and_end(mut run: Running, nodes: u32, signal: Signal) {
+    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    assert_eq!((&told["app"], &told["nodes"]), (&"kv".into(), &nodes.into()), "{told}");
+    let address = told["address"].as_str().unwrap();
+    ask(address, "mset a 1 b 2 c 3 d 4\r\nincr a\r\ndbsize\r\n", "+OK\r\n:2\r\n:4\r\n");
+    ask(address, "mget a b c none\r\n", "*4\r\n$1\r\n2\r\n$1\r\n2\r\n$1\r\n3\r\n$-1\r\n");
+    run.signal(signal);
+    assert_eq!(run.wait().code(), (signal != Signal::KILL).then_some(0));
+    eventually(|| TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn a_store_is_served_to_clients_of_redis_until_it_is_ended_and_nothing_is_left() {
+    let scratch = Scratch::new("run-kv");
+    let line = "run kv --listen 127.0.0.1:0 --json --arena 64M";
+    for (flags, nodes) in [("", 2), ("--nodes 3 --fabric roce", 3), ("--nodes 1", 1)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+        command.args(format!("{line} {flags}").split_whitespace()).env_remove("HALITE_DIR");
+        let run = Running::of({
+            command.env("TMPDIR", scratch.file(""));
+            command
+        });
+        use_and_end(run, nodes, Signal::TERM);
+        assert_eq!(std::fs::read_dir(scratch.file("")).unwrap().count(), 0);
+    }
+    let _up = up(&scratch);
+    for signal in [Signal::INT, Signal::KILL] {
+        use_and_end(Running::start(&scratch, line), 2, signal);
+        eventually(|| is_clean(&scratch));
+    }
+    let complaint = scratch.fails("run kv --listen nowhere", 1);
+    assert!(complaint.contains("cannot listen at nowhere"), "{complaint}");
+    eventually(|| is_clean(&scratch));
 }
 
 #[test]

@@ -28,9 +28,15 @@ pub enum KvError {
     /// The node of the shard has no memory left; nothing was changed.
     #[error("there is no memory left for the key on its node")]
     Full,
-    /// The value is to be a number of 64 bits, and is none, or would be none any more; nothing was changed.
-    #[error("the value is no number of 64 bits, or would exceed one")]
+    /// The value is to be a number of 64 bits in decimal, and is none; nothing was changed.
+    #[error("the value is no number of 64 bits")]
     NotANumber,
+    /// The sum would be no number of 64 bits; nothing was changed.
+    #[error("the number would have more than 64 bits")]
+    Overflow,
+    /// The owner of a shard of this process has ended.
+    #[error("the shard is served no more")]
+    Ended,
     /// What a shard answers makes no sense, or entries that nobody changes are damaged.
     #[error("shard {shard} {what}")]
     Damaged {

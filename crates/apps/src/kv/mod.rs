@@ -15,12 +15,13 @@ mod error;
 mod heap;
 mod layout;
 mod owner;
+pub mod redis;
 mod shard;
 mod store;
 mod wire;
 
 pub use error::KvError;
 pub use layout::{KEY_BYTES_MAX, SHARDS_MAX, VALUE_BYTES_MAX};
-pub use owner::{Owner, Stopper};
+pub use owner::{Local, Owner, Stopper};
 pub use store::{SetOptions, Store};
-pub use wire::{Expires, Only};
+pub use wire::{Expires, Only, When};

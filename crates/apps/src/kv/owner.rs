@@ -1,10 +1,12 @@
 //! Who serves a shard.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use halite::{Call, Function, Permissions, ServeCause, ServeOptions, Server, Session};
 
 use super::error::KvError;
 use super::shard::Shard;
-use super::wire::Request;
+use super::wire::{Answer, Request};
 
 /// Calls that are answered together.
 const CALLS_MAX: usize = 32;
@@ -19,8 +21,48 @@ enum End {
 
 /// Serves one shard of a store, whose memory is at its node.
 pub struct Owner {
-    shard: Shard,
+    shard: Local,
+    number: usize,
     server: Server,
+}
+
+/// A shard of this process, which threads beside its owner's use without a call, and one at a time.
+#[derive(Clone)]
+pub struct Local(Arc<Mutex<Option<Shard>>>);
+
+/// The shard as long as a thread uses it; `None` when its owner has ended.
+type Held<'a> = MutexGuard<'a, Option<Shard>>;
+
+impl Local {
+    fn hold(&self) -> Held<'_> {
+        // What panicked in the middle of a change leaves entries that are whole, for those are never changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what is asked for, and writes the answer into `answer`.  A thread blocks on this, and not on the owner, or both would
+    /// wait for each other.
+    #[expect(
+        clippy::await_holding_lock,
+        reason = "each thread has one future, and what it waits for needs no shard"
+    )]
+    pub(super) async fn perform(
+        &self,
+        now_ms: u64,
+        request: &Request<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<(), KvError> {
+        let mut held = self.hold();
+        held.as_mut().ok_or(KvError::Ended)?.perform_or_refuse(now_ms, request, answer).await
+    }
+
+    /// Removes some of what has expired.
+    #[expect(clippy::await_holding_lock, reason = "see perform")]
+    pub(super) async fn sweep_some(&self, now_ms: u64) -> Result<(), KvError> {
+        match &mut *self.hold() {
+            Some(shard) => shard.sweep_some(now_ms).await,
+            None => Ok(()),
+        }
+    }
 }
 
 /// Ends an owner from elsewhere.
@@ -49,7 +91,13 @@ impl Owner {
         // Nobody but the owner writes into its memory.
         let everyone = everyone & Permissions::READ;
         let shard = Shard::make(session.clone(), name, number, everyone).await?;
-        Ok(Owner { shard, server })
+        let shard = Local(Arc::new(Mutex::new(Some(shard))));
+        Ok(Owner { shard, number, server })
+    }
+
+    /// Which shard it is, and what uses it without a call.
+    pub fn local(&self) -> (usize, Local) {
+        (self.number, self.shard.clone())
     }
 
     /// What ends it from elsewhere.
@@ -65,7 +113,11 @@ impl Owner {
         if let Ok(End::Left) = done {
             return Ok(());
         }
-        let freed = self.shard.free().await;
+        let shard = self.shard.hold().take();
+        let freed = match shard {
+            Some(shard) => shard.free().await,
+            None => Ok(()),
+        };
         done.map(|_| ()).and(freed)
     }
 
@@ -81,7 +133,10 @@ impl Owner {
             let mut answers: Vec<(Call, Vec<u8>)> = Vec::with_capacity(calls.len());
             for call in calls {
                 let mut answer = Vec::new();
-                self.shard.handle(now_ms(), call.input(), &mut answer).await?;
+                match Request::decode(call.input()) {
+                    Some(request) => self.shard.perform(now_ms(), &request, &mut answer).await?,
+                    None => Answer::Malformed.encode(&mut answer),
+                }
                 answers.push((call, answer));
             }
             // A caller that has gone waits for nothing.

@@ -13,7 +13,7 @@ use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
     VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of,
 };
-use super::wire::{Answer, Expires, Only, Request};
+use super::wire::{Answer, Expires, Only, Request, When};
 
 /// Buckets of a new table.
 const BUCKETS_MIN: u64 = 8;
@@ -23,6 +23,8 @@ const QUARTERS: u64 = 4;
 const SWEEP_MAX: usize = 64;
 /// Most keys that one answer to a scan looks for.
 const SCAN_MAX: u64 = 10_000;
+/// Most bytes of keys that one answer to a scan gathers, but for those of its last bucket.
+const SCAN_BYTES_MAX: usize = 1 << 20;
 /// Bytes that are written at a time over a table that has moved.
 const WIPE_BYTES: usize = 64 << 10;
 
@@ -120,36 +122,28 @@ impl Shard {
     }
 
     /// Does what is asked for at `now_ms`, and writes the answer into `answer`.  Fails only if the shard can go on no more.
-    pub(super) async fn handle(
+    pub(super) async fn perform_or_refuse(
         &mut self,
         now_ms: u64,
-        request: &[u8],
+        request: &Request<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
-        let done = match Request::decode(request) {
-            Some(request) => self.perform(now_ms, request, answer).await,
-            None => {
-                Answer::Malformed.encode(answer);
-                Ok(())
-            }
-        };
-        match done {
-            Ok(()) => Ok(()),
+        match self.perform(now_ms, request, answer).await {
             Err(KvError::Full) => {
                 Answer::Full.encode(answer);
                 Ok(())
             }
-            Err(error) => Err(error),
+            done => done,
         }
     }
 
     async fn perform(
         &mut self,
         now_ms: u64,
-        request: Request<'_>,
+        request: &Request<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
-        let outcome = match request {
+        let outcome = match *request {
             Request::Get { key } => match self.find(now_ms, key).await? {
                 Some(found) => {
                     self.answer_value(found, answer);
@@ -189,13 +183,13 @@ impl Shard {
             },
             Request::Append { key, value } => self.append(now_ms, key, value).await?,
             Request::Add { key, number } => self.add(now_ms, key, number).await?,
-            Request::Expire { key, expires } => match self.find(now_ms, key).await? {
-                None => Answer::Nothing,
-                Some(found) => {
+            Request::Expire { key, expires, when } => match self.find(now_ms, key).await? {
+                Some(found) if holds(when, found.expires_ms, expiry(now_ms, expires, Some(found))) => {
                     let value = self.value(found).to_vec();
                     self.put(key, &value, expiry(now_ms, expires, Some(found)), Some(found)).await?;
                     Answer::Number(1)
                 }
+                _ => Answer::Nothing,
             },
             Request::TimeLeft { key } => match self.find(now_ms, key).await? {
                 None => Answer::Nothing,
@@ -344,8 +338,8 @@ impl Shard {
         }
         let found = self.find(now_ms, key).await?;
         let text = found.map_or(&b"0"[..], |found| self.value(found));
-        let old = std::str::from_utf8(text).ok().and_then(|text| text.parse::<i64>().ok());
-        let Some(sum) = old.and_then(|old| old.checked_add(number)) else { return Ok(Answer::NotANumber) };
+        let Some(old) = number_of(text) else { return Ok(Answer::NotANumber) };
+        let Some(sum) = old.checked_add(number) else { return Ok(Answer::Overflow) };
         let value = sum.to_string();
         self.put(key, value.as_bytes(), expiry(now_ms, Expires::Unchanged, found), found).await?;
         Ok(Answer::Number(sum))
@@ -377,7 +371,9 @@ impl Shard {
             }
             match cursor.checked_add(1 << (u64::BITS - bits)) {
                 None => break 0,
-                Some(after) if found >= count.max(1) => break after.reverse_bits(),
+                Some(after) if found >= count.max(1) || keys.len() >= SCAN_BYTES_MAX => {
+                    break after.reverse_bits();
+                }
                 Some(after) => cursor = after,
             }
         };
@@ -442,6 +438,30 @@ impl Shard {
             (slots[free], lows[free]) = (*word, *low);
         }
         Some((slots, lows))
+    }
+}
+
+/// A number as it is written in decimal, without anything that could be left out.
+pub(super) fn number_of(text: &[u8]) -> Option<i64> {
+    let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    let begins_well = match text {
+        [b'0'] => true,
+        [b'-', first, ..] | [first, ..] => (b'1'..=b'9').contains(first),
+        [] => false,
+    };
+    begins_well.then_some(number)
+}
+
+/// Whether what goes at `old_ms` may go at `new_ms`.
+fn holds(when: When, old_ms: u64, new_ms: u64) -> bool {
+    let rank = |ms| if ms == 0 { u64::MAX } else { ms };
+    match when {
+        When::Always => true,
+        When::KeptForEver => old_ms == 0,
+        When::Expiring => old_ms != 0,
+        When::Later => rank(new_ms) > rank(old_ms),
+        When::Sooner => rank(new_ms) < rank(old_ms),
+        When::SoonerIfExpiring => old_ms != 0 && rank(new_ms) < rank(old_ms),
     }
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use halite::{
-    AccessCause, AccessError, AllocOptions, BatchError, Function, Lh, NodeId, Permissions, ReadOp,
-    RegionCause, Session,
+    AccessCause, AccessError, AllocOptions, BatchError, CallError, Function, Lh, NodeId, PendingCall,
+    Permissions, ReadOp, RegionCause, Session,
 };
 
 use super::error::KvError;
@@ -12,7 +12,7 @@ use super::layout::{
     BUCKET_BYTES, BUCKETS_MAX, Entry, HEAD_WORDS, Hash, KEY_BYTES_MAX, MAGIC, MOVED, ROOT_BYTES, SHARDS_MAX,
     Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, part_of, root_of, table_of,
 };
-use super::wire::{Answer, Expires, Only, Request};
+use super::wire::{Answer, Expires, Only, Request, When};
 
 /// How often a key that changes all the time is read before its owner is asked.
 const ATTEMPTS_MAX: usize = 16;
@@ -292,7 +292,12 @@ impl Store {
 
     /// Changes until when a key is kept; whether it is there.
     pub async fn expire(&mut self, key: &[u8], expires: Expires) -> Result<bool, KvError> {
-        Ok(self.number(key, None, Request::Expire { key, expires }).await?.is_some())
+        self.expire_when(key, expires, When::Always).await
+    }
+
+    /// As [`Store::expire`], on a condition; whether the key is there, and the condition held.
+    pub async fn expire_when(&mut self, key: &[u8], expires: Expires, when: When) -> Result<bool, KvError> {
+        Ok(self.number(key, None, Request::Expire { key, expires, when }).await?.is_some())
     }
 
     /// For how many ms a key is still kept: `Some(None)` for ever, `None` if it is not there.
@@ -314,27 +319,26 @@ impl Store {
 
     /// Some keys, about `count` of them, and where to go on, which is 0 at the end and at the begin.  A key that stays is seen once at least.
     pub async fn scan(&mut self, from: u64, count: u64) -> Result<(u64, Vec<Vec<u8>>), KvError> {
-        let (shard, from) = ((from >> SHARD_SHIFT) as usize, from & ((1 << SHARD_SHIFT) - 1));
+        let (shard, from) = split_cursor(from);
         if shard >= self.shards.len() {
             return Ok((0, Vec::new()));
         }
         let answer = self.ask(shard, &Request::Scan { from, count }).await?;
-        let (next, mut rest) = match Answer::decode(&answer) {
-            Some(Answer::Bytes(next, keys)) => (next as u64, keys),
-            other => return Err(self.refused(shard, other)),
-        };
-        let mut keys = Vec::new();
-        while let Some((len, after)) = rest.split_first_chunk() {
-            let Some((key, after)) = after.split_at_checked(u32::from_le_bytes(*len) as usize) else { break };
-            keys.push(key.to_vec());
-            rest = after;
+        match Answer::decode(&answer) {
+            Some(Answer::Bytes(next, keys)) => {
+                Ok((self.join_cursor(shard, next as u64), keys_of(keys).map(<[u8]>::to_vec).collect()))
+            }
+            other => Err(self.refused(shard, other)),
         }
-        let next = match next {
+    }
+
+    /// Where a scan goes on that has come to `next` in a shard.
+    pub(super) fn join_cursor(&self, shard: usize, next: u64) -> u64 {
+        match next {
             0 if shard + 1 == self.shards.len() => 0,
             0 => (shard as u64 + 1) << SHARD_SHIFT,
             _ => (shard as u64) << SHARD_SHIFT | next,
-        };
-        Ok((next, keys))
+        }
     }
 
     /// Removes all keys, one shard after the other.
@@ -354,7 +358,7 @@ impl Store {
         Ok(self.session.free(head).await?)
     }
 
-    fn shard_of(&self, key: &[u8]) -> usize {
+    pub(super) fn shard_of(&self, key: &[u8]) -> usize {
         Hash::of(key).shard(self.shards.len())
     }
 
@@ -378,17 +382,29 @@ impl Store {
         }
     }
 
-    async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Vec<u8>, KvError> {
+    pub(super) async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Vec<u8>, KvError> {
         request.encode(&mut self.request);
         let Seen { node, function, .. } = self.shards[shard];
         Ok(self.session.call(node, function, &self.request, self.timeout).await?)
     }
 
+    /// Posts requests to the owner of a shard, in their order; answers have up to `answer_bytes_max`.
+    pub(super) async fn post<I: AsRef<[u8]>>(
+        &self,
+        shard: usize,
+        requests: &[I],
+        answer_bytes_max: usize,
+    ) -> Vec<Result<PendingCall, CallError>> {
+        let Seen { node, function, .. } = self.shards[shard];
+        self.session.post_calls(node, function, requests, answer_bytes_max, self.timeout).await
+    }
+
     /// Why an answer is none.
-    fn refused(&self, shard: usize, answer: Option<Answer<'_>>) -> KvError {
+    pub(super) fn refused(&self, shard: usize, answer: Option<Answer<'_>>) -> KvError {
         match answer {
             Some(Answer::Full) => KvError::Full,
             Some(Answer::NotANumber) => KvError::NotANumber,
+            Some(Answer::Overflow) => KvError::Overflow,
             // The key's length has been checked here.
             Some(Answer::TooLong) => {
                 KvError::TooLong { what: "value", len: VALUE_BYTES_MAX + 1, max: VALUE_BYTES_MAX }
@@ -400,6 +416,21 @@ impl Store {
 
 /// Below it, a cursor of a shard; above it, which one.
 const SHARD_SHIFT: u32 = 40;
+
+/// The shard that a scan has come to, and where it goes on there.
+pub(super) fn split_cursor(cursor: u64) -> (usize, u64) {
+    ((cursor >> SHARD_SHIFT) as usize, cursor & ((1 << SHARD_SHIFT) - 1))
+}
+
+/// The keys that an answer to a scan has.
+pub(super) fn keys_of(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (len, after) = bytes.split_first_chunk()?;
+        let (key, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        bytes = after;
+        Some(key)
+    })
+}
 
 fn check_shards(count: u64) -> Result<(), KvError> {
     if (1..=SHARDS_MAX as u64).contains(&count) {

@@ -31,10 +31,11 @@ pub(super) enum Request<'a> {
         key: &'a [u8],
         number: i64,
     },
-    /// Answers whether there is such a key.
+    /// Answers whether there is such a key, and the condition held.
     Expire {
         key: &'a [u8],
         expires: Expires,
+        when: When,
     },
     /// Answers the time that is left, in ms; -1 if it is for ever.
     TimeLeft {
@@ -78,6 +79,24 @@ pub enum Expires {
     },
 }
 
+/// On which condition it changes until when a key is kept.  What is kept for ever goes later than all that expires.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum When {
+    /// On none.
+    #[default]
+    Always,
+    /// If it is kept for ever.
+    KeptForEver,
+    /// If it expires at some time.
+    Expiring,
+    /// If it goes later by that.
+    Later,
+    /// If it goes sooner by that.
+    Sooner,
+    /// If it expires at some time, and goes sooner by that.
+    SoonerIfExpiring,
+}
+
 /// What the owner answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Answer<'a> {
@@ -89,6 +108,8 @@ pub(super) enum Answer<'a> {
     Nothing,
     Full,
     NotANumber,
+    /// The sum would have more than 64 bits.
+    Overflow,
     TooLong,
     /// The request makes no sense.
     Malformed,
@@ -110,7 +131,9 @@ impl<'a> Request<'a> {
             Request::Delete { key } => (2, (0, 0, key, &[][..])),
             Request::Append { key, value } => (3, (0, 0, key, value)),
             Request::Add { key, number } => (4, (number, 0, key, &[][..])),
-            Request::Expire { key, expires } => (5, (encode_expires(expires), 0, key, &[][..])),
+            Request::Expire { key, expires, when } => {
+                (5, (encode_expires(expires), encode_when(when), key, &[][..]))
+            }
             Request::TimeLeft { key } => (6, (0, 0, key, &[][..])),
             Request::Scan { from, count } => (7, (from as i64, count as i64, &[][..], &[][..])),
             Request::Count => (8, none),
@@ -149,7 +172,7 @@ impl<'a> Request<'a> {
             2 => Request::Delete { key },
             3 => Request::Append { key, value },
             4 => Request::Add { key, number: one },
-            5 => Request::Expire { key, expires: decode_expires(one)? },
+            5 => Request::Expire { key, expires: decode_expires(one)?, when: decode_when(two)? },
             6 => Request::TimeLeft { key },
             7 => Request::Scan { from: one as u64, count: two as u64 },
             8 => Request::Count,
@@ -176,6 +199,17 @@ fn decode_expires(number: i64) -> Option<Expires> {
     }
 }
 
+const WHEN: [When; 6] =
+    [When::Always, When::KeptForEver, When::Expiring, When::Later, When::Sooner, When::SoonerIfExpiring];
+
+fn encode_when(when: When) -> i64 {
+    WHEN.iter().position(|one| *one == when).expect("all are listed") as i64
+}
+
+fn decode_when(number: i64) -> Option<When> {
+    WHEN.get(usize::try_from(number).ok()?).copied()
+}
+
 impl<'a> Answer<'a> {
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         let (kind, number, bytes) = match *self {
@@ -186,6 +220,7 @@ impl<'a> Answer<'a> {
             Answer::NotANumber => (4, 0, &[][..]),
             Answer::TooLong => (5, 0, &[][..]),
             Answer::Malformed => (6, 0, &[][..]),
+            Answer::Overflow => (7, 0, &[][..]),
         };
         into.clear();
         into.push(kind);
@@ -205,6 +240,7 @@ impl<'a> Answer<'a> {
             4 => Answer::NotANumber,
             5 => Answer::TooLong,
             6 => Answer::Malformed,
+            7 => Answer::Overflow,
             _ => return None,
         })
     }
@@ -232,7 +268,8 @@ mod tests {
             Request::Delete { key },
             Request::Append { key, value },
             Request::Add { key, number: -3 },
-            Request::Expire { key, expires: Expires::Never },
+            Request::Expire { key, expires: Expires::Never, when: When::Expiring },
+            Request::Expire { key, expires, when: When::Sooner },
             Request::TimeLeft { key },
             Request::Scan { from: 1 << 60, count: 9 },
             Request::Count,
@@ -249,6 +286,7 @@ mod tests {
             Answer::Nothing,
             Answer::Full,
             Answer::NotANumber,
+            Answer::Overflow,
             Answer::TooLong,
             Answer::Malformed,
         ] {
@@ -256,6 +294,6 @@ mod tests {
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[11; 30]), Answer::decode(&[7; 9])), (None, None));
+        assert_eq!((Request::decode(&[11; 30]), Answer::decode(&[8; 9])), (None, None));
     }
 }

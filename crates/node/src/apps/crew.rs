@@ -21,6 +21,16 @@ impl Crew {
     /// Starts the workers, on the cluster in `dir` or one of their own.
     pub fn start(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
+        Crew::start_in(dir, scratch, over)
+    }
+
+    /// As [`Crew::start`], for a command that sees to signals itself.
+    pub fn start_unguarded(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
+        let scratch = if dir.is_none() { Some(Scratch::create_unguarded()?) } else { None };
+        Crew::start_in(dir, scratch, over)
+    }
+
+    fn start_in(dir: Option<&Path>, scratch: Option<Scratch>, over: &Over) -> anyhow::Result<Crew> {
         let dir: PathBuf = dir.or(scratch.as_ref().map(Scratch::path)).expect("one of both").to_owned();
         let mut crew = Crew { workers: Vec::new(), _scratch: scratch };
         for number in 0..over.nodes {
@@ -58,6 +68,12 @@ impl Crew {
         let worker = &mut self.workers[place];
         worker.send(line)?;
         answer(worker)
+    }
+
+    /// Why one of them has ended, if one has.
+    pub fn why_ended(&mut self) -> Option<anyhow::Error> {
+        let ended = self.workers.iter_mut().find_map(|worker| worker.has_ended().then_some(worker))?;
+        answer::<()>(ended).err()
     }
 
     /// Has all of them leave, wherever they are; tells what went wrong.

@@ -4,6 +4,7 @@
 //! process only tells them what to do, and puts together what they have seen.
 
 mod crew;
+mod kv;
 mod log;
 mod worker;
 mod ycsb;
@@ -29,6 +30,8 @@ pub struct RunArgs {
 enum App {
     /// Appends to a log that all followers see in one order, and checks that each sees every record once
     Log(log::LogArgs),
+    /// Serves a key-value store, of which each process owns a part, to clients of Redis, until it is ended
+    Kv(kv::KvArgs),
     /// Asks a key-value store, of which each process owns a part, as YCSB does, and checks each value
     Ycsb(ycsb::YcsbArgs),
 }
@@ -54,6 +57,7 @@ struct Over {
 pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     match &args.app {
         App::Log(args) => log::run(dir, args),
+        App::Kv(args) => kv::run(dir, args),
         App::Ycsb(args) => ycsb::run(dir, args),
     }
 }

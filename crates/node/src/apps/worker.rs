@@ -12,7 +12,7 @@ use clap::Args;
 use halite::{Config, Node, NodeId, Provider, blocking};
 use serde::{Deserialize, Serialize};
 
-use super::{log, ycsb};
+use super::{kv, log, ycsb};
 use crate::args::network;
 use crate::{output, signals};
 
@@ -51,6 +51,8 @@ pub enum Line {
 /// What it is to do.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Task {
+    /// `halite run kv`
+    Kv(kv::Task),
     /// `halite run log`
     Log(log::Task),
     /// `halite run ycsb`
@@ -107,6 +109,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Worker { session: node.blocking_session(), node: node.id(), lines: listen(is_over.clone()), is_over };
     let done = match worker.next() {
         None => Ok(()),
+        Some(Line::Task(Task::Kv(task))) => kv::work(&worker, &task),
         Some(Line::Task(Task::Log(task))) => log::work(&worker, &task),
         Some(Line::Task(Task::Ycsb(task))) => ycsb::work(&worker, &task),
         Some(other) => bail!("a task was expected, not {other:?}"),

@@ -244,7 +244,7 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
 }
 
 /// The first node has made it, if it came to that.
-fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError> {
+pub(super) fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError> {
     match session.map(name, Permissions::MASTER) {
         Ok(lh) => session.free(lh),
         Err(error) if *error.cause() == RegionCause::NotFound => Ok(()),

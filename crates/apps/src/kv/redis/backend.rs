@@ -1,0 +1,370 @@
+//! How plans are carried out: in a shard of this process at once, elsewhere by reading the owner's memory or by calls, of which those of
+//! many clients go together.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::error::KvError;
+use super::super::layout::KEY_BYTES_MAX;
+use super::super::owner::Local;
+use super::super::store::{Store, keys_of, split_cursor};
+use super::super::wire::{Answer, Request};
+use super::commands::{Plan, Told, Total};
+use super::glob;
+use super::reply::{OK, Replies, Reply};
+
+/// Most bytes of one reply, which is put together before it is written.
+pub const REPLY_BYTES_MAX: usize = 64 << 20;
+/// How many keys are asked for at a time by who wants all.
+const KEYS_AT_A_TIME: u64 = 1_000;
+
+/// The time by which the shards of this process have their keys expire, in ms.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// The store, and those of its shards that are in this process.
+pub(super) struct Backend {
+    store: Store,
+    locals: Vec<Option<Local>>,
+    now_ms: Clock,
+    /// What was answered last.
+    answer: Vec<u8>,
+    /// For the remote keys of one command.
+    several: Batch,
+}
+
+/// What has become of a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// The reply is written.
+    Done,
+    /// It is in the batch, with what goes to the same shard before it.
+    Queued(usize),
+    /// It has to wait until the batch is carried out.
+    Waits,
+}
+
+/// Requests to owners elsewhere, which are posted together.
+#[derive(Default)]
+pub(super) struct Batch {
+    bytes: Vec<u8>,
+    entries: Vec<Entry>,
+    request: Vec<u8>,
+}
+
+struct Entry {
+    client: usize,
+    shard: usize,
+    range: Range<usize>,
+    told: Told,
+}
+
+/// Requests that are under way together, and their bytes.
+const BATCH_MAX: usize = 256;
+const BATCH_BYTES_MAX: usize = 1 << 20;
+/// Answers to them are numbers.
+const ANSWER_BYTES_MAX: usize = 64;
+
+impl Batch {
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.entries.len() >= BATCH_MAX || self.bytes.len() >= BATCH_BYTES_MAX
+    }
+
+    fn push(&mut self, client: usize, shard: usize, request: &Request<'_>, told: Told) {
+        request.encode(&mut self.request);
+        let begin = self.bytes.len();
+        self.bytes.extend_from_slice(&self.request);
+        self.entries.push(Entry { client, shard, range: begin..self.bytes.len(), told });
+    }
+
+    fn clear(&mut self) {
+        self.entries.clear();
+        self.bytes.clear();
+        self.bytes.shrink_to(BATCH_BYTES_MAX);
+    }
+}
+
+impl Backend {
+    pub(super) fn new(store: Store, shards: Vec<(usize, Local)>, now_ms: Clock) -> Backend {
+        let mut locals = vec![None; store.shards()];
+        for (number, local) in shards {
+            if let Some(place) = locals.get_mut(number) {
+                *place = Some(local);
+            }
+        }
+        Backend { store, locals, now_ms, answer: Vec::new(), several: Batch::default() }
+    }
+
+    /// Removes some of what has expired in the shards of this process.
+    pub(super) async fn sweep(&self) -> Result<(), KvError> {
+        let now_ms = (self.now_ms)();
+        for local in self.locals.iter().flatten() {
+            local.sweep_some(now_ms).await?;
+        }
+        Ok(())
+    }
+
+    /// Carries out what a client has asked for, which has requests of its own in the batch if it is `queued` for a shard.
+    pub(super) async fn carry_out(
+        &mut self,
+        plan: Plan<'_>,
+        (client, queued): (usize, Option<usize>),
+        batch: &mut Batch,
+        replies: &mut Replies,
+    ) -> Step {
+        if let Plan::Ask(key, request, told) = &plan
+            && *told != Told::Value
+            && key.len() <= KEY_BYTES_MAX
+        {
+            let shard = self.store.shard_of(key);
+            if self.locals[shard].is_none() {
+                // What a client asks for is done in its order, as far as others can see.
+                if batch.is_full() || queued.is_some_and(|other| other != shard) {
+                    return Step::Waits;
+                }
+                batch.push(client, shard, request, *told);
+                return Step::Queued(shard);
+            }
+        }
+        if queued.is_some() {
+            return Step::Waits;
+        }
+        if let Err(error) = self.reply(plan, replies).await {
+            replies.push(&refusal(&error));
+        }
+        Step::Done
+    }
+
+    async fn reply(&mut self, plan: Plan<'_>, replies: &mut Replies) -> Result<(), KvError> {
+        match plan {
+            Plan::Get(key, told) => {
+                let found = self.get(key).await?;
+                let found = found.map_or(Answer::Nothing, |value| Answer::Bytes(0, value));
+                replies.push(&told.of(Some(found)));
+            }
+            Plan::Ask(key, request, told) => {
+                check(key)?;
+                let shard = self.store.shard_of(key);
+                replies.push(&told.of(self.ask(shard, &request).await?));
+            }
+            Plan::AskAll(requests, total) => {
+                let reply = self.ask_all(&requests, total).await?;
+                replies.push(&reply);
+            }
+            Plan::GetAll(args) => {
+                let mut values = Vec::with_capacity(args.len() - 1);
+                let mut bytes = 0;
+                for key in args.iter().skip(1) {
+                    let value = self.get(key).await?;
+                    bytes += value.map_or(0, <[u8]>::len);
+                    values.push(value.map(<[u8]>::to_vec));
+                    if bytes > REPLY_BYTES_MAX {
+                        replies.push(&too_long());
+                        return Ok(());
+                    }
+                }
+                let values = values.iter().map(|value| value.as_deref().map_or(Reply::Null, Reply::Bulk));
+                replies.push(&Reply::Array(values.collect()));
+            }
+            Plan::Scan { cursor, count, pattern, is_of_strings } => {
+                let (next, mut keys) = self.scan(cursor, count, pattern.unwrap_or(b"*")).await?;
+                if !is_of_strings {
+                    keys.clear();
+                }
+                let keys = keys.iter().map(|key| Reply::Bulk(key)).collect();
+                replies.push(&Reply::Array(vec![Reply::Text(next.to_string()), Reply::Array(keys)]));
+            }
+            Plan::Keys(pattern) => {
+                let (mut cursor, mut keys, mut bytes) = (0, Vec::new(), 0);
+                loop {
+                    let (next, some) = self.scan(cursor, KEYS_AT_A_TIME, pattern).await?;
+                    bytes += some.iter().map(Vec::len).sum::<usize>();
+                    keys.extend(some);
+                    if bytes > REPLY_BYTES_MAX {
+                        replies.push(&too_long());
+                        return Ok(());
+                    }
+                    if next == 0 {
+                        break;
+                    }
+                    cursor = next;
+                }
+                replies.push(&Reply::Array(keys.iter().map(|key| Reply::Bulk(key)).collect()));
+            }
+            Plan::Count => {
+                let count = self.count().await?;
+                replies.push(&Reply::Integer(count));
+            }
+            Plan::Clear => {
+                for shard in 0..self.locals.len() {
+                    self.number(shard, &Request::Clear).await?;
+                }
+                replies.push(&OK);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many keys there are.
+    pub(super) async fn count(&mut self) -> Result<i64, KvError> {
+        let mut sum = 0;
+        for shard in 0..self.locals.len() {
+            sum += self.number(shard, &Request::Count).await?;
+        }
+        Ok(sum)
+    }
+
+    /// The value of a key.
+    async fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, KvError> {
+        check(key)?;
+        let shard = self.store.shard_of(key);
+        let Some(local) = &self.locals[shard] else {
+            let is_there = self.store.get_into(key, &mut self.answer).await?;
+            return Ok(is_there.then_some(&self.answer));
+        };
+        local.perform((self.now_ms)(), &Request::Get { key }, &mut self.answer).await?;
+        match Answer::decode(&self.answer) {
+            Some(Answer::Bytes(_, value)) => Ok(Some(value)),
+            Some(Answer::Nothing) => Ok(None),
+            other => Err(self.store.refused(shard, other)),
+        }
+    }
+
+    /// What the owner of a shard answers.
+    async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Option<Answer<'_>>, KvError> {
+        match &self.locals[shard] {
+            Some(local) => local.perform((self.now_ms)(), request, &mut self.answer).await?,
+            None => self.answer = self.store.ask(shard, request).await?,
+        }
+        Ok(Answer::decode(&self.answer))
+    }
+
+    async fn number(&mut self, shard: usize, request: &Request<'_>) -> Result<i64, KvError> {
+        match self.ask(shard, request).await? {
+            Some(Answer::Number(number)) => Ok(number),
+            _ => Err(KvError::Damaged { shard, what: "answers what makes no sense" }),
+        }
+    }
+
+    /// Asks the owners of several keys; the first thing that goes wrong is told, and the rest is done nevertheless.
+    async fn ask_all(
+        &mut self,
+        requests: &[(&[u8], Request<'_>)],
+        total: Total,
+    ) -> Result<Reply<'static>, KvError> {
+        for (key, _) in requests {
+            check(key)?;
+        }
+        let mut several = std::mem::take(&mut self.several);
+        let (mut count, mut failed) = (0, None);
+        let mut note = |reply: Reply<'_>| match reply {
+            Reply::Integer(number) => count += number,
+            Reply::Error(text) => failed = failed.take().or(Some(text)),
+            _ => {}
+        };
+        for (key, request) in requests {
+            let shard = self.store.shard_of(key);
+            if self.locals[shard].is_some() {
+                match self.ask(shard, request).await {
+                    Ok(answer) => note(Told::Flag.of(answer)),
+                    Err(error) => note(refusal(&error)),
+                }
+                continue;
+            }
+            several.push(0, shard, request, Told::Flag);
+            if several.is_full() {
+                self.post(&mut several, |_, reply| note(reply)).await;
+            }
+        }
+        self.post(&mut several, |_, reply| note(reply)).await;
+        self.several = several;
+        Ok(match (failed, total) {
+            (Some(text), _) => Reply::Error(text),
+            (None, Total::Count) => Reply::Integer(count),
+            (None, Total::Done) => OK,
+        })
+    }
+
+    /// Some keys that are as a pattern says, of about `count` that are looked at, and where to go on.
+    async fn scan(
+        &mut self,
+        mut cursor: u64,
+        count: u64,
+        pattern: &[u8],
+    ) -> Result<(u64, Vec<Vec<u8>>), KvError> {
+        let (mut found, mut looked_at) = (Vec::new(), 0);
+        loop {
+            let (shard, from) = split_cursor(cursor);
+            if shard >= self.locals.len() {
+                return Ok((0, found));
+            }
+            let request = Request::Scan { from, count: count - looked_at };
+            let Some(Answer::Bytes(next, keys)) = self.ask(shard, &request).await? else {
+                return Err(KvError::Damaged { shard, what: "answers what makes no sense" });
+            };
+            for key in keys_of(keys) {
+                looked_at += 1;
+                if glob::matches(pattern, key) {
+                    found.push(key.to_vec());
+                }
+            }
+            cursor = self.store.join_cursor(shard, next as u64);
+            // The next shard may have the rest; within one, its owner has said that it is enough.
+            if cursor == 0 || next != 0 || looked_at >= count {
+                return Ok((cursor, found));
+            }
+        }
+    }
+
+    /// Posts a batch, and tells in its order which client is to be told what.
+    pub(super) async fn post(&self, batch: &mut Batch, mut tell: impl FnMut(usize, Reply<'_>)) {
+        let mut posted: Vec<_> = Vec::with_capacity(batch.entries.len());
+        posted.resize_with(batch.entries.len(), || None);
+        for shard in 0..self.locals.len() {
+            let places: Vec<usize> =
+                (0..posted.len()).filter(|place| batch.entries[*place].shard == shard).collect();
+            if places.is_empty() {
+                continue;
+            }
+            let inputs: Vec<&[u8]> =
+                places.iter().map(|place| &batch.bytes[batch.entries[*place].range.clone()]).collect();
+            let calls = self.store.post(shard, &inputs, ANSWER_BYTES_MAX).await;
+            for (place, call) in places.into_iter().zip(calls) {
+                posted[place] = Some(call);
+            }
+        }
+        for (entry, call) in batch.entries.iter().zip(posted) {
+            let answered = match call.expect("each is of one of the shards") {
+                Ok(call) => call.answer().await,
+                Err(error) => Err(error),
+            };
+            match answered {
+                Ok(answer) => tell(entry.client, entry.told.of(Answer::decode(&answer))),
+                Err(error) => tell(entry.client, refusal(&error.into())),
+            }
+        }
+        batch.clear();
+    }
+}
+
+fn check(key: &[u8]) -> Result<(), KvError> {
+    if key.len() <= KEY_BYTES_MAX {
+        return Ok(());
+    }
+    Err(KvError::TooLong { what: "key", len: key.len(), max: KEY_BYTES_MAX })
+}
+
+/// What a client is told of what went wrong here.
+pub(super) fn refusal(error: &KvError) -> Reply<'static> {
+    match error {
+        KvError::Full => Told::Done.of(Some(Answer::Full)),
+        _ => Reply::error(format!("ERR {error}")),
+    }
+}
+
+fn too_long() -> Reply<'static> {
+    Reply::error(format!("ERR the reply would have more than {REPLY_BYTES_MAX} bytes"))
+}

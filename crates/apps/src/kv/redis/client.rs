@@ -1,0 +1,370 @@
+//! What a connection is asked about itself and about the server, and not about keys.
+
+use std::net::SocketAddr;
+use std::time::{Instant, SystemTime};
+
+use super::super::layout::VALUE_BYTES_MAX;
+use super::super::shard::number_of;
+use super::commands::{COMMANDS, Command, Does, check_arity, is};
+use super::glob;
+use super::reply::{OK, Protocol, Reply};
+use super::request::Args;
+
+/// The version of Redis whose replies are followed.
+const REDIS_VERSION: &str = "7.0.15";
+
+/// Who is at the other end of a connection.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) id: u64,
+    pub(super) address: SocketAddr,
+    pub(super) since: Instant,
+    name: Box<[u8]>,
+    library: Box<[u8]>,
+    library_version: Box<[u8]>,
+}
+
+/// What is known of the server as a whole.
+#[derive(Debug)]
+pub(super) struct About {
+    pub(super) address: SocketAddr,
+    pub(super) since: Instant,
+    pub(super) shards: usize,
+    pub(super) clients: usize,
+    pub(super) clients_max: usize,
+    pub(super) connections: u64,
+    pub(super) commands: u64,
+}
+
+/// What becomes of the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Then {
+    GoesOn,
+    Ends,
+}
+
+impl Client {
+    pub(super) fn new(id: u64, address: SocketAddr) -> Client {
+        let (name, library, library_version) = Default::default();
+        Client { id, address, since: Instant::now(), name, library, library_version }
+    }
+
+    /// Replies to a command that is not about keys.
+    pub(super) fn perform<'a>(
+        &mut self,
+        command: &Command,
+        args: Args<'a>,
+        protocol: &mut Protocol,
+        about: &mut About,
+    ) -> (Reply<'a>, Then) {
+        let reply = match command.does {
+            Does::Quit => return (OK, Then::Ends),
+            Does::Ping => match args.len() {
+                1 => Reply::Status("PONG"),
+                2 => Reply::Bulk(args.get(1).unwrap_or_default()),
+                _ => Reply::error("ERR wrong number of arguments for 'ping' command"),
+            },
+            Does::Echo => Reply::Bulk(args.get(1).unwrap_or_default()),
+            Does::Hello => self.hello(args, protocol),
+            Does::Auth => auth(args),
+            Does::Select => match number_of(&args[1]) {
+                Some(0) => OK,
+                Some(_) => Reply::error("ERR DB index is out of range"),
+                None => Reply::error("ERR value is not an integer or out of range"),
+            },
+            Does::Reset => {
+                (*protocol, self.name) = Default::default();
+                Reply::Status("RESET")
+            }
+            Does::Time => {
+                let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+                let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
+                Reply::Array(parts.map(Reply::Text).into())
+            }
+            Does::Client => self.client(args, *protocol, about),
+            Does::Config => config(args, about),
+            _ => commands(args),
+        };
+        (reply, Then::GoesOn)
+    }
+
+    fn hello<'a>(&mut self, args: Args<'a>, protocol: &mut Protocol) -> Reply<'a> {
+        let mut wanted = *protocol;
+        if let Some(version) = args.get(1) {
+            wanted = match number_of(version) {
+                Some(2) => Protocol::Resp2,
+                Some(3) => Protocol::Resp3,
+                Some(_) => return Reply::error("NOPROTO unsupported protocol version"),
+                None => return Reply::error("ERR Protocol version is not an integer or out of range"),
+            };
+        }
+        let (mut options, mut name) = (args.iter().skip(2), None);
+        while let Some(option) = options.next() {
+            let unknown = || {
+                Reply::error(format!(
+                    "ERR Syntax error in HELLO option '{}'",
+                    String::from_utf8_lossy(option)
+                ))
+            };
+            if is(option, "setname") {
+                let Some(wanted) = options.next() else { return unknown() };
+                if !is_plain(wanted) {
+                    return bad_name();
+                }
+                name = Some(wanted);
+            } else if is(option, "auth") {
+                let (Some(user), Some(_)) = (options.next(), options.next()) else { return unknown() };
+                if user != b"default" {
+                    return wrong_pass();
+                }
+            } else {
+                return unknown();
+            }
+        }
+        *protocol = wanted;
+        if let Some(name) = name {
+            self.name = name.into();
+        }
+        let text = |text: &'static str| Reply::Bulk(text.as_bytes());
+        Reply::Map(vec![
+            (text("server"), text("redis")),
+            (text("version"), text(REDIS_VERSION)),
+            (text("proto"), Reply::Integer(if wanted == Protocol::Resp3 { 3 } else { 2 })),
+            (text("id"), Reply::Integer(self.id as i64)),
+            (text("mode"), text("standalone")),
+            (text("role"), text("master")),
+            (text("modules"), Reply::Array(Vec::new())),
+        ])
+    }
+
+    fn client<'a>(&mut self, args: Args<'a>, protocol: Protocol, about: &About) -> Reply<'a> {
+        let arg = |index: usize| args.get(index).unwrap_or_default();
+        let name = String::from_utf8_lossy(arg(1)).to_ascii_lowercase();
+        let arity = match name.as_str() {
+            "id" | "getname" | "info" => 2,
+            "setname" | "no-evict" | "no-touch" | "reply" => 3,
+            "setinfo" => 4,
+            _ => return unknown_subcommand(args),
+        };
+        if let Err(reply) = check_arity(&format!("client|{name}"), arity, args) {
+            return reply;
+        }
+        match name.as_str() {
+            "id" => Reply::Integer(self.id as i64),
+            "getname" if self.name.is_empty() => Reply::Null,
+            "getname" => Reply::Text(String::from_utf8_lossy(&self.name).into_owned()),
+            "setname" if !is_plain(arg(2)) => bad_name(),
+            "setname" => {
+                self.name = arg(2).into();
+                OK
+            }
+            "setinfo" => self.set_info(arg(2), arg(3)),
+            "info" => Reply::Text(self.line(protocol, about)),
+            // Nothing is evicted here, and no command counts as a touch.
+            "no-evict" | "no-touch" if is(arg(2), "on") || is(arg(2), "off") => OK,
+            "reply" if is(arg(2), "on") => OK,
+            _ => Reply::error("ERR syntax error"),
+        }
+    }
+
+    fn set_info(&mut self, option: &[u8], value: &[u8]) -> Reply<'static> {
+        let (place, name) = if is(option, "lib-name") {
+            (&mut self.library, "lib-name")
+        } else if is(option, "lib-ver") {
+            (&mut self.library_version, "lib-ver")
+        } else {
+            return Reply::error(format!("ERR Unrecognized option '{}'", String::from_utf8_lossy(option)));
+        };
+        if !is_plain(value) {
+            return Reply::error(format!(
+                "ERR {name} cannot contain spaces, newlines or special characters."
+            ));
+        }
+        *place = value.into();
+        OK
+    }
+
+    fn line(&self, protocol: Protocol, about: &About) -> String {
+        let [name, library, version] =
+            [&self.name, &self.library, &self.library_version].map(|bytes| String::from_utf8_lossy(bytes));
+        let (id, address, local) = (self.id, self.address, about.address);
+        let (age, resp) = (self.since.elapsed().as_secs(), if protocol == Protocol::Resp3 { 3 } else { 2 });
+        format!(
+            "id={id} addr={address} laddr={local} name={name} age={age} idle=0 flags=N db=0 sub=0 psub=0 ssub=0 \
+             multi=-1 cmd=client|info user=default lib-name={library} lib-ver={version} resp={resp}\n"
+        )
+    }
+}
+
+/// Whether a text is of one word that can be shown.
+fn is_plain(text: &[u8]) -> bool {
+    text.len() <= NAME_BYTES_MAX && text.iter().all(|byte| (b'!'..=b'~').contains(byte))
+}
+
+/// Most bytes of the name of a client, which is kept as long as that is connected.
+const NAME_BYTES_MAX: usize = 1024;
+
+fn bad_name() -> Reply<'static> {
+    Reply::error("ERR Client names cannot contain spaces, newlines or special characters.")
+}
+
+fn wrong_pass() -> Reply<'static> {
+    Reply::error("WRONGPASS invalid username-password pair or user is disabled.")
+}
+
+fn unknown_subcommand(args: Args<'_>) -> Reply<'static> {
+    let subcommand = String::from_utf8_lossy(&args[1]).chars().take(128).collect::<String>();
+    let command = String::from_utf8_lossy(&args[0]).to_ascii_uppercase();
+    Reply::error(format!("ERR unknown subcommand '{subcommand}'. Try {command} HELP."))
+}
+
+/// There is one user, who needs no password.
+fn auth(args: Args<'_>) -> Reply<'static> {
+    match args.len() {
+        2 => Reply::error(
+            "ERR AUTH <password> called without any password configured for the default user. \
+             Are you sure your configuration is correct?",
+        ),
+        3 if &args[1] == b"default" => OK,
+        3 => wrong_pass(),
+        _ => Reply::error("ERR syntax error"),
+    }
+}
+
+fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
+    let name = String::from_utf8_lossy(&args[1]).to_ascii_lowercase();
+    let arity = match name.as_str() {
+        "get" => -3,
+        "set" => -4,
+        "resetstat" => 2,
+        _ => return unknown_subcommand(args),
+    };
+    if let Err(reply) = check_arity(&format!("config|{name}"), arity, args) {
+        return reply;
+    }
+    let settings = [
+        ("appendonly", "no".to_owned()),
+        ("databases", "1".to_owned()),
+        ("maxclients", about.clients_max.to_string()),
+        ("maxmemory", "0".to_owned()),
+        ("maxmemory-policy", "noeviction".to_owned()),
+        ("port", about.address.port().to_string()),
+        ("proto-max-bulk-len", VALUE_BYTES_MAX.to_string()),
+        ("save", String::new()),
+        ("timeout", "0".to_owned()),
+    ];
+    match name.as_str() {
+        "get" => {
+            let is_asked = |name: &str| {
+                let mut patterns = args.iter().skip(2);
+                patterns.any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
+            };
+            let asked = settings.into_iter().filter(|(name, _)| is_asked(name));
+            Reply::Map(
+                asked.map(|(name, value)| (Reply::Bulk(name.as_bytes()), Reply::Text(value))).collect(),
+            )
+        }
+        "set" => {
+            let option = String::from_utf8_lossy(&args[2]).into_owned();
+            if settings.iter().any(|(name, _)| is(&args[2], name)) {
+                return Reply::error(format!(
+                    "ERR CONFIG SET failed (possibly related to argument '{option}') - can't set immutable config"
+                ));
+            }
+            Reply::error(format!("ERR Unknown option or number of arguments for CONFIG SET - '{option}'"))
+        }
+        _ => {
+            (about.connections, about.commands) = (0, 0);
+            OK
+        }
+    }
+}
+
+/// `COMMAND`: what commands there are.
+fn commands(args: Args<'_>) -> Reply<'_> {
+    let Some(subcommand) = args.get(1) else {
+        return Reply::Array(COMMANDS.iter().map(describe).collect());
+    };
+    let rest = || args.iter().skip(2);
+    let find = |name: &[u8]| COMMANDS.iter().find(|command| is(name, command.name));
+    if is(subcommand, "count") {
+        Reply::Integer(COMMANDS.len() as i64)
+    } else if is(subcommand, "list") {
+        Reply::Array(COMMANDS.iter().map(|command| Reply::Bulk(command.name.as_bytes())).collect())
+    } else if is(subcommand, "docs") {
+        // There is no documentation of any.
+        Reply::Map(Vec::new())
+    } else if is(subcommand, "info") && args.len() == 2 {
+        Reply::Array(COMMANDS.iter().map(describe).collect())
+    } else if is(subcommand, "info") {
+        Reply::Array(rest().map(|name| find(name).map_or(Reply::Null, describe)).collect())
+    } else {
+        unknown_subcommand(args)
+    }
+}
+
+fn describe(command: &'static Command) -> Reply<'static> {
+    let has_key = command.keys.0 > 0;
+    let only_reads = matches!(
+        command.does,
+        Does::Get | Does::GetMany | Does::Length | Does::Exists | Does::Type | Does::TimeLeft { .. }
+    );
+    let flags = match (has_key, only_reads) {
+        (true, true) => vec![Reply::Status("readonly")],
+        (true, false) => vec![Reply::Status("write")],
+        (false, _) => Vec::new(),
+    };
+    let (first, last, step) = command.keys;
+    let none = || Reply::Array(Vec::new());
+    Reply::Array(vec![
+        Reply::Bulk(command.name.as_bytes()),
+        Reply::Integer(command.arity),
+        Reply::Array(flags),
+        Reply::Integer(first),
+        Reply::Integer(last),
+        Reply::Integer(step),
+        // Categories, tips, specifications of keys and subcommands.
+        none(),
+        none(),
+        none(),
+        none(),
+    ])
+}
+
+/// `INFO`, for the sections that are asked for.
+pub(super) fn info(args: Args<'_>, about: &About, keys: i64) -> Reply<'static> {
+    let uptime = about.since.elapsed().as_secs();
+    let sections = [
+        (
+            "Server",
+            format!(
+                "redis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\nhalite_version:{}\r\nhalite_shards:{}\r\n\
+                 process_id:{}\r\ntcp_port:{}\r\nuptime_in_seconds:{uptime}\r\n",
+                env!("CARGO_PKG_VERSION"),
+                about.shards,
+                std::process::id(),
+                about.address.port(),
+            ),
+        ),
+        ("Clients", format!("connected_clients:{}\r\nmaxclients:{}\r\n", about.clients, about.clients_max)),
+        ("Persistence", "loading:0\r\nrdb_bgsave_in_progress:0\r\naof_enabled:0\r\n".to_owned()),
+        (
+            "Stats",
+            format!(
+                "total_connections_received:{}\r\ntotal_commands_processed:{}\r\n",
+                about.connections, about.commands
+            ),
+        ),
+        ("Replication", "role:master\r\nconnected_slaves:0\r\n".to_owned()),
+        ("Cluster", "cluster_enabled:0\r\n".to_owned()),
+        ("Keyspace", if keys == 0 { String::new() } else { format!("db0:keys={keys}\r\n") }),
+    ];
+    let is_asked = |section: &str| {
+        let all = ["all", "default", "everything"];
+        args.len() == 1
+            || args.iter().skip(1).any(|arg| is(arg, section) || all.iter().any(|word| is(arg, word)))
+    };
+    let asked = sections.into_iter().filter(|(name, _)| is_asked(name));
+    let texts: Vec<String> = asked.map(|(name, text)| format!("# {name}\r\n{text}")).collect();
+    Reply::Text(texts.join("\r\n"))
+}

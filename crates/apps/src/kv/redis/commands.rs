@@ -1,0 +1,453 @@
+//! Which commands there are, and what each of them asks of the store.
+
+use std::fmt::Write;
+
+use super::super::shard::number_of;
+use super::super::wire::{Answer, Expires, Only, Request, When};
+use super::reply::{OK, Reply};
+use super::request::Args;
+
+/// What is known of a command.
+pub(super) struct Command {
+    pub(super) name: &'static str,
+    /// How many arguments it has with its name; at least so many, if negative.
+    pub(super) arity: i64,
+    /// The first key, the last, and how far they are apart.
+    pub(super) keys: (i64, i64, i64),
+    pub(super) does: Does,
+}
+
+/// Commands by what they do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Does {
+    Append,
+    Auth,
+    Client,
+    Command,
+    Config,
+    Count,
+    Decrement,
+    DecrementBy,
+    Delete,
+    Echo,
+    Exists,
+    Expire { unit_ms: i64, is_absolute: bool },
+    Flush,
+    Get,
+    GetSet,
+    Hello,
+    Increment,
+    IncrementBy,
+    Info,
+    Keys,
+    GetMany,
+    SetMany,
+    Persist,
+    Ping,
+    Quit,
+    Reset,
+    Scan,
+    Select,
+    Set,
+    SetFor { unit_ms: i64 },
+    SetIfAbsent,
+    Length,
+    Time,
+    TimeLeft { unit_ms: i64 },
+    Type,
+}
+
+const fn command(name: &'static str, arity: i64, keys: (i64, i64, i64), does: Does) -> Command {
+    Command { name, arity, keys, does }
+}
+
+const NO_KEY: (i64, i64, i64) = (0, 0, 0);
+const ONE_KEY: (i64, i64, i64) = (1, 1, 1);
+const ALL_KEYS: (i64, i64, i64) = (1, -1, 1);
+
+/// All of them, in the order of their names.
+pub(super) const COMMANDS: &[Command] = &[
+    command("append", 3, ONE_KEY, Does::Append),
+    command("auth", -2, NO_KEY, Does::Auth),
+    command("client", -2, NO_KEY, Does::Client),
+    command("command", -1, NO_KEY, Does::Command),
+    command("config", -2, NO_KEY, Does::Config),
+    command("dbsize", 1, NO_KEY, Does::Count),
+    command("decr", 2, ONE_KEY, Does::Decrement),
+    command("decrby", 3, ONE_KEY, Does::DecrementBy),
+    command("del", -2, ALL_KEYS, Does::Delete),
+    command("echo", 2, NO_KEY, Does::Echo),
+    command("exists", -2, ALL_KEYS, Does::Exists),
+    command("expire", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: false }),
+    command("expireat", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: true }),
+    command("flushall", -1, NO_KEY, Does::Flush),
+    command("flushdb", -1, NO_KEY, Does::Flush),
+    command("get", 2, ONE_KEY, Does::Get),
+    command("getset", 3, ONE_KEY, Does::GetSet),
+    command("hello", -1, NO_KEY, Does::Hello),
+    command("incr", 2, ONE_KEY, Does::Increment),
+    command("incrby", 3, ONE_KEY, Does::IncrementBy),
+    command("info", -1, NO_KEY, Does::Info),
+    command("keys", 2, NO_KEY, Does::Keys),
+    command("mget", -2, ALL_KEYS, Does::GetMany),
+    command("mset", -3, (1, -1, 2), Does::SetMany),
+    command("persist", 2, ONE_KEY, Does::Persist),
+    command("pexpire", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: false }),
+    command("pexpireat", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: true }),
+    command("ping", -1, NO_KEY, Does::Ping),
+    command("psetex", 4, ONE_KEY, Does::SetFor { unit_ms: 1 }),
+    command("pttl", 2, ONE_KEY, Does::TimeLeft { unit_ms: 1 }),
+    command("quit", -1, NO_KEY, Does::Quit),
+    command("reset", 1, NO_KEY, Does::Reset),
+    command("scan", -2, NO_KEY, Does::Scan),
+    command("select", 2, NO_KEY, Does::Select),
+    command("set", -3, ONE_KEY, Does::Set),
+    command("setex", 4, ONE_KEY, Does::SetFor { unit_ms: 1000 }),
+    command("setnx", 3, ONE_KEY, Does::SetIfAbsent),
+    command("strlen", 2, ONE_KEY, Does::Length),
+    command("time", 1, NO_KEY, Does::Time),
+    command("touch", -2, ALL_KEYS, Does::Exists),
+    command("ttl", 2, ONE_KEY, Does::TimeLeft { unit_ms: 1000 }),
+    command("type", 2, ONE_KEY, Does::Type),
+    command("unlink", -2, ALL_KEYS, Does::Delete),
+];
+
+/// What a command asks of the store.
+#[derive(Clone, Debug)]
+pub(super) enum Plan<'a> {
+    /// The value of a key, or something about it.
+    Get(&'a [u8], Told),
+    /// Something of the owner of a key.
+    Ask(&'a [u8], Request<'a>, Told),
+    /// Something of the owners of several keys, one behind the other.
+    AskAll(Vec<(&'a [u8], Request<'a>)>, Total),
+    /// The values of several keys.
+    GetAll(Args<'a>),
+    /// Some keys, about `count` of them, of those that are as the pattern says.
+    Scan { cursor: u64, count: u64, pattern: Option<&'a [u8]>, is_of_strings: bool },
+    /// All keys that are so.
+    Keys(&'a [u8]),
+    /// How many keys there are.
+    Count,
+    /// That there is none any more.
+    Clear,
+}
+
+/// What is told of what an owner answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Told {
+    /// The value, or nothing.
+    Value,
+    /// The length of the value, which is 0 where there is none.
+    Length,
+    /// That it is done; or nothing, if it is not.
+    Done,
+    /// 1 or 0.
+    Flag,
+    /// The number.
+    Number,
+    /// For how long the key is kept, in such units.
+    TimeLeft(i64),
+    /// What kind of value it is.
+    Type,
+}
+
+/// What is told of several answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Total {
+    /// How many are something.
+    Count,
+    /// That it is done.
+    Done,
+}
+
+const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+const SYNTAX: &str = "ERR syntax error";
+
+/// The command that a request names, if it has as many arguments as that takes.
+pub(super) fn find<'a>(args: Args<'a>) -> Result<&'static Command, Reply<'a>> {
+    let name = &args[0];
+    let mut lower = [0; NAME_BYTES_MAX];
+    let found = lower.get_mut(..name.len()).and_then(|lower| {
+        lower.copy_from_slice(name);
+        lower.make_ascii_lowercase();
+        COMMANDS.binary_search_by(|command| command.name.as_bytes().cmp(lower)).ok()
+    });
+    let Some(command) = found.map(|index| &COMMANDS[index]) else { return Err(unknown(args)) };
+    check_arity(command.name, command.arity, args)?;
+    Ok(command)
+}
+
+/// No command has a longer name.
+const NAME_BYTES_MAX: usize = 16;
+
+/// Whether a command has as many arguments as it takes.
+pub(super) fn check_arity(name: &str, arity: i64, args: Args<'_>) -> Result<(), Reply<'static>> {
+    let (count, wanted) = (args.len(), arity.unsigned_abs() as usize);
+    let fits = if arity < 0 { count >= wanted } else { count == wanted };
+    if fits { Ok(()) } else { Err(wrong_number(name)) }
+}
+
+fn wrong_number(name: &str) -> Reply<'static> {
+    Reply::error(format!("ERR wrong number of arguments for '{name}' command"))
+}
+
+/// How much of a command and of its arguments is told where it is not known.
+const SHOWN_BYTES_MAX: usize = 128;
+
+fn unknown(args: Args<'_>) -> Reply<'static> {
+    let cut = |bytes: &[u8], max: usize| String::from_utf8_lossy(&bytes[..bytes.len().min(max)]).into_owned();
+    let mut text =
+        format!("ERR unknown command '{}', with args beginning with: ", cut(&args[0], SHOWN_BYTES_MAX));
+    let begin = text.len();
+    for arg in args.iter().skip(1) {
+        let left = SHOWN_BYTES_MAX.saturating_sub(text.len() - begin);
+        if left == 0 {
+            break;
+        }
+        // Writing into a string does not fail.
+        let _ = write!(text, "'{}' ", cut(arg, left));
+    }
+    Reply::error(text)
+}
+
+/// What a command asks of the store, if anything: the others are no matter of that.
+pub(super) fn plan<'a>(
+    command: &Command,
+    args: Args<'a>,
+    unix_ms: fn() -> i64,
+) -> Result<Option<Plan<'a>>, Reply<'static>> {
+    let arg = |index: usize| args.get(index).expect("the number of arguments has been looked at");
+    let key = args.get(1).unwrap_or_default();
+    let ask = |request, told| Ok(Some(Plan::Ask(key, request, told)));
+    let set = |value, only, expires, returns_old| Request::Set { key, value, only, expires, returns_old };
+    let number = |index: usize| number_of(arg(index)).ok_or_else(|| Reply::error(NOT_AN_INTEGER));
+    match command.does {
+        Does::Get => Ok(Some(Plan::Get(key, Told::Value))),
+        Does::Length => Ok(Some(Plan::Get(key, Told::Length))),
+        Does::Set => set_with_options(args, unix_ms).map(Some),
+        Does::SetFor { unit_ms } => {
+            let expires = time_to_live(number(2)?, unit_ms, command.name, unix_ms())?;
+            ask(set(arg(3), Only::Always, expires, false), Told::Done)
+        }
+        Does::SetIfAbsent => ask(set(arg(2), Only::IfAbsent, Expires::Never, false), Told::Flag),
+        Does::GetSet => ask(set(arg(2), Only::Always, Expires::Never, true), Told::Value),
+        Does::Append => ask(Request::Append { key, value: arg(2) }, Told::Number),
+        Does::Increment => ask(Request::Add { key, number: 1 }, Told::Number),
+        Does::Decrement => ask(Request::Add { key, number: -1 }, Told::Number),
+        Does::IncrementBy => ask(Request::Add { key, number: number(2)? }, Told::Number),
+        Does::DecrementBy => match number(2)?.checked_neg() {
+            Some(number) => ask(Request::Add { key, number }, Told::Number),
+            None => Err(Reply::error("ERR decrement would overflow")),
+        },
+        Does::Expire { unit_ms, is_absolute } => {
+            let now_ms = unix_ms();
+            let begin_ms = if is_absolute { 0 } else { now_ms };
+            let expires = expiry(number(2)?, unit_ms, begin_ms, command.name, now_ms)?;
+            ask(Request::Expire { key, expires, when: condition(args)? }, Told::Flag)
+        }
+        Does::Persist => {
+            ask(Request::Expire { key, expires: Expires::Never, when: When::Expiring }, Told::Flag)
+        }
+        Does::TimeLeft { unit_ms } => ask(Request::TimeLeft { key }, Told::TimeLeft(unit_ms)),
+        Does::Type => ask(Request::TimeLeft { key }, Told::Type),
+        Does::Delete if args.len() == 2 => ask(Request::Delete { key }, Told::Flag),
+        Does::Exists if args.len() == 2 => ask(Request::TimeLeft { key }, Told::Flag),
+        Does::Delete => {
+            let requests = args.iter().skip(1).map(|key| (key, Request::Delete { key }));
+            Ok(Some(Plan::AskAll(requests.collect(), Total::Count)))
+        }
+        Does::Exists => {
+            let requests = args.iter().skip(1).map(|key| (key, Request::TimeLeft { key }));
+            Ok(Some(Plan::AskAll(requests.collect(), Total::Count)))
+        }
+        Does::GetMany => Ok(Some(Plan::GetAll(args))),
+        Does::SetMany if args.len().is_multiple_of(2) => Err(wrong_number(command.name)),
+        Does::SetMany => {
+            let request = |at: usize| {
+                let (key, value) = (arg(at), arg(at + 1));
+                let (only, expires) = (Only::Always, Expires::Never);
+                (key, Request::Set { key, value, only, expires, returns_old: false })
+            };
+            let requests = (1..args.len()).step_by(2).map(request);
+            Ok(Some(Plan::AskAll(requests.collect(), Total::Done)))
+        }
+        Does::Scan => scan(args).map(Some),
+        Does::Keys => Ok(Some(Plan::Keys(key))),
+        Does::Count => Ok(Some(Plan::Count)),
+        Does::Flush => match args.len() {
+            1 => Ok(Some(Plan::Clear)),
+            2 if is(key, "async") || is(key, "sync") => Ok(Some(Plan::Clear)),
+            _ => Err(Reply::error(SYNTAX)),
+        },
+        _ => Ok(None),
+    }
+}
+
+/// Whether an argument is a word, in whatever case.
+pub(super) fn is(arg: &[u8], word: &str) -> bool {
+    arg.eq_ignore_ascii_case(word.as_bytes())
+}
+
+fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Plan<'a>, Reply<'static>> {
+    let syntax = || Reply::error(SYNTAX);
+    let (key, value) = (args.get(1).unwrap_or_default(), args.get(2).unwrap_or_default());
+    let (mut only, mut returns_old, mut keeps) = (Only::Always, false, false);
+    let mut time = None;
+    let mut options = args.iter().skip(3);
+    while let Some(option) = options.next() {
+        let other = |wanted| if only == Only::Always || only == wanted { Ok(wanted) } else { Err(syntax()) };
+        if is(option, "nx") {
+            only = other(Only::IfAbsent)?;
+        } else if is(option, "xx") {
+            only = other(Only::IfPresent)?;
+        } else if is(option, "get") {
+            returns_old = true;
+        } else if is(option, "keepttl") && time.is_none() {
+            keeps = true;
+        } else {
+            let units = [("ex", 1000, false), ("px", 1, false), ("exat", 1000, true), ("pxat", 1, true)];
+            let found = units.into_iter().find(|(name, ..)| is(option, name));
+            let (_, unit_ms, is_absolute) = found.ok_or_else(syntax)?;
+            let number = options.next().filter(|_| time.is_none() && !keeps).ok_or_else(syntax)?;
+            time = Some((number, unit_ms, is_absolute));
+        }
+    }
+    let expires = match time {
+        None if keeps => Expires::Unchanged,
+        None => Expires::Never,
+        Some((number, unit_ms, is_absolute)) => {
+            let number = number_of(number).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?;
+            match is_absolute {
+                false => time_to_live(number, unit_ms, "set", unix_ms())?,
+                true if number <= 0 => return Err(invalid_time("set")),
+                true => expiry(number, unit_ms, 0, "set", unix_ms())?,
+            }
+        }
+    };
+    let told = if returns_old { Told::Value } else { Told::Done };
+    Ok(Plan::Ask(key, Request::Set { key, value, only, expires, returns_old }, told))
+}
+
+fn invalid_time(command: &str) -> Reply<'static> {
+    Reply::error(format!("ERR invalid expire time in '{command}' command"))
+}
+
+/// For how long a value that is set is kept, which is no time that is over.
+fn time_to_live(number: i64, unit_ms: i64, command: &str, unix_ms: i64) -> Result<Expires, Reply<'static>> {
+    if number <= 0 {
+        return Err(invalid_time(command));
+    }
+    expiry(number, unit_ms, unix_ms, command, unix_ms)
+}
+
+/// Until when something is kept, so many units from `begin_ms` on.
+fn expiry(
+    number: i64,
+    unit_ms: i64,
+    begin_ms: i64,
+    command: &str,
+    unix_ms: i64,
+) -> Result<Expires, Reply<'static>> {
+    let end_ms = number.checked_mul(unit_ms).and_then(|ms| ms.checked_add(begin_ms));
+    let end_ms = end_ms.ok_or_else(|| invalid_time(command))?;
+    Ok(Expires::After { ms: u64::try_from(end_ms.saturating_sub(unix_ms)).unwrap_or(0) })
+}
+
+/// The condition of `EXPIRE` and its like.
+fn condition(args: Args<'_>) -> Result<When, Reply<'static>> {
+    let [mut nx, mut xx, mut gt, mut lt] = [false; 4];
+    for option in args.iter().skip(3) {
+        let known = [("nx", &mut nx), ("xx", &mut xx), ("gt", &mut gt), ("lt", &mut lt)];
+        let found = known.into_iter().find(|(name, _)| is(option, name));
+        let Some((_, flag)) = found else {
+            let shown = String::from_utf8_lossy(&option[..option.len().min(SHOWN_BYTES_MAX)]).into_owned();
+            return Err(Reply::error(format!("ERR Unsupported option {shown}")));
+        };
+        *flag = true;
+    }
+    match (nx, xx, gt, lt) {
+        (true, true, ..) | (true, _, true, _) | (true, _, _, true) => {
+            Err(Reply::error("ERR NX and XX, GT or LT options at the same time are not compatible"))
+        }
+        (_, _, true, true) => Err(Reply::error("ERR GT and LT options at the same time are not compatible")),
+        (true, ..) => Ok(When::KeptForEver),
+        // What is kept for ever goes later than everything, so that what is made to go later expires already.
+        (_, _, true, _) => Ok(When::Later),
+        (_, true, _, true) => Ok(When::SoonerIfExpiring),
+        (_, _, _, true) => Ok(When::Sooner),
+        (_, true, ..) => Ok(When::Expiring),
+        _ => Ok(When::Always),
+    }
+}
+
+/// How many keys a scan looks for, where it does not say.
+const SCAN_COUNT: i64 = 10;
+
+fn scan<'a>(args: Args<'a>) -> Result<Plan<'a>, Reply<'static>> {
+    let syntax = || Reply::error(SYNTAX);
+    let cursor = std::str::from_utf8(&args[1]).ok().and_then(|text| text.parse::<u64>().ok());
+    let cursor = cursor.ok_or_else(|| Reply::error("ERR invalid cursor"))?;
+    let (mut count, mut pattern, mut is_of_strings) = (SCAN_COUNT, None, true);
+    let mut options = args.iter().skip(2);
+    while let Some(option) = options.next() {
+        let value = options.next().ok_or_else(syntax)?;
+        if is(option, "count") {
+            count = number_of(value).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?;
+            if count < 1 {
+                return Err(syntax());
+            }
+        } else if is(option, "match") {
+            pattern = Some(value);
+        } else if is(option, "type") {
+            is_of_strings = is(value, "string");
+        } else {
+            return Err(syntax());
+        }
+    }
+    Ok(Plan::Scan { cursor, count: count as u64, pattern, is_of_strings })
+}
+
+impl Told {
+    /// The reply to what an owner answers.
+    pub(super) fn of<'a>(self, answer: Option<Answer<'a>>) -> Reply<'a> {
+        let is_there = !matches!(answer, Some(Answer::Nothing));
+        match answer {
+            Some(Answer::Full) => Reply::error("OOM command not allowed when used memory > 'maxmemory'."),
+            Some(Answer::NotANumber) => Reply::error(NOT_AN_INTEGER),
+            Some(Answer::Overflow) => Reply::error("ERR increment or decrement would overflow"),
+            Some(Answer::TooLong) => {
+                Reply::error("ERR string exceeds maximum allowed size (proto-max-bulk-len)")
+            }
+            Some(Answer::Malformed) | None => Reply::error("ERR the owner of the key answers something else"),
+            Some(Answer::Number(_) | Answer::Bytes(..) | Answer::Nothing) => match (self, answer) {
+                (Told::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),
+                (Told::Value, _) => Reply::Null,
+                (Told::Length, Some(Answer::Bytes(_, bytes))) => Reply::Integer(bytes.len() as i64),
+                (Told::Length, _) => Reply::Integer(0),
+                (Told::Done, _) if is_there => OK,
+                (Told::Done, _) => Reply::Null,
+                (Told::Flag, _) => Reply::Integer(is_there.into()),
+                (Told::Type, _) => Reply::Status(if is_there { "string" } else { "none" }),
+                (Told::Number, Some(Answer::Number(number))) => Reply::Integer(number),
+                (Told::Number, _) => Reply::Integer(0),
+                (Told::TimeLeft(_), _) if !is_there => Reply::Integer(-2),
+                (Told::TimeLeft(unit_ms), Some(Answer::Number(ms))) if ms >= 0 => {
+                    Reply::Integer(ms.saturating_add(unit_ms / 2) / unit_ms)
+                }
+                (Told::TimeLeft(_), _) => Reply::Integer(-1),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_found_by_their_names() {
+        assert!(COMMANDS.windows(2).all(|pair| pair[0].name < pair[1].name));
+        assert!(COMMANDS.iter().all(|command| command.name.len() <= NAME_BYTES_MAX));
+    }
+}

@@ -1,0 +1,291 @@
+//! A connection: what has come in and is not done yet, and what is told and not sent yet.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::SystemTime;
+
+use rustix::event::epoll::EventFlags;
+
+use super::backend::{Backend, Batch, Step, refusal};
+use super::client::{About, Client, Then, info};
+use super::commands::{self, Does};
+use super::reply::{Replies, Reply};
+use super::request::{Args, Parser};
+
+/// What a client has not read of its replies; with more than that, nothing else is done for it.
+const UNSENT_BYTES_MAX: usize = 256 << 10;
+/// Room for what is read at a time.
+const READ_BYTES: usize = 16 << 10;
+/// A request that has begun and is no longer than this waits in a buffer of its length for what is still to come.
+const BEGUN_BYTES: usize = 2 << 10;
+
+/// A client's connection.  One that is idle has no buffers.
+pub(super) struct Connection {
+    pub(super) stream: TcpStream,
+    pub(super) replies: Replies,
+    /// The shard for which requests of this client are in the batch.
+    pub(super) queued: Option<usize>,
+    /// What is waited for.
+    pub(super) watched: EventFlags,
+    client: Client,
+    input: Option<Box<Input>>,
+    sent: usize,
+    is_closing: bool,
+}
+
+/// What has come in.
+pub(super) struct Input {
+    bytes: Vec<u8>,
+    /// What stands there and is not done.
+    begin: usize,
+    end: usize,
+    parser: Parser,
+}
+
+impl Input {
+    fn new(len: usize) -> Input {
+        Input { bytes: vec![0; len], begin: 0, end: 0, parser: Parser::default() }
+    }
+
+    fn len(&self) -> usize {
+        self.end - self.begin
+    }
+
+    /// Makes room behind what stands there: about as much as that, if the request is so long, so that nobody takes memory by
+    /// announcing what never comes.
+    fn make_room(&mut self) {
+        let missing = self.parser.len_min().saturating_sub(self.len());
+        let room = missing.min(self.len()).max(READ_BYTES);
+        if self.bytes.len() - self.end >= room.min(READ_BYTES / 2) {
+            return;
+        }
+        self.bytes.copy_within(self.begin..self.end, 0);
+        (self.begin, self.end) = (0, self.len());
+        if self.bytes.len() < self.end + room {
+            self.bytes.resize(self.end + room, 0);
+        }
+    }
+}
+
+/// Buffers that no connection needs just now.
+#[derive(Default)]
+#[expect(
+    clippy::vec_box,
+    reason = "boxes go back and forth between here and connections, which keep little else"
+)]
+pub(super) struct Buffers {
+    inputs: Vec<Box<Input>>,
+    outputs: Vec<Vec<u8>>,
+}
+
+/// How many of them are kept, and how long they are at most.
+const KEPT_MAX: usize = 64;
+const KEPT_BYTES_MAX: usize = 64 << 10;
+
+impl Buffers {
+    fn input(&mut self) -> Box<Input> {
+        self.inputs.pop().unwrap_or_else(|| Box::new(Input::new(READ_BYTES)))
+    }
+
+    fn give_back_input(&mut self, mut input: Box<Input>) {
+        if self.inputs.len() < KEPT_MAX && input.bytes.len() <= KEPT_BYTES_MAX {
+            (input.begin, input.end, input.parser) = (0, 0, Parser::default());
+            self.inputs.push(input);
+        }
+    }
+
+    fn give_back_output(&mut self, mut output: Vec<u8>) {
+        if self.outputs.len() < KEPT_MAX && (1..=KEPT_BYTES_MAX).contains(&output.capacity()) {
+            output.clear();
+            self.outputs.push(output);
+        }
+    }
+}
+
+/// Why a connection does not go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pause {
+    /// All that has come is done.
+    Idle,
+    /// The batch has to be carried out first.
+    Batch,
+    /// The client has to read its replies first.
+    Unsent,
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream, client: Client) -> Connection {
+        let (replies, watched) = (Replies::default(), EventFlags::IN);
+        Connection { stream, replies, queued: None, watched, client, input: None, sent: 0, is_closing: false }
+    }
+
+    /// Reads some of what has come; whether the client may say more.
+    pub(super) fn read(&mut self, buffers: &mut Buffers) -> io::Result<bool> {
+        if !self.is_read() {
+            return Ok(true);
+        }
+        let mut input = self.input.take().unwrap_or_else(|| buffers.input());
+        input.make_room();
+        let end = input.end;
+        let read = self.stream.read(&mut input.bytes[end..]);
+        input.end += *read.as_ref().unwrap_or(&0);
+        self.keep(input, buffers);
+        match read {
+            Ok(count) => Ok(count > 0),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Does what has come, as long as nothing has to be waited for.
+    pub(super) async fn advance(
+        &mut self,
+        number: usize,
+        backend: &mut Backend,
+        batch: &mut Batch,
+        about: &mut About,
+        buffers: &mut Buffers,
+    ) -> Pause {
+        let Some(mut held) = self.input.take() else { return Pause::Idle };
+        let input = &mut *held;
+        if self.replies.bytes.capacity() == 0 {
+            self.replies.bytes = buffers.outputs.pop().unwrap_or_default();
+        }
+        let pause = loop {
+            if self.is_closing {
+                input.begin = input.end;
+                break Pause::Idle;
+            }
+            if self.unsent() >= UNSENT_BYTES_MAX {
+                break Pause::Unsent;
+            }
+            let there = &input.bytes[input.begin..input.end];
+            match input.parser.parse(there) {
+                Ok(None) => break Pause::Idle,
+                Ok(Some(len)) => {
+                    let args = input.parser.args(there);
+                    match self.perform(args, number, backend, batch, about).await {
+                        // It is looked at once more then.
+                        Step::Waits => break Pause::Batch,
+                        Step::Queued(shard) => self.queued = Some(shard),
+                        Step::Done => {}
+                    }
+                    input.begin += len;
+                }
+                Err(_) if self.queued.is_some() => {
+                    input.parser = Parser::default();
+                    break Pause::Batch;
+                }
+                Err(error) => {
+                    self.replies.push(&Reply::error(format!("ERR Protocol error: {error}")));
+                    self.is_closing = true;
+                }
+            }
+        };
+        self.keep(held, buffers);
+        pause
+    }
+
+    async fn perform(
+        &mut self,
+        args: Args<'_>,
+        number: usize,
+        backend: &mut Backend,
+        batch: &mut Batch,
+        about: &mut About,
+    ) -> Step {
+        if args.is_empty() {
+            return Step::Done;
+        }
+        let found = commands::find(args);
+        let plan = match &found {
+            Ok(command) => commands::plan(command, args, unix_ms),
+            Err(_) => Ok(None),
+        };
+        if let Ok(Some(plan)) = plan {
+            let step = backend.carry_out(plan, (number, self.queued), batch, &mut self.replies).await;
+            about.commands += u64::from(step != Step::Waits);
+            return step;
+        }
+        if self.queued.is_some() {
+            return Step::Waits;
+        }
+        about.commands += 1;
+        match (found, plan) {
+            (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
+            (Ok(command), _) if command.does == Does::Info => match backend.count().await {
+                Ok(keys) => self.replies.push(&info(args, about, keys)),
+                Err(error) => self.replies.push(&refusal(&error)),
+            },
+            (Ok(command), _) => {
+                let protocol = &mut self.replies.protocol;
+                let (reply, then) = self.client.perform(command, args, protocol, about);
+                self.replies.push(&reply);
+                self.is_closing = then == Then::Ends;
+            }
+        }
+        Step::Done
+    }
+
+    /// Sends what the system takes of the replies.
+    pub(super) fn flush(&mut self, buffers: &mut Buffers) -> io::Result<()> {
+        while self.unsent() > 0 {
+            match self.stream.write(&self.replies.bytes[self.sent..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if self.unsent() == 0 {
+            buffers.give_back_output(std::mem::take(&mut self.replies.bytes));
+            self.sent = 0;
+        } else if self.sent >= UNSENT_BYTES_MAX {
+            self.replies.bytes.drain(..self.sent);
+            self.sent = 0;
+        }
+        Ok(())
+    }
+
+    /// What has to happen next.
+    pub(super) fn wanted(&self) -> EventFlags {
+        let mut wanted = EventFlags::empty();
+        wanted.set(EventFlags::IN, self.is_read());
+        wanted.set(EventFlags::OUT, self.unsent() > 0);
+        wanted
+    }
+
+    /// Whether all is told, and nothing more is heard.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_closing && self.unsent() == 0
+    }
+
+    fn is_read(&self) -> bool {
+        !self.is_closing && self.unsent() < UNSENT_BYTES_MAX
+    }
+
+    fn unsent(&self) -> usize {
+        self.replies.bytes.len() - self.sent
+    }
+
+    /// Keeps what is not done, in as little memory as that takes.
+    fn keep(&mut self, mut input: Box<Input>, buffers: &mut Buffers) {
+        if input.len() == 0 {
+            return buffers.give_back_input(input);
+        }
+        if input.len() <= BEGUN_BYTES && input.bytes.len() > BEGUN_BYTES {
+            let mut short = Box::new(Input::new(input.len()));
+            short.bytes.copy_from_slice(&input.bytes[input.begin..input.end]);
+            short.end = input.len();
+            short.parser = std::mem::take(&mut input.parser);
+            buffers.give_back_input(input);
+            input = short;
+        }
+        self.input = Some(input);
+    }
+}
+
+fn unix_ms() -> i64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as i64)
+}

@@ -1,0 +1,96 @@
+//! Patterns of names, as `KEYS` and `SCAN` have them.
+
+/// Whether a name is as a pattern says: `*` stands for any bytes, `?` for one, `[a-c]` for one of some and `[^a-c]` for one of the others;
+/// a backslash takes the next byte as it is.  Takes no longer than one is long times the other.
+pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut pattern_at, mut name_at) = (0, 0);
+    // Where to go on if what follows the last star does not fit: behind it, with one byte more taken by it.
+    let mut again: Option<(usize, usize)> = None;
+    loop {
+        if pattern.get(pattern_at) == Some(&b'*') {
+            pattern_at += 1;
+            again = Some((pattern_at, name_at));
+            continue;
+        }
+        let fits = match (name.get(name_at), pattern_at == pattern.len()) {
+            (None, is_end) => return is_end,
+            (Some(_), true) => None,
+            (Some(byte), false) => one(&pattern[pattern_at..], *byte),
+        };
+        match (fits, again) {
+            (Some(len), _) => (pattern_at, name_at) = (pattern_at + len, name_at + 1),
+            (None, None) => return false,
+            (None, Some((behind, taken))) => {
+                again = Some((behind, taken + 1));
+                (pattern_at, name_at) = (behind, taken + 1);
+            }
+        }
+    }
+}
+
+/// How much of the pattern stands for a byte; `None` if it stands for others.
+fn one(pattern: &[u8], byte: u8) -> Option<usize> {
+    match pattern {
+        [b'?', ..] => Some(1),
+        [b'\\', escaped, ..] => (*escaped == byte).then_some(2),
+        [b'[', set @ ..] => {
+            let (len, is_in) = look_up(set, byte);
+            is_in.then_some(1 + len)
+        }
+        [first, ..] => (*first == byte).then_some(1),
+        [] => None,
+    }
+}
+
+/// How long a set is with its bracket, and whether a byte is meant by it.  One that is not closed ends with the pattern.
+fn look_up(set: &[u8], byte: u8) -> (usize, bool) {
+    let is_inverted = set.first() == Some(&b'^');
+    let mut at = usize::from(is_inverted);
+    let mut is_in = false;
+    loop {
+        let (len, hit) = match &set[at..] {
+            [] => return (set.len(), is_in != is_inverted),
+            [b']', ..] => return (at + 1, is_in != is_inverted),
+            [b'\\', escaped, ..] => (2, *escaped == byte),
+            [from, b'-', to, ..] => (3, (*from.min(to)..=*from.max(to)).contains(&byte)),
+            [one, ..] => (1, *one == byte),
+        };
+        is_in |= hit;
+        at += len;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_take_what_they_stand_for() {
+        for (pattern, yes, no) in [
+            ("", &[""][..], &["a"][..]),
+            ("*", &["", "a", "abc"], &[]),
+            ("h?llo", &["hello", "hallo"], &["hllo", "heello"]),
+            ("h*llo", &["hllo", "heeello", "hllollo"], &["hell", "ello"]),
+            ("*a*b", &["ab", "xaxb", "abb", "abab"], &["ba", "a", "abx"]),
+            ("h[ae]llo", &["hello", "hallo"], &["hillo", "hllo"]),
+            ("h[^e]llo", &["hallo"], &["hello"]),
+            ("h[a-c]llo", &["hbllo"], &["hdllo"]),
+            ("h[c-a]llo", &["hbllo"], &["hdllo"]),
+            ("a\\*", &["a*"], &["ab"]),
+            ("[\\]]", &["]"], &["\\"]),
+            ("[ab", &["a"], &["["]),
+            ("a\\", &["a\\"], &["a"]),
+            ("a**", &["a", "ab"], &["b"]),
+        ] {
+            for name in yes {
+                assert!(matches(pattern.as_bytes(), name.as_bytes()), "{pattern} {name}");
+            }
+            for name in no {
+                assert!(!matches(pattern.as_bytes(), name.as_bytes()), "{pattern} {name}");
+            }
+        }
+        // It would take for ever if each star tried all lengths for each of those before.
+        assert!(!matches(&b"*a".repeat(100), &b"a".repeat(99)));
+        assert!(!matches(&[&b"*a".repeat(200)[..], b"b"].concat(), &b"a".repeat(5_000)));
+    }
+}

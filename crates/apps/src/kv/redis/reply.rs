@@ -1,0 +1,182 @@
+//! Replies, in the second and the third version of the protocol, as crate `redis-protocol` encodes them.
+
+use redis_protocol::error::RedisProtocolError;
+use redis_protocol::{resp2, resp3};
+
+/// The version of the protocol that a connection speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum Protocol {
+    #[default]
+    Resp2,
+    Resp3,
+}
+
+/// What a client is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Reply<'a> {
+    Status(&'a str),
+    Error(String),
+    Integer(i64),
+    Bulk(&'a [u8]),
+    Text(String),
+    Null,
+    Array(Vec<Reply<'a>>),
+    /// Keys and values in turn, where the second version has them so.
+    Map(Vec<(Reply<'a>, Reply<'a>)>),
+}
+
+/// Where replies are written, and how.
+#[derive(Debug, Default)]
+pub(super) struct Replies {
+    pub(super) protocol: Protocol,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Replies {
+    /// Adds one behind the others.
+    pub(super) fn push(&mut self, reply: &Reply<'_>) {
+        reply.write(self.protocol, &mut self.bytes);
+    }
+}
+
+/// That it is done.
+pub(super) const OK: Reply<'static> = Reply::Status("OK");
+
+impl Reply<'_> {
+    /// An error, which has one line.
+    pub(super) fn error(text: impl Into<String>) -> Reply<'static> {
+        let text: String = text.into();
+        let is_clean = !text.contains(['\r', '\n']);
+        Reply::Error(if is_clean { text } else { text.replace(['\r', '\n'], " ") })
+    }
+
+    /// Writes it behind what stands there.
+    pub(super) fn write(&self, protocol: Protocol, out: &mut Vec<u8>) {
+        match protocol {
+            Protocol::Resp2 => self.write_resp2(out),
+            Protocol::Resp3 => self.write_resp3(out),
+        }
+    }
+
+    fn write_resp2(&self, out: &mut Vec<u8>) {
+        use resp2::types::{BorrowedFrame, Resp2Frame};
+        let borrowed = |frame: BorrowedFrame<'_>, out: &mut Vec<u8>| {
+            let encode = |room: &mut [u8]| resp2::encode::encode_borrowed(room, &frame, false);
+            append(out, frame.encode_len(false), encode);
+        };
+        match self {
+            Reply::Status(text) => borrowed(BorrowedFrame::SimpleString(text.as_bytes()), out),
+            Reply::Error(text) => borrowed(BorrowedFrame::Error(text), out),
+            Reply::Integer(number) => borrowed(BorrowedFrame::Integer(*number), out),
+            Reply::Bulk(bytes) => borrowed(BorrowedFrame::BulkString(bytes), out),
+            Reply::Text(text) => borrowed(BorrowedFrame::BulkString(text.as_bytes()), out),
+            Reply::Null => borrowed(BorrowedFrame::Null, out),
+            Reply::Array(_) | Reply::Map(_) => {
+                let frame = self.to_resp2();
+                append(out, frame.encode_len(false), |room| resp2::encode::encode(room, &frame, false));
+            }
+        }
+    }
+
+    fn to_resp2(&self) -> resp2::types::OwnedFrame {
+        use resp2::types::OwnedFrame;
+        match self {
+            Reply::Status(text) => OwnedFrame::SimpleString(text.as_bytes().to_vec()),
+            Reply::Error(text) => OwnedFrame::Error(text.clone()),
+            Reply::Integer(number) => OwnedFrame::Integer(*number),
+            Reply::Bulk(bytes) => OwnedFrame::BulkString(bytes.to_vec()),
+            Reply::Text(text) => OwnedFrame::BulkString(text.as_bytes().to_vec()),
+            Reply::Null => OwnedFrame::Null,
+            Reply::Array(replies) => OwnedFrame::Array(replies.iter().map(Reply::to_resp2).collect()),
+            Reply::Map(pairs) => OwnedFrame::Array(
+                pairs.iter().flat_map(|(key, value)| [key.to_resp2(), value.to_resp2()]).collect(),
+            ),
+        }
+    }
+
+    fn write_resp3(&self, out: &mut Vec<u8>) {
+        use resp3::encode::complete;
+        use resp3::types::{BorrowedFrame, Resp3Frame};
+        let attributes = None;
+        let borrowed = |frame: BorrowedFrame<'_>, out: &mut Vec<u8>| {
+            append(out, frame.encode_len(false), |room| complete::encode_borrowed(room, &frame, false));
+        };
+        match self {
+            Reply::Bulk(data) => borrowed(BorrowedFrame::BlobString { data, attributes }, out),
+            Reply::Status(text) => {
+                borrowed(BorrowedFrame::SimpleString { data: text.as_bytes(), attributes }, out);
+            }
+            Reply::Integer(data) => borrowed(BorrowedFrame::Number { data: *data, attributes }, out),
+            Reply::Null => borrowed(BorrowedFrame::Null, out),
+            _ => {
+                let frame = self.to_resp3();
+                append(out, frame.encode_len(false), |room| complete::encode(room, &frame, false));
+            }
+        }
+    }
+
+    fn to_resp3(&self) -> resp3::types::OwnedFrame {
+        use resp3::types::OwnedFrame;
+        let attributes = None;
+        match self {
+            Reply::Status(text) => OwnedFrame::SimpleString { data: text.as_bytes().to_vec(), attributes },
+            Reply::Error(text) => OwnedFrame::SimpleError { data: text.clone(), attributes },
+            Reply::Integer(number) => OwnedFrame::Number { data: *number, attributes },
+            Reply::Bulk(bytes) => OwnedFrame::BlobString { data: bytes.to_vec(), attributes },
+            Reply::Text(text) => OwnedFrame::BlobString { data: text.as_bytes().to_vec(), attributes },
+            Reply::Null => OwnedFrame::Null,
+            Reply::Array(replies) => {
+                OwnedFrame::Array { data: replies.iter().map(Reply::to_resp3).collect(), attributes }
+            }
+            Reply::Map(pairs) => {
+                let data = pairs.iter().map(|(key, value)| (key.to_resp3(), value.to_resp3())).collect();
+                OwnedFrame::Map { data, attributes }
+            }
+        }
+    }
+}
+
+/// Has `encode` fill so many bytes behind what stands there.
+fn append(
+    out: &mut Vec<u8>,
+    len: usize,
+    encode: impl FnOnce(&mut [u8]) -> Result<usize, RedisProtocolError>,
+) {
+    let begin = out.len();
+    out.resize(begin + len, 0);
+    let encoded = encode(&mut out[begin..]);
+    assert_eq!(encoded.ok(), Some(len), "a reply has the length that was made room for");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(reply: &Reply<'_>, protocol: Protocol) -> String {
+        let mut out = b"before".to_vec();
+        reply.write(protocol, &mut out);
+        String::from_utf8(out).unwrap().strip_prefix("before").unwrap().to_owned()
+    }
+
+    #[test]
+    fn replies_are_those_of_the_version_that_is_spoken() {
+        let map = || Reply::Map(vec![(Reply::Bulk(b"proto"), Reply::Integer(-3))]);
+        for (reply, two, three) in [
+            (OK, "+OK\r\n", "+OK\r\n"),
+            (Reply::error("ERR a\r\nb"), "-ERR a  b\r\n", "-ERR a  b\r\n"),
+            (Reply::Integer(i64::MIN), ":-9223372036854775808\r\n", ":-9223372036854775808\r\n"),
+            (Reply::Bulk(b""), "$0\r\n\r\n", "$0\r\n\r\n"),
+            (Reply::Text("text".to_owned()), "$4\r\ntext\r\n", "$4\r\ntext\r\n"),
+            (Reply::Null, "$-1\r\n", "_\r\n"),
+            (map(), "*2\r\n$5\r\nproto\r\n:-3\r\n", "%1\r\n$5\r\nproto\r\n:-3\r\n"),
+            (
+                Reply::Array(vec![Reply::Null, Reply::Array(Vec::new()), map(), OK]),
+                "*4\r\n$-1\r\n*0\r\n*2\r\n$5\r\nproto\r\n:-3\r\n+OK\r\n",
+                "*4\r\n_\r\n*0\r\n%1\r\n$5\r\nproto\r\n:-3\r\n+OK\r\n",
+            ),
+        ] {
+            assert_eq!(written(&reply, Protocol::Resp2), two);
+            assert_eq!(written(&reply, Protocol::Resp3), three);
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Requests, as they come in pieces: an array of bulk strings, or a line.
+//!
+//! The decoder of crate `redis-protocol` is not used here.  It says of a bulk string that more bytes are needed, whatever length that
+//! announces, so that nothing could be refused before it has come; and it goes as deep as a client nests arrays, which requests never are.
+
+use std::ops::Range;
+
+use super::super::layout::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
+
+/// Most arguments of a request, the command among them.
+pub const ARGS_MAX: usize = 1 << 20;
+/// Most bytes of one argument.
+pub const ARG_BYTES_MAX: usize = VALUE_BYTES_MAX;
+/// Most bytes of a request that is a line, and of a line that announces a length.
+pub const LINE_BYTES_MAX: usize = KEY_BYTES_MAX;
+/// Most bytes of a whole request.
+pub const REQUEST_BYTES_MAX: usize = 64 << 20;
+
+/// What is no request.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ProtocolError {
+    /// A line does not end.
+    #[error("{0}")]
+    TooLong(&'static str),
+    /// The number of arguments is none, or too many.
+    #[error("invalid multibulk length")]
+    Count,
+    /// An argument does not begin as a bulk string does.
+    #[error("expected '$', got '{}'", .0.escape_ascii())]
+    NoBulk(u8),
+    /// The length of an argument is none, or too long.
+    #[error("invalid bulk length")]
+    Length,
+    /// A line has a quote that is not closed, or is not followed by a space.
+    #[error("unbalanced quotes in request")]
+    Quotes,
+}
+
+/// Reads one request behind the other, and goes on where it was when more bytes have come.
+#[derive(Clone, Debug, Default)]
+pub struct Parser {
+    /// How far it has come in the request.
+    at: usize,
+    /// How long the request is at least.
+    len_min: usize,
+    /// How many arguments are still to come, in an array.
+    left: Option<usize>,
+    args: Vec<Range<usize>>,
+    /// The arguments of a line that has quotes, one behind the other, in place of its bytes.
+    unquoted: Vec<u8>,
+    is_line: bool,
+}
+
+/// The arguments of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Args<'a> {
+    bytes: &'a [u8],
+    ranges: &'a [Range<usize>],
+}
+
+impl<'a> Args<'a> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Whether there are none, which is a request that asks for nothing.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// One of them.
+    pub fn get(&self, index: usize) -> Option<&'a [u8]> {
+        self.ranges.get(index).map(|range| &self.bytes[range.clone()])
+    }
+
+    /// All of them, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let bytes = self.bytes;
+        self.ranges.iter().map(move |range| &bytes[range.clone()])
+    }
+}
+
+impl std::ops::Index<usize> for Args<'_> {
+    type Output = [u8];
+
+    fn index(&self, index: usize) -> &[u8] {
+        &self.bytes[self.ranges[index].clone()]
+    }
+}
+
+impl Parser {
+    /// Reads on in `bytes`, which begin as they did when it was asked last, or with another request.  How many bytes the request has that
+    /// they begin with, once it is all there; its [arguments](Parser::args) are at hand then.
+    pub fn parse(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
+        if self.at == 0 {
+            self.args.clear();
+            self.unquoted.clear();
+            (self.left, self.len_min) = (None, 0);
+            self.is_line = !bytes.starts_with(b"*");
+        }
+        let done = match (bytes.is_empty(), self.is_line) {
+            (true, _) => return Ok(None),
+            (_, true) => self.parse_line(bytes)?,
+            (_, false) => self.parse_array(bytes)?,
+        };
+        if done.is_some() {
+            self.at = 0;
+        } else if bytes.len() > REQUEST_BYTES_MAX {
+            return Err(ProtocolError::TooLong("too big request"));
+        }
+        Ok(done)
+    }
+
+    /// The arguments of the request that `bytes` begin with, and that has been read.
+    pub fn args<'a>(&'a self, bytes: &'a [u8]) -> Args<'a> {
+        Args { bytes: if self.is_line { &self.unquoted } else { bytes }, ranges: &self.args }
+    }
+
+    /// How many bytes the request has at least that has begun, as far as that is known.
+    pub fn len_min(&self) -> usize {
+        self.len_min
+    }
+
+    fn parse_array(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
+        let mut left = match self.left {
+            Some(left) => left,
+            None => {
+                let Some((line, end)) = line_of(bytes, 1, "too big mbulk count string")? else {
+                    return Ok(None);
+                };
+                let count = number_of(line).ok_or(ProtocolError::Count)?;
+                if count > ARGS_MAX as i64 {
+                    return Err(ProtocolError::Count);
+                }
+                self.at = end;
+                // None, or fewer, ask for nothing.
+                usize::try_from(count).unwrap_or(0)
+            }
+        };
+        while left > 0 {
+            self.left = Some(left);
+            let Some(&first) = bytes.get(self.at) else { return Ok(None) };
+            if first != b'$' {
+                return Err(ProtocolError::NoBulk(first));
+            }
+            let Some((line, begin)) = line_of(bytes, self.at + 1, "too big bulk count string")? else {
+                return Ok(None);
+            };
+            let len = number_of(line).and_then(|len| usize::try_from(len).ok());
+            let len = len.filter(|len| *len <= ARG_BYTES_MAX).ok_or(ProtocolError::Length)?;
+            // What stands behind the bytes is passed over, as Redis does.
+            let end = begin + len + 2;
+            if end > REQUEST_BYTES_MAX {
+                return Err(ProtocolError::TooLong("too big request"));
+            }
+            if end > bytes.len() {
+                self.len_min = end;
+                return Ok(None);
+            }
+            self.args.push(begin..begin + len);
+            self.at = end;
+            left -= 1;
+        }
+        Ok(Some(self.at))
+    }
+
+    fn parse_line(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
+        let end = bytes[self.at..].iter().position(|byte| *byte == b'\n');
+        let len = end.map_or(bytes.len(), |end| self.at + end);
+        if len > LINE_BYTES_MAX {
+            return Err(ProtocolError::TooLong("too big inline request"));
+        }
+        if end.is_none() {
+            self.at = len;
+            return Ok(None);
+        }
+        let line = &bytes[..len];
+        self.split(line.strip_suffix(b"\r").unwrap_or(line))?;
+        Ok(Some(len + 1))
+    }
+
+    /// Splits a line at its spaces; within quotes are none, and in double ones, `\n`, `\x0a` and the like stand for one byte.
+    fn split(&mut self, line: &[u8]) -> Result<(), ProtocolError> {
+        let mut rest = line;
+        loop {
+            rest = rest.trim_ascii_start();
+            if rest.is_empty() {
+                return Ok(());
+            }
+            let begin = self.unquoted.len();
+            rest = self.unquote(rest)?;
+            self.args.push(begin..self.unquoted.len());
+        }
+    }
+
+    /// Takes the first argument of a line; returns what is left of that.
+    fn unquote<'a>(&mut self, mut rest: &'a [u8]) -> Result<&'a [u8], ProtocolError> {
+        let mut quote = None;
+        loop {
+            let (taken, byte) = match (quote, rest) {
+                (None, []) => return Ok(rest),
+                (None, [byte, ..]) if byte.is_ascii_whitespace() => return Ok(rest),
+                (None, [b'"' | b'\'', ..]) => {
+                    quote = Some(rest[0]);
+                    rest = &rest[1..];
+                    continue;
+                }
+                (Some(_), []) => return Err(ProtocolError::Quotes),
+                (Some(b'"'), [b'\\', b'x', high, low, ..]) if is_hex(*high) && is_hex(*low) => {
+                    (4, hex(*high) << 4 | hex(*low))
+                }
+                (Some(b'"'), [b'\\', byte, ..]) => (2, escaped(*byte)),
+                (Some(b'\''), [b'\\', b'\'', ..]) => (2, b'\''),
+                (Some(open), [byte, ..]) if open == *byte => {
+                    rest = &rest[1..];
+                    if rest.first().is_some_and(|byte| !byte.is_ascii_whitespace()) {
+                        return Err(ProtocolError::Quotes);
+                    }
+                    return Ok(rest);
+                }
+                (_, [byte, ..]) => (1, *byte),
+            };
+            self.unquoted.push(byte);
+            rest = &rest[taken..];
+        }
+    }
+}
+
+/// What stands from `begin` to the end of its line, and where the next begins.
+fn line_of<'a>(
+    bytes: &'a [u8],
+    begin: usize,
+    too_long: &'static str,
+) -> Result<Option<(&'a [u8], usize)>, ProtocolError> {
+    let rest = &bytes[begin..];
+    let looked_through = &rest[..rest.len().min(NUMBER_BYTES_MAX)];
+    match looked_through.iter().position(|byte| *byte == b'\r') {
+        // The line feed is passed over with it.
+        Some(len) if rest.len() > len + 1 => Ok(Some((&rest[..len], begin + len + 2))),
+        None if rest.len() >= NUMBER_BYTES_MAX => Err(ProtocolError::TooLong(too_long)),
+        _ => Ok(None),
+    }
+}
+
+/// No number that is taken has so many digits.
+const NUMBER_BYTES_MAX: usize = 32;
+
+/// A number as it is written in decimal, without anything that could be left out.
+pub fn number_of(text: &[u8]) -> Option<i64> {
+    super::super::shard::number_of(text)
+}
+
+fn is_hex(byte: u8) -> bool {
+    byte.is_ascii_hexdigit()
+}
+
+fn hex(byte: u8) -> u8 {
+    (byte as char).to_digit(16).unwrap_or(0) as u8
+}
+
+fn escaped(byte: u8) -> u8 {
+    match byte {
+        b'n' => b'\n',
+        b'r' => b'\r',
+        b't' => b'\t',
+        b'b' => 8,
+        b'a' => 7,
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All requests of some bytes, which come in pieces of so many.
+    fn requests(bytes: &[u8], piece: usize) -> Result<Vec<Vec<Vec<u8>>>, ProtocolError> {
+        let (mut parser, mut begin, mut found) = (Parser::default(), 0, Vec::new());
+        for end in (piece..bytes.len() + piece).step_by(piece) {
+            let there = &bytes[..end.min(bytes.len())];
+            while let Some(len) = parser.parse(&there[begin..])? {
+                assert!(len > 0);
+                found.push(parser.args(&there[begin..]).iter().map(<[u8]>::to_vec).collect());
+                begin += len;
+            }
+        }
+        Ok(found)
+    }
+
+    #[test]
+    fn requests_are_the_same_in_whatever_pieces_they_come() {
+        let bytes = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\nPING\r\n*0\r\n\r\n*-1\r\nset 'a b' \"\\x41\\n\"\n*1\r\n$0\r\n\r\n";
+        let expected: Vec<Vec<&[u8]>> = vec![
+            vec![b"GET", b"a"],
+            vec![b"PING"],
+            vec![],
+            vec![],
+            vec![],
+            vec![b"set", b"a b", b"A\n"],
+            vec![b""],
+        ];
+        for piece in 1..bytes.len() {
+            assert_eq!(requests(bytes, piece).unwrap(), expected, "{piece}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_before_it_has_come() {
+        for (bytes, expected) in [
+            (&b"*x\r\n"[..], "invalid multibulk length"),
+            (b"*1048577\r\n", "invalid multibulk length"),
+            (b"*99999999999999999999\r\n", "invalid multibulk length"),
+            (b"*1\r\n:1\r\n", "expected '$', got ':'"),
+            (b"*1\r\n*1\r\n", "expected '$', got '*'"),
+            (b"*1\r\n\0", "expected '$', got '\\x00'"),
+            (b"*1\r\n$1048577\r\n", "invalid bulk length"),
+            (b"*1\r\n$-1\r\n", "invalid bulk length"),
+            (b"*1\r\n$x\r\n", "invalid bulk length"),
+            (&[b'*'; 40], "too big mbulk count string"),
+            (b"*1\r\n$0000000000000000000000000000000000000", "too big bulk count string"),
+            (&[b'a'; LINE_BYTES_MAX + 1], "too big inline request"),
+            (b"get \"a\r\n", "unbalanced quotes in request"),
+            (b"get 'a'b\r\n", "unbalanced quotes in request"),
+        ] {
+            for piece in [1, 7, bytes.len()] {
+                assert_eq!(requests(bytes, piece).unwrap_err().to_string(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_of_long_arguments_is_refused_when_it_is_too_long_as_a_whole() {
+        let value = vec![b'v'; ARG_BYTES_MAX];
+        let mut bytes = b"*100\r\n".to_vec();
+        for _ in 0..100 {
+            bytes.extend(format!("${}\r\n", value.len()).bytes());
+            bytes.extend(&value);
+            bytes.extend(b"\r\n");
+        }
+        assert_eq!(requests(&bytes, 1 << 20).unwrap_err().to_string(), "too big request");
+    }
+}

@@ -1,0 +1,292 @@
+//! The loop that serves all connections: reads what has come, does it, and writes what is told, once each for all that is ready.
+
+use std::io::{self, ErrorKind, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Instant;
+
+use halite::blocking;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::fd::OwnedFd;
+
+use super::super::error::KvError;
+use super::super::owner::Local;
+use super::super::store::Store;
+use super::backend::{Backend, Batch, Clock};
+use super::client::{About, Client};
+use super::connection::{Buffers, Connection, Pause};
+
+/// Most connections at a time, where the caller does not say.
+pub const CLIENTS_MAX: usize = 20_000;
+/// Events that are handled together.
+const EVENTS_MAX: usize = 1024;
+/// Marks of what is no connection.
+const LISTENER: u64 = u64::MAX;
+const STOP: u64 = u64::MAX - 1;
+/// How long nobody is let in after the system had no descriptor left for somebody.
+const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Why a server does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The system refuses something that the server cannot do without.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was to be done.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+    /// A shard of this process can go on no more.
+    #[error(transparent)]
+    Store(#[from] KvError),
+}
+
+/// Serves a store to clients of Redis.
+pub struct Server {
+    session: blocking::Session,
+    listener: TcpListener,
+    epoll: OwnedFd,
+    stop: Arc<OwnedFd>,
+    backend: Backend,
+    about: About,
+    connections: Vec<Option<Connection>>,
+    /// Places of connections that are closed.
+    free: Vec<usize>,
+    buffers: Buffers,
+    batch: Batch,
+    last_id: u64,
+    is_paused: bool,
+}
+
+/// Ends a server from elsewhere.
+#[derive(Clone, Debug)]
+pub struct ServerStopper(Arc<OwnedFd>);
+
+impl ServerStopper {
+    /// The server closes all connections, and returns.
+    pub fn stop(&self) {
+        // It fails only if it has been asked 2^64 times before.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerError {
+    move |source| ServerError::System { what, source: source.into() }
+}
+
+impl Server {
+    /// Prepares to serve a store, on the thread of `session`, to up to `clients_max` that connect to `listener`.  Shards that are owned by this process are
+    /// used without calls, by the `clock` of their owners, which run on other threads.
+    pub fn new(
+        session: blocking::Session,
+        listener: TcpListener,
+        store: Store,
+        shards: Vec<(usize, Local)>,
+        clock: Clock,
+        clients_max: usize,
+    ) -> Result<Server, ServerError> {
+        listener.set_nonblocking(true).map_err(system("listen without waiting"))?;
+        let address = listener.local_addr().map_err(system("see the address that is listened on"))?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
+        let stop =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
+            .map_err(system("watch the listener"))?;
+        epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)
+            .map_err(system("watch an eventfd"))?;
+        let about = About {
+            address,
+            since: Instant::now(),
+            shards: store.shards(),
+            clients: 0,
+            clients_max,
+            connections: 0,
+            commands: 0,
+        };
+        Ok(Server {
+            session,
+            listener,
+            epoll,
+            stop: Arc::new(stop),
+            backend: Backend::new(store, shards, clock),
+            about,
+            connections: Vec::new(),
+            free: Vec::new(),
+            buffers: Buffers::default(),
+            batch: Batch::default(),
+            last_id: 0,
+            is_paused: false,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.about.address
+    }
+
+    /// What ends it from elsewhere.
+    pub fn stopper(&self) -> ServerStopper {
+        ServerStopper(self.stop.clone())
+    }
+
+    /// Serves until it is stopped.
+    pub fn run(mut self) -> Result<(), ServerError> {
+        let session = self.session.clone();
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        loop {
+            events.clear();
+            let timeout = self.is_paused.then_some(&PAUSE);
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(system("wait for clients")(error)),
+            }
+            if self.is_paused && events.is_empty() {
+                self.pause(false)?;
+            }
+            if events.iter().any(|event| event.data.u64() == STOP) {
+                return Ok(());
+            }
+            session.block_on(self.handle(&events))?;
+        }
+    }
+
+    /// Does what has come with some events.
+    async fn handle(&mut self, events: &[Event]) -> Result<(), ServerError> {
+        let mut ready = Vec::with_capacity(events.len());
+        for event in events {
+            match event.data.u64() {
+                LISTENER => self.accept()?,
+                number => {
+                    let (number, flags) = (number as usize, event.flags);
+                    if self.hear(number, flags) {
+                        ready.push(number);
+                    } else {
+                        self.close(number)?;
+                    }
+                }
+            }
+        }
+        let mut active = ready.clone();
+        while !active.is_empty() {
+            let mut again = Vec::new();
+            for number in active {
+                let Some(connection) = &mut self.connections[number] else { continue };
+                let Server { backend, batch, about, buffers, .. } = self;
+                match connection.advance(number, backend, batch, about, buffers).await {
+                    Pause::Idle => {}
+                    Pause::Batch => again.push(number),
+                    Pause::Unsent => {
+                        let flushed = connection.flush(buffers);
+                        // Otherwise the client has to read first, and an event tells when it has.
+                        if flushed.is_ok() && connection.wanted().contains(EventFlags::IN) {
+                            again.push(number);
+                        }
+                    }
+                }
+            }
+            let connections = &mut self.connections;
+            let tell = |number: usize, reply: super::reply::Reply<'_>| {
+                if let Some(connection) = &mut connections[number] {
+                    connection.replies.push(&reply);
+                    connection.queued = None;
+                }
+            };
+            if !self.batch.is_empty() {
+                self.backend.post(&mut self.batch, tell).await;
+            }
+            active = again;
+        }
+        for number in ready {
+            self.settle(number)?;
+        }
+        Ok(self.backend.sweep().await?)
+    }
+
+    /// Takes what a connection is ready for; whether it goes on.
+    fn hear(&mut self, number: usize, flags: EventFlags) -> bool {
+        let Some(Some(connection)) = self.connections.get_mut(number) else { return true };
+        if flags.contains(EventFlags::OUT) && connection.flush(&mut self.buffers).is_err() {
+            return false;
+        }
+        // Nobody reads there any more.
+        if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
+            return false;
+        }
+        !flags.contains(EventFlags::IN) || connection.read(&mut self.buffers).unwrap_or(false)
+    }
+
+    /// Sends what there is to send, and waits for what comes next.
+    fn settle(&mut self, number: usize) -> Result<(), ServerError> {
+        let Some(connection) = &mut self.connections[number] else { return Ok(()) };
+        if connection.flush(&mut self.buffers).is_err() || connection.is_over() {
+            return self.close(number);
+        }
+        let wanted = connection.wanted();
+        if wanted != connection.watched {
+            connection.watched = wanted;
+            epoll::modify(&self.epoll, &connection.stream, EventData::new_u64(number as u64), wanted)
+                .map_err(system("watch a connection"))?;
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) -> Result<(), ServerError> {
+        loop {
+            let (mut stream, address) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) =>
+                {
+                    continue;
+                }
+                // There is no descriptor left, or no memory: those that are here come first.
+                Err(_) => return self.pause(true),
+            };
+            if self.about.clients >= self.about.clients_max {
+                // The client sees this, or only that it is not let in.
+                let _ = stream.set_nonblocking(true);
+                let _ = stream.write(b"-ERR max number of clients reached\r\n");
+                continue;
+            }
+            let number = self.free.pop().unwrap_or(self.connections.len());
+            let is_ready = stream.set_nonblocking(true).is_ok()
+                && stream.set_nodelay(true).is_ok()
+                && epoll::add(&self.epoll, &stream, EventData::new_u64(number as u64), EventFlags::IN)
+                    .is_ok();
+            if !is_ready {
+                if number < self.connections.len() {
+                    self.free.push(number);
+                }
+                continue;
+            }
+            self.last_id += 1;
+            let connection = Connection::new(stream, Client::new(self.last_id, address));
+            if number == self.connections.len() {
+                self.connections.push(None);
+            }
+            self.connections[number] = Some(connection);
+            self.about.clients += 1;
+            self.about.connections += 1;
+        }
+    }
+
+    /// Closes a connection, which is watched no more then.
+    fn close(&mut self, number: usize) -> Result<(), ServerError> {
+        if self.connections[number].take().is_some() {
+            self.free.push(number);
+            self.about.clients -= 1;
+        }
+        if self.is_paused { self.pause(false) } else { Ok(()) }
+    }
+
+    fn pause(&mut self, is_paused: bool) -> Result<(), ServerError> {
+        self.is_paused = is_paused;
+        let flags = if is_paused { EventFlags::empty() } else { EventFlags::IN };
+        epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags)
+            .map_err(system("watch the listener"))
+    }
+}

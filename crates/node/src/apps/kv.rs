@@ -1,0 +1,165 @@
+//! `halite run kv`: a key-value store, served to clients of Redis until somebody ends it.
+//!
+//! Each worker owns a shard.  The first also serves the clients: what is in its shard it does itself, and the rest goes over the network.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use halite::{Function, NodeId, Permissions};
+use halite_apps::kv::redis::{CLIENTS_MAX, Clock, Server};
+use halite_apps::kv::{Local, Owner, SHARDS_MAX, Store};
+use serde::{Deserialize, Serialize};
+
+use super::Over;
+use super::crew::Crew;
+use super::worker::{self, Answer, Line, Worker, say};
+use super::ycsb::free_head;
+use crate::output;
+use crate::signals::{Ending, Interrupt, Woken};
+
+/// `halite run kv`
+#[derive(Args, Clone, Debug)]
+pub struct KvArgs {
+    /// Where clients connect; port 0 has the system choose one.  Nobody is asked for a password: whoever reaches it may do everything
+    #[arg(long, default_value = "127.0.0.1:6379", value_name = "HOST:PORT")]
+    listen: String,
+    /// Most connections at a time
+    #[arg(long, default_value_t = CLIENTS_MAX, value_name = "N")]
+    clients_max: usize,
+    /// The name of the store, which is removed at the end
+    #[arg(long, default_value = "halite-run-kv")]
+    name: String,
+    #[command(flatten)]
+    over: Over,
+}
+
+/// What one worker is to do.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Task {
+    name: String,
+    number: usize,
+    /// For the one that serves.
+    listen: Option<String>,
+    clients_max: usize,
+}
+
+/// What is printed.
+#[derive(Serialize, Debug)]
+struct Serving {
+    app: &'static str,
+    address: SocketAddr,
+    nodes: usize,
+    fabric: Option<&'static str>,
+}
+
+/// The functions of the shards.
+const FUNCTION: Function = Function(0x6b76_0100);
+
+/// Runs it.
+pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
+    if args.over.nodes as usize > SHARDS_MAX {
+        let message =
+            format!("--nodes {} is too many: a store has at most {SHARDS_MAX} shards", args.over.nodes);
+        return Err(output::UsageError(message).into());
+    }
+    // Before there is anything to remove, so that a signal during the start is not lost; a second one ends us at once.
+    let mut ending = Ending::listen().context("cannot listen for signals")?;
+    let _at_once = Interrupt::listen().context("cannot listen for signals")?;
+    let mut crew = Crew::start_unguarded(dir, &args.over)?;
+    let served = serve(&mut crew, dir.is_none(), args, &mut ending);
+    // Also after a failure, so that nothing is left behind.
+    let ended = crew.end();
+    served?;
+    ended
+}
+
+fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> anyhow::Result<()> {
+    let workers = crew.len();
+    let mut nodes = Vec::new();
+    for number in 0..workers {
+        let task = Task {
+            name: args.name.clone(),
+            number,
+            listen: (number == 0).then(|| args.listen.clone()),
+            clients_max: args.clients_max,
+        };
+        // Each makes its shard, and tells where that is.
+        nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Kv(task)))?);
+    }
+    let address = crew.ask(0, &Line::Nodes(nodes))?;
+    let fabric = is_own.then(|| args.over.fabric.name());
+    let serving = Serving { app: "kv", address, nodes: workers, fabric };
+    if args.over.json {
+        output::print_json(&serving)?;
+    } else {
+        output::print(&format!("serving clients of Redis at {address}; ctrl-C ends it\n"))?;
+    }
+    while ending.wait() == Woken::Child {
+        if let Some(why) = crew.why_ended() {
+            return Err(why);
+        }
+    }
+    // Clients leave before the shards do.
+    crew.ask(0, &Line::Clear)
+}
+
+// The workers' side.
+
+/// Does a worker's part.  Whatever happens, it removes what it has made.
+pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
+    let session = &worker.session;
+    let function = Function(FUNCTION.0 + task.number as u32);
+    let creating = Owner::create(session.as_async(), &task.name, task.number, function, Permissions::empty());
+    let owner = session.block_on(creating);
+    let owner = owner.with_context(|| format!("cannot make a shard of the store {:?}", task.name))?;
+    let (stopper, shard) = (owner.stopper(), owner.local());
+    let begin = Instant::now();
+    let clock: Clock = Arc::new(move || begin.elapsed().as_millis() as u64);
+    std::thread::scope(|scope| {
+        let now_ms = clock.clone();
+        let serving = scope.spawn(|| session.block_on(owner.run(move || now_ms())));
+        let played = play_part(worker, task, shard, clock);
+        let freed = if task.number == 0 { free_head(session, &task.name) } else { Ok(()) };
+        stopper.stop();
+        let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        played?;
+        freed?;
+        served.context("the owner of a shard cannot go on")
+    })
+}
+
+fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) -> anyhow::Result<()> {
+    let session = &worker.session;
+    say(&worker.node.0)?;
+    let Some(listen) = &task.listen else {
+        // The owner does all that is to do here.
+        while worker.next().is_some() {}
+        return Ok(());
+    };
+    let Some(Line::Nodes(nodes)) = worker.next() else { bail!("nobody waits for this worker any more") };
+    let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
+    let creating = Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
+    let store =
+        session.block_on(creating).with_context(|| format!("cannot make the store {:?}", task.name))?;
+    let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen at {listen}"))?;
+    let server = Server::new(session.clone(), listener, store, vec![shard], clock, task.clients_max)?;
+    let stopper = server.stopper();
+    say(&server.address())?;
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            if let Err(error) = server.run() {
+                // Whoever started us waits for our end, and for nothing that we say before.
+                let _ = output::print_json(&Answer::Failed(output::reasons(&error.into())));
+                std::process::exit(1);
+            }
+        });
+        let line = worker.next();
+        stopper.stop();
+        serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        if line.is_some() { say(&()) } else { Ok(()) }
+    })
+}
