@@ -2,11 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// When a process ended that held memory.
+/// A process that held memory ended, some time between these.
 #[derive(Clone, Copy, Debug)]
 pub struct Death {
     pub node: u64,
-    pub at_ns: u64,
+    pub from_ns: u64,
+    pub until_ns: u64,
+}
+
+impl Death {
+    /// Whether it may have been within that time.
+    fn is_within(&self, from_ns: u64, until_ns: u64) -> bool {
+        self.from_ns <= until_ns && from_ns <= self.until_ns
+    }
 }
 
 /// What was found, and what was looked at.
@@ -121,9 +129,8 @@ impl Findings {
     /// Regions that must be there, for nobody has died who could have held them.
     pub fn to_be_there(&self, deaths: &[Death]) -> Vec<String> {
         let may_have_died = |place: &Place| {
-            deaths.iter().any(|death| {
-                death.node == place.node && (place.from_ns..=place.until_ns).contains(&death.at_ns)
-            })
+            let mut of_node = deaths.iter().filter(|death| death.node == place.node);
+            of_node.any(|death| death.is_within(place.from_ns, place.until_ns))
         };
         let there = self.regions.iter().filter(|(_, region)| region.is_there);
         there
@@ -166,8 +173,7 @@ impl Findings {
             all.sort_by_key(|held| held.token);
             for pair in all.windows(2) {
                 let [first, second] = [pair[0], pair[1]];
-                let meanwhile = first.taken_ns..=second.taken_ns;
-                let has_died = deaths.iter().any(|death| meanwhile.contains(&death.at_ns));
+                let has_died = deaths.iter().any(|death| death.is_within(first.taken_ns, second.taken_ns));
                 if first.token == second.token || first.held_ns >= second.taken_ns && !has_died {
                     self.violations.push(format!("{name}: {first:?} was held together with {second:?}"));
                 }

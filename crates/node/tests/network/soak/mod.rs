@@ -18,7 +18,7 @@ use rustix::process::Signal;
 
 use crate::application::Application;
 use crate::cluster::Cluster;
-use crate::support::eventually;
+use crate::support::{Running, eventually};
 use crate::world::Processes;
 
 const HOSTS: usize = 4;
@@ -113,8 +113,10 @@ impl Soak {
         Application::start(self.cluster.host(host), &format!("soak {seed} {host}-{life} {HOSTS}"))
     }
 
-    fn note_death(&mut self, host: usize) {
-        self.deaths.push(Death { node: host as u64, at_ns: worker::now_ns() });
+    fn end_node(&mut self, host: usize, end: impl FnOnce(&mut Running)) {
+        let from_ns = worker::now_ns();
+        end(&mut self.cluster.nodes[host]);
+        self.deaths.push(Death { node: host as u64, from_ns, until_ns: worker::now_ns() });
     }
 
     /// Starts the node of a host again, by another one.
@@ -135,8 +137,7 @@ impl Soak {
             0 => {
                 self.say(&format!("the cable of host {host} is out for {length:?}"));
                 self.cluster.world.unplug(host);
-                self.meanwhile(other, length);
-                self.cluster.world.plug(host);
+                self.while_out(other, length, |cluster| cluster.world.plug(host));
             }
             1 => {
                 self.say(&format!("host {host} hears nothing of host {other} for {length:?}"));
@@ -147,27 +148,25 @@ impl Soak {
                     "nft add rule inet deaf arrival ip saddr {} drop",
                     self.cluster.host(other).address
                 ));
-                self.meanwhile(other, length);
-                self.cluster.host(host).ok("nft delete table inet deaf");
+                self.while_out(other, length, |cluster| {
+                    cluster.host(host).ok("nft delete table inet deaf");
+                });
             }
             2 => {
                 self.say(&format!("no packet comes to host {host} for {length:?}"));
                 self.cluster.host(host).mute_packets();
-                self.meanwhile(other, length);
-                self.cluster.host(host).let_packets_through();
+                self.while_out(other, length, |cluster| cluster.host(host).let_packets_through());
             }
             3 => {
                 self.say(&format!("node {host} is killed"));
-                self.cluster.nodes[host].kill();
-                self.note_death(host);
+                self.end_node(host, Running::kill);
                 self.restart(host);
             }
             4 => {
                 self.say(&format!("host {host} loses power"));
                 self.cluster.world.unplug(host);
                 self.workers[host].end();
-                self.cluster.nodes[host].kill();
-                self.note_death(host);
+                self.end_node(host, Running::kill);
                 self.cluster.host(host).ok("rm -rf /tmp/halite-*");
                 std::thread::sleep(length);
                 self.cluster.world.plug(host);
@@ -176,31 +175,37 @@ impl Soak {
             }
             5 => {
                 self.say(&format!("node {host} is restarted"));
-                self.cluster.nodes[host].signal(Signal::INT);
-                assert!(self.cluster.nodes[host].wait().success());
-                self.note_death(host);
+                self.end_node(host, |node| {
+                    node.signal(Signal::INT);
+                    assert!(node.wait().success());
+                });
                 self.restart(host);
             }
-            _ => self.replace_worker(host),
+            _ => {
+                self.kill_worker(host);
+                self.workers[host] = self.start_worker(host);
+            }
         }
         let rest = self.random.ms(0, 3_000);
         std::thread::sleep(rest);
     }
 
-    /// While a link is out, something may happen to a process, too.
-    fn meanwhile(&mut self, host: usize, length: Duration) {
-        if self.random.below(3) == 0 {
-            self.replace_worker(host);
+    /// While a link is out, an application may be killed, too; the next one comes when the link is back, since it needs the first node.
+    fn while_out(&mut self, host: usize, length: Duration, heal: impl FnOnce(&Cluster)) {
+        let is_killed = self.random.below(3) == 0;
+        if is_killed {
+            self.kill_worker(host);
         }
         std::thread::sleep(length);
+        heal(&self.cluster);
+        if is_killed {
+            self.workers[host] = self.start_worker(host);
+        }
     }
 
-    fn replace_worker(&mut self, host: usize) {
+    fn kill_worker(&mut self, host: usize) {
         self.say(&format!("the application on host {host} is killed"));
         self.workers[host].end();
-        // One that comes where the first node is out of sight tries again.
-        eventually(|| self.cluster.host(host).run("halite status").status.code() != Some(1));
-        self.workers[host] = self.start_worker(host);
     }
 
     /// How long it takes until each node reaches each other, which a move shows.
