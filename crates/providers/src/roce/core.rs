@@ -479,7 +479,6 @@ impl Core {
                     }
                     let address = Some(attempt.address.clone());
                     let connection = self.connect(token, &offer, &theirs, hello, address, now_ns);
-                    // [ROCE-PATH-5]
                     let deadline_ns = self.greeting_deadline_ns();
                     *stage =
                         Stage::Agreed { connection: connection.clone(), attempt: Some(attempt), deadline_ns };
