@@ -11,7 +11,7 @@ use halite_mem::{PagePolicy, Segment, Window};
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_BYTES, ATOMIC_CALL_BYTES};
 use halite_tier::rpc::wire::{REQUEST_HEADER_BYTES_MAX, parse_output_address};
 use halite_tier::rpc::{
-    Abandoned, Arrival, AtomicAnswer, AtomicCall, Cancelling, Imm, Look, Note, RING_BYTES_MIN, ReplyHeader,
+    Abandoned, Arrival, AtomicAnswer, AtomicCall, Cancelling, Imm, ReplyState, Note, RING_BYTES_MIN, ReplyHeader,
     ReplySlots, RequestHeader, RingReader, RingWriter, Served, ServedId, SlotId, Target,
 };
 use libfuzzer_sys::fuzz_target;
@@ -101,7 +101,7 @@ impl End {
     fn look(&mut self) {
         let Some(slot) = self.waiting.pop() else { return };
         match self.slots.look(slot, 0) {
-            Look::Replied => drop(self.slots.free(slot)),
+            ReplyState::Replied => drop(self.slots.free(slot)),
             _ => self.waiting.insert(0, slot),
         }
     }

@@ -6,7 +6,7 @@
 //! of two messages, the two pauses among them.  Under load one more thread per processor computes all the time.
 //!
 //! Last comes what a node does while no thread of its application is there to do it: round trips of `stat`, which the other
-//! node's keeper answers, beside those of an echo.
+//! node's progress thread answers, beside those of an echo.
 
 use std::net::UdpSocket;
 use std::path::Path;

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use halite_tier::effect::{Command, CommandError, Outcome};
-use halite_tier::message::Refusal;
+use halite_tier::message::ErrorReply;
 use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
 
@@ -41,11 +41,11 @@ impl Session {
                 Ok(Outcome::Passed { round }) => return Ok(round),
                 Ok(_) => unreachable!("a round was asked for"),
                 // It was freed, or its home was restarted, since it was opened.
-                Err(CommandError::Stale | CommandError::Refused(Refusal::NotFound)) => {
+                Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => {
                     self.forget_barrier(name, lh)
                 }
                 Err(error) => {
-                    if let CommandError::Refused(Refusal::PeerDown(_)) = error {
+                    if let CommandError::Refused(ErrorReply::PeerDown(_)) = error {
                         self.forget_barrier(name, lh);
                     }
                     return Err(failed(error.into()));

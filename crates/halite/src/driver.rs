@@ -3,10 +3,10 @@
 //! ```text
 //!   waiting callers ─┐                       ┌─ poll the fabric ──> machine ──> posts, wake-ups
 //!                    ├── whoever holds the ──┤
-//!   keeper ──────────┘      poll token       └─ jobs (copies, growth), outside of all locks
+//!   progress thread ──────────┘      poll token       └─ jobs (copies, growth), outside of all locks
 //! ```
 //!
-//! Who holds the token when, and who sees to arrivals when nobody does, is [`crate::turns`]'s to say; how long a
+//! Who holds the token when, and who sees to arrivals when nobody does, is [`crate::poll_token`]'s to say; how long a
 //! caller spins before it sleeps, [`crate::wait`]'s.
 
 #[cfg(test)]
@@ -29,12 +29,12 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::jobs::{Arena, Job};
 use crate::machine::{Ground, Machine};
+use crate::poll_token::{Bell, NextPoll, PollGuard, PollToken};
 use crate::posted::{Ended, Posted, is_operation};
-use crate::rpc::{CALL_WORK, Intake, Rpc};
+use crate::rpc::{CALL_WORK, ReceiveBatch, Rpc};
 use crate::surroundings::Around;
 use crate::ticket::{Ending, Undo};
-use crate::turns::{Bell, Look, Turn, Turns};
-use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS, lock};
+use crate::wait::{AdaptiveSpin, Parker, Parking, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS, lock};
 
 /// For how many rounds a spinning caller keeps its processor: about 3 us, in which a peer that is awake answers.
 ///
@@ -43,7 +43,7 @@ use crate::wait::{Parker, Parking, Patience, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS
 const ROUNDS_BEFORE_YIELD: u32 = 128;
 /// How often the clock is read before that: it takes as long as half a round.
 const ROUNDS_PER_CLOCK: u32 = 16;
-/// For how many rounds a caller that is to sleep waits for the keeper to end a look: a few microseconds.
+/// For how many rounds a caller that is to sleep waits for the progress thread to end a look: a few microseconds.
 const ROUNDS_FOR_KEEPER: u32 = 128;
 /// How soon a thread looks again that has found the token taken; and one that leaves the node, whether it may go.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
@@ -52,18 +52,18 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 pub(crate) struct Core {
     pub(crate) ground: Arc<Ground>,
     machine: Mutex<Machine>,
-    turns: Turns<Poller>,
+    poll_token: PollToken<Poller>,
     arena: Arena,
     around: Around,
     /// When the machine needs attention although nothing arrives.
     attention_ns: AtomicU64,
-    /// Until when the keeper sleeps; 0 while it is awake.  Changed under the machine's lock.
-    keeper_sleeps_until_ns: AtomicU64,
+    /// Until when the progress thread sleeps; 0 while it is awake.  Changed under the machine's lock.
+    progress_sleeps_until_ns: AtomicU64,
     /// Threads of the application that have waited for a microsecond at least and have not gone to sleep yet.
     callers_polling: AtomicUsize,
     /// How many of them may spin for long: so many that as many peers can run beside them.
     spinners_max: usize,
-    /// A caller sleeps on the fabric; see [`crate::turns`].
+    /// A caller sleeps on the fabric; see [`crate::poll_token`].
     led: AtomicBool,
     /// The node leaves, has left, or has failed.
     closed: AtomicBool,
@@ -73,7 +73,7 @@ pub(crate) struct Core {
 #[derive(Debug, Default)]
 struct Poller {
     events: Vec<Event>,
-    intake: Intake,
+    intake: ReceiveBatch,
     /// There may be connections over which the first words have yet to come.
     awaits_first_words: bool,
 }
@@ -83,10 +83,10 @@ impl Core {
         Arc::new(Core {
             machine: Mutex::new(Machine::new(ground.clone(), engine)),
             ground,
-            turns: Turns::new(Poller::default()),
+            poll_token: PollToken::new(Poller::default()),
             arena: Arena::default(),
             attention_ns: AtomicU64::new(0),
-            keeper_sleeps_until_ns: AtomicU64::new(0),
+            progress_sleeps_until_ns: AtomicU64::new(0),
             callers_polling: AtomicUsize::new(0),
             spinners_max: around.parallelism().div_ceil(2),
             around,
@@ -119,12 +119,12 @@ impl Core {
         let result = change(&mut machine, now);
         machine.settle(now);
         let attention = machine.attention_ns(now);
-        // The lock orders this for the keeper; for pollers it is only a hint.
+        // The lock orders this for the progress thread; for pollers it is only a hint.
         self.attention_ns.store(attention, Relaxed);
-        let keeper_is_late = attention < self.keeper_sleeps_until_ns.load(Relaxed);
+        let progress_is_late = attention < self.progress_sleeps_until_ns.load(Relaxed);
         let wakes = std::mem::take(&mut machine.wakes);
         drop(machine);
-        if keeper_is_late {
+        if progress_is_late {
             self.ground.fabric.wake();
         }
         (result, wakes)
@@ -178,10 +178,10 @@ impl Core {
     // Driving.
 
     /// The poll token, unless somebody has it.
-    pub(crate) fn try_token(&self) -> Option<PollToken<'_>> {
-        let turn = self.turns.try_take(self)?;
+    pub(crate) fn try_token(&self) -> Option<Polling<'_>> {
+        let guard = self.poll_token.try_take(self)?;
         let unwinding = std::thread::panicking();
-        Some(PollToken { core: self, turn: Some(turn), wakes: Wakes::default(), unwinding })
+        Some(Polling { core: self, guard: Some(guard), wakes: Wakes::default(), unwinding })
     }
 
     /// Does the jobs that wait.
@@ -245,7 +245,7 @@ impl Core {
             }
             self.run_jobs();
         }
-        Patience::change(|patience| patience.note_wait(0));
+        AdaptiveSpin::change(|patience| patience.note_wait(0));
         true
     }
 
@@ -259,7 +259,7 @@ impl Core {
     /// The calling thread is about to wait for `peer`.
     pub(crate) fn expect_round_trip(&self, peer: PeerId) {
         if let Some(round_trip) = self.ground.fabric.round_trip(peer) {
-            Patience::change(|patience| patience.expect_round_trip(round_trip));
+            AdaptiveSpin::change(|patience| patience.expect_round_trip(round_trip));
         }
     }
 
@@ -273,7 +273,7 @@ impl Core {
             parker.park();
         }
         let slept = self.now_ns() - begin;
-        Patience::change(|patience| patience.note_wait(slept));
+        AdaptiveSpin::change(|patience| patience.note_wait(slept));
     }
 
     /// Sleeps on the fabric until `parker` is notified; whether it was.  If not, another caller leads or polls.
@@ -297,12 +297,12 @@ impl Core {
     }
 
     /// The poll token, unless another caller leads.
-    fn token_to_lead(&self) -> Option<PollToken<'_>> {
-        self.token_of_keeper().filter(|_| !self.is_led())
+    fn token_to_lead(&self) -> Option<Polling<'_>> {
+        self.token_of_progress_thread().filter(|_| !self.is_led())
     }
 
     /// Leads until something has rung that nobody else sees to.  Returns whom to wake.
-    fn sleep_as_leader(&self, token: PollToken<'_>, parker: &Parker, mut seen: u32) -> Wakes {
+    fn sleep_as_leader(&self, token: Polling<'_>, parker: &Parker, mut seen: u32) -> Wakes {
         // Set under the token: its next holder sees it, and arms the doorbell for us.
         self.led.store(true, Relaxed);
         let mut wakes = token.rest_for_now();
@@ -328,8 +328,8 @@ impl Core {
         }
     }
 
-    /// The poll token, if nobody has it or the keeper gives it up for a caller that polls.
-    fn token_of_keeper(&self) -> Option<PollToken<'_>> {
+    /// The poll token, if nobody has it or the progress thread gives it up for a caller that polls.
+    fn token_of_progress_thread(&self) -> Option<Polling<'_>> {
         self.callers_polling.fetch_add(1, Relaxed);
         let token = (0..ROUNDS_FOR_KEEPER).find_map(|_| self.try_token());
         self.callers_polling.fetch_sub(1, Relaxed);
@@ -344,11 +344,11 @@ impl Core {
             token.rest();
         }
         self.run_jobs();
-        // The keeper may take what we wait for, hence not for long.
+        // The progress thread may take what we wait for, hence not for long.
         self.ground.fabric.wait(Sleeper::Progress, seen, Some(LOOK_AGAIN));
     }
 
-    /// Moves a node forward that has no keeper, by all that can be done now.  Returns when to do so again, unless the
+    /// Moves a node forward that has no progress thread, by all that can be done now.  Returns when to do so again, unless the
     /// doorbell rings before.
     pub(crate) fn step(&self) -> u64 {
         self.end_sleep();
@@ -357,7 +357,7 @@ impl Core {
             token.rest();
         }
         self.run_jobs();
-        self.begin_sleep_until(Look::WhenRung)
+        self.begin_sleep_until(NextPoll::WhenRung)
     }
 
     /// Whether a caller polls, or would if it had the token.
@@ -366,38 +366,38 @@ impl Core {
         self.callers_polling.load(Relaxed) > 0
     }
 
-    // For the keeper.
+    // For the progress thread.
 
     /// Sees to what is due, although somebody else polls.
     pub(crate) fn see_to_what_is_due(&self) {
-        // A hint, as in PollToken::drive_at().
+        // A hint, as in Polling::drive_at().
         if self.attention_ns.load(Relaxed) <= self.now_ns() {
             self.with(|_, _| ());
         }
     }
 
-    /// How long the keeper may sleep.  Whoever makes that too long rings.
-    pub(crate) fn begin_sleep(&self, look: Look) -> Duration {
+    /// How long the progress thread may sleep.  Whoever makes that too long rings.
+    pub(crate) fn begin_sleep(&self, look: NextPoll) -> Duration {
         let until = self.begin_sleep_until(look);
         Duration::from_nanos(until.saturating_sub(self.now_ns()))
     }
 
-    fn begin_sleep_until(&self, look: Look) -> u64 {
+    fn begin_sleep_until(&self, look: NextPoll) -> u64 {
         let machine = self.machine();
         let now = self.now_ns();
         let until = match look {
-            Look::WhenRung => machine.attention_ns(now),
-            Look::Within(watch_ns) => machine.attention_ns(now).min(now + watch_ns),
+            NextPoll::WhenRung => machine.attention_ns(now),
+            NextPoll::Within(watch_ns) => machine.attention_ns(now).min(now + watch_ns),
         };
         let timeout = self.ground.fabric.poll_timeout().unwrap_or(Duration::MAX);
         let until = until.min(now.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)));
-        self.keeper_sleeps_until_ns.store(until, Relaxed);
+        self.progress_sleeps_until_ns.store(until, Relaxed);
         until
     }
 
     pub(crate) fn end_sleep(&self) {
         let _machine = self.machine();
-        self.keeper_sleeps_until_ns.store(0, Relaxed);
+        self.progress_sleeps_until_ns.store(0, Relaxed);
     }
 
     // The end.
@@ -438,17 +438,17 @@ impl Bell for Core {
 }
 
 /// The right to poll; see the module's documentation.  Dropped by a thread that may be back soon.
-pub(crate) struct PollToken<'c> {
+pub(crate) struct Polling<'c> {
     core: &'c Core,
     /// `None` once given up.
-    turn: Option<Turn<'c, Poller>>,
+    guard: Option<PollGuard<'c, Poller>>,
     /// Called when the token has been given up, since they may run anything.
     wakes: Wakes,
     /// Whether the thread was unwinding already when it took the token.
     unwinding: bool,
 }
 
-impl PollToken<'_> {
+impl Polling<'_> {
     /// Polls until `done`, for as long as `spin` lasts, and gives the token up.  Returns early if there is something
     /// to be done without the token.
     fn drive_until(mut self, spin: &mut Spin<'_>, done: impl Fn() -> bool) {
@@ -468,14 +468,14 @@ impl PollToken<'_> {
 
     /// Takes in what has arrived, once.  Returns whether anything had.
     pub(crate) fn drive(&mut self) -> bool {
-        let turn = self.turn.as_mut().expect("the token is held until given up");
-        drive(self.core, turn.poller(), &mut self.wakes)
+        let guard = self.guard.as_mut().expect("the token is held until given up");
+        drive(self.core, guard.poller(), &mut self.wakes)
     }
 
-    /// As [`PollToken::drive`], and sees to what is due.
+    /// As [`Polling::drive`], and sees to what is due.
     pub(crate) fn drive_at(&mut self, now_ns: u64) -> bool {
         let arrived = self.drive();
-        // Attention is only a hint here: the keeper sleeps no longer than it.
+        // Attention is only a hint here: the progress thread sleeps no longer than it.
         if self.core.attention_ns.load(Relaxed) <= now_ns {
             self.wakes.append(self.core.change(|_, _| ()).1);
         }
@@ -492,37 +492,37 @@ impl PollToken<'_> {
         self.rest_for_now().wake_all();
     }
 
-    /// As [`PollToken::rest`], for a thread that is not to wake anybody just now.  Returns whom to wake.
+    /// As [`Polling::rest`], for a thread that is not to wake anybody just now.  Returns whom to wake.
     fn rest_for_now(mut self) -> Wakes {
-        let turn = self.turn.take().expect("the token is held until given up");
-        turn.rest(self.core, |poller| drive(self.core, poller, &mut self.wakes));
+        let guard = self.guard.take().expect("the token is held until given up");
+        guard.rest(self.core, |poller| drive(self.core, poller, &mut self.wakes));
         std::mem::take(&mut self.wakes)
     }
 
-    /// Gives the token up, for the keeper.
-    pub(crate) fn keep(mut self, now_ns: u64) -> Look {
-        let turn = self.turn.take().expect("the token is held until given up");
-        turn.keep(self.core, now_ns, |poller| drive(self.core, poller, &mut self.wakes))
+    /// Gives the token up, for the progress thread.
+    pub(crate) fn keep(mut self, now_ns: u64) -> NextPoll {
+        let guard = self.guard.take().expect("the token is held until given up");
+        guard.keep(self.core, now_ns, |poller| drive(self.core, poller, &mut self.wakes))
     }
 }
 
-impl Drop for PollToken<'_> {
+impl Drop for Polling<'_> {
     fn drop(&mut self) {
         let core = self.core;
         if std::thread::panicking() && !self.unwinding {
-            // The panic came from inside: the token's lock stays poisoned, and the keeper raises the alarm.
-            self.turn = None;
+            // The panic came from inside: the token's lock stays poisoned, and the progress thread raises the alarm.
+            self.guard = None;
             core.ground.fabric.wake();
             return;
         }
-        if let Some(turn) = self.turn.take() {
-            turn.pass(core, || core.now_ns(), |poller| drive(core, poller, &mut self.wakes));
+        if let Some(guard) = self.guard.take() {
+            guard.pass(core, || core.now_ns(), |poller| drive(core, poller, &mut self.wakes));
         }
         std::mem::take(&mut self.wakes).wake_all();
     }
 }
 
-/// See [`PollToken::drive`].
+/// See [`Polling::drive`].
 fn drive(core: &Core, poller: &mut Poller, wakes: &mut Wakes) -> bool {
     let arrived = core.ground.fabric.poll(&mut poller.events) > 0;
     if arrived {
@@ -618,7 +618,7 @@ impl<'c> Spin<'c> {
             || spun_ns >= spin_ns
             || spin_ns == SPIN_SHORT_NS && self.rounds >= ROUNDS_BEFORE_YIELD;
         if is_over {
-            Patience::change(|patience| patience.note_spin(spun_ns));
+            AdaptiveSpin::change(|patience| patience.note_spin(spun_ns));
         }
         is_over
     }
@@ -627,7 +627,7 @@ impl<'c> Spin<'c> {
     fn join_pollers_ns(&self) -> u64 {
         // A hint: it orders nothing.
         let others = self.core.callers_polling.fetch_add(1, Relaxed);
-        if others < self.core.spinners_max { Patience::of_thread().spin_ns() } else { SPIN_SHORT_NS }
+        if others < self.core.spinners_max { AdaptiveSpin::of_thread().spin_ns() } else { SPIN_SHORT_NS }
     }
 
     /// What a round without an arrival ends with.
@@ -637,7 +637,7 @@ impl<'c> Spin<'c> {
         if self.rounds >= ROUNDS_BEFORE_YIELD {
             self.is_crowded = self.core.yield_processor();
             if self.is_crowded {
-                Patience::change(Patience::note_crowd);
+                AdaptiveSpin::change(AdaptiveSpin::note_crowd);
             }
         }
     }

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use halite_providers::private_dir::DirError;
 use halite_tier::effect::CommandError;
 use halite_tier::ids::NodeId;
-use halite_tier::message::{NAME_BYTES_MAX, Refusal};
+use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
 use halite_tier::permissions::Permissions;
 
 use crate::cluster_dir::ClusterDirError;
@@ -203,34 +203,36 @@ impl From<CommandError> for RegionCause {
     }
 }
 
-impl From<Refusal> for RegionCause {
-    fn from(refusal: Refusal) -> RegionCause {
+impl From<ErrorReply> for RegionCause {
+    fn from(refusal: ErrorReply) -> RegionCause {
         match refusal {
-            Refusal::NameTaken => RegionCause::NameTaken,
-            Refusal::NotFound => RegionCause::NotFound,
-            Refusal::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
-            Refusal::NoSpace { wanted, available } => RegionCause::NoSpace { wanted, available },
-            Refusal::HasName => RegionCause::HasName,
-            Refusal::OutOfMemory { node, wanted, given } => RegionCause::OutOfMemory { node, wanted, given },
-            Refusal::UnknownNode(node) => RegionCause::UnknownNode(node),
-            Refusal::PeerDown(node) => RegionCause::PeerDown(node),
-            Refusal::Malformed => RegionCause::NotUnderstood,
+            ErrorReply::NameTaken => RegionCause::NameTaken,
+            ErrorReply::NotFound => RegionCause::NotFound,
+            ErrorReply::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
+            ErrorReply::NoSpace { wanted, available } => RegionCause::NoSpace { wanted, available },
+            ErrorReply::HasName => RegionCause::HasName,
+            ErrorReply::OutOfMemory { node, wanted, given } => {
+                RegionCause::OutOfMemory { node, wanted, given }
+            }
+            ErrorReply::UnknownNode(node) => RegionCause::UnknownNode(node),
+            ErrorReply::PeerDown(node) => RegionCause::PeerDown(node),
+            ErrorReply::Malformed => RegionCause::NotUnderstood,
             // Answers of locks and barriers, which their callers look at first.
-            Refusal::Held
-            | Refusal::HeldBySilent(_)
-            | Refusal::NotHeld
-            | Refusal::Timeout
-            | Refusal::Participants { .. } => RegionCause::NotUnderstood,
-            Refusal::Sealed => RegionCause::Sealed,
-            Refusal::TooManyWatchers { max } => RegionCause::TooManyWatchers { max },
-            Refusal::LastMaster => RegionCause::LastMaster,
-            Refusal::TooManyPieces { pieces, max } => RegionCause::TooManyPieces { pieces, max },
-            Refusal::BadChunkSize(chunk_bytes) => RegionCause::BadChunkSize { chunk_bytes },
-            Refusal::NodeClosed => RegionCause::NodeClosed,
-            Refusal::Lost { home, loss } => RegionCause::Lost(Lost::new(home, loss)),
-            Refusal::NodeLives(node) => RegionCause::NodeLives(node),
-            Refusal::NoNumbers => RegionCause::NoNumbers,
-            Refusal::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
+            ErrorReply::Held
+            | ErrorReply::HeldBySilent(_)
+            | ErrorReply::NotHeld
+            | ErrorReply::Timeout
+            | ErrorReply::Participants { .. } => RegionCause::NotUnderstood,
+            ErrorReply::Sealed => RegionCause::Sealed,
+            ErrorReply::TooManyWatchers { max } => RegionCause::TooManyWatchers { max },
+            ErrorReply::LastMaster => RegionCause::LastMaster,
+            ErrorReply::TooManyPieces { pieces, max } => RegionCause::TooManyPieces { pieces, max },
+            ErrorReply::BadChunkSize(chunk_bytes) => RegionCause::BadChunkSize { chunk_bytes },
+            ErrorReply::NodeClosed => RegionCause::NodeClosed,
+            ErrorReply::Lost { home, loss } => RegionCause::Lost(Lost::new(home, loss)),
+            ErrorReply::NodeLives(node) => RegionCause::NodeLives(node),
+            ErrorReply::NoNumbers => RegionCause::NoNumbers,
+            ErrorReply::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
         }
     }
 }

@@ -59,7 +59,6 @@
 #![forbid(unsafe_code)]
 
 mod access;
-mod alarm;
 mod atomic;
 mod barrier;
 pub mod blocking;
@@ -72,7 +71,6 @@ mod explain;
 mod headroom;
 mod jobs;
 mod join_queue;
-mod keeper;
 mod lanes;
 mod leaving;
 mod lock;
@@ -83,13 +81,15 @@ mod networks;
 mod node;
 mod outbox;
 mod peers;
+mod poll_token;
 mod posted;
+mod progress;
 mod rpc;
 mod scout;
 mod session;
 mod surroundings;
 mod ticket;
-mod turns;
+mod timers;
 pub mod typed;
 mod wait;
 mod watch;

@@ -19,7 +19,7 @@ use halite_tier::access::{Atomic, Blocked};
 use halite_tier::effect::{Command, CommandError, Outcome, Release};
 use halite_tier::engine::Engine;
 use halite_tier::lockword::{Holder, STATE_OFFSET, TOKENS_OFFSET, token_correction};
-use halite_tier::message::Refusal;
+use halite_tier::message::ErrorReply;
 use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
 
@@ -168,7 +168,7 @@ impl Session {
     pub async fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
         let core = &self.inner.core;
         let taken = core.within(timeout, self.lock(name)).await;
-        // A node that leaves rings all alarms.
+        // A node that leaves rings all timers.
         let late =
             || if core.is_closed() { LockCause::Region(RegionCause::NodeClosed) } else { LockCause::Timeout };
         taken.unwrap_or_else(|| Err(failed("take", name, late())))
@@ -376,9 +376,9 @@ impl Attempt {
                 Ok(Outcome::Locked { token, recovered }) => return Ok(self.succeed(token, recovered)),
                 Ok(_) => unreachable!("a lock was asked for"),
                 // It was freed, or its home was restarted, since it was opened.
-                Err(CommandError::Stale | CommandError::Refused(Refusal::NotFound)) => self.forget(lh),
+                Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => self.forget(lh),
                 Err(error) => {
-                    if let CommandError::Refused(Refusal::PeerDown(_)) = error {
+                    if let CommandError::Refused(ErrorReply::PeerDown(_)) = error {
                         self.forget(lh);
                     }
                     return Err(error.into());

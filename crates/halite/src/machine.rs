@@ -17,7 +17,6 @@ use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::rpc::Target;
 use halite_tier::rpc::wire::NOTE_IMM;
 
-use crate::alarm::Alarms;
 use crate::cluster_dir::TakenNumbers;
 use crate::jobs::{Done, Job};
 use crate::outbox::{OutMessage, Outbox};
@@ -25,6 +24,7 @@ use crate::peers::Peers;
 use crate::posted::{Fetch, Fetches, Mark, Posted};
 use crate::rpc::Rpc;
 use crate::ticket::{Chore, Tickets, Undo};
+use crate::timers::Timers;
 use crate::wait::{Event, Wakes};
 use crate::ways::Ways;
 
@@ -61,7 +61,7 @@ pub(crate) struct Machine {
     jobs: VecDeque<Job>,
     graces: Vec<Waiting>,
     fetches: Fetches,
-    pub(crate) alarms: Alarms,
+    pub(crate) timers: Timers,
     /// When those look again who are told by nobody.
     retry_ns: Option<u64>,
     pub(crate) dialling: Dialling,
@@ -140,7 +140,7 @@ impl Machine {
             jobs: VecDeque::new(),
             graces: Vec::new(),
             fetches: Fetches::default(),
-            alarms: Alarms::default(),
+            timers: Timers::default(),
             retry_ns: None,
             dialling: Dialling::default(),
         }
@@ -333,7 +333,7 @@ impl Machine {
                 .handle_signs_of_life(|peer| Some(now.saturating_sub(fabric.heard(peer)?.as_nanos() as u64)));
             engine.handle_timeout(now);
         }
-        self.alarms.ring(now, &mut self.wakes);
+        self.timers.ring(now, &mut self.wakes);
         if self.retry_ns.is_some_and(|due| due <= now) {
             self.retry_ns = None;
             self.ground.rpc.end_shortage();
@@ -501,7 +501,7 @@ impl Machine {
         let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
         let grace = if self.graces.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
         let overdue = self.ground.rpc.next_deadline_ns();
-        let alarm = self.alarms.next_ns().unwrap_or(u64::MAX);
+        let alarm = self.timers.next_ns().unwrap_or(u64::MAX);
         let retry = self.retry_ns.unwrap_or(u64::MAX);
         timeout.min(grace).min(retry).min(overdue).min(alarm)
     }
@@ -572,7 +572,7 @@ impl Machine {
     /// Forgets everything, and tells all who wait that nothing will come.
     pub(crate) fn close(&mut self) {
         self.engine = None;
-        self.alarms.ring(u64::MAX, &mut self.wakes);
+        self.timers.ring(u64::MAX, &mut self.wakes);
         self.jobs.clear();
         self.graces.clear();
         self.tickets.end_all(&mut self.wakes);

@@ -3,10 +3,10 @@
 //! What loads and stores reach is done on the caller's own thread, and no data travels.  Else the command travels
 //! (`halite_tier::engine`), a part at a time, and this goes on with what is left.
 
-use halite_tier::access::{Blocked, DataPath, Side, Spot, Step};
+use halite_tier::access::{Blocked, DataPath, RegionOffset, Side, Step};
 use halite_tier::effect::{Command, CommandError, Outcome};
 use halite_tier::ids::SessionId;
-use halite_tier::message::Refusal;
+use halite_tier::message::ErrorReply;
 
 use crate::blocking;
 use crate::error::{AccessCause, AccessError, CopyEnd, CopyError, CopySide};
@@ -66,8 +66,8 @@ impl blocking::Session {
     }
 }
 
-fn spot(lh: Lh, offset: u64) -> Spot {
-    Spot { slot: lh.slot, offset }
+fn spot(lh: Lh, offset: u64) -> RegionOffset {
+    RegionOffset { slot: lh.slot, offset }
 }
 
 /// What is left of a memory operation.
@@ -89,14 +89,14 @@ trait Bulk {
 }
 
 struct Filling {
-    at: Spot,
+    at: RegionOffset,
     len: u64,
     byte: u8,
 }
 
 struct Copying {
-    to: Spot,
-    from: Spot,
+    to: RegionOffset,
+    from: RegionOffset,
     len: u64,
 }
 
@@ -145,7 +145,7 @@ impl Bulk for Copying {
     }
 
     fn advance(&mut self, step: Step) {
-        if !step.at_end {
+        if !step.backward {
             self.to.offset += step.len;
             self.from.offset += step.len;
         }
@@ -278,11 +278,11 @@ enum Stop {
     HalfWay(Side, AccessCause),
 }
 
-fn cause_of_refusal(refusal: Refusal) -> AccessCause {
+fn cause_of_refusal(refusal: ErrorReply) -> AccessCause {
     match refusal {
-        Refusal::PeerDown(node) | Refusal::UnknownNode(node) => AccessCause::PeerDown(node),
-        Refusal::NodeClosed => AccessCause::NodeClosed,
-        Refusal::Unmapped { node, owner } => AccessCause::UnmappedBy { node, owner },
+        ErrorReply::PeerDown(node) | ErrorReply::UnknownNode(node) => AccessCause::PeerDown(node),
+        ErrorReply::NodeClosed => AccessCause::NodeClosed,
+        ErrorReply::Unmapped { node, owner } => AccessCause::UnmappedBy { node, owner },
         // The owner of the bytes knows nothing of the region any more.
         _ => AccessCause::Stale,
     }

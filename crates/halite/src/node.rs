@@ -11,11 +11,11 @@ use crate::blocking;
 use crate::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::config::{Config, EPHEMERAL_NODE_MIN};
 use crate::error::JoinError;
-use crate::keeper::Keeper;
 use crate::leaving::{self, Leaving};
 use crate::machine::Machine;
 use crate::member::{self, Checked, FIRST_PATIENCE, Member};
 use crate::networks::{self, MetHosts, Provider};
+use crate::progress::ProgressThread;
 use crate::scout;
 use crate::session::Session;
 use crate::surroundings::Around;
@@ -53,7 +53,7 @@ impl Seat {
 pub struct Node {
     member: Member,
     /// Both are there until the node leaves; in this order.
-    keeper: Option<Keeper>,
+    progress_thread: Option<ProgressThread>,
     lock: Option<NodeLock>,
     addresses: Vec<SocketAddr>,
 }
@@ -165,11 +165,13 @@ impl Node {
         let seat = Seat { node: life.node, name, hello, hosts };
         let fabric = open(config, &providers, &seat)?;
         let member = Member::new(&checked, life, around, address, fabric, (ways, numbers))?;
-        let keeper = Keeper::start(member.core.clone()).map_err(JoinError::io(&config.dir))?;
+        let progress_thread =
+            ProgressThread::start(member.core.clone()).map_err(JoinError::io(&config.dir))?;
         if let Some(known) = known {
             dir.write_hosts(&known)?;
         }
-        let node = Node { member, keeper: Some(keeper), lock: Some(lock), addresses: dialled };
+        let node =
+            Node { member, progress_thread: Some(progress_thread), lock: Some(lock), addresses: dialled };
         // From here on, dropping the node is leaving.
         let mut is_joined = node.member.core.block_on(node.member.meet_all(&addresses));
         if !is_joined && is_spread {
@@ -334,7 +336,7 @@ impl Drop for Node {
         while !leaving.advance(core) {
             core.drive_for_a_moment();
         }
-        self.keeper = None;
+        self.progress_thread = None;
         leaving::close(core, leaving.into_stale());
         leaving::see_out(&*core.ground.fabric);
         self.lock = None;

@@ -201,7 +201,7 @@ mod tests {
     }
 
     fn link(peers: &Peers, peer: PeerId) -> Arc<Link> {
-        Arc::new(Link::new(NodeId(1), Target::Peer(peer), 0, None, peers.own().losses().clone()))
+        Arc::new(Link::new(NodeId(1), Target::Peer(peer), 0, None, peers.own().drops().clone()))
     }
 
     fn with_peer() -> Peers {

@@ -39,13 +39,13 @@ use halite_tier::ids::NodeId;
 use halite_tier::rpc::wire::NOTE_IMM;
 use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
 
-use self::answer::Owed;
+use self::answer::DeferredReply;
 use self::memory::{Block, Pool};
 use crate::peers::Peers;
 use crate::posted::Posted;
 use crate::wait::{Wakes, lock};
 
-pub(crate) use self::arrivals::Intake;
+pub(crate) use self::arrivals::ReceiveBatch;
 pub(crate) use self::call::Calling;
 pub use self::error::{
     CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
@@ -96,7 +96,7 @@ pub(crate) struct Rpc {
     slots: Mutex<ReplySlots<Held>>,
     /// How many replies have arrived.
     arrivals: AtomicU64,
-    owed: Mutex<Vec<Owed>>,
+    owed: Mutex<Vec<DeferredReply>>,
     /// Peers whose atomics have answers that the fabric did not take yet.
     late_atomics: Mutex<BTreeSet<PeerId>>,
     /// Peers whose head the fabric did not take yet.
@@ -109,7 +109,7 @@ pub(crate) struct Rpc {
     /// Something may be owed, or a head or an introduction be held back.
     stuck: AtomicBool,
     /// Somebody waits for room in a ring.
-    hungry: AtomicBool,
+    ring_waiters: AtomicBool,
     /// Somebody waits for memory.
     short: AtomicBool,
 }
@@ -147,7 +147,7 @@ impl Rpc {
             notes: Mutex::default(),
             dirty: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
-            hungry: AtomicBool::new(false),
+            ring_waiters: AtomicBool::new(false),
             short: AtomicBool::new(false),
         })
     }
@@ -162,8 +162,8 @@ impl Rpc {
         head.window().store_u64(0, 0).expect("blocks are aligned");
         let inline_bytes_max = self.fabric.capabilities(peer).inline_bytes_max;
         let memory = Some(((RingReader::new(self.ring_bytes), ring), head));
-        let losses = self.peers.own().losses().clone();
-        Some(Arc::new(Link::new(node, Target::Peer(peer), inline_bytes_max, memory, losses)))
+        let drops = self.peers.own().drops().clone();
+        Some(Arc::new(Link::new(node, Target::Peer(peer), inline_bytes_max, memory, drops)))
     }
 
     /// A peer is up: it is told what it needs, in front of all requests and of all that the outbox holds for it.
@@ -296,13 +296,13 @@ impl Rpc {
 
     /// Somebody waits for room in a ring.
     pub(crate) fn set_hungry(&self) {
-        self.hungry.store(true, Relaxed);
+        self.ring_waiters.store(true, Relaxed);
     }
 
     /// Whether somebody waits for room in a ring; from now on only those who do later count.
     pub(crate) fn take_hungry(&self) -> bool {
         // The lock of what room was made in orders this: who waits sets it before looking there.
-        self.hungry.load(Relaxed) && self.hungry.swap(false, Relaxed)
+        self.ring_waiters.load(Relaxed) && self.ring_waiters.swap(false, Relaxed)
     }
 
     /// There is no memory for what is to be posted.  Nothing tells when there is: it is tried again in a while.

@@ -15,7 +15,7 @@ use halite_tier::effect::{Command, CommandError, OpId, Outcome};
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::CHUNK_BYTES_MIN;
 use halite_tier::lockword::Holder;
-use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Order, Reach, RegionInfo};
+use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Reach, RegionCommand, RegionInfo};
 use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
@@ -211,20 +211,20 @@ impl Session {
     /// Gives the region and its memory up, for all who map it.  Needs a handle with [`Permissions::MASTER`], as all orders
     /// do.
     pub async fn free(&self, lh: Lh) -> Result<(), RegionError> {
-        self.order("free", lh, Order::Free).await
+        self.order("free", lh, RegionCommand::Free).await
     }
 
     /// Adds to what `who` may do.  Needs [`Permissions::MASTER`].
     pub async fn grant(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
         let who = self.who("grant", lh, who)?;
-        self.order("grant", lh, Order::Grant { who, permissions }).await
+        self.order("grant", lh, RegionCommand::Grant { who, permissions }).await
     }
 
     /// Takes away from what `who` may do; when this returns, no access that it permitted is under way any more.
     /// Needs [`Permissions::MASTER`].
     pub async fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
         let who = self.who("revoke", lh, who)?;
-        self.order("revoke", lh, Order::Revoke { who, permissions }).await
+        self.order("revoke", lh, RegionCommand::Revoke { who, permissions }).await
     }
 
     /// Makes another principal a master too.  Needs [`Permissions::MASTER`].
@@ -234,20 +234,20 @@ impl Session {
 
     /// Makes the region immutable for ever.  Needs [`Permissions::MASTER`].
     pub async fn seal(&self, lh: Lh) -> Result<(), RegionError> {
-        self.order("seal", lh, Order::Seal).await
+        self.order("seal", lh, RegionCommand::Seal).await
     }
 
     /// Brings all bytes of the region, and its home, to another node.  Accesses go on meanwhile; each waits
     /// while its own chunk is under way.  Needs [`Permissions::MASTER`].
     pub async fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
-        self.order("move", lh, Order::Move { to: node }).await
+        self.order("move", lh, RegionCommand::Move { to: node }).await
     }
 
     /// Gives a region that has no name the name by which others map it, so that they find it only when it is ready.
     /// It then lives on when nobody maps it.  Needs [`Permissions::MASTER`].
     pub async fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
         check_name(name).map_err(|cause| self.failed_on("name", lh, cause))?;
-        self.order("name", lh, Order::SetName { name: name.to_owned() }).await
+        self.order("name", lh, RegionCommand::SetName { name: name.to_owned() }).await
     }
 
     /// Describes a region.
@@ -429,9 +429,9 @@ impl Session {
 }
 
 impl Session {
-    async fn order(&self, operation: &'static str, lh: Lh, order: Order) -> Result<(), RegionError> {
+    async fn order(&self, operation: &'static str, lh: Lh, order: RegionCommand) -> Result<(), RegionError> {
         self.own(operation, lh)?;
-        self.done(operation, lh, Command::Order(lh.slot, order)).await
+        self.done(operation, lh, Command::RegionCommand(lh.slot, order)).await
     }
 
     async fn done(&self, operation: &'static str, lh: Lh, command: Command) -> Result<(), RegionError> {
@@ -463,7 +463,7 @@ impl Session {
                 | Command::Map { .. }
                 | Command::Stat(_)
                 | Command::List
-                | Command::Order(_, Order::SetName { .. })
+                | Command::RegionCommand(_, RegionCommand::SetName { .. })
                 | Command::ListLost
                 | Command::ForgetName(_)
                 | Command::ForgetNode(_)

@@ -17,7 +17,7 @@ use std::task::{Context, Poll, Waker};
 use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Release};
 use halite_tier::ids::SessionId;
-use halite_tier::message::{Order, Refusal};
+use halite_tier::message::{ErrorReply, RegionCommand};
 
 use crate::wait::Wakes;
 
@@ -26,7 +26,7 @@ pub(crate) type Ending = Result<Outcome, CommandError>;
 
 /// How every command ends when the node has left.
 pub(crate) fn node_closed() -> CommandError {
-    CommandError::Refused(Refusal::NodeClosed)
+    CommandError::Refused(ErrorReply::NodeClosed)
 }
 
 /// How a command is undone whose caller does not take what it made.
@@ -63,7 +63,7 @@ impl Undo {
         match (self, ending) {
             (Undo::Unmap, Ok(Outcome::Mapped { slot, .. })) => Some((Command::Unmap(*slot), Undo::Nothing)),
             (Undo::Free, Ok(Outcome::Mapped { slot, .. })) => {
-                Some((Command::Order(*slot, Order::Free), Undo::ThenUnmap(*slot)))
+                Some((Command::RegionCommand(*slot, RegionCommand::Free), Undo::ThenUnmap(*slot)))
             }
             (Undo::Unlock(slot), Ok(Outcome::Locked { recovered, .. })) => {
                 let release = if *recovered { Release::Unused } else { Release::Used };
@@ -241,7 +241,10 @@ mod tests {
         tickets.open(OpId(1), SESSION, Undo::Free);
         assert!(tickets.abandon(OpId(1)).is_none(), "it is still under way");
         tickets.close(SESSION);
-        assert_eq!(finish(&mut tickets, 1, mapped()), Some(Command::Order(SLOT, Order::Free)));
+        assert_eq!(
+            finish(&mut tickets, 1, mapped()),
+            Some(Command::RegionCommand(SLOT, RegionCommand::Free))
+        );
         assert_eq!(tickets.poll_closable(), None);
         assert_eq!(finish(&mut tickets, 2, Ok(Outcome::Done)), Some(Command::Unmap(SLOT)));
         assert_eq!(tickets.poll_closable(), None);

@@ -152,7 +152,7 @@ pub(crate) struct Parking {
 thread_local! {
     /// Made by the first wait of a thread, and then used again.
     static PARKING: RefCell<Option<Parking>> = const { RefCell::new(None) };
-    static PATIENCE: Cell<Patience> = const { Cell::new(Patience::NEW) };
+    static PATIENCE: Cell<AdaptiveSpin> = const { Cell::new(AdaptiveSpin::NEW) };
 }
 
 impl Parker {
@@ -234,7 +234,7 @@ impl Parking {
 /// To sleep costs two switches and a wake-up, about 10 us of processor time, and 20 to 50 us of delay.  So a wait that
 /// is likely to end soon is spun through, and one that is not is hardly spun for at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct AdaptiveSpin {
     /// Waits in a row that took longer than [`SPIN_LONG_NS`].
     long_waits: u32,
     /// For how long the present wait has been spun for.
@@ -261,10 +261,10 @@ const CROWDED_WAITS: (u32, u32) = (16, 1024);
 /// other's wake-up for slowness, and one of them must stay awake for once to find out.
 const PROBE_EVERY: u32 = 16;
 
-impl Patience {
+impl AdaptiveSpin {
     /// Nothing is known: short waits are expected.
-    pub(crate) const NEW: Patience =
-        Patience { long_waits: 0, spun_ns: 0, work_ns: 0, round_trip_ns: 0, crowded_waits: (0, 0) };
+    pub(crate) const NEW: AdaptiveSpin =
+        AdaptiveSpin { long_waits: 0, spun_ns: 0, work_ns: 0, round_trip_ns: 0, crowded_waits: (0, 0) };
 
     /// How long to spin in the next wait.
     pub(crate) fn spin_ns(&self) -> u64 {
@@ -286,7 +286,7 @@ impl Patience {
         self.round_trip_ns = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
     }
 
-    /// The wait was not over after so long a spin; [`Patience::note_wait`] follows.
+    /// The wait was not over after so long a spin; [`AdaptiveSpin::note_wait`] follows.
     pub(crate) fn note_spin(&mut self, spun_ns: u64) {
         self.spun_ns = spun_ns;
     }
@@ -299,7 +299,7 @@ impl Patience {
         self.crowded_waits = (waits, waits + 1);
     }
 
-    /// A wait has ended, after so long (without what [`Patience::note_spin`] told).
+    /// A wait has ended, after so long (without what [`AdaptiveSpin::note_spin`] told).
     pub(crate) fn note_wait(&mut self, waited_ns: u64) {
         let (in_all, still) = self.crowded_waits;
         self.crowded_waits = if still > 0 { (in_all, still - 1) } else { (0, 0) };
@@ -313,12 +313,12 @@ impl Patience {
     }
 
     /// The calling thread's.
-    pub(crate) fn of_thread() -> Patience {
+    pub(crate) fn of_thread() -> AdaptiveSpin {
         PATIENCE.get()
     }
 
     /// Changes the calling thread's.
-    pub(crate) fn change(change: impl FnOnce(&mut Patience)) {
+    pub(crate) fn change(change: impl FnOnce(&mut AdaptiveSpin)) {
         let mut patience = PATIENCE.get();
         change(&mut patience);
         PATIENCE.set(patience);
@@ -345,7 +345,7 @@ impl Wake for Parker {
 }
 
 /// Locks one of this crate's mutexes.  A thread that panicked under one left a node behind that cannot be trusted
-/// any more; the keeper, who meets the panic too, then ends all waiting (see `Core::fail`).
+/// any more; the progress thread, who meets the panic too, then ends all waiting (see `Core::fail`).
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a thread panicked inside the node")
 }
@@ -450,7 +450,7 @@ mod tests {
 
     #[test]
     fn waits_that_outlast_the_spin_make_it_short_and_one_that_does_not_makes_it_long_again() {
-        let mut patience = Patience::NEW;
+        let mut patience = AdaptiveSpin::NEW;
         for _ in 0..LONG_WAITS_MAX {
             assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
             patience.note_spin(SPIN_LONG_NS);
@@ -464,7 +464,7 @@ mod tests {
 
     #[test]
     fn a_wait_for_much_work_is_spun_through_and_not_called_long() {
-        let mut patience = Patience::NEW;
+        let mut patience = AdaptiveSpin::NEW;
         for _ in 0..2 * LONG_WAITS_MAX {
             patience.expect_work(3 * SPIN_LONG_NS);
             assert_eq!(patience.spin_ns(), 4 * SPIN_LONG_NS);
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn waits_for_a_distant_peer_are_slept_through_and_those_for_a_near_one_are_judged_by_themselves() {
-        let mut patience = Patience::NEW;
+        let mut patience = AdaptiveSpin::NEW;
         for _ in 0..2 * LONG_WAITS_MAX {
             patience.expect_round_trip(Duration::from_millis(1));
             assert_eq!(patience.spin_ns(), SPIN_SHORT_NS);
@@ -487,7 +487,7 @@ mod tests {
 
     #[test]
     fn a_thread_whose_waits_are_long_tries_a_long_spin_now_and_then() {
-        let mut patience = Patience::NEW;
+        let mut patience = AdaptiveSpin::NEW;
         let long_spins = (0..10 * PROBE_EVERY).filter(|_| {
             patience.note_wait(2 * SPIN_LONG_NS);
             patience.spin_ns() == SPIN_LONG_NS
@@ -497,7 +497,7 @@ mod tests {
 
     #[test]
     fn who_meets_a_crowd_sleeps_and_tries_to_spin_again_more_and_more_seldom() {
-        let mut patience = Patience::NEW;
+        let mut patience = AdaptiveSpin::NEW;
         let mut slept = |crowd| {
             let mut slept = 0;
             if crowd {

@@ -334,7 +334,7 @@ fn futures_can_be_moved_between_threads() {
     check_send(&session.write_batch(&[]));
 }
 
-/// A task on no executor at all: nobody polls for it but the node's own keeper.
+/// A task on no executor at all: nobody polls for it but the node's own progress thread.
 #[test]
 fn a_task_is_woken_though_every_thread_of_the_application_sleeps() {
     struct Flag(AtomicBool, std::thread::Thread);

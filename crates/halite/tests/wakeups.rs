@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::Dir;
-use common::threads::{keeper, number_of_this_thread, sleeps, wait_until_asleep};
+use common::threads::{number_of_this_thread, progress_thread, sleeps, wait_until_asleep};
 use halite::{Function, NodeId, ServeOptions};
 
 /// Long enough for any call that is answered at all.
@@ -15,12 +15,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const ROUNDS: u64 = 100;
 
-/// Each arrival woke the keeper, which woke the thread that waited for it.
+/// Each arrival woke the progress thread, which woke the thread that waited for it.
 #[test]
 fn a_thread_that_sleeps_alone_is_woken_by_what_it_waits_for_and_nobody_else_is() {
     let dir = Dir::new();
     let here = dir.join(0);
-    let keeper = keeper();
+    let progress_thread = progress_thread();
     let there = dir.join(1);
     let calls = there.blocking_session().serve(ECHO, ServeOptions::default()).expect("nobody serves it yet");
     let (tell, told) = mpsc::channel();
@@ -38,14 +38,14 @@ fn a_thread_that_sleeps_alone_is_woken_by_what_it_waits_for_and_nobody_else_is()
         let call = calls.recv().expect("the node runs");
         wait_until_asleep(&thread);
         if round == ROUNDS / 2 {
-            before = sleeps(&keeper);
+            before = sleeps(&progress_thread);
         }
         let input = call.input().to_vec();
         call.reply(&input).expect("the caller is there");
     }
     let here = caller.join().expect("all was answered");
-    let slept = sleeps(&keeper) - before;
+    let slept = sleeps(&progress_thread) - before;
     drop((here, there));
     // It also sees to what is due.
-    assert!(slept < ROUNDS / 4, "the keeper was woken {slept} times in {} calls", ROUNDS / 2);
+    assert!(slept < ROUNDS / 4, "the progress thread was woken {slept} times in {} calls", ROUNDS / 2);
 }

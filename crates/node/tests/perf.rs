@@ -149,7 +149,7 @@ fn every_test_can_have_both_ends_on_one_core() {
 }
 
 #[test]
-fn keepers_are_on_the_cores_of_their_ends() {
+fn progress_threads_are_on_the_cores_of_their_ends() {
     let all = sched_getaffinity(None).unwrap();
     let available: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| all.is_set(*core)).collect();
     let one = |index: usize| {
@@ -157,29 +157,30 @@ fn keepers_are_on_the_cores_of_their_ends() {
         set.set(available[index % available.len()]);
         set
     };
-    check_keepers("write_lat", [one(0), one(1)]);
-    check_keepers("write_lat --cores shared", [one(0), one(0)]);
-    check_keepers("write_lat --cores any", [all, all]);
+    check_progress_threads("write_lat", [one(0), one(1)]);
+    check_progress_threads("write_lat --cores shared", [one(0), one(0)]);
+    check_progress_threads("write_lat --cores any", [all, all]);
 }
 
-/// Looks where the keepers of the server and of the client may run.
+/// Looks where the progress threads of the server and of the client may run.
 #[track_caller]
-fn check_keepers(line: &str, expected: [CpuSet; 2]) {
-    let scratch = Scratch::new("keepers");
+fn check_progress_threads(line: &str, expected: [CpuSet; 2]) {
+    let scratch = Scratch::new("progress threads");
     let mut perf = Running::start(&scratch, &format!("perf {line} -n 1000000000"));
     // The heading is printed when both ends are there.
     perf.line();
     let server = children(perf.pid())[0];
-    let found = [server, perf.pid()].map(|pid| sched_getaffinity(Some(keeper(pid))).unwrap());
+    let found = [server, perf.pid()].map(|pid| sched_getaffinity(Some(progress_thread(pid))).unwrap());
     assert_eq!(found, expected, "{line}");
 }
 
-/// The keeper among the threads of a process.
-fn keeper(pid: u32) -> Pid {
+/// The progress thread among the threads of a process.
+fn progress_thread(pid: u32) -> Pid {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let mut paths = threads.map(|thread| thread.unwrap().path());
-    let is_keeper = |path: &PathBuf| std::fs::read_to_string(path.join("comm")).unwrap() == "halite-keeper\n";
-    let path = paths.find(is_keeper).expect("a node has a keeper");
+    let is_progress =
+        |path: &PathBuf| std::fs::read_to_string(path.join("comm")).unwrap() == "halite-progress\n";
+    let path = paths.find(is_progress).expect("a node has a progress thread");
     let id = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
     Pid::from_raw(id).unwrap()
 }

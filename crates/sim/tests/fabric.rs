@@ -272,7 +272,7 @@ fn a_doorbell_wakes_whoever_awaits_it() {
         two.fabric.arm(Some(Sleeper::Progress));
         let seen = two.fabric.doorbell();
         let fabric = two.fabric.clone();
-        world.spawn(None, "keeper", async move {
+        world.spawn(None, "progress", async move {
             fabric.rung(seen).await;
             assert_eq!(fabric.poll(&mut Vec::new()), 1);
         });

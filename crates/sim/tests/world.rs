@@ -44,8 +44,8 @@ fn a_story_without_a_future_is_stuck_and_says_who_waits() {
     let world = world();
     let host = world.add_host();
     world.spawn(None, "the story", pending());
-    world.spawn(Some(host), "a keeper", pending());
-    let waiting = vec!["the story".to_owned(), "a keeper of host-0".to_owned()];
+    world.spawn(Some(host), "a progress thread", pending());
+    let waiting = vec!["the story".to_owned(), "a progress thread of host-0".to_owned()];
     assert_eq!(world.run(), RunEnd::Stuck { waiting });
 }
 

@@ -18,7 +18,7 @@ use halite_mem::{Lookup, Pin, Pins, Slots, Window};
 use crate::ids::{NodeLife, RegionId, SessionId};
 use crate::permissions::Permissions;
 
-pub use memory::{Side, Spot, Step};
+pub use memory::{RegionOffset, Side, Step};
 
 /// Most bytes copied under one pin, so that a change of the region waits for tens of microseconds, not for the
 /// whole of a long copy: 256 KiB at 10 GB/s is 26 us.

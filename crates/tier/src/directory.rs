@@ -9,10 +9,10 @@ mod lost;
 
 use std::fmt;
 
-use crate::engine::Asker;
+use crate::engine::Requester;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
 use crate::members::Parting;
-use crate::message::{Refusal, Reply, Request};
+use crate::message::{ErrorReply, Reply, Request};
 use crate::news::News;
 
 pub use embedded::Embedded;
@@ -29,7 +29,7 @@ pub trait Directory: fmt::Debug + Send {
 
     /// Somebody asks: to claim, release or find a name, to list names, or what was lost, or to forget that.
     /// [`Said::Answer`] follows.
-    fn ask(&mut self, now_ns: u64, asker: Asker, question: Request);
+    fn ask(&mut self, now_ns: u64, requester: Requester, question: Request);
 
     /// Something has happened that names may depend on.
     fn tell(&mut self, now_ns: u64, word: Word);
@@ -91,9 +91,9 @@ pub enum Said {
     /// The answer to a question.
     Answer {
         /// Who asked.
-        asker: Asker,
+        requester: Requester,
         /// What came of it.
-        body: Result<Reply, Refusal>,
+        body: Result<Reply, ErrorReply>,
     },
     /// To a home: another region has this name already.
     NameLost {

@@ -3,9 +3,9 @@
 use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
 
-use crate::access::{Blocked, Side, SlotRef, Spot, Step};
+use crate::access::{Blocked, RegionOffset, Side, SlotRef, Step};
 use crate::ids::{NodeId, NodeLife, RegionId};
-use crate::message::{LostName, NodeStatus, Order, Reach, Refusal, RegionInfo};
+use crate::message::{ErrorReply, LostName, NodeStatus, Reach, RegionCommand, RegionInfo};
 use crate::names::Service;
 use crate::news::News;
 use crate::permissions::Permissions;
@@ -73,7 +73,7 @@ pub enum Command {
     /// Give up a handle.
     Unmap(SlotRef),
     /// Change a region as one of its masters.
-    Order(SlotRef, Order),
+    RegionCommand(SlotRef, RegionCommand),
     /// Describe a region.
     Stat(String),
     /// Describe the region of a handle.
@@ -85,7 +85,7 @@ pub enum Command {
     /// Set bytes that loads and stores do not reach, or some of them ([`Outcome::Stepped`] says which).
     Fill {
         /// From where on.
-        at: Spot,
+        at: RegionOffset,
         /// How many bytes, not 0.
         len: u64,
         /// To what.
@@ -94,9 +94,9 @@ pub enum Command {
     /// Copy bytes where loads and stores do not reach both sides, or some of them ([`Outcome::Stepped`] says which).
     Copy {
         /// Where to.
-        to: Spot,
+        to: RegionOffset,
         /// Where from.
-        from: Spot,
+        from: RegionOffset,
         /// How many bytes, not 0.
         len: u64,
     },
@@ -248,7 +248,7 @@ pub enum Outcome {
 pub enum CommandError {
     /// A node refused.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] ErrorReply),
     /// No node of the cluster contributes memory.
     #[error("no node contributes memory")]
     NoMemoryNode,
@@ -272,7 +272,7 @@ pub enum CommandError {
         /// At which of the regions.
         side: Side,
         /// Why.
-        refusal: Refusal,
+        refusal: ErrorReply,
     },
     /// A table is full.
     #[error("{0}")]

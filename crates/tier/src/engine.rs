@@ -39,7 +39,7 @@ use crate::layout::{Extent, Extents};
 use crate::link;
 use crate::mapper::{BadChange, Locate, Mapper, Reach, place_at};
 use crate::members::Members;
-use crate::message::{self, Message, Notice, Refusal, Reply, Request};
+use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
 use crate::news::News;
 use crate::permissions::AccessList;
 use crate::region::Region;
@@ -91,7 +91,7 @@ pub struct Connection {
 
 /// Who asked something, and how the answer finds back.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Asker {
+pub struct Requester {
     /// Which node.
     pub life: NodeLife,
     /// Its number for the request.
@@ -122,7 +122,7 @@ enum Purpose {
     /// To have a mapper acknowledge the change of that epoch.
     Change(RegionId, Epoch),
     /// To let somebody know; the acknowledgement means nothing.
-    Told,
+    OneWay,
     /// To have the name of a region that is being freed be free again.
     Release(RegionId),
     /// To have a chunk copied by its new owner.
@@ -132,7 +132,7 @@ enum Purpose {
     /// To have an owner of chunks keep a mapper from regions of ours.
     Relay(NodeLife, NodeLife),
     /// To have a mapper let go of a home's regions, for that home.
-    Retire(Asker, NodeLife),
+    Retire(Requester, NodeLife),
     /// To have everybody drop the regions of a dead home.
     Sweep(NodeLife),
     /// To have a part of a memory operation done by the node.
@@ -158,10 +158,10 @@ pub struct Engine {
     making: BTreeMap<RegionId, home::Making>,
     store: Store,
     /// Requests that wait for the arena to grow, or for freed memory to be clean.
-    short: Vec<(Asker, Request)>,
+    short: Vec<(Requester, Request)>,
     mapper: Mapper,
     /// Acknowledgements owed when a token is over.
-    owed: BTreeMap<Token, Vec<Asker>>,
+    owed: BTreeMap<Token, Vec<Requester>>,
     /// Unmappings to announce, and to finish, when a token is over.
     unmapping: BTreeMap<Token, user::Unmapping>,
     /// Who asked for a copy, and from whose memory.
@@ -297,13 +297,13 @@ impl Engine {
 
     fn dispatch(&mut self, from: NodeLife, message: Message) {
         match message {
-            Message::Request { id, body } => self.handle_request(Asker { life: from, id }, body),
+            Message::Request { id, body } => self.handle_request(Requester { life: from, id }, body),
             Message::Reply { id, body } => self.handle_reply(from, id, body),
             Message::Notice(notice) => self.handle_notice(from, notice),
         }
     }
 
-    fn handle_request(&mut self, asker: Asker, request: Request) {
+    fn handle_request(&mut self, requester: Requester, request: Request) {
         match request {
             Request::ClaimName { .. }
             | Request::ReleaseName { .. }
@@ -311,58 +311,62 @@ impl Engine {
             | Request::ListNames { .. }
             | Request::ListLost { .. }
             | Request::ForgetName { .. }
-            | Request::ForgetNode { .. } => self.serve_directory(asker, request),
-            Request::TakeNumber => self.serve_number(asker),
+            | Request::ForgetNode { .. } => self.serve_directory(requester, request),
+            Request::TakeNumber => self.serve_number(requester),
             Request::ListMembers => {
                 let members = self.members.described(self.now_ns).collect();
-                self.answer(asker, Ok(Reply::Members { members }))
+                self.answer(requester, Ok(Reply::Members { members }))
             }
-            Request::Alloc { .. } => self.serve_alloc(asker, request),
-            Request::Map { region, principal, wanted } => self.serve_map(asker, region, principal, wanted),
-            Request::Stat { region } => self.serve_stat(asker, region),
-            Request::Order { region, principal, order } => self.serve_order(asker, region, principal, order),
+            Request::Alloc { .. } => self.serve_alloc(requester, request),
+            Request::Map { region, principal, wanted } => {
+                self.serve_map(requester, region, principal, wanted)
+            }
+            Request::Stat { region } => self.serve_stat(requester, region),
+            Request::RegionCommand { region, principal, order } => {
+                self.serve_order(requester, region, principal, order)
+            }
             Request::Reserve { region, chunk_bytes, len, populate } => {
-                self.serve_reserve(asker, region, (chunk_bytes, len), populate)
+                self.serve_reserve(requester, region, (chunk_bytes, len), populate)
             }
-            Request::CopyChunk { from, to } => self.serve_copy(asker, from, to),
-            Request::FillBytes { region, parts, byte } => self.serve_fill(asker, region, parts, byte),
-            Request::CopyBytes { to, from, legs, at_end } => {
-                self.serve_copy_bytes(asker, (to, from), legs, at_end)
+            Request::CopyChunk { from, to } => self.serve_copy(requester, from, to),
+            Request::FillBytes { region, parts, byte } => self.serve_fill(requester, region, parts, byte),
+            Request::CopyBytes { to, from, copy_segments, backward } => {
+                self.serve_copy_bytes(requester, (to, from), copy_segments, backward)
             }
             Request::Change { region, change, .. } => match self.mapper.change(region, change) {
-                Ok(quiesce) => self.owe(quiesce, asker),
-                Err(BadChange) => self.answer(asker, Err(Refusal::Malformed)),
+                Ok(quiesce) => self.owe(quiesce, requester),
+                Err(BadChange) => self.answer(requester, Err(ErrorReply::Malformed)),
             },
             Request::Lock { region, principal, session, wait, base_ns } => {
                 self.note_time(base_ns);
-                let waiter = locks::Waiter::new(asker, session, base_ns);
+                let waiter = locks::Waiter::new(requester, session, base_ns);
                 self.serve_lock(waiter, region, &principal, wait)
             }
             Request::Unlock { region, session, recover } => {
-                self.serve_unlock(asker, region, session, recover)
+                self.serve_unlock(requester, region, session, recover)
             }
             Request::Arrive { region, principal, participants, timeout_ns } => {
-                self.serve_arrival(asker, region, &principal, participants, timeout_ns)
+                self.serve_arrival(requester, region, &principal, participants, timeout_ns)
             }
             Request::Watch { .. } | Request::Unwatch { .. } | Request::ListWatchers { .. } => {
-                self.serve_watching(asker, request)
+                self.serve_watching(requester, request)
             }
-            Request::DropHome { home } => self.serve_drop_home(asker, home),
-            Request::Relay { to, pairing } => self.serve_relay(asker, to, pairing),
-            Request::Retire { home, pairing } => self.serve_retire(asker, home, pairing),
-            Request::Adopt { record } => self.serve_adopt(asker, *record),
+            Request::DropHome { home } => self.serve_drop_home(requester, home),
+            Request::Relay { to, pairing } => self.serve_relay(requester, to, pairing),
+            Request::Retire { home, pairing } => self.serve_retire(requester, home, pairing),
+            Request::Adopt { record } => self.serve_adopt(requester, *record),
             Request::Reach { node } => {
-                let body = self.reach_of(node).map(Reply::Reached).ok_or(Refusal::UnknownNode(node));
-                self.answer(asker, body)
+                let body = self.reach_of(node).map(Reply::Reached).ok_or(ErrorReply::UnknownNode(node));
+                self.answer(requester, body)
             }
             Request::Status => {
                 let status = Box::new(self.own_status());
-                self.answer(asker, Ok(Reply::Status(status)))
+                self.answer(requester, Ok(Reply::Status(status)))
             }
         }
     }
 
-    fn handle_reply(&mut self, from: NodeLife, id: RequestId, body: Result<Reply, Refusal>) {
+    fn handle_reply(&mut self, from: NodeLife, id: RequestId, body: Result<Reply, ErrorReply>) {
         if self.asked.get(&id).is_none_or(|asked| asked.of != from.node) {
             return;
         }
@@ -375,11 +379,11 @@ impl Engine {
             Purpose::ReserveForAlloc(region) => self.continue_making(region, from, body),
             Purpose::ReserveForMove(region) => self.handle_move_reserved(region, body),
             // The end of a pairing acknowledges nothing.
-            Purpose::Change(..) if matches!(body, Err(Refusal::PeerDown(_))) => {}
+            Purpose::Change(..) if matches!(body, Err(ErrorReply::PeerDown(_))) => {}
             Purpose::Change(region, epoch) => self.handle_acknowledged(region, epoch, from),
             Purpose::Relay(mapper, owner) => self.handle_relayed(mapper, owner, body),
-            Purpose::Retire(asker, mapper) => self.handle_retired(asker, mapper, body),
-            Purpose::Told => {}
+            Purpose::Retire(requester, mapper) => self.handle_retired(requester, mapper, body),
+            Purpose::OneWay => {}
             Purpose::Release(region) => self.handle_name_released(region),
             Purpose::CopyChunk(region) => self.handle_chunk_copied(region, body),
             Purpose::Adopt(region) => self.handle_adopted(region, body),
@@ -413,7 +417,7 @@ impl Engine {
             Notice::Unmapped { region, upto } => self.handle_unmapped(region, from, upto),
             Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
             Notice::Swept { homes } => {
-                let severed = self.mapper.sever(from, &homes);
+                let severed = self.mapper.disown(from, &homes);
                 self.effects.extend(severed.into_iter().map(Effect::Quiesce));
             }
             Notice::Names { names, done } => self.handle_names(from, names, done),
@@ -421,7 +425,9 @@ impl Engine {
             Notice::CancelLock { region, session, request } => {
                 self.handle_cancelled(from, region, session, request)
             }
-            Notice::Withdraw { region, request } => self.withdraw(region, Asker { life: from, id: request }),
+            Notice::Withdraw { region, request } => {
+                self.withdraw(region, Requester { life: from, id: request })
+            }
             Notice::Return { extents } => self.handle_return(from, extents),
             Notice::Killing { life } => self.handle_killing(from, life),
         }
@@ -437,10 +443,10 @@ impl Engine {
     }
 
     fn retry_short(&mut self) {
-        for (asker, request) in std::mem::take(&mut self.short) {
+        for (requester, request) in std::mem::take(&mut self.short) {
             // What is reserved for a home that has died meanwhile would never be given back.
-            if self.is_present(asker.life) {
-                self.handle_request(asker, request);
+            if self.is_present(requester.life) {
+                self.handle_request(requester, request);
             }
         }
         self.settle();
@@ -459,12 +465,12 @@ impl Engine {
         if self.pairings.note_quiescent(token) {
             self.pair_all();
         }
-        for asker in self.owed.remove(&token).unwrap_or_default() {
-            self.say_when_over(memory::Due::Answer(asker));
+        for requester in self.owed.remove(&token).unwrap_or_default() {
+            self.say_when_over(memory::DeferredAck::Answer(requester));
         }
         self.finish_forsaking(token);
         if let Some(unmapping) = self.unmapping.remove(&token) {
-            self.say_when_over(memory::Due::Unmapped(unmapping));
+            self.say_when_over(memory::DeferredAck::Unmapped(unmapping));
         }
         self.effects.push_back(Effect::Changed);
         self.settle();
@@ -474,7 +480,7 @@ impl Engine {
     pub fn handle_copied(&mut self, now_ns: u64, token: Token) {
         self.now_ns = now_ns;
         if let Some(copy) = self.copies.remove(&token) {
-            self.answer(copy.asker, Ok(Reply::Done));
+            self.answer(copy.requester, Ok(Reply::Done));
             self.release_copied();
         } else {
             self.handle_step(token, None);
@@ -486,7 +492,7 @@ impl Engine {
     pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token, why: CopyFailure) {
         self.now_ns = now_ns;
         if let Some(copy) = self.copies.remove(&token) {
-            self.answer(copy.asker, Err(self.refusal_of(why, copy.source)));
+            self.answer(copy.requester, Err(self.refusal_of(why, copy.source)));
             self.release_copied();
         } else {
             self.handle_step(token, Some(why));
@@ -494,10 +500,10 @@ impl Engine {
         self.settle();
     }
 
-    fn refusal_of(&self, why: CopyFailure, owner: NodeId) -> Refusal {
+    fn refusal_of(&self, why: CopyFailure, owner: NodeId) -> ErrorReply {
         match why {
-            CopyFailure::PeerGone => Refusal::PeerDown(owner),
-            CopyFailure::Unmapped => Refusal::Unmapped { node: self.config.life.node, owner },
+            CopyFailure::PeerGone => ErrorReply::PeerDown(owner),
+            CopyFailure::Unmapped => ErrorReply::Unmapped { node: self.config.life.node, owner },
         }
     }
 
@@ -525,12 +531,12 @@ impl Engine {
     fn ask_life(&mut self, to: NodeLife, body: Request, purpose: Purpose) {
         match self.is_present(to) {
             true => self.ask(to.node, body, purpose),
-            false => self.refuse_ourselves(Refusal::PeerDown(to.node), purpose),
+            false => self.refuse_ourselves(ErrorReply::PeerDown(to.node), purpose),
         }
     }
 
     /// The refusal takes the same way as any other, so that no caller has a case of its own for it.
-    fn refuse_ourselves(&mut self, refusal: Refusal, purpose: Purpose) {
+    fn refuse_ourselves(&mut self, refusal: ErrorReply, purpose: Purpose) {
         self.counter += 1;
         let id = RequestId(self.counter);
         let of = self.config.life.node;
@@ -538,8 +544,8 @@ impl Engine {
         self.loopback.push_back(Message::Reply { id, body: Err(refusal) });
     }
 
-    fn absence_of(&self, node: NodeId) -> Refusal {
-        if self.knows(node) { Refusal::PeerDown(node) } else { Refusal::UnknownNode(node) }
+    fn absence_of(&self, node: NodeId) -> ErrorReply {
+        if self.knows(node) { ErrorReply::PeerDown(node) } else { ErrorReply::UnknownNode(node) }
     }
 
     /// Whether a node of that number is or was in the cluster: there is always a first one.
@@ -547,9 +553,9 @@ impl Engine {
         node == NodeId::FIRST || self.members.knows(node)
     }
 
-    fn answer(&mut self, asker: Asker, body: Result<Reply, Refusal>) {
-        if self.is_present(asker.life) {
-            self.say(asker.life.node, Message::Reply { id: asker.id, body });
+    fn answer(&mut self, requester: Requester, body: Result<Reply, ErrorReply>) {
+        if self.is_present(requester.life) {
+            self.say(requester.life.node, Message::Reply { id: requester.id, body });
         }
     }
 
@@ -574,9 +580,9 @@ impl Engine {
         }
     }
 
-    /// Asks for a grace, at whose end `asker` gets its answer.
-    fn owe(&mut self, quiesce: Quiesce, asker: Asker) {
-        self.owed.entry(quiesce.token).or_default().push(asker);
+    /// Asks for a grace, at whose end `requester` gets its answer.
+    fn owe(&mut self, quiesce: Quiesce, requester: Requester) {
+        self.owed.entry(quiesce.token).or_default().push(requester);
         self.effects.push_back(Effect::Quiesce(quiesce));
     }
 
@@ -584,47 +590,47 @@ impl Engine {
 
     fn serve_reserve(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         region: RegionId,
         (chunk_bytes, len): (u64, u64),
         populate: bool,
     ) {
         if len == 0 || !home::is_chunk_size(chunk_bytes) {
-            return self.answer(asker, Err(Refusal::Malformed));
+            return self.answer(requester, Err(ErrorReply::Malformed));
         }
         let again = Request::Reserve { region, chunk_bytes, len, populate };
-        let Some(result) = self.reserve_or_grow(asker, again, len, chunk_bytes) else { return };
+        let Some(result) = self.reserve_or_grow(requester, again, len, chunk_bytes) else { return };
         let extents = match result {
             Ok(extents) => extents,
-            Err(refusal) => return self.answer(asker, Err(refusal)),
+            Err(refusal) => return self.answer(requester, Err(refusal)),
         };
-        if asker.life != self.config.life {
-            self.store.hold_for(asker.life, region, &extents);
+        if requester.life != self.config.life {
+            self.store.hold_for(requester.life, region, &extents);
         }
         match populate {
-            true => self.start_populating(asker, extents),
-            false => self.answer(asker, Ok(Reply::Reserved { extents })),
+            true => self.start_populating(requester, extents),
+            false => self.answer(requester, Ok(Reply::Reserved { extents })),
         }
     }
 
     /// Reserves chunks; `None` if `again` is handled once more when there is memory.
     fn reserve_or_grow(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         again: Request,
         len: u64,
         chunk_bytes: u64,
-    ) -> Option<Result<Extents, Refusal>> {
+    ) -> Option<Result<Extents, ErrorReply>> {
         match self.store.reserve(self.now_ns, len, chunk_bytes) {
             Ok(extents) => Some(Ok(extents)),
-            Err(Shortage::NoSpace { available }) => Some(Err(Refusal::NoSpace { wanted: len, available })),
+            Err(Shortage::NoSpace { available }) => Some(Err(ErrorReply::NoSpace { wanted: len, available })),
             Err(Shortage::Wait) => {
-                self.short.push((asker, again));
+                self.short.push((requester, again));
                 None
             }
             Err(Shortage::Grow(bytes)) => {
                 self.effects.push_back(Effect::Grow { len: bytes });
-                self.short.push((asker, again));
+                self.short.push((requester, again));
                 None
             }
         }
@@ -679,19 +685,19 @@ impl Engine {
         }
     }
 
-    fn serve_copy(&mut self, asker: Asker, from: Extent, to: Extent) {
-        let allowed = asker.life == self.config.life || self.store.is_held_for(asker.life, &to);
+    fn serve_copy(&mut self, requester: Requester, from: Extent, to: Extent) {
+        let allowed = requester.life == self.config.life || self.store.is_held_for(requester.life, &to);
         let Some(target) = self.store.window(&to).filter(|_| allowed && from.len == to.len) else {
-            return self.answer(asker, Err(Refusal::Malformed));
+            return self.answer(requester, Err(ErrorReply::Malformed));
         };
         self.counter += 1;
         let token = Token(self.counter);
         match self.copy_effect(token, &from, &to, target) {
             Ok(effect) => {
                 self.effects.push_back(effect);
-                self.copies.insert(token, Copying { asker, source: from.owner.node, to });
+                self.copies.insert(token, Copying { requester, source: from.owner.node, to });
             }
-            Err(refusal) => self.answer(asker, Err(refusal)),
+            Err(refusal) => self.answer(requester, Err(refusal)),
         }
     }
 
@@ -702,14 +708,14 @@ impl Engine {
         from: &Extent,
         to: &Extent,
         target: Window,
-    ) -> Result<Effect, Refusal> {
+    ) -> Result<Effect, ErrorReply> {
         match self.locator().place(from) {
             Place::Direct(from) => Ok(Effect::Copy { token, from, to: target }),
             Place::Posted { peer, address } => {
                 let (key, offset, len) = (to.key, to.offset, to.len);
                 Ok(Effect::Fetch { token, peer, address, key, offset, len })
             }
-            Place::Frozen | Place::Down(_) => Err(Refusal::PeerDown(from.owner.node)),
+            Place::Frozen | Place::Down(_) => Err(ErrorReply::PeerDown(from.owner.node)),
         }
     }
 
@@ -721,7 +727,7 @@ impl Engine {
 /// A chunk that is being copied into our memory.
 #[derive(Debug)]
 struct Copying {
-    asker: Asker,
+    requester: Requester,
     /// The node that holds the source.
     source: NodeId,
     to: Extent,

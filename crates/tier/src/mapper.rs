@@ -418,7 +418,7 @@ impl Mapper {
 
     /// `owner` does not hold anything any more for these homes, whatever they say.  Returns the graces after which nothing
     /// of that is being accessed.
-    pub fn sever(&mut self, owner: NodeLife, homes: &[NodeLife]) -> Vec<Quiesce> {
+    pub fn disown(&mut self, owner: NodeLife, homes: &[NodeLife]) -> Vec<Quiesce> {
         self.severed.retain(|(other, _)| other.node != owner.node || *other == owner);
         self.severed.extend(homes.iter().map(|home| (owner, *home)));
         let affected = self.regions_touching(owner).into_iter();

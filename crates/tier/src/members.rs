@@ -103,7 +103,7 @@ pub struct Killed {
 
 /// A zombie that is one no longer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Buried {
+pub struct CutOffPeer {
     /// Who it was.
     pub life: NodeLife,
     /// Its process.
@@ -313,9 +313,9 @@ impl Members {
     }
 
     /// A zombie can touch nothing here any more: returns who it was.
-    pub fn bury(&mut self, peer: PeerId) -> Option<Buried> {
+    pub fn mark_cut_off(&mut self, peer: PeerId) -> Option<CutOffPeer> {
         let Zombie { life, pid, silent, killed, heard_ns, .. } = self.zombies.remove(&peer)?;
-        Some(Buried { life, pid, killed: silent && killed, heard_ns })
+        Some(CutOffPeer { life, pid, killed: silent && killed, heard_ns })
     }
 
     /// All who may still touch memory here although they are dead.

@@ -20,7 +20,7 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 pub enum Message {
     /// A question; exactly one [`Message::Reply`] with its number comes back, unless a node dies.
     Request {
-        /// Chosen by the asker.
+        /// Chosen by the requester.
         id: RequestId,
         /// What is asked.
         body: Request,
@@ -30,7 +30,7 @@ pub enum Message {
         /// Which request is answered.
         id: RequestId,
         /// What came of it.
-        body: Result<Reply, Refusal>,
+        body: Result<Reply, ErrorReply>,
     },
     /// Something said without an answer.
     Notice(Notice),
@@ -67,7 +67,7 @@ pub enum Request {
     /// To a region's home: describe it.
     Stat { region: RegionId },
     /// To a region's home: change it, on behalf of a master.
-    Order { region: RegionId, principal: Principal, order: Order },
+    RegionCommand { region: RegionId, principal: Principal, order: RegionCommand },
     /// To a node with memory: keep chunks of these lengths for a region of mine; if `populate`, answer when their
     /// memory has been taken from the system.
     Reserve { region: RegionId, chunk_bytes: u64, len: u64, populate: bool },
@@ -106,8 +106,8 @@ pub enum Request {
     Reach { node: NodeId },
     /// To the owner of memory: set these parts of a region.
     FillBytes { region: RegionId, parts: Extents, byte: u8 },
-    /// To the owner of memory: copy into it, one leg after the other; `at_end` if each must begin at its end.
-    CopyBytes { to: RegionId, from: RegionId, legs: Vec<Leg>, at_end: bool },
+    /// To the owner of memory: copy into it, one copy segment after the other; `backward` if each must begin at its end.
+    CopyBytes { to: RegionId, from: RegionId, copy_segments: Vec<CopySegment>, backward: bool },
     /// To a region's home: whoever writes with a notification is to tell that port of the asking node.
     Watch { region: RegionId, principal: Principal, port: u32 },
     /// To a region's home: that port of the asking node is not to be told any more.
@@ -126,7 +126,7 @@ pub enum Request {
 
 /// A part of a copy: both sides are of one length, and each in one place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Leg {
+pub struct CopySegment {
     /// What is read.
     pub from: Extent,
     /// What is written.
@@ -136,7 +136,7 @@ pub struct Leg {
 /// What a master may ask for.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum Order {
+pub enum RegionCommand {
     /// Give up the region and its memory.
     Free,
     /// Add permissions.
@@ -151,16 +151,16 @@ pub enum Order {
     SetName { name: String },
 }
 
-impl Order {
+impl RegionCommand {
     /// What the operation is called in errors.
     pub fn name(&self) -> &'static str {
         match self {
-            Order::Free => "free",
-            Order::Grant { .. } => "grant",
-            Order::Revoke { .. } => "revoke",
-            Order::Seal => "seal",
-            Order::Move { .. } => "move",
-            Order::SetName { .. } => "name",
+            RegionCommand::Free => "free",
+            RegionCommand::Grant { .. } => "grant",
+            RegionCommand::Revoke { .. } => "revoke",
+            RegionCommand::Seal => "seal",
+            RegionCommand::Move { .. } => "move",
+            RegionCommand::SetName { .. } => "name",
         }
     }
 }
@@ -458,7 +458,7 @@ pub enum Notice {
 
 /// Why a request was not granted.  Nothing was changed, unless it says so.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
-pub enum Refusal {
+pub enum ErrorReply {
     /// Another region has the name.
     #[error("the name is taken")]
     NameTaken,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::engine::Asker;
+use crate::engine::Requester;
 use crate::ids::{Epoch, NodeLife, Principal, RegionId, RequestId};
 use crate::layout::{self, Extents};
-use crate::message::{MappedReply, MapperEntry, Order, Record, RegionInfo, Request};
+use crate::message::{MappedReply, MapperEntry, Record, RegionCommand, RegionInfo, Request};
 use crate::permissions::AccessList;
 
 /// A region whose changes this node orders.  Small, since there may be millions.
@@ -38,7 +38,7 @@ pub struct Region {
 #[derive(Debug)]
 pub struct Busy {
     /// Who gave it.
-    pub asker: Option<Asker>,
+    pub requester: Option<Requester>,
     /// How far it is.
     pub stage: Stage,
     /// Mappers of whom it is not known yet that they keep to the change of this epoch.  The region may be further: it is renamed, or
@@ -49,7 +49,7 @@ pub struct Busy {
     /// Whether the directory has yet to hear that the name is free.
     pub has_name: bool,
     /// Orders that came meanwhile.
-    pub queue: VecDeque<(Asker, Principal, Order)>,
+    pub queue: VecDeque<(Requester, Principal, RegionCommand)>,
 }
 
 /// How far an order is.
@@ -87,7 +87,7 @@ pub struct Moving {
     /// Whether the new home could not be asked since whether it has taken the record.
     pub in_doubt: bool,
     /// Who wants to map or watch the region meanwhile.
-    pub parked: Vec<(Asker, Request)>,
+    pub parked: Vec<(Requester, Request)>,
 }
 
 /// What has become of a node, as another sees it.
@@ -108,10 +108,10 @@ impl Region {
     }
 
     /// Lists a node as a mapper, by its latest request.
-    pub fn add_mapper(&mut self, asker: Asker) {
-        match self.mappers.iter_mut().find(|mapper| mapper.life == asker.life) {
-            Some(mapper) => mapper.request = mapper.request.max(asker.id),
-            None => self.mappers.push(MapperEntry { life: asker.life, request: asker.id }),
+    pub fn add_mapper(&mut self, requester: Requester) {
+        match self.mappers.iter_mut().find(|mapper| mapper.life == requester.life) {
+            Some(mapper) => mapper.request = mapper.request.max(requester.id),
+            None => self.mappers.push(MapperEntry { life: requester.life, request: requester.id }),
         }
     }
 

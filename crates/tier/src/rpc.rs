@@ -23,7 +23,7 @@ pub mod wire;
 pub use atomic::{AtomicAnswer, AtomicCall};
 pub use ring::{RingFull, RingReader, RingWriter};
 pub use served::{Cancelling, Served, ServedId};
-pub use slots::{Abandoned, Arrival, Look, ReplySlots, SlotId, Target};
+pub use slots::{Abandoned, Arrival, ReplySlots, ReplyState, SlotId, Target};
 pub use wire::{Address, Imm, Input, Kind, Note, ReplyHeader, RequestHeader, Status, WireError};
 
 /// Longest input of a call, reply, or message, in bytes.

@@ -6,7 +6,7 @@ use common::{CHUNK_BYTES, Cluster, LEASE_NS, allocation, slot};
 use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::{NodeId, Principal};
-use halite_tier::message::{NodeState, Order, Refusal, RegionInfo};
+use halite_tier::message::{ErrorReply, NodeState, RegionCommand, RegionInfo};
 use halite_tier::permissions::{Permissions, Who};
 
 const LEN: u64 = 3 * CHUNK_BYTES + 5;
@@ -22,8 +22,8 @@ fn info(cluster: &mut Cluster, host: usize, name: &str) -> RegionInfo {
     }
 }
 
-fn order(cluster: &mut Cluster, host: usize, lh: halite_tier::access::SlotRef, order: Order) {
-    assert_eq!(cluster.command(host, Command::Order(lh, order)), Ok(Outcome::Done));
+fn order(cluster: &mut Cluster, host: usize, lh: halite_tier::access::SlotRef, order: RegionCommand) {
+    assert_eq!(cluster.command(host, Command::RegionCommand(lh, order)), Ok(Outcome::Done));
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_spread_region_lies_on_its_nodes_in_turn_and_is_freed_on_all() {
         info.nodes,
         vec![(NodeId(0), 2 * CHUNK_BYTES + 1), (NodeId(1), 2 * CHUNK_BYTES), (NodeId(2), 3 * CHUNK_BYTES)]
     );
-    order(&mut cluster, 1, other, Order::Free);
+    order(&mut cluster, 1, other, RegionCommand::Free);
     for host in 0..3 {
         assert_eq!(cluster.memory(host), (0, 0), "host {host}");
     }
@@ -79,7 +79,7 @@ fn a_name_that_is_taken_costs_nobody_memory() {
     cluster.alloc(0, "salt", LEN, Placement::Local);
     let again = allocation(Some("salt"), LEN, Placement::Spread(vec![NodeId(1), NodeId(0)]));
     let before = cluster.memory(0);
-    assert_eq!(cluster.command(1, again), Err(Refusal::NameTaken.into()));
+    assert_eq!(cluster.command(1, again), Err(ErrorReply::NameTaken.into()));
     assert_eq!(cluster.memory(0), before);
     assert_eq!(cluster.memory(1), (0, 0));
 }
@@ -91,7 +91,7 @@ fn a_region_that_moves_keeps_every_byte_and_its_home_follows() {
     let other = cluster.map(2, "salt");
     let bytes = pattern(2, LEN);
     cluster.write(2, other, 0, &bytes);
-    order(&mut cluster, 0, lh, Order::Move { to: NodeId(1) });
+    order(&mut cluster, 0, lh, RegionCommand::Move { to: NodeId(1) });
     assert_eq!(cluster.read(0, lh, 0, LEN as usize), bytes);
     assert_eq!(cluster.read(2, other, 0, LEN as usize), bytes);
     let info = info(&mut cluster, 2, "salt");
@@ -110,7 +110,7 @@ fn writes_during_a_move_land_in_the_place_that_counts() {
     let other = cluster.map(2, "salt");
     let mut model = pattern(3, LEN);
     cluster.write(0, lh, 0, &model);
-    let op = cluster.submit(0, Command::Order(lh, Order::Move { to: NodeId(1) }));
+    let op = cluster.submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
     let (mut written, mut blocked) = (0u64, 0u64);
     for round in 0.. {
         let more = cluster.step();
@@ -138,8 +138,8 @@ fn writes_during_a_move_land_in_the_place_that_counts() {
 fn orders_that_come_during_a_move_are_carried_out_after_it_by_the_new_home() {
     let mut cluster = Cluster::of(2);
     let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
-    let moving = cluster.submit(0, Command::Order(lh, Order::Move { to: NodeId(1) }));
-    let freeing = cluster.submit(0, Command::Order(lh, Order::Free));
+    let moving = cluster.submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
+    let freeing = cluster.submit(0, Command::RegionCommand(lh, RegionCommand::Free));
     cluster.run();
     assert_eq!(cluster.outcome(0, moving), Some(Ok(Outcome::Done)));
     assert_eq!(cluster.outcome(0, freeing), Some(Ok(Outcome::Done)));
@@ -153,23 +153,23 @@ fn an_order_that_waited_behind_a_revoke_is_judged_by_what_that_left() {
     let lh = cluster.alloc(1, "salt", LEN, Placement::Local);
     let bob = Principal("bob".into());
     let who = Who::Principal(bob.clone());
-    order(&mut cluster, 1, lh, Order::Grant { who: who.clone(), permissions: Permissions::all() });
+    order(&mut cluster, 1, lh, RegionCommand::Grant { who: who.clone(), permissions: Permissions::all() });
     cluster.hosts[2].session = cluster.hosts[2].engine.open_session(bob).unwrap();
     let his = cluster.map_for(2, "salt", Permissions::MASTER);
     cluster.held = vec![(1, 2)];
-    let revoke = |who, permissions| Command::Order(lh, Order::Revoke { who, permissions });
+    let revoke = |who, permissions| Command::RegionCommand(lh, RegionCommand::Revoke { who, permissions });
     let long = cluster.submit(1, revoke(Who::Everyone, Permissions::ATOMIC));
     let deposing = cluster.submit(1, revoke(who, Permissions::MASTER));
     cluster.run();
-    let waiting = [Order::Free, Order::Seal, Order::Move { to: NodeId(0) }]
-        .map(|order| cluster.submit(2, Command::Order(his, order)));
+    let waiting = [RegionCommand::Free, RegionCommand::Seal, RegionCommand::Move { to: NodeId(0) }]
+        .map(|order| cluster.submit(2, Command::RegionCommand(his, order)));
     cluster.run();
     assert!(!cluster.has_ended(1, long) && waiting.iter().all(|op| !cluster.has_ended(2, *op)));
     cluster.held = vec![];
     cluster.run();
     assert_eq!(cluster.outcome(1, deposing), Some(Ok(Outcome::Done)));
     for op in waiting {
-        let denied = Refusal::PermissionDenied { missing: Permissions::MASTER };
+        let denied = ErrorReply::PermissionDenied { missing: Permissions::MASTER };
         assert_eq!(cluster.outcome(2, op), Some(Err(denied.into())));
     }
     cluster.write(1, lh, 0, b"not sealed");
@@ -184,14 +184,14 @@ fn revoked_permissions_end_before_the_revoke_returns() {
     cluster.hosts[1].session = bob;
     let his = cluster.map(1, "salt");
     cluster.write(1, his, 0, b"x");
-    order(&mut cluster, 0, lh, Order::Revoke { who: Who::Everyone, permissions: Permissions::WRITE });
+    order(&mut cluster, 0, lh, RegionCommand::Revoke { who: Who::Everyone, permissions: Permissions::WRITE });
     let host = &cluster.hosts[1];
     let refused = host.path.write(bob, his, 0, b"y");
     assert!(matches!(refused, Err(Blocked::Denied(Permissions::WRITE))), "{refused:?}");
     assert_eq!(cluster.read(1, his, 0, 1), b"x");
-    let not_master = cluster.command(1, Command::Order(his, Order::Free));
-    assert_eq!(not_master, Err(Refusal::PermissionDenied { missing: Permissions::MASTER }.into()));
-    order(&mut cluster, 0, lh, Order::Seal);
+    let not_master = cluster.command(1, Command::RegionCommand(his, RegionCommand::Free));
+    assert_eq!(not_master, Err(ErrorReply::PermissionDenied { missing: Permissions::MASTER }.into()));
+    order(&mut cluster, 0, lh, RegionCommand::Seal);
     assert!(matches!(
         cluster.hosts[0].path.write(cluster.hosts[0].session, lh, 0, b"z"),
         Err(Blocked::Sealed)
@@ -208,10 +208,10 @@ fn handles_to_a_dead_owner_say_so_and_to_its_next_life_are_stale() {
     let blocked = cluster.hosts[0].path.read(cluster.hosts[0].session, lh, 0, &mut [0]);
     assert!(matches!(blocked, Err(Blocked::Down(life)) if life == dead), "{blocked:?}");
     let gone = cluster.command(0, Command::Map { name: "salt".into(), wanted: Permissions::READ });
-    let Err(CommandError::Refused(Refusal::Lost { home, .. })) = gone else { panic!("{gone:?}") };
+    let Err(CommandError::Refused(ErrorReply::Lost { home, .. })) = gone else { panic!("{gone:?}") };
     assert_eq!(home, dead);
-    let order = cluster.command(0, Command::Order(lh, Order::Free));
-    assert_eq!(order, Err(Refusal::PeerDown(NodeId(1)).into()));
+    let order = cluster.command(0, Command::RegionCommand(lh, RegionCommand::Free));
+    assert_eq!(order, Err(ErrorReply::PeerDown(NodeId(1)).into()));
     let again = cluster.add(1, common::ARENA_BYTES);
     assert_ne!(cluster.hosts[0].engine.life_of(NodeId(1)), Some(dead));
     cluster.alloc(again, "salt", LEN, Placement::Local);
@@ -239,7 +239,7 @@ fn memory_that_a_stopped_node_may_still_write_is_not_reused_until_it_is_cut_off(
     cluster.sleep(2 * LEASE_NS);
     assert_eq!(cluster.outcome(0, freeing), None, "silence acknowledges nothing");
     cluster.sleep(4 * LEASE_NS);
-    let is_late = Err(Refusal::PeerDown(NodeId(2)).into());
+    let is_late = Err(ErrorReply::PeerDown(NodeId(2)).into());
     assert_eq!(cluster.outcome(0, freeing), Some(is_late), "nobody waits for it for ever");
     assert_eq!(cluster.memory(1), (LEN.next_multiple_of(64), 0));
     cluster.kill(2);
@@ -265,12 +265,12 @@ fn a_restarted_directory_hears_all_names_before_it_answers() {
     cluster.run();
     cluster.write(2, lh, 0, b"still here");
     let down = cluster.command(2, Command::Map { name: "salt".into(), wanted: Permissions::READ });
-    assert_eq!(down, Err(Refusal::PeerDown(NodeId(0)).into()));
+    assert_eq!(down, Err(ErrorReply::PeerDown(NodeId(0)).into()));
     let first = cluster.add(0, common::ARENA_BYTES);
     cluster.map(first, "salt");
     cluster.map(1, "pepper");
     let taken = cluster.command(first, allocation(Some("pepper"), 1, Placement::Local));
-    assert_eq!(taken, Err(Refusal::NameTaken.into()));
+    assert_eq!(taken, Err(ErrorReply::NameTaken.into()));
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn an_arena_holds_a_region_of_all_of_it_and_says_how_much_is_missing_for_more() 
     let alloc = |len| allocation(None, len, Placement::Local);
     let refused = cluster.command(0, alloc(common::ARENA_BYTES + 1));
     let (wanted, available) = (common::ARENA_BYTES + 1, common::ARENA_BYTES);
-    assert_eq!(refused, Err(Refusal::NoSpace { wanted, available }.into()));
+    assert_eq!(refused, Err(ErrorReply::NoSpace { wanted, available }.into()));
     let lh = slot(cluster.command(0, alloc(common::ARENA_BYTES)));
     let bytes = pattern(9, common::ARENA_BYTES);
     cluster.write(0, lh, 0, &bytes);
@@ -311,7 +311,7 @@ fn freed_memory_that_is_still_being_cleaned_is_waited_for_and_not_called_missing
     let alloc = allocation(None, common::ARENA_BYTES, Placement::Local);
     let lh = slot(cluster.command(0, alloc.clone()));
     cluster.slow_to_clean = true;
-    order(&mut cluster, 0, lh, Order::Free);
+    order(&mut cluster, 0, lh, RegionCommand::Free);
     let second = cluster.submit(0, alloc);
     cluster.run();
     assert_eq!(cluster.outcome(0, second), None);
@@ -337,7 +337,8 @@ fn writes_are_kept_while_a_region_wanders_whatever_order_its_homes_are_heard_in(
         let mut model = vec![0; LEN as usize];
         cluster.slow_wire = Some((seed as usize % 3, 3));
         for destination in [1, 2, 0, 1] {
-            let op = cluster.submit(0, Command::Order(lh, Order::Move { to: NodeId(destination) }));
+            let op = cluster
+                .submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(destination) }));
             // The next move begins as soon as this one is over, with messages of this one still under way.
             while !cluster.has_ended(0, op) {
                 cluster.step_one(next());
@@ -365,11 +366,11 @@ fn the_last_master_cannot_lock_everybody_out() {
     let mut cluster = Cluster::of(1);
     let lh = cluster.alloc(0, "salt", LEN, Placement::Local);
     let who = Who::Principal(Principal("ada".into()));
-    let revoke = Order::Revoke { who, permissions: Permissions::MASTER };
-    let refused = cluster.command(0, Command::Order(lh, revoke.clone()));
-    assert_eq!(refused, Err(Refusal::LastMaster.into()));
+    let revoke = RegionCommand::Revoke { who, permissions: Permissions::MASTER };
+    let refused = cluster.command(0, Command::RegionCommand(lh, revoke.clone()));
+    assert_eq!(refused, Err(ErrorReply::LastMaster.into()));
     let bob = Who::Principal(Principal("bob".into()));
-    order(&mut cluster, 0, lh, Order::Grant { who: bob, permissions: Permissions::MASTER });
+    order(&mut cluster, 0, lh, RegionCommand::Grant { who: bob, permissions: Permissions::MASTER });
     order(&mut cluster, 0, lh, revoke);
 }
 
@@ -384,7 +385,7 @@ fn a_region_for_anywhere_goes_to_nodes_that_stay_and_not_into_applications() {
     assert_eq!(info(&mut cluster, command, "wide").nodes, vec![(NodeId(0), LEN)]);
     cluster.alloc(1, "own", LEN, Placement::Anywhere);
     assert_eq!(info(&mut cluster, command, "own").home, NodeId(1000));
-    order(&mut cluster, command, lh, Order::Free);
+    order(&mut cluster, command, lh, RegionCommand::Free);
 }
 
 fn unnamed(cluster: &mut Cluster, host: usize, placement: Placement) -> SlotRef {
@@ -392,7 +393,7 @@ fn unnamed(cluster: &mut Cluster, host: usize, placement: Placement) -> SlotRef 
 }
 
 fn set_name(lh: SlotRef, name: &str) -> Command {
-    Command::Order(lh, Order::SetName { name: name.to_owned() })
+    Command::RegionCommand(lh, RegionCommand::SetName { name: name.to_owned() })
 }
 
 #[test]
@@ -400,7 +401,7 @@ fn a_region_that_is_named_late_has_its_name_wherever_it_goes_and_is_announced_an
     let mut cluster = Cluster::of(3);
     let lh = unnamed(&mut cluster, 1, Placement::On(NodeId(2)));
     // Two orders at once: the name is given where the region is then.
-    cluster.submit(1, Command::Order(lh, Order::Move { to: NodeId(1) }));
+    cluster.submit(1, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
     let naming = cluster.submit(1, set_name(lh, "salt"));
     cluster.run();
     assert_eq!(cluster.outcome(1, naming), Some(Ok(Outcome::Done)));
@@ -435,8 +436,8 @@ fn a_name_is_not_given_while_nobody_knows_which_are_taken() {
     let lh = unnamed(&mut cluster, 1, Placement::Local);
     cluster.kill(0);
     cluster.run();
-    assert_eq!(cluster.command(1, set_name(lh, "salt")), Err(Refusal::PeerDown(NodeId(0)).into()));
+    assert_eq!(cluster.command(1, set_name(lh, "salt")), Err(ErrorReply::PeerDown(NodeId(0)).into()));
     cluster.add(0, common::ARENA_BYTES);
-    assert_eq!(cluster.command(1, set_name(lh, "\0lsalt")), Err(Refusal::Malformed.into()));
+    assert_eq!(cluster.command(1, set_name(lh, "\0lsalt")), Err(ErrorReply::Malformed.into()));
     assert_eq!(cluster.command(1, set_name(lh, "salt")), Ok(Outcome::Done));
 }

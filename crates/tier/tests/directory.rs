@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use common::{ARENA_BYTES, Cluster};
 use halite_tier::directory::{Directory, Said, Word};
 use halite_tier::effect::{CommandError, Placement};
-use halite_tier::engine::Asker;
+use halite_tier::engine::Requester;
 use halite_tier::ids::{NodeId, NodeLife, RegionId};
-use halite_tier::message::{Refusal, Reply, Request};
+use halite_tier::message::{ErrorReply, Reply, Request};
 
 type Names = Arc<Mutex<BTreeMap<String, (RegionId, NodeLife)>>>;
 
@@ -27,25 +27,25 @@ impl Directory for Client {
         self.me
     }
 
-    fn ask(&mut self, _: u64, asker: Asker, question: Request) {
+    fn ask(&mut self, _: u64, requester: Requester, question: Request) {
         let mut names = self.names.lock().unwrap();
         let body = match question {
             Request::ClaimName { name, region } if !names.contains_key(&name) => {
-                names.insert(name, (region, asker.life));
+                names.insert(name, (region, requester.life));
                 Ok(Reply::Done)
             }
-            Request::ClaimName { .. } => Err(Refusal::NameTaken),
+            Request::ClaimName { .. } => Err(ErrorReply::NameTaken),
             Request::ReleaseName { name, .. } => {
                 names.remove(&name);
                 Ok(Reply::Done)
             }
             Request::FindName { name } => match names.get(&name) {
                 Some((region, home)) => Ok(Reply::Found { region: *region, home: home.node }),
-                None => Err(Refusal::NotFound),
+                None => Err(ErrorReply::NotFound),
             },
-            _ => Err(Refusal::Malformed),
+            _ => Err(ErrorReply::Malformed),
         };
-        self.said.push_back(Said::Answer { asker, body });
+        self.said.push_back(Said::Answer { requester, body });
     }
 
     fn tell(&mut self, _: u64, word: Word) {
@@ -79,19 +79,19 @@ fn with_a_directory_elsewhere_the_first_node_is_one_like_any_other() {
     cluster.write(1, made, 0, b"water");
     assert_eq!(cluster.read(2, mapped, 0, 5), b"water");
     let again = cluster.command(2, common::allocation(Some("well"), 64, Placement::Local));
-    assert_eq!(again, Err(CommandError::Refused(Refusal::NameTaken)));
+    assert_eq!(again, Err(CommandError::Refused(ErrorReply::NameTaken)));
     cluster.alloc(2, "spring", 64, Placement::On(NodeId(1)));
 }
 
 #[test]
 fn a_home_that_moves_tells_the_store_of_its_own_node() {
     use halite_tier::effect::Command;
-    use halite_tier::message::Order;
+    use halite_tier::message::RegionCommand;
 
     let mut cluster = cluster_with_a_store(3);
     let made = cluster.alloc(0, "cart", 64, Placement::Local);
     cluster.write(0, made, 0, b"hay");
-    cluster.command(0, Command::Order(made, Order::Move { to: NodeId(2) })).unwrap();
+    cluster.command(0, Command::RegionCommand(made, RegionCommand::Move { to: NodeId(2) })).unwrap();
     cluster.kill(0);
     let mapped = cluster.map(1, "cart");
     assert_eq!(cluster.read(1, mapped, 0, 3), b"hay");

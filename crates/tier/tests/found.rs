@@ -35,7 +35,10 @@ fn a_late_unmapping_does_not_strike_a_mapper_off_that_maps_again() {
     let m = c.map(3, "salt");
     // New home's Settle to 3 is late, so 3 still believes in node 1.
     c.held = vec![(2, 3)];
-    assert_eq!(c.command(0, Command::Order(lh, Order::Move { to: NodeId(2) })), Ok(Outcome::Done));
+    assert_eq!(
+        c.command(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(2) })),
+        Ok(Outcome::Done)
+    );
     // 3 gives its handle up: Unmapped goes to node 1, whose wire to 2 is slow.
     c.held = vec![(2, 3), (1, 2)];
     assert_eq!(c.command(3, Command::Unmap(m)), Ok(Outcome::Done));
@@ -45,7 +48,7 @@ fn a_late_unmapping_does_not_strike_a_mapper_off_that_maps_again() {
     c.held = vec![];
     c.run();
     // free: does 3 hear of it?
-    assert_eq!(c.command(0, Command::Order(lh, Order::Free)), Ok(Outcome::Done));
+    assert_eq!(c.command(0, Command::RegionCommand(lh, RegionCommand::Free)), Ok(Outcome::Done));
     let other = c.alloc(0, "other", CHUNK_BYTES, Placement::On(NodeId(2)));
     let host = &c.hosts[3];
     let w = host.path.write(host.session, again, 0, b"STALE!");
@@ -125,7 +128,7 @@ fn memory_is_not_reserved_for_the_dead() {
     // fill 1's arena, free it, slow to clean
     let lh = c.alloc(0, "big", ARENA_BYTES, Placement::On(NodeId(1)));
     c.slow_to_clean = true;
-    c.command(0, Command::Order(lh, Order::Free)).unwrap();
+    c.command(0, Command::RegionCommand(lh, RegionCommand::Free)).unwrap();
     let op =
         c.submit(2, allocation(Some("two"), 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(2), NodeId(1)])));
     c.run();
@@ -153,8 +156,8 @@ fn a_map_that_comes_back_after_the_goodbye_gives_no_handle() {
     c.run();
     c.held = vec![];
     c.run();
-    assert_eq!(c.outcome(2, op), Some(Err(Refusal::NodeClosed.into())));
-    assert_eq!(c.command(0, Command::Order(lh, Order::Free)), Ok(Outcome::Done));
+    assert_eq!(c.outcome(2, op), Some(Err(ErrorReply::NodeClosed.into())));
+    assert_eq!(c.command(0, Command::RegionCommand(lh, RegionCommand::Free)), Ok(Outcome::Done));
 }
 
 /// The directory restarts while a name is claimed and its region is being made.
@@ -237,7 +240,7 @@ fn lie_in_a_move(chunk: u64) {
     let victim = c.alloc(0, "victim", CHUNK_BYTES, Placement::Local);
     c.write(0, victim, 0, b"precious");
     let lh = c.alloc(0, "mover", CHUNK_BYTES, Placement::Local);
-    let op = c.submit(0, Command::Order(lh, Order::Move { to: NodeId(1) }));
+    let op = c.submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
     c.held = vec![(0, 1)];
     c.run();
     let ids = |c: &Cluster, want: fn(&Request) -> bool| -> RequestId {
@@ -264,7 +267,7 @@ fn lie_in_a_move(chunk: u64) {
     let mut extents = Extents::new();
     extents.push(Extent { owner: me, key: Key(0), offset: chunk * CHUNK_BYTES, len: CHUNK_BYTES });
     say(&mut c, id, Reply::Reserved { extents });
-    assert_eq!(c.outcome(0, op), Some(Err(Refusal::Malformed.into())));
+    assert_eq!(c.outcome(0, op), Some(Err(ErrorReply::Malformed.into())));
     assert_eq!(c.read(0, victim, 0, 8), b"precious");
 }
 
@@ -274,7 +277,7 @@ fn memory_that_a_copy_still_runs_into_is_not_given_to_anybody() {
     let mut c = Cluster::of(3);
     let lh = c.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(2)));
     c.slow_to_copy = true;
-    c.submit(0, Command::Order(lh, Order::Move { to: NodeId(1) }));
+    c.submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
     c.run();
     c.kill(2);
     c.run();
@@ -292,7 +295,7 @@ fn free_during_an_access(give_up: impl FnOnce(&mut Cluster, SlotRef)) {
     let path = c.hosts[2].path.clone();
     let access = path.pins().pin();
     give_up(&mut c, lh);
-    let freeing = c.submit(1, Command::Order(home, Order::Free));
+    let freeing = c.submit(1, Command::RegionCommand(home, RegionCommand::Free));
     c.run();
     assert!(!c.has_ended(1, freeing), "the access may still change the bytes, whoever has them by then");
     drop(access);

@@ -7,11 +7,11 @@ use halite_fabric::PeerId;
 use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::{Command, OpId, Outcome, Placement};
 use halite_tier::ids::NodeId;
-use halite_tier::message::{Order, Refusal};
+use halite_tier::message::{ErrorReply, RegionCommand};
 use halite_tier::permissions::Permissions;
 
 fn begin_to_move(c: &mut Cluster, host: usize, slot: SlotRef, to: u32) -> OpId {
-    let moving = c.submit(host, Command::Order(slot, Order::Move { to: NodeId(to) }));
+    let moving = c.submit(host, Command::RegionCommand(slot, RegionCommand::Move { to: NodeId(to) }));
     c.run();
     moving
 }
@@ -23,7 +23,7 @@ fn a_name_can_be_used_again_as_soon_as_its_region_is_freed() {
     let mut c = Cluster::of(3);
     let lh = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
     c.held = vec![(2, 0)];
-    let freeing = c.submit(2, Command::Order(lh, Order::Free));
+    let freeing = c.submit(2, Command::RegionCommand(lh, RegionCommand::Free));
     c.run();
     assert!(!c.has_ended(2, freeing), "the directory has not heard of it");
     c.held = vec![];
@@ -100,7 +100,7 @@ fn a_move_to_a_node_that_is_restarted_meanwhile_ends_as_if_it_were_down() {
     assert!(!c.has_ended(1, moving), "nothing is asked of the new owner before the chunk is let go of");
     c.held = vec![];
     c.run();
-    assert_eq!(c.outcome(1, moving), Some(Err(Refusal::PeerDown(NodeId(2)).into())));
+    assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
     assert_eq!(c.read(1, home, 0, 4), b"salt");
 }
 
@@ -121,9 +121,9 @@ fn a_region_is_not_handed_to_a_node_that_is_restarted_meanwhile() {
     assert!(!c.has_ended(1, moving), "the home does not change before all mappers know the last of it");
     c.held = vec![];
     c.run();
-    assert_eq!(c.outcome(1, moving), Some(Err(Refusal::PeerDown(NodeId(2)).into())));
+    assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
     assert_eq!(
-        c.command(1, Command::Order(home, Order::Free)),
+        c.command(1, Command::RegionCommand(home, RegionCommand::Free)),
         Ok(Outcome::Done),
         "the home is where it was"
     );
@@ -146,14 +146,14 @@ fn a_region_that_may_have_been_handed_over_stays_with_nobody_else() {
     c.hosts[1].engine.handle_disconnected(c.now_ns, PeerId(3));
     c.hosts[1].engine.handle_cut_off(c.now_ns, PeerId(3), false);
     c.run();
-    assert_eq!(c.outcome(1, moving), Some(Err(Refusal::PeerDown(NodeId(2)).into())));
+    assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
     c.held = vec![];
     c.run();
     let there = c.map(0, "salt");
     assert_eq!(c.read(0, there, 0, 4), b"salt", "it was handed over");
     assert_eq!(
-        c.command(1, Command::Order(home, Order::Free)),
-        Err(Refusal::PeerDown(NodeId(2)).into()),
+        c.command(1, Command::RegionCommand(home, RegionCommand::Free)),
+        Err(ErrorReply::PeerDown(NodeId(2)).into()),
         "the former home does not free what is another's"
     );
 }
@@ -178,7 +178,7 @@ fn memory_of_a_region_that_was_handed_over_is_kept_back_from_who_was_lost_meanwh
     c.held = vec![];
     c.run();
     assert_eq!(c.outcome(1, moving), Some(Ok(Outcome::Done)));
-    let freeing = c.submit(1, Command::Order(home, Order::Free));
+    let freeing = c.submit(1, Command::RegionCommand(home, RegionCommand::Free));
     c.run();
     assert!(!c.has_ended(1, freeing), "it is not cut off");
     assert_eq!(c.memory(2), (CHUNK_BYTES, 0));

@@ -5,7 +5,7 @@ mod common;
 use common::{Cluster, LEASE_NS, allocation, slot};
 use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
-use halite_tier::message::{NodeStatus, Order, Refusal};
+use halite_tier::message::{ErrorReply, NodeStatus, RegionCommand};
 
 const MIB: u64 = 1 << 20;
 const ARENA: u64 = 64 * MIB;
@@ -45,7 +45,7 @@ fn an_arena_that_cannot_grow_keeps_what_it_has_says_what_is_missing_and_grows_wh
     let mut cluster = node();
     cluster.segment_bytes_given = 0;
     let (wanted, available) = (MIB, 0);
-    assert_eq!(alloc(&mut cluster, MIB), Err(Refusal::NoSpace { wanted, available }.into()));
+    assert_eq!(alloc(&mut cluster, MIB), Err(ErrorReply::NoSpace { wanted, available }.into()));
     let told = status(&mut cluster);
     assert_eq!((told.bytes_total, told.bytes_refused), (ARENA, ARENA));
 
@@ -59,7 +59,7 @@ fn an_arena_that_cannot_grow_keeps_what_it_has_says_what_is_missing_and_grows_wh
 
     // What is there can be used again and again, whatever becomes of growth.
     cluster.segment_bytes_given = 0;
-    cluster.command(0, Command::Order(lh, Order::Free)).unwrap();
+    cluster.command(0, Command::RegionCommand(lh, RegionCommand::Free)).unwrap();
     alloc(&mut cluster, ARENA).unwrap();
 }
 
@@ -69,7 +69,7 @@ fn a_region_that_does_not_fit_into_what_could_be_had_is_told_how_much_that_is() 
     cluster.segments_given = 1;
     cluster.segment_bytes_given = 16 * MIB;
     let refused = alloc(&mut cluster, 20 * MIB);
-    assert_eq!(refused, Err(Refusal::NoSpace { wanted: 20 * MIB, available: 16 * MIB }.into()));
+    assert_eq!(refused, Err(ErrorReply::NoSpace { wanted: 20 * MIB, available: 16 * MIB }.into()));
     assert_eq!(status(&mut cluster).bytes_refused, ARENA - 16 * MIB);
     alloc(&mut cluster, 16 * MIB).unwrap();
 }

@@ -6,7 +6,7 @@ use common::{CHUNK_BYTES, Cluster};
 use halite_fabric::PeerId;
 use halite_tier::effect::{Command, Outcome, Placement};
 use halite_tier::ids::NodeId;
-use halite_tier::message::{self, Order};
+use halite_tier::message::{self, RegionCommand};
 use proptest::prelude::*;
 
 /// What node 1 says to node 0 while regions are made, mapped, moved and freed: whole messages, in order.
@@ -19,9 +19,9 @@ fn conversation() -> Vec<Vec<u8>> {
     cluster.command(1, Command::ListWatchers(lh)).unwrap();
     cluster.command(1, Command::Status).unwrap();
     cluster.command(1, Command::List).unwrap();
-    cluster.command(1, Command::Order(lh, Order::Move { to: NodeId(0) })).unwrap();
-    cluster.command(1, Command::Order(lh, Order::Seal)).unwrap();
-    cluster.command(1, Command::Order(lh, Order::Free)).unwrap();
+    cluster.command(1, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(0) })).unwrap();
+    cluster.command(1, Command::RegionCommand(lh, RegionCommand::Seal)).unwrap();
+    cluster.command(1, Command::RegionCommand(lh, RegionCommand::Free)).unwrap();
     cluster.recorded()
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use halite_fabric::PeerId;
-use halite_tier::rpc::{Abandoned, Arrival, Look, ReplySlots, Served, SlotId, Target};
+use halite_tier::rpc::{Abandoned, Arrival, ReplySlots, ReplyState, Served, SlotId, Target};
 use proptest::prelude::*;
 
 const PEER: PeerId = PeerId(1);
@@ -58,7 +58,7 @@ proptest! {
                 Step::Take => {
                     let Some(slot) = waiting.pop() else { continue };
                     match slots.look(slot, 0) {
-                        Look::Replied => slots.free(slot),
+                        ReplyState::Replied => slots.free(slot),
                         _ => { waiting.insert(0, slot); None }
                     };
                 }

@@ -7,7 +7,7 @@ use halite_tier::access::{Atomic, SlotRef};
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Release};
 use halite_tier::ids::Principal;
 use halite_tier::lockword::{Holder, STATE_OFFSET};
-use halite_tier::message::{Order, Refusal};
+use halite_tier::message::{ErrorReply, RegionCommand};
 use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
 
@@ -87,7 +87,7 @@ fn a_lock_is_given_up_by_the_session_that_holds_it_and_by_no_sibling() {
     let theirs = common::slot(cluster.command(2, map));
     for release in [Release::Used, Release::Unused, Release::Forsaken] {
         let refused = cluster.command(2, Command::Unlock { slot: theirs, release });
-        assert_eq!(refused, Err(Refusal::NotHeld.into()), "{release:?}");
+        assert_eq!(refused, Err(ErrorReply::NotHeld.into()), "{release:?}");
     }
     assert!(!cluster.has_ended(1, waiting), "it is held");
     cluster.hosts[2].session = owner;
@@ -128,7 +128,7 @@ fn a_lock_that_was_taken_by_the_word_alone_is_handed_over_by_its_home() {
     locked(&mut cluster, 2, op);
     assert_eq!(
         cluster.command(1, unlock(slots[1])),
-        Err(CommandError::Refused(Refusal::NotHeld)),
+        Err(CommandError::Refused(ErrorReply::NotHeld)),
         "it is given up once"
     );
 }
@@ -164,7 +164,7 @@ fn nobody_waits_for_ever_behind_a_silent_holder_that_cannot_be_cut_off_and_it_gi
     cluster.sleep(2 * LEASE_NS);
     assert!(!cluster.has_ended(next, op), "it may still be cut off");
     cluster.sleep(LEASE_NS);
-    let refused = Err(CommandError::Refused(Refusal::HeldBySilent(cluster.hosts[silent].life.node)));
+    let refused = Err(CommandError::Refused(ErrorReply::HeldBySilent(cluster.hosts[silent].life.node)));
     assert_eq!(cluster.outcome(next, op), Some(refused.clone()));
     assert_eq!(cluster.command(late, lock(slots[late])), refused, "a newcomer is told at once");
     let (me, nobody) = (holder(&cluster, silent), 0);
@@ -237,7 +237,7 @@ fn tokens_rise_when_a_lock_is_made_anew_by_nodes_whose_clocks_are_hours_apart() 
         before = token;
         assert_eq!(cluster.command(host, unlock(slots[host])), Ok(Outcome::Done));
     }
-    assert_eq!(cluster.command(0, Command::Order(slots[0], Order::Free)), Ok(Outcome::Done));
+    assert_eq!(cluster.command(0, Command::RegionCommand(slots[0], RegionCommand::Free)), Ok(Outcome::Done));
     // Tokens rise more slowly than time passes.
     cluster.sleep(LEASE_NS);
     // Whose clock is ahead goes; one that comes after that, and is behind, has heard of it by others.
@@ -326,8 +326,8 @@ fn those_who_wait_learn_of_the_death_of_the_home_and_of_the_end_of_the_lock() {
     let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
     submit_and_run(&mut cluster, others[0], lock(slots[others[0]]));
     let op = submit_and_run(&mut cluster, others[1], lock(slots[others[1]]));
-    assert_eq!(cluster.command(0, Command::Order(slots[0], Order::Free)), Ok(Outcome::Done));
-    assert_eq!(cluster.outcome(others[1], op), Some(Err(CommandError::Refused(Refusal::NotFound))));
+    assert_eq!(cluster.command(0, Command::RegionCommand(slots[0], RegionCommand::Free)), Ok(Outcome::Done));
+    assert_eq!(cluster.outcome(others[1], op), Some(Err(CommandError::Refused(ErrorReply::NotFound))));
 
     let (slots, home) = lock_of_all(&mut cluster);
     submit_and_run(&mut cluster, others[0], lock(slots[others[0]]));
@@ -335,7 +335,7 @@ fn those_who_wait_learn_of_the_death_of_the_home_and_of_the_end_of_the_lock() {
     let down = cluster.hosts[home].life.node;
     cluster.kill(home);
     cluster.run();
-    assert_eq!(cluster.outcome(others[1], op), Some(Err(CommandError::Refused(Refusal::PeerDown(down)))));
+    assert_eq!(cluster.outcome(others[1], op), Some(Err(CommandError::Refused(ErrorReply::PeerDown(down)))));
 }
 
 #[test]
@@ -373,7 +373,7 @@ fn the_first_who_has_waited_too_long_ends_the_round_for_all() {
     cluster.sleep(LEASE_NS);
     assert!(!cluster.has_ended(0, patient) && !cluster.has_ended(1, hasty));
     cluster.sleep(2 * LEASE_NS);
-    let timeout = Some(Err(CommandError::Refused(Refusal::Timeout)));
+    let timeout = Some(Err(CommandError::Refused(ErrorReply::Timeout)));
     assert_eq!((cluster.outcome(0, patient), cluster.outcome(1, hasty)), (timeout.clone(), timeout));
 }
 
@@ -390,7 +390,7 @@ fn the_dead_and_those_who_left_are_not_counted_at_a_barrier() {
     cluster.hosts[home].engine.abandon(now_ns, waiting);
     let waiting = submit_and_run(&mut cluster, 0, arrive(slots[0], 2, 100 * LEASE_NS));
     assert!(!cluster.has_ended(0, waiting), "who left is not there");
-    let refused = Err(CommandError::Refused(Refusal::Participants { expected: 2 }));
+    let refused = Err(CommandError::Refused(ErrorReply::Participants { expected: 2 }));
     assert_eq!(cluster.command(others[1], arrive(slots[others[1]], 3, LEASE_NS)), refused);
     let passed = cluster.command(others[1], arrive(slots[others[1]], 2, LEASE_NS));
     assert_eq!(passed, Ok(Outcome::Passed { round: 1 }));

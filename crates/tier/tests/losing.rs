@@ -6,13 +6,13 @@ use common::{CHUNK_BYTES, Cluster, LEASE_NS};
 use halite_fabric::PeerId;
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::{NodeId, NodeLife};
-use halite_tier::message::{Loss, LossCause, LostName, NodeState, NodeStatus, Order, Refusal};
+use halite_tier::message::{ErrorReply, Loss, LossCause, LostName, NodeState, NodeStatus, RegionCommand};
 use halite_tier::permissions::Permissions;
 
 const LEN: u64 = 3 * CHUNK_BYTES;
 
 /// What a host is told of a name that nobody can map.
-fn refusal(cluster: &mut Cluster, host: usize, name: &str) -> Refusal {
+fn refusal(cluster: &mut Cluster, host: usize, name: &str) -> ErrorReply {
     let by_map = cluster.command(host, Command::Map { name: name.into(), wanted: Permissions::READ });
     let by_stat = cluster.command(host, Command::Stat(name.into()));
     assert_eq!(by_map, by_stat, "all commands agree");
@@ -24,7 +24,7 @@ fn refusal(cluster: &mut Cluster, host: usize, name: &str) -> Refusal {
 
 fn loss(cluster: &mut Cluster, host: usize, name: &str) -> (NodeLife, Loss) {
     match refusal(cluster, host, name) {
-        Refusal::Lost { home, loss } => (home, loss),
+        ErrorReply::Lost { home, loss } => (home, loss),
         other => panic!("{name:?}: {other}"),
     }
 }
@@ -62,19 +62,19 @@ fn who_asks_for_a_name_whose_home_died_is_told_with_whom_it_was_lost_and_when() 
     }
     let names: Vec<_> = lost_names(&mut cluster, 1).into_iter().map(|lost| (lost.name, lost.home)).collect();
     assert_eq!(names, [("pepper".to_owned(), dead), ("salt".to_owned(), dead)]);
-    assert_eq!(refusal(&mut cluster, 1, "vinegar"), Refusal::NotFound);
+    assert_eq!(refusal(&mut cluster, 1, "vinegar"), ErrorReply::NotFound);
 
     // Until somebody makes it anew, or has it forgotten.
     let again = cluster.alloc(1, "salt", LEN, Placement::Local);
     cluster.map(0, "salt");
-    cluster.command(1, Command::Order(again, Order::Free)).unwrap();
-    assert_eq!(refusal(&mut cluster, 0, "salt"), Refusal::NotFound);
+    cluster.command(1, Command::RegionCommand(again, RegionCommand::Free)).unwrap();
+    assert_eq!(refusal(&mut cluster, 0, "salt"), ErrorReply::NotFound);
     assert_eq!(cluster.command(1, Command::ForgetName("pepper".into())), Ok(Outcome::Done));
-    assert_eq!(refusal(&mut cluster, 0, "pepper"), Refusal::NotFound);
+    assert_eq!(refusal(&mut cluster, 0, "pepper"), ErrorReply::NotFound);
     let twice = cluster.command(1, Command::ForgetName("pepper".into()));
-    assert_eq!(twice, Err(Refusal::NotFound.into()));
+    assert_eq!(twice, Err(ErrorReply::NotFound.into()));
     let living = cluster.command(1, Command::ForgetName("sugar".into()));
-    assert_eq!(living, Err(Refusal::NotFound.into()), "what is there is freed, not forgotten");
+    assert_eq!(living, Err(ErrorReply::NotFound.into()), "what is there is freed, not forgotten");
     cluster.map(1, "sugar");
 }
 
@@ -112,7 +112,7 @@ fn a_silent_node_is_unreachable_since_it_was_heard_and_dead_by_its_exit_only() {
     cluster.sleep(2 * LEASE_NS);
     let age_ns = cluster.now_ns - heard_ns;
     let unreachable = Loss { cause: LossCause::Unreachable, age_ns };
-    assert_eq!(refusal(&mut cluster, 1, "salt"), Refusal::PeerDown(NodeId(2)), "its names are kept");
+    assert_eq!(refusal(&mut cluster, 1, "salt"), ErrorReply::PeerDown(NodeId(2)), "its names are kept");
     let row = status(&mut cluster, 1)[2].clone();
     assert_eq!((row.state, row.loss), (NodeState::Unreachable, Some(unreachable)));
 
@@ -222,9 +222,9 @@ fn a_dead_node_is_shown_until_it_is_forgotten_and_then_by_nobody() {
     cluster.alloc(3, "pepper", LEN, Placement::Local);
     let forget = |cluster: &mut Cluster, node: u32| cluster.command(1, Command::ForgetNode(NodeId(node)));
     for living in [0, 1, 2] {
-        assert_eq!(forget(&mut cluster, living), Err(Refusal::NodeLives(NodeId(living)).into()));
+        assert_eq!(forget(&mut cluster, living), Err(ErrorReply::NodeLives(NodeId(living)).into()));
     }
-    assert_eq!(forget(&mut cluster, 77), Err(Refusal::UnknownNode(NodeId(77)).into()));
+    assert_eq!(forget(&mut cluster, 77), Err(ErrorReply::UnknownNode(NodeId(77)).into()));
     cluster.kill(2);
     cluster.kill(3);
     cluster.run();
@@ -232,10 +232,10 @@ fn a_dead_node_is_shown_until_it_is_forgotten_and_then_by_nobody() {
     for host in [0, 1] {
         let nodes: Vec<u32> = status(&mut cluster, host).iter().map(|status| status.node.0).collect();
         assert_eq!(nodes, [0, 1, 3], "as host {host} sees it");
-        assert_eq!(refusal(&mut cluster, host, "salt"), Refusal::NotFound);
+        assert_eq!(refusal(&mut cluster, host, "salt"), ErrorReply::NotFound);
         assert_eq!(loss(&mut cluster, host, "pepper").1.cause, LossCause::Exited);
     }
-    assert_eq!(forget(&mut cluster, 2), Err(Refusal::UnknownNode(NodeId(2)).into()));
+    assert_eq!(forget(&mut cluster, 2), Err(ErrorReply::UnknownNode(NodeId(2)).into()));
     // Who comes later hears the same.
     let late = cluster.add(5, 0);
     let nodes: Vec<_> =
@@ -264,7 +264,7 @@ fn applications_that_came_and_went_are_remembered_for_their_regions_only() {
     }
     assert_eq!(lost_names(&mut cluster, late).len(), CAME as usize);
     assert_eq!(cluster.command(late, Command::ForgetNode(NodeId(1003))), Ok(Outcome::Done));
-    assert_eq!(refusal(&mut cluster, late, "salt 03"), Refusal::NotFound);
+    assert_eq!(refusal(&mut cluster, late, "salt 03"), ErrorReply::NotFound);
     assert_eq!(loss(&mut cluster, late, "salt 04").0.node, NodeId(1004));
 }
 

@@ -4,19 +4,19 @@
 mod common;
 use common::*;
 use halite_fabric::PeerId;
-use halite_tier::access::{Blocked, Side, SlotRef, Spot, Step};
+use halite_tier::access::{Blocked, RegionOffset, Side, SlotRef, Step};
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Placement};
 use halite_tier::ids::{NodeId, RequestId};
 use halite_tier::layout::{Extent, Extents};
-use halite_tier::message::{Leg, Message, Order, Refusal, Request, decode, encode};
+use halite_tier::message::{CopySegment, ErrorReply, Message, RegionCommand, Request, decode, encode};
 use proptest::prelude::*;
 
-fn at(slot: SlotRef, offset: u64) -> Spot {
-    Spot { slot, offset }
+fn at(slot: SlotRef, offset: u64) -> RegionOffset {
+    RegionOffset { slot, offset }
 }
 
 /// Fills as a session does: by itself what it reaches, else by commands.
-fn fill(c: &mut Cluster, host: usize, to: Spot, len: u64, byte: u8) {
+fn fill(c: &mut Cluster, host: usize, to: RegionOffset, len: u64, byte: u8) {
     let (mut to, mut len) = (to, len);
     while len > 0 {
         let (path, session) = (c.hosts[host].path.clone(), c.hosts[host].session);
@@ -37,7 +37,14 @@ fn stepped(outcome: Result<Outcome, CommandError>) -> Step {
 }
 
 /// Copies likewise; one thing happens at a time, as `picks` choose.
-fn copy(c: &mut Cluster, host: usize, to: Spot, from: Spot, len: u64, picks: &mut dyn FnMut() -> u64) {
+fn copy(
+    c: &mut Cluster,
+    host: usize,
+    to: RegionOffset,
+    from: RegionOffset,
+    len: u64,
+    picks: &mut dyn FnMut() -> u64,
+) {
     let (mut to, mut from, mut len) = (to, from, len);
     while len > 0 {
         let (path, session) = (c.hosts[host].path.clone(), c.hosts[host].session);
@@ -52,7 +59,7 @@ fn copy(c: &mut Cluster, host: usize, to: Spot, from: Spot, len: u64, picks: &mu
             }
             Err(blocked) => panic!("the copy is blocked: {blocked:?}"),
         };
-        if !step.at_end {
+        if !step.backward {
             (to.offset, from.offset) = (to.offset + step.len, from.offset + step.len);
         }
         len -= step.len;
@@ -77,14 +84,14 @@ fn posted(len: u64) -> (Cluster, SlotRef, SlotRef) {
 }
 
 fn broken(side: Side, node: u32) -> Result<Outcome, CommandError> {
-    Err(CommandError::Broken { side, refusal: Refusal::PeerDown(NodeId(node)) })
+    Err(CommandError::Broken { side, refusal: ErrorReply::PeerDown(NodeId(node)) })
 }
 
 #[test]
 fn a_region_is_freed_only_when_the_commands_on_it_are_over() {
     let (mut c, master, lh) = posted(CHUNK_BYTES);
     let filling = slow_fill(&mut c, lh, CHUNK_BYTES);
-    let freeing = c.submit(0, Command::Order(master, Order::Free));
+    let freeing = c.submit(0, Command::RegionCommand(master, RegionCommand::Free));
     c.run();
     assert!(!c.has_ended(0, freeing), "a mapper's command is under way");
     c.finish_copies();
@@ -114,7 +121,7 @@ fn a_last_handle_is_given_up_only_when_the_commands_through_it_are_over() {
 fn a_chunk_moves_on_only_when_the_commands_on_it_are_over_and_the_next_go_to_its_new_place() {
     let (mut c, master, lh) = posted(2 * CHUNK_BYTES);
     let filling = slow_fill(&mut c, lh, CHUNK_BYTES);
-    let moving = c.submit(0, Command::Order(master, Order::Move { to: NodeId(0) }));
+    let moving = c.submit(0, Command::RegionCommand(master, RegionCommand::Move { to: NodeId(0) }));
     c.run();
     assert_eq!(c.copies_under_way(), 1, "the chunk is not copied to its new place yet");
     // It is frozen for whoever comes now.
@@ -167,12 +174,12 @@ fn memory_that_a_dead_nodes_command_still_runs_into_is_given_to_nobody() {
     slow_fill(&mut c, lh, len);
     c.kill(2);
     c.run();
-    assert_eq!(c.command(0, Command::Order(master, Order::Free)), Ok(Outcome::Done));
+    assert_eq!(c.command(0, Command::RegionCommand(master, RegionCommand::Free)), Ok(Outcome::Done));
     assert_eq!(c.memory(1).0, len, "the step under way runs into it");
     // All that is left is too little for this.
     let other = allocation(None, ARENA_BYTES - len + CHUNK_BYTES, Placement::On(NodeId(1)));
     let refused = c.command(0, other.clone());
-    assert!(matches!(refused, Err(CommandError::Refused(Refusal::NoSpace { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(CommandError::Refused(ErrorReply::NoSpace { .. }))), "{refused:?}");
     c.finish_copies();
     c.run();
     assert_eq!(c.copies_under_way(), 0, "nobody wants the next step");
@@ -210,7 +217,7 @@ fn a_command_that_comes_late_changes_nothing_of_those_who_have_the_memory_now() 
     c.held.clear();
     c.run();
     assert_eq!(c.peek(0, master), vec![7; CHUNK_BYTES as usize]);
-    assert_eq!(c.command(0, Command::Order(master, Order::Free)), Ok(Outcome::Done));
+    assert_eq!(c.command(0, Command::RegionCommand(master, RegionCommand::Free)), Ok(Outcome::Done));
     let heir = c.alloc(1, "heir", CHUNK_BYTES, Placement::Local);
     assert_eq!(c.extents(1, heir), place);
     say(&mut c, late);
@@ -238,12 +245,12 @@ fn a_member_that_asks_for_nonsense_changes_nothing() {
     ];
     for to in bad {
         say(&mut c, Request::FillBytes { region, parts: Extents::from_slice(&[to]), byte: 1 });
-        let legs = vec![Leg { from: good, to }];
-        say(&mut c, Request::CopyBytes { to: region, from: region, legs, at_end: true });
+        let copy_segments = vec![CopySegment { from: good, to }];
+        say(&mut c, Request::CopyBytes { to: region, from: region, copy_segments, backward: true });
     }
     let from = Extent { offset: u64::MAX, owner: c.hosts[0].life, ..good };
-    let legs = vec![Leg { from, to: good }];
-    say(&mut c, Request::CopyBytes { to: region, from: region, legs, at_end: false });
+    let copy_segments = vec![CopySegment { from, to: good }];
+    say(&mut c, Request::CopyBytes { to: region, from: region, copy_segments, backward: false });
     c.run();
     assert_eq!(c.peek(0, master), vec![5; CHUNK_BYTES as usize]);
     assert_eq!(c.peek(1, other), vec![0; CHUNK_BYTES as usize]);

@@ -5,7 +5,7 @@ mod common;
 use common::Cluster;
 use halite_tier::effect::{Command, Outcome};
 use halite_tier::ids::NodeId;
-use halite_tier::message::Refusal;
+use halite_tier::message::ErrorReply;
 
 fn take(cluster: &mut Cluster, host: usize) -> u32 {
     match cluster.command(host, Command::TakeNumber) {
@@ -40,5 +40,5 @@ fn there_is_an_end_to_them() {
     let mut cluster = Cluster::of(2);
     cluster.hosts[0].engine.restore_numbers(NodeId::EPHEMERAL_MIN.0 - 1);
     assert_eq!(take(&mut cluster, 1), 999);
-    assert_eq!(cluster.command(1, Command::TakeNumber), Err(Refusal::NoNumbers.into()));
+    assert_eq!(cluster.command(1, Command::TakeNumber), Err(ErrorReply::NoNumbers.into()));
 }

@@ -7,7 +7,7 @@ use halite_fabric::PeerId;
 use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::NodeId;
-use halite_tier::message::{NodeState, Order, Reach, Refusal};
+use halite_tier::message::{ErrorReply, NodeState, Reach, RegionCommand};
 use halite_tier::permissions::{Permissions, Who};
 
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
@@ -101,14 +101,18 @@ impl World {
         }
         for name in (0..count).map(name_of).chain(["wide".to_owned()]) {
             let lh = self.cluster.map_for(0, &name, ALL);
-            assert_eq!(self.cluster.command(0, Command::Order(lh, Order::Free)), Ok(Outcome::Done), "{name}");
+            assert_eq!(
+                self.cluster.command(0, Command::RegionCommand(lh, RegionCommand::Free)),
+                Ok(Outcome::Done),
+                "{name}"
+            );
         }
         (0..count).for_each(|host| assert_eq!(self.cluster.memory(host), (0, 0), "host {host}"));
     }
 }
 
 fn is_down(outcome: &Result<Outcome, CommandError>, node: u32) -> bool {
-    *outcome == Err(Refusal::PeerDown(NodeId(node)).into())
+    *outcome == Err(ErrorReply::PeerDown(NodeId(node)).into())
 }
 
 #[test]
@@ -231,10 +235,10 @@ fn can_write(cluster: &Cluster, host: usize, slot: SlotRef, offset: u64) -> bool
 
 #[test]
 fn an_order_reaches_a_mapper_through_the_owners_when_its_home_does_not() {
-    let revoke = Order::Revoke { who: Who::Everyone, permissions: Permissions::WRITE };
-    for order in [Order::Free, Order::Seal, revoke, Order::Move { to: NodeId(0) }] {
+    let revoke = RegionCommand::Revoke { who: Who::Everyone, permissions: Permissions::WRITE };
+    for order in [RegionCommand::Free, RegionCommand::Seal, revoke, RegionCommand::Move { to: NodeId(0) }] {
         let (mut cluster, home, mapped) = home_and_mapper_apart();
-        let given = cluster.submit(1, Command::Order(home, order.clone()));
+        let given = cluster.submit(1, Command::RegionCommand(home, order.clone()));
         cluster.sleep(LEASE_NS / 2);
         assert!(!cluster.has_ended(1, given), "{order:?}: the mapper has not been heard");
         assert!(can_write(&cluster, 3, mapped, CHUNK_BYTES), "{order:?}: it may write until it is told");
@@ -254,7 +258,7 @@ fn an_order_reaches_a_mapper_through_the_owners_when_its_home_does_not() {
 #[test]
 fn an_owner_that_gets_no_answer_from_the_mapper_cuts_it_off_by_itself() {
     let (mut cluster, home, mapped) = home_and_mapper_apart();
-    let given = cluster.submit(1, Command::Order(home, Order::Seal));
+    let given = cluster.submit(1, Command::RegionCommand(home, RegionCommand::Seal));
     cluster.sleep(LEASE_NS);
     // The mapper hears what the owner says, and its own heartbeats are heard; but somebody there is in the middle of a write.
     let path = cluster.hosts[3].path.clone();
@@ -275,10 +279,10 @@ fn a_peer_that_is_silent_delays_no_change_of_what_it_has_no_part_in() {
     let lh = world.cluster.map_for(1, "salt", ALL);
     world.part(&[3], &[0, 1, 2]);
     assert_eq!(
-        world.cluster.command(1, Command::Order(lh, Order::Move { to: NodeId(1) })),
+        world.cluster.command(1, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) })),
         Ok(Outcome::Done)
     );
-    assert_eq!(world.cluster.command(1, Command::Order(lh, Order::Free)), Ok(Outcome::Done));
+    assert_eq!(world.cluster.command(1, Command::RegionCommand(lh, RegionCommand::Free)), Ok(Outcome::Done));
 }
 
 #[test]
@@ -298,7 +302,7 @@ fn a_node_that_is_restarted_within_its_lease_waits_until_that_is_over() {
     let map = Command::Map { name: name_of(2), wanted: RIGHTS };
     let lost = world.cluster.command(1, map);
     assert!(
-        matches!(lost, Err(CommandError::Refused(Refusal::Lost { .. }))),
+        matches!(lost, Err(CommandError::Refused(ErrorReply::Lost { .. }))),
         "its regions went with it: {lost:?}"
     );
 }
@@ -343,7 +347,7 @@ fn an_order_ends_though_its_region_loses_its_name_meanwhile() {
     // Somebody at home is in the middle of a write, and the order waits for that.
     let pin = cluster.hosts[1].path.clone();
     let pin = pin.pins().pin();
-    let given = cluster.submit(1, Command::Order(lh, Order::Seal));
+    let given = cluster.submit(1, Command::RegionCommand(lh, RegionCommand::Seal));
     cluster.run();
     cluster.cut.clear();
     cluster.sleep(6 * LEASE_NS);
@@ -406,7 +410,7 @@ fn an_access_to_a_region_that_was_dropped_before_keeps_two_from_being_paired_ane
     let mut world = World { cluster, memory };
     let path = world.cluster.hosts[2].path.clone();
     let pin = path.pins().pin();
-    let freed = world.cluster.submit(1, Command::Order(salt, Order::Free));
+    let freed = world.cluster.submit(1, Command::RegionCommand(salt, RegionCommand::Free));
     world.cluster.run();
     world.part(&[0], &[2]);
     world.sleep(3);
@@ -425,7 +429,7 @@ fn an_order_is_not_refused_for_how_long_the_one_before_it_has_waited() {
     let lh = cluster.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
     cluster.map(2, "salt");
     cluster.stop(2);
-    let given = cluster.submit(0, Command::Order(lh, Order::Move { to: NodeId(1) }));
+    let given = cluster.submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
     while !cluster.has_ended(0, given) {
         cluster.sleep(LEASE_NS / 1000);
     }
@@ -435,7 +439,7 @@ fn an_order_is_not_refused_for_how_long_the_one_before_it_has_waited() {
     // Somebody at home is in the middle of a write, and the order waits for that.
     let pin = cluster.hosts[0].path.clone();
     let pin = pin.pins().pin();
-    let given = cluster.submit(0, Command::Order(lh, Order::Move { to: NodeId(1) }));
+    let given = cluster.submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
     cluster.run();
     cluster.sleep(LEASE_NS / 2);
     drop(pin);
@@ -470,7 +474,7 @@ fn each_owner_says_by_itself_whether_a_node_is_cut_off_from_its_memory() {
     let again = "paired again with node 2 (process 2), pairing 2";
     assert!(world.cluster.hosts[1].news.iter().any(|news| news.to_string() == again && !news.is_trouble()));
     let unknown = world.cluster.command(0, Command::Reach { node: NodeId(77), owner: NodeId(1) });
-    assert_eq!(unknown, Err(Refusal::UnknownNode(NodeId(77)).into()));
+    assert_eq!(unknown, Err(ErrorReply::UnknownNode(NodeId(77)).into()));
     world.part(&[0], &[1]);
     world.sleep(3);
     let unasked = world.cluster.command(0, Command::Reach { node: NodeId(2), owner: NodeId(1) });

@@ -5,7 +5,7 @@ mod common;
 use common::{CHUNK_BYTES, Cluster, slot};
 use halite_tier::effect::{Command, Placement};
 use halite_tier::ids::NodeId;
-use halite_tier::message::Refusal;
+use halite_tier::message::ErrorReply;
 use halite_tier::permissions::Permissions;
 
 const LEN: u64 = 10 * CHUNK_BYTES;
@@ -46,7 +46,7 @@ fn memory_that_the_system_refuses_is_an_error_that_keeps_nothing() {
     cluster.memory_left = LEN / 2;
     let refused = cluster.command(0, alloc("salt", both()));
     let (wanted, given) = (LEN / 2, 0);
-    assert_eq!(refused, Err(Refusal::OutOfMemory { node: NodeId(1), wanted, given }.into()));
+    assert_eq!(refused, Err(ErrorReply::OutOfMemory { node: NodeId(1), wanted, given }.into()));
     assert_eq!((cluster.memory(0), cluster.memory(1)), ((0, 0), (0, 0)));
     cluster.memory_left = LEN;
     slot(cluster.command(1, alloc("salt", both())));

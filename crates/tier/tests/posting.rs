@@ -5,7 +5,7 @@ mod common;
 use common::{CHUNK_BYTES, Cluster};
 use halite_tier::effect::{Command, OpId, Placement};
 use halite_tier::ids::NodeId;
-use halite_tier::message::Order;
+use halite_tier::message::RegionCommand;
 
 /// A region is freed only when `write` has completed.
 #[track_caller]
@@ -28,7 +28,7 @@ fn a_region_is_freed_after_the_writes_of_whoever_is_about_to_unmap_it() {
     let write = cluster.post(2, writer, 0, b"late");
     cluster.submit(2, Command::Unmap(writer));
     cluster.run();
-    let free = cluster.submit(0, Command::Order(master, Order::Free));
+    let free = cluster.submit(0, Command::RegionCommand(master, RegionCommand::Free));
     freed_after(&mut cluster, free, write);
 }
 
@@ -40,7 +40,7 @@ fn a_region_is_freed_after_the_writes_through_a_handle_that_came_and_went_while_
     cluster.map(3, "salt");
     // The first chunk is frozen for a move that fails.
     cluster.slow_to_copy = true;
-    let moved = cluster.submit(0, Command::Order(master, Order::Move { to: NodeId(0) }));
+    let moved = cluster.submit(0, Command::RegionCommand(master, RegionCommand::Move { to: NodeId(0) }));
     cluster.run();
     assert_eq!(cluster.copies_under_way(), 1);
     // A thread of host 3 is in the midst of an access: its older handle does not learn yet that the chunk is where it was.
@@ -55,7 +55,7 @@ fn a_region_is_freed_after_the_writes_through_a_handle_that_came_and_went_while_
     let write = cluster.post(3, younger, 0, b"late");
     cluster.submit(3, Command::Unmap(younger));
     cluster.run();
-    let free = cluster.submit(0, Command::Order(master, Order::Free));
+    let free = cluster.submit(0, Command::RegionCommand(master, RegionCommand::Free));
     cluster.run();
     drop(access);
     freed_after(&mut cluster, free, write);

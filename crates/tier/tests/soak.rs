@@ -8,7 +8,7 @@ use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::OpId;
 use halite_tier::effect::{Command, Outcome, Placement};
 use halite_tier::ids::NodeId;
-use halite_tier::message::Order;
+use halite_tier::message::RegionCommand;
 use halite_tier::permissions::{Permissions, Who};
 
 const NODES: u32 = 4;
@@ -82,17 +82,17 @@ impl Soak {
             15..30 => self.map(),
             30..36 => self.on_handle(|soak, slot| {
                 let to = NodeId(soak.random.below(u64::from(NODES)) as u32);
-                Command::Order(slot, Order::Move { to })
+                Command::RegionCommand(slot, RegionCommand::Move { to })
             }),
             36..40 => self.free(),
             40..46 => self.unmap(),
             46..48 => self.on_handle(|_, slot| {
                 let (who, permissions) = (Who::Everyone, Permissions::READ);
-                Command::Order(slot, Order::Grant { who, permissions })
+                Command::RegionCommand(slot, RegionCommand::Grant { who, permissions })
             }),
             48..50 => self.on_handle(|_, slot| {
                 let (who, permissions) = (Who::Everyone, Permissions::WRITE);
-                Command::Order(slot, Order::Revoke { who, permissions })
+                Command::RegionCommand(slot, RegionCommand::Revoke { who, permissions })
             }),
             50..51 => self.kill_and_restart(),
             51..75 => self.write(),
@@ -156,7 +156,7 @@ impl Soak {
         let Handle { host, slot, region } = self.handles[index];
         // From here on the region may be gone at any time.
         self.regions[region].bytes = None;
-        self.submit(host, Command::Order(slot, Order::Free), None);
+        self.submit(host, Command::RegionCommand(slot, RegionCommand::Free), None);
     }
 
     fn unmap(&mut self) {
@@ -236,7 +236,7 @@ impl Soak {
             let name = info.name.expect("listed by name");
             let map = Command::Map { name: name.clone(), wanted: Permissions::MASTER };
             let slot = common::slot(self.cluster.command(host, map));
-            let freed = self.cluster.command(host, Command::Order(slot, Order::Free));
+            let freed = self.cluster.command(host, Command::RegionCommand(slot, RegionCommand::Free));
             assert_eq!(freed, Ok(Outcome::Done), "seed {}: {name}", self.seed);
         }
         self.cluster.sleep(2 * LEASE_NS);

@@ -7,7 +7,7 @@ use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Placement};
 use halite_tier::engine::WATCHERS_MAX;
 use halite_tier::ids::{NodeId, Principal, RegionId, SessionId};
-use halite_tier::message::{Order, Refusal};
+use halite_tier::message::{ErrorReply, RegionCommand};
 use halite_tier::permissions::{Permissions, Who};
 
 const PORT: u32 = 7;
@@ -33,8 +33,8 @@ fn watchers(cluster: &mut Cluster, host: usize, slot: SlotRef) -> Vec<(usize, u3
 }
 
 fn move_to(cluster: &mut Cluster, host: usize, slot: SlotRef, to: u32) {
-    let order = Order::Move { to: NodeId(to) };
-    assert_eq!(cluster.command(host, Command::Order(slot, order)), Ok(Outcome::Done));
+    let order = RegionCommand::Move { to: NodeId(to) };
+    assert_eq!(cluster.command(host, Command::RegionCommand(slot, order)), Ok(Outcome::Done));
 }
 
 /// A region at home at host 1, and the handles of hosts 1, 2 and 3.
@@ -79,7 +79,7 @@ fn no_watcher_is_lost_while_the_home_moves() {
         let [home, second, third] = salt(&mut cluster);
         let mut picks = Picks(seed);
         let mut step = |cluster: &mut Cluster| cluster.step_one(picks.next());
-        cluster.submit(1, Command::Order(home, Order::Move { to: NodeId(0) }));
+        cluster.submit(1, Command::RegionCommand(home, RegionCommand::Move { to: NodeId(0) }));
         for _ in 0..seed % MOVE_STEPS {
             step(&mut cluster);
         }
@@ -130,7 +130,7 @@ fn who_dies_while_the_list_travels_is_not_on_it() {
         let [home, second, third] = salt(&mut cluster);
         watch(&mut cluster, 2, second, PORT);
         watch(&mut cluster, 3, third, PORT);
-        cluster.submit(1, Command::Order(home, Order::Move { to: NodeId(0) }));
+        cluster.submit(1, Command::RegionCommand(home, RegionCommand::Move { to: NodeId(0) }));
         let mut picks = Picks(seed);
         for _ in 0..seed % MOVE_STEPS {
             cluster.step_one(picks.next());
@@ -173,7 +173,7 @@ fn command_as(
 }
 
 fn denied(missing: Permissions) -> Result<Outcome, CommandError> {
-    Err(Refusal::PermissionDenied { missing }.into())
+    Err(ErrorReply::PermissionDenied { missing }.into())
 }
 
 #[test]
@@ -183,8 +183,8 @@ fn only_readers_watch_and_only_writers_hear_who_does() {
     let (bob, slot) = stranger(&mut cluster, 2);
     command_as(&mut cluster, 2, bob, Command::Watch { slot, port: PORT }).unwrap();
     let mut revoke = |permissions| {
-        let order = Order::Revoke { who: Who::Everyone, permissions };
-        cluster.command(1, Command::Order(home, order)).unwrap();
+        let order = RegionCommand::Revoke { who: Who::Everyone, permissions };
+        cluster.command(1, Command::RegionCommand(home, order)).unwrap();
     };
     revoke(Permissions::WRITE);
     revoke(Permissions::READ);
@@ -202,11 +202,11 @@ fn a_freed_region_is_watched_by_nobody() {
     watch(&mut cluster, 2, second, PORT);
     // A mapper that does not answer keeps the region from being gone at once.
     cluster.held.push((3, 1));
-    let free = cluster.submit(1, Command::Order(home, Order::Free));
+    let free = cluster.submit(1, Command::RegionCommand(home, RegionCommand::Free));
     let late = cluster.submit(2, Command::Watch { slot: second, port: PORT });
     cluster.run();
     assert!(!cluster.has_ended(1, free));
-    assert_eq!(cluster.outcome(2, late), Some(Err(Refusal::NotFound.into())));
+    assert_eq!(cluster.outcome(2, late), Some(Err(ErrorReply::NotFound.into())));
     cluster.held.clear();
     cluster.run();
     assert_eq!(cluster.outcome(1, free), Some(Ok(Outcome::Done)));
@@ -221,7 +221,7 @@ fn a_region_has_so_many_watchers_and_no_more() {
     for port in 0..WATCHERS_MAX as u32 {
         region = Some(watch(&mut cluster, 1, slot, port));
     }
-    let full = Refusal::TooManyWatchers { max: WATCHERS_MAX as u64 };
+    let full = ErrorReply::TooManyWatchers { max: WATCHERS_MAX as u64 };
     let again = Command::Watch { slot, port: u32::MAX };
     assert_eq!(cluster.command(1, again.clone()), Err(full.into()));
     cluster.command(1, Command::Unwatch { region: region.unwrap(), port: 0 }).unwrap();

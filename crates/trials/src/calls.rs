@@ -20,7 +20,7 @@ use ledger::{CallId, Kind, Ledger, Task, Told, Wish};
 
 /// Longest time that a call is given.
 const TIMEOUT_US_MAX: u64 = 150;
-/// A call ends so soon after its time is over: its node's keeper wakes then, and its session when that has looked.
+/// A call ends so soon after its time is over: its node's progress thread wakes then, and its session when that has looked.
 const SLACK_NS: u64 = 20_000;
 /// No more nodes are called at once: in a large cluster that would be most of what happens.
 const CALLED_TOGETHER_MAX: u32 = 8;

@@ -45,7 +45,7 @@ impl Birth {
         })?;
         let (driven, fabric) = (Rc::new(driven), fabric.expect("it was opened"));
         let keep = keep(world.clone(), self.host, fabric.clone(), driven.clone());
-        world.spawn(Some(self.host), format!("keeper {node}"), keep);
+        world.spawn(Some(self.host), format!("progress {node}"), keep);
         Ok((driven, fabric))
     }
 

@@ -2,7 +2,7 @@
 
 use halite_tier::effect::CommandError;
 use halite_tier::ids::NodeId;
-use halite_tier::message::Refusal;
+use halite_tier::message::ErrorReply;
 
 use super::RegionCause;
 
@@ -105,9 +105,9 @@ pub enum BarrierCause {
 impl From<CommandError> for LockCause {
     fn from(error: CommandError) -> LockCause {
         match error {
-            CommandError::Refused(Refusal::Held) => LockCause::Held,
-            CommandError::Refused(Refusal::HeldBySilent(node)) => LockCause::HeldBySilent(node),
-            CommandError::Refused(Refusal::NotHeld) => LockCause::NotHeld,
+            CommandError::Refused(ErrorReply::Held) => LockCause::Held,
+            CommandError::Refused(ErrorReply::HeldBySilent(node)) => LockCause::HeldBySilent(node),
+            CommandError::Refused(ErrorReply::NotHeld) => LockCause::NotHeld,
             other => LockCause::from(RegionCause::from(other)),
         }
     }
@@ -125,8 +125,8 @@ impl From<RegionCause> for LockCause {
 impl From<CommandError> for BarrierCause {
     fn from(error: CommandError) -> BarrierCause {
         match error {
-            CommandError::Refused(Refusal::Timeout) => BarrierCause::Timeout,
-            CommandError::Refused(Refusal::Participants { expected }) => BarrierCause::Size { expected },
+            CommandError::Refused(ErrorReply::Timeout) => BarrierCause::Timeout,
+            CommandError::Refused(ErrorReply::Participants { expected }) => BarrierCause::Size { expected },
             other => BarrierCause::from(RegionCause::from(other)),
         }
     }

@@ -57,11 +57,11 @@ pub(crate) struct Ended {
 }
 
 /// Something that must outlive an operation: the memory of its source, say.
-pub(crate) struct Keepsake(#[expect(dead_code, reason = "it is kept to be dropped")] Box<dyn Send>);
+pub(crate) struct KeepAlive(#[expect(dead_code, reason = "it is kept to be dropped")] Box<dyn Send>);
 
-impl std::fmt::Debug for Keepsake {
+impl std::fmt::Debug for KeepAlive {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Keepsake")
+        f.write_str("KeepAlive")
     }
 }
 
@@ -152,7 +152,7 @@ impl Posted {
 
     /// A number for an operation that nobody waits for, and that `keepsake` must outlive.
     pub(crate) fn keep(&self, peer: PeerId, keepsake: Box<dyn Send>) -> WorkId {
-        self.table.keep(peer, Keepsake(keepsake)).work_id()
+        self.table.keep(peer, KeepAlive(keepsake)).work_id()
     }
 
     /// An operation that was to be kept for was not posted after all.

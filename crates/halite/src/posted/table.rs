@@ -13,7 +13,7 @@ use halite_fabric::{PeerId, WorkId};
 use halite_tier::rpc::atomic::ATOMICS_UNDER_WAY_MAX;
 
 use super::staging::Slot;
-use super::{Ended, Keepsake};
+use super::{Ended, KeepAlive};
 use crate::wait::lock;
 
 /// The operations of a node.
@@ -59,7 +59,7 @@ enum State {
     /// Nobody waits; what it uses is given back at its end.
     Abandoned(Option<Slot>),
     /// Nobody waits, but this must outlive it.
-    Kept(Keepsake),
+    Kept(KeepAlive),
     Done(Ended),
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Completed {
     pub(super) slot: Option<Slot>,
     /// Another call may be begun, which could not before.
     pub(super) room: bool,
-    _kept: Option<Keepsake>,
+    _kept: Option<KeepAlive>,
 }
 
 /// What is left of an operation that was given up.
@@ -138,7 +138,7 @@ impl Table {
         self.add(peer, State::Begun)
     }
 
-    pub(super) fn keep(&self, peer: PeerId, keepsake: Keepsake) -> OperationId {
+    pub(super) fn keep(&self, peer: PeerId, keepsake: KeepAlive) -> OperationId {
         self.add(peer, State::Kept(keepsake))
     }
 

@@ -44,7 +44,7 @@ impl ReplyTo {
 
 /// An answer that the fabric did not take yet.  Its call stays busy, so that a cancel waits for it.
 #[derive(Debug)]
-pub(crate) struct Owed {
+pub(crate) struct DeferredReply {
     to: ReplyTo,
     status: Status,
     output: Vec<u8>,
@@ -303,10 +303,10 @@ impl Rpc {
 
     /// Keeps an answer that the fabric did not take until it does.
     pub(super) fn hold_back(&self, to: &ReplyTo, status: Status, output: &[u8]) {
-        self.owe(Owed { to: to.clone(), status, output: output.to_vec() }, Attempt::First);
+        self.owe(DeferredReply { to: to.clone(), status, output: output.to_vec() }, Attempt::First);
     }
 
-    fn owe(&self, owed: Owed, attempt: Attempt) {
+    fn owe(&self, owed: DeferredReply, attempt: Attempt) {
         lock(&self.owed).push(owed);
         self.set_stuck(attempt);
     }

@@ -16,26 +16,26 @@ use halite_tier::rpc::{
 
 use super::answer::{Answered, ReplyTo, remote};
 use super::input::{Bytes, Payload};
-use super::link::{Inbound, Link, Outbound, Theirs};
+use super::link::{Inbound, Link, Outbound, PeerParameters};
 use super::service::{Admission, Incoming, Service, ServiceId, Services};
 use super::{Attempt, CALL_WORK, FIRST_LOOK_BYTES, Held, Rpc};
 use crate::wait::{Wakes, lock};
 
 /// Requests on their way from a ring to their queues; kept by whoever polls, for the sake of its memory.
 #[derive(Debug, Default)]
-pub(crate) struct Intake {
-    asked: Vec<Asked>,
+pub(crate) struct ReceiveBatch {
+    asked: Vec<DecodedRequest>,
 }
 
 /// A request that has been read out of its ring.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct DecodedRequest {
     pub(super) kind: Kind,
     pub(super) number: u32,
     pub(super) incoming: Box<Incoming>,
 }
 
-impl Asked {
+impl DecodedRequest {
     fn service(&self) -> ServiceId {
         ServiceId::of(self.kind, self.number)
     }
@@ -48,7 +48,7 @@ impl Rpc {
         &self,
         peer: PeerId,
         imms: impl Iterator<Item = u32>,
-        intake: &mut Intake,
+        intake: &mut ReceiveBatch,
         wakes: &mut Wakes,
     ) {
         let mut imms = imms.map(Imm::parse).peekable();
@@ -133,7 +133,7 @@ impl Rpc {
         &self,
         peer: PeerId,
         row: impl Iterator<Item = u64>,
-        intake: &mut Intake,
+        intake: &mut ReceiveBatch,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
         let mut row = row.peekable();
@@ -183,7 +183,12 @@ impl Rpc {
     }
 
     /// Puts requests into the queues that they are for.
-    pub(super) fn deliver(&self, services: &Services, asked: impl Iterator<Item = Asked>, wakes: &mut Wakes) {
+    pub(super) fn deliver(
+        &self,
+        services: &Services,
+        asked: impl Iterator<Item = DecodedRequest>,
+        wakes: &mut Wakes,
+    ) {
         let mut asked = asked.peekable();
         while let Some(first) = asked.next() {
             let id = first.service();
@@ -305,7 +310,7 @@ fn open(link: &Link, note: &Note) -> Result<(), Violation> {
     }
     let head = {
         let inbound = &mut *lock(&link.inbound);
-        inbound.theirs = Theirs::parse(note);
+        inbound.theirs = PeerParameters::parse(note);
         inbound.head.as_ref().map(|head| head.window().clone())
     };
     let head = head.ok_or(Violation("a ring after the end"))?;
@@ -315,7 +320,7 @@ fn open(link: &Link, note: &Note) -> Result<(), Violation> {
 }
 
 /// Reads a request out of its ring, whose bytes the peer may still change: first copied, then understood.
-fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<Asked, Violation> {
+fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<DecodedRequest, Violation> {
     let (reader, ring) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
     let bytes_max = reader.arrive(offset)?;
     let mut look = [0; FIRST_LOOK_BYTES];
@@ -359,5 +364,5 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
         Input::InRing => Payload::Here(input),
         Input::At(address) => Payload::There { address, len: header.input_bytes },
     };
-    Ok(Asked { kind: header.kind, number: header.number, incoming: Incoming::new(to, input) })
+    Ok(DecodedRequest { kind: header.kind, number: header.number, incoming: Incoming::new(to, input) })
 }

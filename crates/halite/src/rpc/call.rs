@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use halite_tier::ids::NodeId;
-use halite_tier::rpc::{Address, Kind, Look, PAYLOAD_BYTES_MAX, Status, Target};
+use halite_tier::rpc::{Address, Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
 
 use super::error::{CallCause, CallError};
 use super::fetch::fetch;
@@ -13,7 +13,7 @@ use super::row::ROW_MAX;
 use super::server::Function;
 use crate::driver::Core;
 use crate::session::Session;
-use crate::wait::{Patience, join_all};
+use crate::wait::{AdaptiveSpin, join_all};
 
 /// Calls.
 impl Session {
@@ -255,14 +255,14 @@ impl<'s> Calling<'s> {
         let core: &'s Core = &self.session.inner.core;
         if self.terms.reply_in_place && self.terms.reply_bytes_max > SOON_COPIED_BYTES_MAX {
             let bytes = self.terms.reply_bytes_max.min(SPUN_BYTES_MAX);
-            Patience::change(|patience| patience.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
+            AdaptiveSpin::change(|patience| patience.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
         }
         let mut has_spun = false;
         for _ in 0..LOOKS_MAX {
             // Read before the look, so that what arrives after it is not missed.
             let seen = core.ground.rpc.arrivals();
             match pending.try_take(into.reborrow()) {
-                Err(Look::Waiting) => {
+                Err(ReplyState::Waiting) => {
                     if let Target::Peer(peer) = pending.target() {
                         core.expect_round_trip(peer);
                     }
@@ -321,7 +321,7 @@ impl<'s> Calling<'s> {
     ) -> Option<&'i [u8]> {
         let core: &'s Core = &self.session.inner.core;
         loop {
-            // Asked for before any lock is taken: the user's code runs here.
+            // DecodedRequest for before any lock is taken: the user's code runs here.
             let left: Vec<_> = inputs[posted.len()..].iter().take(ROW_MAX).map(AsRef::as_ref).collect();
             let next = *left.first()?;
             if !posted.is_empty() && core.now_ns() >= self.terms.deadline_ns {
@@ -349,7 +349,7 @@ impl<'s> Calling<'s> {
 
     pub(crate) async fn finish(&self, pending: &mut Pending<'s>, into: Into<'_>) -> Result<usize, CallError> {
         match pending.answered().await {
-            Look::Replied => self.take(pending, into).await,
+            ReplyState::Replied => self.take(pending, into).await,
             look => Err(self.failed(self.ended(look))),
         }
     }
@@ -395,14 +395,14 @@ impl<'s> Calling<'s> {
         match core.within(left, fetch(core, pending.target(), address, target)).await {
             Some(Ok(())) => Ok(len),
             Some(Err(_)) => Err(self.failed(CallCause::PeerDown)),
-            None => Err(self.failed(self.ended(Look::Overdue))),
+            None => Err(self.failed(self.ended(ReplyState::Overdue))),
         }
     }
 
-    pub(crate) fn ended(&self, look: Look) -> CallCause {
+    pub(crate) fn ended(&self, look: ReplyState) -> CallCause {
         match look {
             _ if self.session.inner.core.is_closed() => CallCause::NodeClosed,
-            Look::Overdue => CallCause::Timeout,
+            ReplyState::Overdue => CallCause::Timeout,
             _ => CallCause::PeerDown,
         }
     }

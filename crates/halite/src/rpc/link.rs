@@ -29,14 +29,14 @@ pub(crate) struct Link {
     introduced: AtomicBool,
     /// How many calls the peer has cancelled.
     cancels: AtomicU32,
-    losses: Losses,
+    drops: DropCount,
 }
 
 /// How often requests came to be unwanted, one by one or with their whole peer; of all links of a node.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Losses(Arc<AtomicU64>);
+pub(crate) struct DropCount(Arc<AtomicU64>);
 
-impl Losses {
+impl DropCount {
     fn add(&self) {
         // Pairs with the Acquire in count(): whoever sees the count sees that they are unwanted.
         self.0.fetch_add(1, Release);
@@ -73,7 +73,7 @@ pub(crate) struct Inbound {
     /// Our ring, into which the peer writes.
     pub(crate) ring: Option<(RingReader, Block)>,
     /// What the peer has told of itself.
-    pub(crate) theirs: Option<Theirs>,
+    pub(crate) theirs: Option<PeerParameters>,
     /// Outputs that wait for the peer to read them.
     pub(crate) kept: BTreeMap<SlotId, Block>,
     /// Who called last: most requests come from one principal.  It refers to this link, and is forgotten with it.
@@ -82,7 +82,7 @@ pub(crate) struct Inbound {
 
 /// What the peer's first note says.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Theirs {
+pub(crate) struct PeerParameters {
     /// Where we tell the peer how far we have read its requests.
     pub(crate) head: Address,
     slots: Address,
@@ -93,7 +93,7 @@ pub(crate) struct Theirs {
 impl Link {
     /// The one of a node to itself.
     pub(crate) fn own(node: NodeId) -> Link {
-        Link::new(node, Target::Own, 0, None, Losses::default())
+        Link::new(node, Target::Own, 0, None, DropCount::default())
     }
 
     pub(crate) fn new(
@@ -101,7 +101,7 @@ impl Link {
         target: Target,
         inline_bytes_max: usize,
         memory: Option<((RingReader, Block), Block)>,
-        losses: Losses,
+        drops: DropCount,
     ) -> Link {
         let (ring, head) = memory.unzip();
         Link {
@@ -120,7 +120,7 @@ impl Link {
             gone: AtomicBool::new(false),
             introduced: AtomicBool::new(false),
             cancels: AtomicU32::new(0),
-            losses,
+            drops,
         }
     }
 
@@ -153,16 +153,16 @@ impl Link {
 
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Relaxed);
-        self.losses.add();
+        self.drops.add();
     }
 
     /// A request of the peer's is not wanted any more, and does not look so.
     pub(crate) fn note_loss(&self) {
-        self.losses.add();
+        self.drops.add();
     }
 
-    pub(crate) fn losses(&self) -> &Losses {
-        &self.losses
+    pub(crate) fn drops(&self) -> &DropCount {
+        &self.drops
     }
 
     /// No more requests are read: nobody calls any more.
@@ -201,12 +201,12 @@ impl Inbound {
     }
 }
 
-impl Theirs {
+impl PeerParameters {
     /// Understands a [`Note::Open`].
-    pub(crate) fn parse(note: &Note) -> Option<Theirs> {
+    pub(crate) fn parse(note: &Note) -> Option<PeerParameters> {
         match *note {
             Note::Open { head_key, head_offset, slots_key, slots_offset, slot_bytes, slots, .. } => {
-                Some(Theirs {
+                Some(PeerParameters {
                     head: Address { key: Key(head_key), offset: head_offset },
                     slots: Address { key: Key(slots_key), offset: slots_offset },
                     slot_bytes,

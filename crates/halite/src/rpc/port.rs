@@ -3,7 +3,7 @@
 use std::fmt;
 
 use halite_tier::ids::NodeId;
-use halite_tier::rpc::{Kind, Look, PAYLOAD_BYTES_MAX, Status, Target};
+use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
 
 use super::call::PostFailure;
 use super::error::{SendCause, SendError, ServeCause, ServeError};
@@ -148,7 +148,7 @@ impl Session {
         }
         match pending.answered().await {
             // A grant that is dropped on the way is declined by the slot that holds its answer.
-            Look::Replied => match answer_of(pending.take(Into::Slice(&mut []))) {
+            ReplyState::Replied => match answer_of(pending.take(Into::Slice(&mut []))) {
                 Ok(None) => Ok(None),
                 Ok(Some(number)) => Ok(Some(Grant { session: self, at: pending.target(), port, number })),
                 Err(cause) => Err(failed(cause, cause == SendCause::NotUnderstood)),

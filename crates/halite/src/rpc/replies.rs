@@ -83,7 +83,7 @@ mod loom_tests {
     use std::task::Poll;
 
     use halite_fabric::PeerId;
-    use halite_tier::rpc::{Abandoned, Arrival, Look, ReplySlots, SlotId, Target};
+    use halite_tier::rpc::{Abandoned, Arrival, ReplySlots, ReplyState, SlotId, Target};
     use loom::sync::atomic::AtomicU64;
     use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
     use loom::sync::{Arc, Mutex};
@@ -138,11 +138,11 @@ mod loom_tests {
         with_reply(|node, slot| {
             let look = loom::future::block_on(std::future::poll_fn(|context| {
                 match node.slots.lock().unwrap().wait(slot, 0, &mut Some(context.waker().clone())) {
-                    Look::Waiting => Poll::Pending,
+                    ReplyState::Waiting => Poll::Pending,
                     look => Poll::Ready(look),
                 }
             }));
-            assert_eq!(look, Look::Replied);
+            assert_eq!(look, ReplyState::Replied);
             node.slots.lock().unwrap().free(slot);
         });
     }
@@ -151,11 +151,11 @@ mod loom_tests {
     fn loom_a_caller_that_spins_sees_the_count_and_then_the_reply() {
         with_reply(|node, slot| {
             let seen = node.arrivals.load(Acquire);
-            if node.slots.lock().unwrap().look(slot, 0) == Look::Waiting {
+            if node.slots.lock().unwrap().look(slot, 0) == ReplyState::Waiting {
                 while node.arrivals.load(Acquire) == seen {
                     loom::thread::yield_now();
                 }
-                assert_eq!(node.slots.lock().unwrap().look(slot, 0), Look::Replied);
+                assert_eq!(node.slots.lock().unwrap().look(slot, 0), ReplyState::Replied);
             }
             node.slots.lock().unwrap().free(slot);
         });

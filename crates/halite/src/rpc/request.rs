@@ -12,12 +12,12 @@ use halite_tier::rpc::wire::{
     OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX, parse_output_address,
 };
 use halite_tier::rpc::{
-    Abandoned, Address, Imm, Input, Kind, Look, PAYLOAD_BYTES_MAX, RING_BYTES_MIN, ReplyHeader, ReplySlots,
-    RequestHeader, SlotId, Status, Target,
+    Abandoned, Address, Imm, Input, Kind, PAYLOAD_BYTES_MAX, RING_BYTES_MIN, ReplyHeader, ReplySlots,
+    ReplyState, RequestHeader, SlotId, Status, Target,
 };
 
 use super::answer::ReplyTo;
-use super::arrivals::Asked;
+use super::arrivals::DecodedRequest;
 use super::input::{Bytes, Payload};
 use super::lent::Lent;
 use super::link::{Link, Outbound};
@@ -126,7 +126,7 @@ impl Rpc {
         let bytes_max = request.reply_bytes_max;
         let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max };
         let incoming = Incoming::new(to, Payload::Here(Bytes::from(request.input)));
-        let asked = Asked { kind: request.kind, number: request.number, incoming };
+        let asked = DecodedRequest { kind: request.kind, number: request.number, incoming };
         self.deliver(services, once(asked), wakes);
         Ok(slot)
     }
@@ -242,11 +242,11 @@ impl Rpc {
     }
 
     /// Looks after a slot, and if the reply is there, copies it out and frees the slot in the same step.
-    fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, Look> {
+    fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, ReplyState> {
         let mut slots = lock(&self.slots);
         match slots.look(slot, 0) {
-            Look::Replied if slots.held(slot).is_none() => {}
-            Look::Replied => {
+            ReplyState::Replied if slots.held(slot).is_none() => {}
+            ReplyState::Replied => {
                 drop(slots);
                 return Ok(self.take_reply(slot, into));
             }
@@ -446,18 +446,18 @@ impl<'c> Pending<'c> {
     }
 
     /// Takes the answer if it is there.  Looks at no clock.
-    pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, Look> {
+    pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, ReplyState> {
         let reply = self.core.ground.rpc.try_take(self.slot, into)?;
         self.open = reply.needs_slot();
         Ok(reply)
     }
 
     /// Waits for the answer, the end of the server's node, or the deadline.
-    pub(crate) async fn answered(&self) -> Look {
+    pub(crate) async fn answered(&self) -> ReplyState {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 
-    fn poll(&self, context: &mut Context<'_>) -> Poll<Look> {
+    fn poll(&self, context: &mut Context<'_>) -> Poll<ReplyState> {
         // Wakers are cloned and dropped outside of the lock, for they may run anything.
         let mut waker = Some(context.waker().clone());
         let look = {
@@ -467,12 +467,12 @@ impl<'c> Pending<'c> {
             slots.wait(self.slot, now, &mut waker)
         };
         match look {
-            Look::Waiting => Poll::Pending,
+            ReplyState::Waiting => Poll::Pending,
             look => Poll::Ready(look),
         }
     }
 
-    /// Takes the answer, after [`Look::Replied`].
+    /// Takes the answer, after [`ReplyState::Replied`].
     pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
         let reply = self.core.ground.rpc.take_reply(self.slot, into);
         self.open = reply.needs_slot();

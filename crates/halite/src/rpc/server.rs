@@ -320,7 +320,7 @@ impl Receiver {
                 // Reading by loads waits for nobody.
                 Err(long) if self.is_within_reach(&long) => self.core().block_on(self.accept_long(long)),
                 Err(long) => {
-                    self.put_back(long);
+                    self.requeue(long);
                     return Ok(None);
                 }
             };
@@ -341,8 +341,8 @@ impl Receiver {
     }
 
     /// Leaves a request to others, unless there will be none.
-    fn put_back(&self, incoming: Box<Incoming>) {
-        match self.service.put_back(incoming) {
+    fn requeue(&self, incoming: Box<Incoming>) {
+        match self.service.requeue(incoming) {
             Ok(Some(waker)) => waker.wake(),
             Ok(None) => {}
             Err(incoming) => {
@@ -502,7 +502,7 @@ impl Drop for Reading<'_> {
         if self.incoming.is_some() {
             self.stop();
             let incoming = self.incoming.take().expect("looked at just before");
-            self.receiver.put_back(incoming);
+            self.receiver.requeue(incoming);
         }
     }
 }

@@ -13,9 +13,9 @@ use halite_tier::ids::Principal;
 use halite_tier::rpc::{Kind, Status, Target};
 
 use super::answer::ReplyTo;
-use super::arrivals::Asked;
+use super::arrivals::DecodedRequest;
 use super::input::Payload;
-use super::link::Losses;
+use super::link::DropCount;
 use crate::wait::lock;
 
 /// A function or a port, by number.
@@ -111,7 +111,7 @@ struct State {
     granted_bytes: usize,
     last_grant: u32,
     servers: usize,
-    /// [`Losses::count`] when the queue was last searched for requests that are not wanted any more.
+    /// [`DropCount::count`] when the queue was last searched for requests that are not wanted any more.
     losses_seen: u64,
     closed: bool,
 }
@@ -185,12 +185,16 @@ impl Service {
     }
 
     /// Queues requests in a row, or says why not; what is returned are those for which something is left to be done.
-    pub(crate) fn push_all(&self, row: impl Iterator<Item = Asked>) -> Vec<Admission> {
+    pub(crate) fn push_all(&self, row: impl Iterator<Item = DecodedRequest>) -> Vec<Admission> {
         let mut state = lock(&self.state);
         row.map(|asked| self.push(&mut state, asked)).filter(|admission| !admission.is_all()).collect()
     }
 
-    fn push(&self, state: &mut State, Asked { kind, mut incoming, .. }: Asked) -> Admission {
+    fn push(
+        &self,
+        state: &mut State,
+        DecodedRequest { kind, mut incoming, .. }: DecodedRequest,
+    ) -> Admission {
         if !self.admits(&incoming.to.caller.principal) {
             return Admission::Refused(incoming.to, Status::Denied);
         }
@@ -214,7 +218,7 @@ impl Service {
 
     fn has_room(&self, state: &mut State, kind: Kind, incoming: &Incoming) -> bool {
         let more = incoming.input.bytes_here();
-        if !self.fits(state, more) && state.may_be_unwanted(incoming.to.link().losses()) {
+        if !self.fits(state, more) && state.may_be_unwanted(incoming.to.link().drops()) {
             // Requests that nobody waits for any more take no room from others.
             state.forget_cancelled();
             self.waiting.store(state.queue.len(), Relaxed);
@@ -296,7 +300,7 @@ impl Service {
     }
 
     /// Whoever took a request could not accept it: the next one gets it.  Handed back once the service has ended.
-    pub(crate) fn put_back(&self, incoming: Box<Incoming>) -> Result<Option<Waker>, Box<Incoming>> {
+    pub(crate) fn requeue(&self, incoming: Box<Incoming>) -> Result<Option<Waker>, Box<Incoming>> {
         let mut state = lock(&self.state);
         if state.closed {
             return Err(incoming);
@@ -412,8 +416,8 @@ impl State {
 
     /// Whether some may have come to be unwanted since this was asked last: to search a full queue for each request that it
     /// refuses would hold up those of other functions.
-    fn may_be_unwanted(&mut self, losses: &Losses) -> bool {
-        let count = losses.count();
+    fn may_be_unwanted(&mut self, drops: &DropCount) -> bool {
+        let count = drops.count();
         std::mem::replace(&mut self.losses_seen, count) != count
     }
 
@@ -499,7 +503,7 @@ mod tests {
     use super::*;
 
     fn link() -> Arc<Link> {
-        Arc::new(Link::new(NodeId(1), Target::Own, 0, None, Losses::default()))
+        Arc::new(Link::new(NodeId(1), Target::Own, 0, None, DropCount::default()))
     }
 
     /// A message of so many bytes, from a sender that waits for its answer.
@@ -517,7 +521,7 @@ mod tests {
         let options = ServeOptions { bytes_max: 100, ..ServeOptions::default() };
         let service = Service::new(ServiceId::Port(1), Principal("ada".into()), options);
         let link = link();
-        let asked = |slot| Asked { kind: Kind::Send, number: 1, incoming: message(&link, slot, 60) };
+        let asked = |slot| DecodedRequest { kind: Kind::Send, number: 1, incoming: message(&link, slot, 60) };
         let done = service.push_all((0..4).map(asked));
         assert!(matches!(done[..], [Admission::Queued { accepted: Some(_), .. }]), "the others are parked");
         let taken = service.try_take().unwrap().expect("one waits");
@@ -533,7 +537,7 @@ mod tests {
         let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
         let link = link();
         let push = |slot| {
-            let asked = Asked { kind: Kind::Call, number: 1, incoming: message(&link, slot, 1) };
+            let asked = DecodedRequest { kind: Kind::Call, number: 1, incoming: message(&link, slot, 1) };
             service.push_all([asked].into_iter()).is_empty()
         };
         assert_eq!([push(0), push(1), push(2)], [true, true, false]);
@@ -550,11 +554,11 @@ mod tests {
     fn requests_of_a_peer_that_is_gone_make_room_for_others() {
         let options = ServeOptions { requests_max: 2, ..ServeOptions::default() };
         let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
-        let losses = Losses::default();
+        let drops = DropCount::default();
         let [gone, other] =
-            [1, 2].map(|node| Arc::new(Link::new(NodeId(node), Target::Own, 0, None, losses.clone())));
+            [1, 2].map(|node| Arc::new(Link::new(NodeId(node), Target::Own, 0, None, drops.clone())));
         let push = |link, slot| {
-            let asked = Asked { kind: Kind::Call, number: 1, incoming: message(link, slot, 1) };
+            let asked = DecodedRequest { kind: Kind::Call, number: 1, incoming: message(link, slot, 1) };
             service.push_all([asked].into_iter()).is_empty()
         };
         assert_eq!([push(&gone, 0), push(&other, 0), push(&other, 1)], [true, true, false]);
@@ -569,7 +573,8 @@ mod tests {
         let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
         let link = link();
         for round in 0..3 {
-            let asked = |slot| Asked { kind: Kind::Call, number: 1, incoming: message(&link, slot, 30) };
+            let asked =
+                |slot| DecodedRequest { kind: Kind::Call, number: 1, incoming: message(&link, slot, 30) };
             let first = 10 * round;
             assert!(service.push_all((first..first + 3).map(asked)).is_empty(), "there is room");
             link.note_cancel();
@@ -585,9 +590,9 @@ mod tests {
     fn nothing_is_put_back_into_a_service_that_has_ended() {
         let service = Service::new(ServiceId::Port(1), Principal("ada".into()), ServeOptions::default());
         let link = link();
-        assert!(service.put_back(message(&link, 0, 1)).is_ok());
+        assert!(service.requeue(message(&link, 0, 1)).is_ok());
         assert!(service.close().is_some());
-        assert!(service.put_back(message(&link, 1, 1)).is_err(), "nobody would ever answer it");
+        assert!(service.requeue(message(&link, 1, 1)).is_err(), "nobody would ever answer it");
         link.forget_caller();
     }
 }

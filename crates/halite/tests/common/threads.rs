@@ -25,12 +25,14 @@ pub fn field<'s>(status: &'s str, name: &str) -> &'s str {
     value.expect("the kernel tells it").trim()
 }
 
-/// The keeper of the only node of this process, which may be about to begin.
-pub fn keeper() -> String {
+/// The progress thread of the only node of this process, which may be about to begin.
+pub fn progress_thread() -> String {
     loop {
         let mut threads = threads().into_iter();
-        if let Some((keeper, _)) = threads.find(|(_, status)| field(status, "Name") == "halite-keeper") {
-            return keeper;
+        if let Some((progress_thread, _)) =
+            threads.find(|(_, status)| field(status, "Name") == "halite-progress")
+        {
+            return progress_thread;
         }
         thread::yield_now();
     }

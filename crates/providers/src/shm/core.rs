@@ -16,12 +16,12 @@ use halite_mem::{Doorbell, PagePolicy, Segment, Sleeper, Window};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::process::PidfdFlags;
 
-use super::door::FabricNumber;
 use super::events::Events;
 use super::inbox::Inbox;
 use super::link::Link;
 use super::peer::Peer;
 use super::room::Waiters;
+use super::send_port::FabricNumber;
 use super::shortage::Trouble;
 use super::withdrawn::Withdrawn;
 use super::{ShmConfig, Sleep, lock, write};
@@ -36,7 +36,7 @@ pub(super) struct Core {
     /// `None` once closed.
     pub(super) listener: Mutex<Option<Listener>>,
     pub(super) epoll: OwnedFd,
-    /// An eventfd that makes the gate look at its timers and at `stopping`.
+    /// An eventfd that makes the acceptor look at its timers and at `stopping`.
     kick: OwnedFd,
     pub(super) stopping: AtomicBool,
     /// Windows of whole segments, but of those that were taken back; a key is an index.  Only ever grows.
@@ -119,8 +119,10 @@ impl Core {
 
     /// Wakes a peer that sleeps until there is room in its ring.
     pub(super) fn ring(&self, peer: PeerId) {
-        let door = self.peer(peer).map(|peer| peer.door.clone());
-        if let Some(outgoing) = door.as_deref().map(|door| lock(door)).as_deref().and_then(Option::as_ref) {
+        let send_port = self.peer(peer).map(|peer| peer.send_port.clone());
+        if let Some(outgoing) =
+            send_port.as_deref().map(|send_port| lock(send_port)).as_deref().and_then(Option::as_ref)
+        {
             outgoing.ring();
         }
     }
@@ -198,9 +200,9 @@ impl Core {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Makes the gate look at its timers.
+    /// Makes the acceptor look at its timers.
     pub(super) fn kick(&self) {
-        // A full counter means that the gate has been kicked already.
+        // A full counter means that the acceptor has been kicked already.
         let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
     }
 
@@ -208,9 +210,9 @@ impl Core {
         let _ = rustix::io::read(&self.kick, &mut [0; 8]);
     }
 
-    /// Makes the gate end.
+    /// Makes the acceptor end.
     pub(super) fn stop(&self) {
-        // Pairs with the load in is_stopping(); the kick wakes the gate to look.
+        // Pairs with the load in is_stopping(); the kick wakes the acceptor to look.
         self.stopping.store(true, SeqCst);
         self.kick();
     }

@@ -33,7 +33,7 @@ struct Incoming {
 
 /// The peer published something that is no message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Scribbled(pub(super) PeerId);
+pub(super) struct CorruptRing(pub(super) PeerId);
 
 impl Inbox {
     /// Our next segment, into which peers may write from now on.
@@ -55,7 +55,7 @@ impl Inbox {
 
     /// Gives every ring one turn, until `events` holds `len_max`.  A ring that is found scribbled is taken out and
     /// reported; what it held before the scribble has been delivered.
-    pub(super) fn poll(&mut self, events: &mut Vec<Event>, len_max: usize) -> Option<Scribbled> {
+    pub(super) fn poll(&mut self, events: &mut Vec<Event>, len_max: usize) -> Option<CorruptRing> {
         let rings = self.incoming.len();
         // A ring may have been taken out since.
         let first = if self.first < rings { self.first } else { 0 };
@@ -104,7 +104,7 @@ impl Incoming {
         events: &mut Vec<Event>,
         len_max: usize,
         registered: &[Option<Window>],
-    ) -> Result<(), Scribbled> {
+    ) -> Result<(), CorruptRing> {
         let peer = self.peer;
         events.extend(self.connected.take());
         while events.len() < len_max {
@@ -112,7 +112,7 @@ impl Incoming {
                 break;
             };
             let kind = popped.ok().and_then(|message| receive(&message, registered));
-            if let Some(kind) = kind.ok_or(Scribbled(peer))? {
+            if let Some(kind) = kind.ok_or(CorruptRing(peer))? {
                 events.push(Event::Completed(Completion { peer, status: Status::Success, kind }));
             }
         }
@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    fn poll(inbox: &mut Inbox, len_max: usize) -> (Vec<u32>, Option<Scribbled>) {
+    fn poll(inbox: &mut Inbox, len_max: usize) -> (Vec<u32>, Option<CorruptRing>) {
         let mut events = Vec::new();
         let scribbled = inbox.poll(&mut events, len_max);
         let peers = events.iter().map(|event| completion(event).peer.0);
@@ -229,7 +229,7 @@ mod tests {
         bad.try_push(record::SEND, 0, &[]).unwrap();
         bad.try_push(record::NOTICE, 0, &[&[77]]).unwrap();
         good.try_push(record::NOTICE, 0, &[]).unwrap();
-        assert_eq!(poll(&mut inbox, 10), (vec![1], Some(Scribbled(PeerId(1)))));
+        assert_eq!(poll(&mut inbox, 10), (vec![1], Some(CorruptRing(PeerId(1)))));
         assert_eq!(poll(&mut inbox, 10), (vec![2], None));
         assert!(inbox.remove(PeerId(1)).is_empty());
     }
@@ -324,7 +324,7 @@ mod tests {
             add(&mut inbox, 1, end);
             push_write(&mut liar, 0, 0, b"true");
             lie(&mut liar);
-            assert_eq!(poll(&mut inbox, 10), (vec![1], Some(Scribbled(PeerId(1)))));
+            assert_eq!(poll(&mut inbox, 10), (vec![1], Some(CorruptRing(PeerId(1)))));
             assert_eq!((bytes_at(&target, 0), bytes_at(&target, 4092)), (*b"true", [0; 4]));
         }
     }

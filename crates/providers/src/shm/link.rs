@@ -127,7 +127,7 @@ impl Link {
             // Whoever closed may have looked at the links before this one was among them.
             link.leave(core, "we closed");
         }
-        // The gate learns of the new deadline.
+        // The acceptor learns of the new deadline.
         core.kick();
         Ok(())
     }
@@ -200,7 +200,7 @@ impl Link {
                     _ => return,
                 }
             };
-            // Not under the lock: the gate must be able to hear meanwhile, or two full sockets wait for
+            // Not under the lock: the acceptor must be able to hear meanwhile, or two full sockets wait for
             // each other.
             if !speech::wait_for_room(&socket, deadline) {
                 let state = &mut *lock(&self.state);
@@ -316,7 +316,7 @@ impl Link {
         core.events.extend(last_words);
         core.event(Event::Disconnected { peer: peer.id });
         state.phase = Phase::Leaving { peer, theirs, cut_off: false };
-        // The gate looks on whether the peer's memory is still held.
+        // The acceptor looks on whether the peer's memory is still held.
         core.kick();
     }
 
@@ -364,5 +364,5 @@ const SOCKET_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(Ev
 /// Longest part of a reason that is logged.
 const REASON_CHARS_MAX: usize = 200;
 
-/// How often the gate looks at clocks while it must.
+/// How often the acceptor looks at clocks while it must.
 pub(super) const TICK: Duration = Duration::from_millis(20);

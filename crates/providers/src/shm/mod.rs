@@ -2,7 +2,7 @@
 //!
 //! Connected processes map each other's registered segments.  A write *is* the copy, made by the requester when
 //! it posts; sends, and the immediates of writes, go through one ring per ordered pair of processes, with a
-//! doorbell for those who sleep.  A thread, the gate, lets peers in and notices their death; it takes no part
+//! doorbell for those who sleep.  A thread, the acceptor, lets peers in and notices their death; it takes no part
 //! in moving data.
 //!
 //! A small inline write with immediate (up to 496 bytes) travels inside of its ring record instead, and lands when the receiver
@@ -25,10 +25,9 @@
 //!
 //! Messages that a peer published before it died or left are delivered, before [`Event::Disconnected`].
 
+mod acceptor;
 mod core;
-mod door;
 mod events;
-mod gate;
 mod greeting;
 mod inbox;
 mod link;
@@ -36,6 +35,7 @@ mod peer;
 mod post;
 mod record;
 mod room;
+mod send_port;
 mod shortage;
 mod socket;
 mod warning;
@@ -57,7 +57,7 @@ use halite_mem::{PagePolicy, Segment, Window, ring};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
 use self::core::{Core, Own};
-use self::inbox::Scribbled;
+use self::inbox::CorruptRing;
 use self::link::Link;
 use self::peer::Peer;
 use self::post::Access;
@@ -227,11 +227,11 @@ pub enum OpenError {
 #[derive(Debug)]
 pub struct ShmFabric {
     core: Arc<Core>,
-    gate: Option<JoinHandle<()>>,
+    acceptor: Option<JoinHandle<()>>,
 }
 
 impl ShmFabric {
-    /// Listens in the cluster directory and starts the gate.
+    /// Listens in the cluster directory and starts the acceptor.
     ///
     /// Raises the process's soft limit of descriptors to the hard one: each peer takes three, one that sleeps on descriptors five, and the usual soft
     /// limit of 1024 stems from `select`, which cannot be asked about more.
@@ -248,10 +248,10 @@ impl ShmFabric {
         raise_descriptor_limit();
         let core = Arc::new(Core::open(config)?);
         let shared = core.clone();
-        let gate = std::thread::Builder::new()
-            .name("halite-shm-gate".to_owned())
-            .spawn(move || gate::run(&shared))?;
-        Ok(Arc::new(ShmFabric { core, gate: Some(gate) }))
+        let acceptor = std::thread::Builder::new()
+            .name("halite-shm-acceptor".to_owned())
+            .spawn(move || acceptor::run(&shared))?;
+        Ok(Arc::new(ShmFabric { core, acceptor: Some(acceptor) }))
     }
 }
 
@@ -343,7 +343,7 @@ impl Fabric for ShmFabric {
             (inbox.poll(events, len_max), inbox.take_made_room())
         };
         // Not under the inbox's lock, which leaving takes.
-        if let Some(Scribbled(peer)) = scribbled {
+        if let Some(CorruptRing(peer)) = scribbled {
             self.leave(peer, "the peer scribbled over its ring");
         }
         for peer in made_room {
@@ -375,7 +375,7 @@ impl Fabric for ShmFabric {
             return CutOff::NotPermitted;
         }
         match rustix::process::pidfd_send_signal(&peer.process.pidfd, Signal::KILL) {
-            // Dead already: the gate is about to notice.
+            // Dead already: the acceptor is about to notice.
             Ok(()) | Err(rustix::io::Errno::SRCH) => CutOff::Started,
             Err(_) => CutOff::NotPermitted,
         }
@@ -460,9 +460,9 @@ impl Drop for ShmFabric {
     fn drop(&mut self) {
         self.close();
         self.core.stop();
-        if let Some(gate) = self.gate.take() {
-            let ended = gate.join();
-            debug_assert!(ended.is_ok(), "the gate panicked");
+        if let Some(acceptor) = self.acceptor.take() {
+            let ended = acceptor.join();
+            debug_assert!(ended.is_ok(), "the acceptor panicked");
         }
     }
 }

@@ -9,7 +9,7 @@ use halite_fabric::{Key, Local, Operation, PeerId, PostCause, RemoteAddress};
 use halite_mem::ring::{Producer, PushError};
 use halite_mem::{Doorbell, Segment, Window};
 
-use super::door::Door;
+use super::send_port::SendPort;
 use super::{lock, read, record, write};
 
 /// A process that we know by a descriptor, so that its number cannot be reused under us.
@@ -26,7 +26,7 @@ pub(super) struct Peer {
     /// The link that it came through.
     pub(super) link_token: u64,
     pub(super) process: Arc<Process>,
-    pub(super) door: Arc<Door>,
+    pub(super) send_port: Arc<SendPort>,
     /// Its segments by key; `None` once disconnected.
     segments: RwLock<Option<Vec<Theirs>>>,
 }
@@ -104,7 +104,7 @@ impl Peer {
             id,
             link_token,
             process,
-            door: Arc::new(Mutex::new(Some(outgoing))),
+            send_port: Arc::new(Mutex::new(Some(outgoing))),
             segments: RwLock::new(Some(segments)),
         }
     }
@@ -128,7 +128,7 @@ impl Peer {
 
     /// Adds the peer's next segment.
     pub(super) fn push_segment(&self, segment: Theirs) {
-        if let Some(outgoing) = &mut *lock(&self.door) {
+        if let Some(outgoing) = &mut *lock(&self.send_port) {
             outgoing.segment_bytes.push(segment.len());
         }
         if let Some(segments) = &mut *write(&self.segments) {
@@ -138,7 +138,7 @@ impl Peer {
 
     /// Drops a segment that the peer has taken back, once no copy to or from it is under way.  `false` if there is none.
     pub(super) fn withdraw(&self, key: u32) -> bool {
-        if let Some(outgoing) = &mut *lock(&self.door)
+        if let Some(outgoing) = &mut *lock(&self.send_port)
             && let Some(len) = outgoing.segment_bytes.get_mut(key as usize)
         {
             *len = None;
@@ -174,7 +174,7 @@ impl Peer {
 
     /// Drops what we map of the peer.  Returns its segments, which others of this process may still hold.
     pub(super) fn disconnect(&self) -> Vec<Weak<Segment>> {
-        *lock(&self.door) = None;
+        *lock(&self.send_port) = None;
         // Waits for copies under way: each is bounded by the length of one request.
         let segments = write(&self.segments).take().unwrap_or_default();
         let mapped = segments.iter().filter_map(|segment| match segment {
@@ -193,13 +193,13 @@ impl Outgoing {
         Outgoing { ring, mailbox, segment_bytes }
     }
 
-    /// Lends what is behind `door` to `push`, for as many messages as it likes.
+    /// Lends what is behind `send port` to `push`, for as many messages as it likes.
     #[inline]
     pub(super) fn behind<T>(
-        door: &Door,
+        send_port: &SendPort,
         push: impl FnOnce(&mut Outgoing) -> Result<T, PostCause>,
     ) -> Result<T, PostCause> {
-        match &mut *lock(door) {
+        match &mut *lock(send_port) {
             Some(outgoing) => push(outgoing),
             None => Err(PostCause::NotConnected),
         }

@@ -10,9 +10,9 @@ use halite_fabric::{
 use halite_mem::{AccessError, OutOfBounds, Window};
 
 use super::core::Core;
-use super::door::{Door, with_door};
 use super::peer::{Lookup, Outgoing, Peer, Pushed};
 use super::read;
+use super::send_port::{SendPort, with_send_port};
 
 /// How often what a peer says is heard for a key: that of each segment that it may have, and a peer that talks without end keeps
 /// nobody.
@@ -92,9 +92,9 @@ impl Core {
         requests: &[WorkRequest<'_>],
         progress: &mut Progress,
     ) -> Result<(), PostCause> {
-        let find = || super::read(&self.peers).get(&id).map(|peer| peer.door.clone());
-        let push = |door: &Door| {
-            Outgoing::behind(door, |outgoing| {
+        let find = || super::read(&self.peers).get(&id).map(|peer| peer.send_port.clone());
+        let push = |send_port: &SendPort| {
+            Outgoing::behind(send_port, |outgoing| {
                 let result = self.push_messages(id, outgoing, requests, progress);
                 if requests[..progress.posted].iter().any(|request| request.solicited) {
                     outgoing.ring();
@@ -102,7 +102,7 @@ impl Core {
                 result
             })
         };
-        with_door(self.number, id, find, push).unwrap_or(Err(PostCause::NotConnected))
+        with_send_port(self.number, id, find, push).unwrap_or(Err(PostCause::NotConnected))
     }
 
     #[inline]
@@ -144,7 +144,7 @@ impl Core {
         }
         if rings {
             // A peer that left meanwhile needs no waking.
-            let _ = Outgoing::behind(&peer.door, |outgoing| {
+            let _ = Outgoing::behind(&peer.send_port, |outgoing| {
                 outgoing.ring();
                 Ok(())
             });
@@ -166,7 +166,7 @@ impl Core {
         for id in self.waiters.take_all() {
             // A peer that is gone has no queue.
             let Some(peer) = self.peer(id) else { continue };
-            let has_room = Outgoing::behind(&peer.door, |outgoing| {
+            let has_room = Outgoing::behind(&peer.send_port, |outgoing| {
                 outgoing.has_or_asks_for_room(self.config.send_bytes_max())
             });
             match has_room {
@@ -210,7 +210,7 @@ impl Core {
 
     fn execute_message(&self, peer: &Peer, request: &WorkRequest<'_>) -> Result<bool, PostCause> {
         self.check_length(&request.operation)?;
-        let pushed = Outgoing::behind(&peer.door, |outgoing| {
+        let pushed = Outgoing::behind(&peer.send_port, |outgoing| {
             Ok(match outgoing.try_push(&request.operation)? {
                 Pushed::Whole => Some(self.complete_request(peer.id, request, Outcome::Done)),
                 Pushed::NotInRing => None,
@@ -266,9 +266,9 @@ impl Core {
         remote: RemoteAddress,
         imm: u32,
     ) -> Result<bool, PostCause> {
-        Outgoing::behind(&peer.door, Outgoing::check_room)?;
+        Outgoing::behind(&peer.send_port, Outgoing::check_room)?;
         match self.write(peer, local, remote, |outcome| outcome)? {
-            Outcome::Done => Outgoing::behind(&peer.door, |outgoing| {
+            Outcome::Done => Outgoing::behind(&peer.send_port, |outgoing| {
                 outgoing.push_notice(imm)?;
                 Ok(self.complete_request(peer.id, request, Outcome::Done))
             }),

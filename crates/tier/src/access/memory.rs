@@ -16,7 +16,7 @@ use crate::permissions::Permissions;
 
 /// A place in the region behind a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Spot {
+pub struct RegionOffset {
     /// The handle.
     pub slot: SlotRef,
     /// Bytes from the region's start.
@@ -38,19 +38,19 @@ pub struct Step {
     /// How many bytes.
     pub len: u64,
     /// Whether they were the last of those asked for, else they were the first.
-    pub at_end: bool,
+    pub backward: bool,
 }
 
 impl Step {
     /// The first step, of `len_max` bytes at most, of a copy of `len` bytes between these offsets.
     pub fn of_copy(same_region: bool, to: u64, from: u64, len: u64, len_max: u64) -> Step {
-        let at_end = same_region && from < to && to - from < len;
-        Step { len: len.min(len_max), at_end }
+        let backward = same_region && from < to && to - from < len;
+        Step { len: len.min(len_max), backward }
     }
 
     /// How many of `len` bytes lie before this step.
     pub fn skip(self, len: u64) -> u64 {
-        if self.at_end { len - self.len } else { 0 }
+        if self.backward { len - self.len } else { 0 }
     }
 }
 
@@ -63,18 +63,24 @@ struct Run<'v> {
 
 impl DataPath {
     /// Sets bytes to `byte`: the first of the `len` at `at`, up to the next piece or [`COPY_BYTES_MAX`].
-    pub fn fill(&self, session: SessionId, at: Spot, len: u64, byte: u8) -> Result<Step, Blocked> {
+    pub fn fill(&self, session: SessionId, at: RegionOffset, len: u64, byte: u8) -> Result<Step, Blocked> {
         let pin = self.pins.pin();
         let mapping = self.allowed(&pin, session, at.slot, Permissions::WRITE)?;
         let done = mapping.view.step(at.offset, len, |window, start, len| {
             window.fill(start, len, byte).expect("the view keeps inside its windows");
         })?;
-        Ok(Step { len: done as u64, at_end: false })
+        Ok(Step { len: done as u64, backward: false })
     }
 
     /// Copies some of `len` bytes: up to the next piece of either region, or [`COPY_BYTES_MAX`].  Nothing is
     /// touched unless both regions permit and contain all of them.
-    pub fn copy(&self, session: SessionId, to: Spot, from: Spot, len: u64) -> Result<Step, (Side, Blocked)> {
+    pub fn copy(
+        &self,
+        session: SessionId,
+        to: RegionOffset,
+        from: RegionOffset,
+        len: u64,
+    ) -> Result<Step, (Side, Blocked)> {
         let pin = self.pins.pin();
         let source = self.allowed(&pin, session, from.slot, Permissions::READ);
         let source = source.and_then(|source| source.view.check(from.offset, len).map(|()| source));
@@ -83,7 +89,7 @@ impl DataPath {
         let target = target.and_then(|target| target.view.check(to.offset, len).map(|()| target));
         let target = target.map_err(|blocked| (Side::Target, blocked))?;
         if len == 0 {
-            return Ok(Step { len, at_end: false });
+            return Ok(Step { len, backward: false });
         }
         copy_some((target, to.offset), (source, from.offset), len)
     }
@@ -96,10 +102,10 @@ fn copy_some(
     len: u64,
 ) -> Result<Step, (Side, Blocked)> {
     let step = Step::of_copy(target.region == source.region, to, from, len, COPY_BYTES_MAX);
-    let at_end = step.at_end;
-    let source = source.view.run(from, len, at_end).map_err(|blocked| (Side::Source, blocked))?;
-    let target = target.view.run(to, len, at_end).map_err(|blocked| (Side::Target, blocked))?;
-    let step = Step { len: step.len.min(source.len).min(target.len), at_end };
+    let backward = step.backward;
+    let source = source.view.run(from, len, backward).map_err(|blocked| (Side::Source, blocked))?;
+    let target = target.view.run(to, len, backward).map_err(|blocked| (Side::Target, blocked))?;
+    let step = Step { len: step.len.min(source.len).min(target.len), backward };
     let (start, from) = (target.start + step.skip(target.len), source.start + step.skip(source.len));
     let copied = target.window.copy_from(start, source.window, from, step.len);
     copied.expect("the views keep inside their windows");
@@ -109,12 +115,12 @@ fn copy_some(
 impl View {
     /// The first, or last, of `len` bytes that lie one behind the other.  All of them are in the region, and they
     /// are not none.
-    fn run(&self, offset: u64, len: u64, at_end: bool) -> Result<Run<'_>, Blocked> {
+    fn run(&self, offset: u64, len: u64, backward: bool) -> Result<Run<'_>, Blocked> {
         let pieces = match self {
             View::Whole(window) => return Ok(Run { window, start: offset, len }),
             View::Pieces(pieces) => pieces,
         };
-        let touched = if at_end { offset + len - 1 } else { offset };
+        let touched = if backward { offset + len - 1 } else { offset };
         let index = pieces.pieces.partition_point(|piece| piece.start <= touched) - 1;
         let piece = &pieces.pieces[index];
         let end = pieces.pieces.get(index + 1).map_or(pieces.len, |next| next.start);
@@ -133,12 +139,12 @@ mod tests {
 
     #[test]
     fn only_a_target_that_lies_higher_and_overlaps_is_copied_from_its_end() {
-        let at_end = |same, to, from, len| Step::of_copy(same, to, from, len, 10).at_end;
-        assert!(at_end(true, 101, 100, 2));
-        assert!(!at_end(true, 102, 100, 2), "they only touch");
-        assert!(!at_end(true, 100, 101, 2), "the target lies lower");
-        assert!(!at_end(true, 100, 100, 2), "nothing changes");
-        assert!(!at_end(false, 101, 100, 2), "other memory altogether");
+        let backward = |same, to, from, len| Step::of_copy(same, to, from, len, 10).backward;
+        assert!(backward(true, 101, 100, 2));
+        assert!(!backward(true, 102, 100, 2), "they only touch");
+        assert!(!backward(true, 100, 101, 2), "the target lies lower");
+        assert!(!backward(true, 100, 100, 2), "nothing changes");
+        assert!(!backward(false, 101, 100, 2), "other memory altogether");
     }
 
     #[test]

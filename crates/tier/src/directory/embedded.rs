@@ -9,10 +9,10 @@ use std::ops::Bound;
 
 use super::lost::LostNames;
 use super::{Directory, NAMES_PER_ANSWER_MAX, Said, Word};
-use crate::engine::Asker;
+use crate::engine::Requester;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
 use crate::members::Parting;
-use crate::message::{Refusal, Reply, Request};
+use crate::message::{ErrorReply, Reply, Request};
 use crate::names;
 use crate::news::News;
 
@@ -38,7 +38,7 @@ pub struct Embedded {
     /// What homes have told so far of all their names.
     telling: BTreeMap<NodeLife, BTreeSet<Box<str>>>,
     /// Questions that wait until all is known again.
-    parked: Vec<(Asker, Request)>,
+    parked: Vec<(Requester, Request)>,
     said: VecDeque<Said>,
 }
 
@@ -63,19 +63,19 @@ impl Embedded {
 
     fn unpark(&mut self, now_ns: u64) {
         if self.is_ready() {
-            for (asker, question) in std::mem::take(&mut self.parked) {
-                self.ask(now_ns, asker, question);
+            for (requester, question) in std::mem::take(&mut self.parked) {
+                self.ask(now_ns, requester, question);
             }
         }
     }
 
-    fn answer(&mut self, now_ns: u64, by: NodeLife, question: Request) -> Result<Reply, Refusal> {
+    fn answer(&mut self, now_ns: u64, by: NodeLife, question: Request) -> Result<Reply, ErrorReply> {
         let table = &mut self.table;
         match question {
-            Request::ClaimName { name, .. } if !names::is_name(&name) => Err(Refusal::Malformed),
+            Request::ClaimName { name, .. } if !names::is_name(&name) => Err(ErrorReply::Malformed),
             Request::ClaimName { name, region } => match table.claim(&name, region, by, Epoch(0)) {
                 true => Ok(Reply::Done),
-                false => Err(Refusal::NameTaken),
+                false => Err(ErrorReply::NameTaken),
             },
             Request::ReleaseName { name, region } => {
                 table.release(&name, region, by);
@@ -95,13 +95,13 @@ impl Embedded {
             }
             Request::ForgetName { name } => match table.lost.remove(&name) {
                 true => Ok(Reply::Done),
-                false => Err(Refusal::NotFound),
+                false => Err(ErrorReply::NotFound),
             },
             Request::ForgetNode { node } => match table.lost.remove_node(node) {
                 true => Ok(Reply::Done),
-                false => Err(Refusal::UnknownNode(node)),
+                false => Err(ErrorReply::UnknownNode(node)),
             },
-            _ => Err(Refusal::Malformed),
+            _ => Err(ErrorReply::Malformed),
         }
     }
 
@@ -116,7 +116,7 @@ impl Embedded {
 
     fn part_from(&mut self, life: NodeLife, now_ns: u64) {
         // A name given to who does not hear of it would never be free again.
-        self.parked.retain(|(asker, _)| asker.life != life);
+        self.parked.retain(|(requester, _)| requester.life != life);
         self.telling.remove(&life);
         self.awaited.remove(&life);
         self.unpark(now_ns);
@@ -128,15 +128,15 @@ impl Directory for Embedded {
         NodeId::FIRST
     }
 
-    fn ask(&mut self, now_ns: u64, asker: Asker, question: Request) {
+    fn ask(&mut self, now_ns: u64, requester: Requester, question: Request) {
         if self.is_seat && !self.is_ready() {
-            return self.parked.push((asker, question));
+            return self.parked.push((requester, question));
         }
         let body = match self.is_seat {
-            true => self.answer(now_ns, asker.life, question),
-            false => Err(Refusal::Malformed),
+            true => self.answer(now_ns, requester.life, question),
+            false => Err(ErrorReply::Malformed),
         };
-        self.said.push_back(Said::Answer { asker, body });
+        self.said.push_back(Said::Answer { requester, body });
     }
 
     fn tell(&mut self, now_ns: u64, word: Word) {
@@ -249,10 +249,10 @@ impl Table {
     }
 
     /// A name that is not found is free, or was lost with its region.
-    fn why_absent(&self, name: &str, now_ns: u64) -> Refusal {
+    fn why_absent(&self, name: &str, now_ns: u64) -> ErrorReply {
         match self.lost.find(name) {
-            Some((home, parting)) => Refusal::Lost { home, loss: parting.loss(now_ns) },
-            None => Refusal::NotFound,
+            Some((home, parting)) => ErrorReply::Lost { home, loss: parting.loss(now_ns) },
+            None => ErrorReply::NotFound,
         }
     }
 }

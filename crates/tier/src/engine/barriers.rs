@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Asker, Engine};
+use super::{Engine, Requester};
 use crate::ids::{NodeLife, Principal, RegionId};
-use crate::message::{Refusal, Reply};
+use crate::message::{ErrorReply, Reply};
 use crate::names::Service;
 
 /// All barriers of this home at which somebody waits.
@@ -27,7 +27,7 @@ struct Round {
 
 #[derive(Debug)]
 struct Arrival {
-    asker: Asker,
+    requester: Requester,
     deadline_ns: u64,
 }
 
@@ -47,7 +47,7 @@ impl Round {
 impl Engine {
     pub(super) fn serve_arrival(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         region: RegionId,
         principal: &Principal,
         participants: u32,
@@ -55,19 +55,19 @@ impl Engine {
     ) {
         let words = match self.served_region(region, Service::Barrier, Some(principal)) {
             Ok(words) if participants > 0 => words,
-            Ok(_) => return self.answer(asker, Err(Refusal::Malformed)),
-            Err(refusal) => return self.answer(asker, Err(refusal)),
+            Ok(_) => return self.answer(requester, Err(ErrorReply::Malformed)),
+            Err(refusal) => return self.answer(requester, Err(refusal)),
         };
-        if !self.is_present(asker.life) {
+        if !self.is_present(requester.life) {
             return;
         }
         let new = || Round { participants, waiting: Vec::new() };
         let round = self.barriers.rounds.entry(region).or_insert_with(new);
         if round.participants != participants {
             let expected = round.participants;
-            return self.answer(asker, Err(Refusal::Participants { expected }));
+            return self.answer(requester, Err(ErrorReply::Participants { expected }));
         }
-        round.waiting.push(Arrival { asker, deadline_ns: self.now_ns.saturating_add(timeout_ns) });
+        round.waiting.push(Arrival { requester, deadline_ns: self.now_ns.saturating_add(timeout_ns) });
         if round.waiting.len() == participants as usize {
             let round = words.next_round();
             self.end_round(region, &Ok(Reply::Passed { round }));
@@ -75,10 +75,10 @@ impl Engine {
     }
 
     /// Answers all who wait.
-    pub(super) fn end_round(&mut self, region: RegionId, body: &Result<Reply, Refusal>) {
+    pub(super) fn end_round(&mut self, region: RegionId, body: &Result<Reply, ErrorReply>) {
         let Some(round) = self.barriers.rounds.remove(&region) else { return };
         for arrival in round.waiting {
-            self.answer(arrival.asker, body.clone());
+            self.answer(arrival.requester, body.clone());
         }
     }
 
@@ -89,17 +89,17 @@ impl Engine {
         let overdue: Vec<RegionId> =
             rounds.filter(|(_, round)| round.deadline_ns() <= now_ns).map(|(region, _)| *region).collect();
         for region in overdue {
-            self.end_round(region, &Err(Refusal::Timeout));
+            self.end_round(region, &Err(ErrorReply::Timeout));
         }
     }
 
     /// Somebody does not wait any more.
-    pub(super) fn withdraw(&mut self, region: RegionId, asker: Asker) {
-        self.remove_arrivals(|of, arrival| of == region && arrival.asker == asker);
+    pub(super) fn withdraw(&mut self, region: RegionId, requester: Requester) {
+        self.remove_arrivals(|of, arrival| of == region && arrival.requester == requester);
     }
 
     pub(super) fn forget_arrivals_of(&mut self, life: NodeLife) {
-        self.remove_arrivals(|_, arrival| arrival.asker.life == life);
+        self.remove_arrivals(|_, arrival| arrival.requester.life == life);
     }
 
     fn remove_arrivals(&mut self, is_one: impl Fn(RegionId, &Arrival) -> bool) {

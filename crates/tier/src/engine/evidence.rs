@@ -15,9 +15,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Asker, Engine, Purpose};
+use super::{Engine, Purpose, Requester};
 use crate::ids::{NodeId, NodeLife, RegionId};
-use crate::message::{Refusal, Reply, Request};
+use crate::message::{ErrorReply, Reply, Request};
 use crate::region::Stage;
 
 /// For so many leases an order waits for evidence before whoever gave it is told that it is not done yet.
@@ -31,9 +31,9 @@ pub(super) struct Evidence {
     /// Regions with an order under way that waits for it, and since when.
     stalled: BTreeMap<RegionId, u64>,
     /// Homes that are told when a mapper is cut off here.
-    owed: Vec<(Asker, NodeLife)>,
+    owed: Vec<(Requester, NodeLife)>,
     /// Mappers that are to let go, for whom, and by when: else they are cut off.
-    relayed: Vec<(Asker, NodeLife, u64)>,
+    relayed: Vec<(Requester, NodeLife, u64)>,
 }
 
 /// What owners said of one mapper.
@@ -111,7 +111,12 @@ impl Engine {
     }
 
     /// An owner has answered.
-    pub(super) fn handle_relayed(&mut self, mapper: NodeLife, owner: NodeLife, body: Result<Reply, Refusal>) {
+    pub(super) fn handle_relayed(
+        &mut self,
+        mapper: NodeLife,
+        owner: NodeLife,
+        body: Result<Reply, ErrorReply>,
+    ) {
         // It may have been paired with us anew since.
         let Some(said) = self.evidence.of.get_mut(&mapper) else { return };
         match body {
@@ -226,34 +231,45 @@ impl Engine {
         let busy = self.homes.get_mut(&region).and_then(|found| found.busy.as_mut());
         let busy = busy.expect("an order is under way on it");
         if matches!(busy.stage, Stage::Moving(_)) {
-            return self.take_back(region, Refusal::PeerDown(behind));
+            return self.take_back(region, ErrorReply::PeerDown(behind));
         }
-        let askers: Vec<Asker> =
-            busy.asker.take().into_iter().chain(busy.queue.drain(..).map(|(asker, ..)| asker)).collect();
-        askers.into_iter().for_each(|asker| self.answer(asker, Err(Refusal::PeerDown(behind))));
+        let requesters: Vec<Requester> = busy
+            .requester
+            .take()
+            .into_iter()
+            .chain(busy.queue.drain(..).map(|(requester, ..)| requester))
+            .collect();
+        requesters
+            .into_iter()
+            .for_each(|requester| self.answer(requester, Err(ErrorReply::PeerDown(behind))));
     }
 }
 
 /// The side of an owner.
 impl Engine {
-    pub(super) fn serve_relay(&mut self, asker: Asker, to: NodeLife, pairing: u64) {
+    pub(super) fn serve_relay(&mut self, requester: Requester, to: NodeLife, pairing: u64) {
         if to == self.config.life || !self.is_present(to) {
-            return self.answer_when_cut_off(asker, to);
+            return self.answer_when_cut_off(requester, to);
         }
-        self.evidence.relayed.push((asker, to, self.now_ns + self.config.lease_ns));
-        self.ask_life(to, Request::Retire { home: asker.life, pairing }, Purpose::Retire(asker, to));
+        self.evidence.relayed.push((requester, to, self.now_ns + self.config.lease_ns));
+        self.ask_life(to, Request::Retire { home: requester.life, pairing }, Purpose::Retire(requester, to));
     }
 
-    pub(super) fn handle_retired(&mut self, asker: Asker, to: NodeLife, body: Result<Reply, Refusal>) {
-        self.evidence.relayed.retain(|(other, ..)| *other != asker);
+    pub(super) fn handle_retired(
+        &mut self,
+        requester: Requester,
+        to: NodeLife,
+        body: Result<Reply, ErrorReply>,
+    ) {
+        self.evidence.relayed.retain(|(other, ..)| *other != requester);
         match body {
-            Ok(_) => self.answer(asker, Ok(Reply::Retired)),
-            Err(_) => self.answer_when_cut_off(asker, to),
+            Ok(_) => self.answer(requester, Ok(Reply::Retired)),
+            Err(_) => self.answer_when_cut_off(requester, to),
         }
     }
 
-    fn answer_when_cut_off(&mut self, asker: Asker, mapper: NodeLife) {
-        self.evidence.owed.push((asker, mapper));
+    fn answer_when_cut_off(&mut self, requester: Requester, mapper: NodeLife) {
+        self.evidence.owed.push((requester, mapper));
         self.answer_for_the_cut_off();
     }
 
@@ -262,8 +278,8 @@ impl Engine {
         let (members, me) = (&self.members, self.config.life);
         let is_cut_off = |life: NodeLife| life != me && members.not_cut_off([life]).is_empty();
         let over = self.evidence.owed.extract_if(.., |(_, mapper)| is_cut_off(*mapper));
-        let over: Vec<Asker> = over.map(|(asker, _)| asker).collect();
-        over.into_iter().for_each(|asker| self.answer(asker, Ok(Reply::CutOff)));
+        let over: Vec<Requester> = over.map(|(requester, _)| requester).collect();
+        over.into_iter().for_each(|requester| self.answer(requester, Ok(Reply::CutOff)));
     }
 
     /// Who does not let go within a lease is cut off: we asked it ourselves.

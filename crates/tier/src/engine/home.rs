@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Asker, Engine, Purpose};
+use super::{Engine, Purpose, Requester};
 use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId};
 use crate::layout::{self, CHUNK_BYTES_MIN, Extent, Extents};
-use crate::message::{Change, Notice, Order, Refusal, Reply, Request};
+use crate::message::{Change, ErrorReply, Notice, RegionCommand, Reply, Request};
 use crate::names;
 use crate::permissions::{AccessList, Permissions};
 use crate::region::{Busy, Region, Stage};
@@ -21,7 +21,7 @@ pub(super) fn is_chunk_size(bytes: u64) -> bool {
 /// A region that is being made: its name and its chunks come from several nodes.
 #[derive(Debug)]
 pub(super) struct Making {
-    asker: Asker,
+    requester: Requester,
     name: Option<String>,
     len: u64,
     chunk_bytes: u64,
@@ -31,14 +31,14 @@ pub(super) struct Making {
     answers_missing: usize,
     claimed: bool,
     reserved: BTreeMap<NodeId, Extents>,
-    failure: Option<Refusal>,
+    failure: Option<ErrorReply>,
 }
 
 impl Making {
     /// The directory has given it to another region.
     pub(super) fn lose_name(&mut self) {
         self.claimed = false;
-        self.failure.get_or_insert(Refusal::NameTaken);
+        self.failure.get_or_insert(ErrorReply::NameTaken);
     }
 
     /// The chunks that it has by now.
@@ -53,27 +53,27 @@ impl Making {
 }
 
 impl Engine {
-    pub(super) fn serve_alloc(&mut self, asker: Asker, request: Request) {
+    pub(super) fn serve_alloc(&mut self, requester: Requester, request: Request) {
         let Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate } = request else {
             return;
         };
         let name_fits = name.as_deref().is_none_or(names::is_name);
         let distinct = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
         if len == 0 || nodes.is_empty() || !name_fits || !distinct {
-            return self.answer(asker, Err(Refusal::Malformed));
+            return self.answer(requester, Err(ErrorReply::Malformed));
         }
         if !is_chunk_size(chunk_bytes) {
-            return self.answer(asker, Err(Refusal::BadChunkSize(chunk_bytes)));
+            return self.answer(requester, Err(ErrorReply::BadChunkSize(chunk_bytes)));
         }
         let pieces = if nodes.len() > 1 { layout::chunk_count(len, chunk_bytes) } else { 1 };
         if pieces > layout::EXTENTS_MAX as u64 {
-            return self.answer(asker, Err(too_many(pieces)));
+            return self.answer(requester, Err(too_many(pieces)));
         }
         self.counter += 1;
         let region = RegionId { origin: self.config.life.incarnation, serial: self.counter };
         let shares = shares(len, chunk_bytes, &nodes);
         let making = Making {
-            asker,
+            requester,
             len,
             chunk_bytes,
             nodes,
@@ -95,7 +95,12 @@ impl Engine {
         }
     }
 
-    pub(super) fn continue_making(&mut self, region: RegionId, from: NodeLife, body: Result<Reply, Refusal>) {
+    pub(super) fn continue_making(
+        &mut self,
+        region: RegionId,
+        from: NodeLife,
+        body: Result<Reply, ErrorReply>,
+    ) {
         let Some(making) = self.making.get_mut(&region) else { return };
         making.answers_missing -= 1;
         match body {
@@ -103,7 +108,7 @@ impl Engine {
             Ok(Reply::Reserved { extents }) if extents.iter().all(|extent| extent.owner == from) => {
                 making.reserved.insert(from.node, extents);
             }
-            Ok(_) => making.failure = Some(Refusal::Malformed),
+            Ok(_) => making.failure = Some(ErrorReply::Malformed),
             Err(refusal) => {
                 making.failure.get_or_insert(refusal);
             }
@@ -124,8 +129,8 @@ impl Engine {
             return self.undo_making(region, making);
         };
         let access = self.access_list(&making.maker, making.everyone);
-        let asker = making.asker;
-        let reachable = self.is_present(asker.life);
+        let requester = making.requester;
+        let reachable = self.is_present(requester.life);
         let mut record = Region {
             name: making.name.map(String::into_boxed_str),
             len: making.len,
@@ -138,22 +143,22 @@ impl Engine {
             sealed: false,
         };
         if reachable {
-            record.add_mapper(asker);
+            record.add_mapper(requester);
         }
         let reply = Box::new(record.reply(region, self.config.life));
         self.homes.insert(region, Box::new(record));
-        self.answer(asker, Ok(Reply::Mapped(reply)));
+        self.answer(requester, Ok(Reply::Mapped(reply)));
         self.free_if_unreachable(region);
     }
 
     fn undo_making(&mut self, region: RegionId, making: Making) {
         if let Some(name) = making.name.filter(|_| making.claimed) {
-            self.ask_directory(Request::ReleaseName { name, region }, Purpose::Told);
+            self.ask_directory(Request::ReleaseName { name, region }, Purpose::OneWay);
         }
         for extents in making.reserved.into_values() {
             self.return_chunks(&extents);
         }
-        self.answer(making.asker, Err(making.failure.unwrap_or(Refusal::Malformed)));
+        self.answer(making.requester, Err(making.failure.unwrap_or(ErrorReply::Malformed)));
     }
 
     /// Regions of one maker share one list until a grant sets them apart: a million lists would cost 100 MB.
@@ -167,118 +172,125 @@ impl Engine {
 
     pub(super) fn serve_map(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         region: RegionId,
         principal: Principal,
         wanted: Permissions,
     ) {
-        if !self.is_present(asker.life) {
+        if !self.is_present(requester.life) {
             // It died while its request was parked: nobody would ever acknowledge a change for it.
             return;
         }
-        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(asker, region) };
+        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(requester, region) };
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
-            return self.answer(asker, Err(Refusal::NotFound));
+            return self.answer(requester, Err(ErrorReply::NotFound));
         }
         let missing = wanted - found.access.of(&principal);
         let changes = Permissions::WRITE | Permissions::ATOMIC;
         if !missing.is_empty() {
-            return self.answer(asker, Err(Refusal::PermissionDenied { missing }));
+            return self.answer(requester, Err(ErrorReply::PermissionDenied { missing }));
         }
         if found.sealed && wanted.intersects(changes) {
-            return self.answer(asker, Err(Refusal::Sealed));
+            return self.answer(requester, Err(ErrorReply::Sealed));
         }
         // The record on its way to the next home does not list this mapper: it asks there when that is done.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
             if moving.in_doubt {
                 let next = moving.to.node;
-                return self.answer(asker, Err(Refusal::PeerDown(next)));
+                return self.answer(requester, Err(ErrorReply::PeerDown(next)));
             }
-            return moving.parked.push((asker, Request::Map { region, principal, wanted }));
+            return moving.parked.push((requester, Request::Map { region, principal, wanted }));
         }
-        found.add_mapper(asker);
+        found.add_mapper(requester);
         let reply = Box::new(found.reply(region, self.config.life));
-        self.answer(asker, Ok(Reply::Mapped(reply)));
+        self.answer(requester, Ok(Reply::Mapped(reply)));
     }
 
-    pub(super) fn answer_absent(&mut self, asker: Asker, region: RegionId) {
+    pub(super) fn answer_absent(&mut self, requester: Requester, region: RegionId) {
         let reply = match self.moved.get(&region) {
             Some(home) => Ok(Reply::MovedTo { home: *home }),
-            None => Err(Refusal::NotFound),
+            None => Err(ErrorReply::NotFound),
         };
-        self.answer(asker, reply);
+        self.answer(requester, reply);
     }
 
-    pub(super) fn serve_stat(&mut self, asker: Asker, region: RegionId) {
+    pub(super) fn serve_stat(&mut self, requester: Requester, region: RegionId) {
         match self.homes.get(&region) {
             Some(found) => {
                 let info = Box::new(found.info(region, self.config.life, |life| self.presence_of(life)));
-                self.answer(asker, Ok(Reply::Info(info)));
+                self.answer(requester, Ok(Reply::Info(info)));
             }
-            None => self.answer_absent(asker, region),
+            None => self.answer_absent(requester, region),
         }
     }
 
-    pub(super) fn serve_order(&mut self, asker: Asker, region: RegionId, principal: Principal, order: Order) {
-        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(asker, region) };
+    pub(super) fn serve_order(
+        &mut self,
+        requester: Requester,
+        region: RegionId,
+        principal: Principal,
+        order: RegionCommand,
+    ) {
+        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(requester, region) };
         if !found.access.of(&principal).contains(Permissions::MASTER) {
-            return self.answer(asker, Err(Refusal::PermissionDenied { missing: Permissions::MASTER }));
+            return self
+                .answer(requester, Err(ErrorReply::PermissionDenied { missing: Permissions::MASTER }));
         }
         if let Some(moving) = found.moving().filter(|moving| moving.in_doubt) {
             let next = moving.to.node;
-            return self.answer(asker, Err(Refusal::PeerDown(next)));
+            return self.answer(requester, Err(ErrorReply::PeerDown(next)));
         }
         match &mut found.busy {
-            Some(busy) => busy.queue.push_back((asker, principal, order)),
-            None => self.start_order(asker, region, order),
+            Some(busy) => busy.queue.push_back((requester, principal, order)),
+            None => self.start_order(requester, region, order),
         }
     }
 
-    fn start_order(&mut self, asker: Asker, region: RegionId, order: Order) {
+    fn start_order(&mut self, requester: Requester, region: RegionId, order: RegionCommand) {
         let found = self.homes.get_mut(&region).expect("orders are started on regions that are here");
         match order {
-            Order::Free => self.start_freeing(Some(asker), region),
-            Order::Grant { who, permissions } => {
+            RegionCommand::Free => self.start_freeing(Some(requester), region),
+            RegionCommand::Grant { who, permissions } => {
                 found.epoch.0 += 1;
                 Arc::make_mut(&mut found.access).grant(&who, permissions);
-                self.answer(asker, Ok(Reply::Done));
+                self.answer(requester, Ok(Reply::Done));
             }
-            Order::Revoke { who, permissions } => {
+            RegionCommand::Revoke { who, permissions } => {
                 let mut access = (*found.access).clone();
                 access.revoke(&who, permissions);
                 if !access.has_master() {
-                    return self.answer(asker, Err(Refusal::LastMaster));
+                    return self.answer(requester, Err(ErrorReply::LastMaster));
                 }
                 found.access = Arc::new(access);
-                self.start_changing_access(asker, region);
+                self.start_changing_access(requester, region);
             }
-            Order::Seal => {
+            RegionCommand::Seal => {
                 found.sealed = true;
-                self.start_changing_access(asker, region);
+                self.start_changing_access(requester, region);
             }
-            Order::Move { to } => self.start_moving(asker, region, to),
-            Order::SetName { name } => self.start_naming(asker, region, name),
+            RegionCommand::Move { to } => self.start_moving(requester, region, to),
+            RegionCommand::SetName { name } => self.start_naming(requester, region, name),
         }
     }
 
-    fn start_naming(&mut self, asker: Asker, region: RegionId, name: String) {
+    fn start_naming(&mut self, requester: Requester, region: RegionId, name: String) {
         let found = self.homes.get_mut(&region).expect("the region is here");
         if !names::is_name(&name) || names::is_reserved(&name) {
-            return self.answer(asker, Err(Refusal::Malformed));
+            return self.answer(requester, Err(ErrorReply::Malformed));
         }
         match found.name.as_deref() {
-            Some(ours) if ours == name => self.answer(asker, Ok(Reply::Done)),
-            Some(_) => self.answer(asker, Err(Refusal::HasName)),
+            Some(ours) if ours == name => self.answer(requester, Ok(Reply::Done)),
+            Some(_) => self.answer(requester, Err(ErrorReply::HasName)),
             None => {
                 let stage = Stage::Naming(name.as_str().into());
-                found.busy = Some(Box::new(Busy::new(Some(asker), stage)));
+                found.busy = Some(Box::new(Busy::new(Some(requester), stage)));
                 self.ask_directory(Request::ClaimName { name, region }, Purpose::Name(region));
             }
         }
     }
 
     /// The directory has given the name or not, or is gone with all that it knew.
-    pub(super) fn handle_named(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+    pub(super) fn handle_named(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let found = self.homes.get_mut(&region).expect("nothing else is done to it until then");
         if let (Ok(_), Some(Stage::Naming(name))) = (&body, found.busy.as_ref().map(|busy| &busy.stage)) {
             found.name = Some(name.clone());
@@ -287,18 +299,18 @@ impl Engine {
         self.finish_order(region, body);
     }
 
-    fn start_changing_access(&mut self, asker: Asker, region: RegionId) {
+    fn start_changing_access(&mut self, requester: Requester, region: RegionId) {
         let found = self.homes.get_mut(&region).expect("the region is here");
-        found.busy = Some(Box::new(Busy::new(Some(asker), Stage::ChangingAccess)));
+        found.busy = Some(Box::new(Busy::new(Some(requester), Stage::ChangingAccess)));
         let change = Change::Access { access: (*found.access).clone(), sealed: found.sealed };
         self.tell_mappers(region, change);
     }
 
-    pub(super) fn start_freeing(&mut self, asker: Option<Asker>, region: RegionId) {
+    pub(super) fn start_freeing(&mut self, requester: Option<Requester>, region: RegionId) {
         self.refuse_waiters(region);
         self.watching.forget_region(region);
         let found = self.homes.get_mut(&region).expect("the region is here");
-        let mut busy = Busy::new(asker, Stage::Freeing);
+        let mut busy = Busy::new(requester, Stage::Freeing);
         let name = found.name.take();
         busy.has_name = name.is_some();
         found.busy = Some(Box::new(busy));
@@ -368,29 +380,29 @@ impl Engine {
         let found = self.homes.remove(&region).expect("the region is here");
         let busy = found.busy.expect("it is being freed");
         self.return_chunks(&found.extents);
-        if let Some(asker) = busy.asker {
-            self.answer(asker, Ok(Reply::Done));
+        if let Some(requester) = busy.requester {
+            self.answer(requester, Ok(Reply::Done));
         }
-        for (asker, ..) in busy.queue {
-            self.answer(asker, Err(Refusal::NotFound));
+        for (requester, ..) in busy.queue {
+            self.answer(requester, Err(ErrorReply::NotFound));
         }
     }
 
     /// Answers the order under way and starts those that came meanwhile.
-    pub(super) fn finish_order(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+    pub(super) fn finish_order(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let found = self.homes.get_mut(&region).expect("the region is here");
         let Some(busy) = found.busy.take() else { return };
-        if let Some(asker) = busy.asker {
-            self.answer(asker, body);
+        if let Some(requester) = busy.requester {
+            self.answer(requester, body);
         }
         self.run_queue(region, busy.queue);
         self.free_if_unreachable(region);
     }
 
-    fn run_queue(&mut self, region: RegionId, queue: VecDeque<(Asker, Principal, Order)>) {
+    fn run_queue(&mut self, region: RegionId, queue: VecDeque<(Requester, Principal, RegionCommand)>) {
         // Each is judged anew: the order before may have taken its right away, or begun something longer.
-        for (asker, principal, order) in queue {
-            self.serve_order(asker, region, principal, order);
+        for (requester, principal, order) in queue {
+            self.serve_order(requester, region, principal, order);
         }
     }
 
@@ -423,14 +435,14 @@ impl Engine {
 }
 
 impl Busy {
-    pub(super) fn new(asker: Option<Asker>, stage: Stage) -> Busy {
+    pub(super) fn new(requester: Option<Requester>, stage: Stage) -> Busy {
         let (awaited, epoch, queue) = (BTreeSet::new(), Epoch(0), VecDeque::new());
-        Busy { asker, stage, awaited, epoch, has_name: false, queue }
+        Busy { requester, stage, awaited, epoch, has_name: false, queue }
     }
 }
 
-fn too_many(pieces: u64) -> Refusal {
-    Refusal::TooManyPieces { pieces, max: layout::EXTENTS_MAX as u64 }
+fn too_many(pieces: u64) -> ErrorReply {
+    ErrorReply::TooManyPieces { pieces, max: layout::EXTENTS_MAX as u64 }
 }
 
 /// How many bytes each node holds of a region that is dealt out chunk by chunk; nodes without any are left out.

@@ -19,11 +19,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Asker, Engine};
+use super::{Engine, Requester};
 use crate::access::SlotRef;
 use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::lockword::{Holder, LockWords};
-use crate::message::{Refusal, Reply};
+use crate::message::{ErrorReply, Reply};
 use crate::names::Service;
 use crate::permissions::Permissions;
 use crate::region::Stage;
@@ -58,14 +58,14 @@ impl Locks {
 /// Who wants a lock.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    asker: Asker,
+    requester: Requester,
     holder: Holder,
     base_ns: u64,
 }
 
 impl Waiter {
-    pub(super) fn new(asker: Asker, session: SessionId, base_ns: u64) -> Waiter {
-        Waiter { asker, holder: Holder::new(asker.life, session), base_ns }
+    pub(super) fn new(requester: Requester, session: SessionId, base_ns: u64) -> Waiter {
+        Waiter { requester, holder: Holder::new(requester.life, session), base_ns }
     }
 }
 
@@ -73,10 +73,10 @@ impl Engine {
     pub(super) fn serve_lock(&mut self, waiter: Waiter, region: RegionId, principal: &Principal, wait: bool) {
         let words = match self.served_region(region, Service::Lock, Some(principal)) {
             Ok(words) => words,
-            Err(refusal) => return self.answer(waiter.asker, Err(refusal)),
+            Err(refusal) => return self.answer(waiter.requester, Err(refusal)),
         };
         if wait && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder)) {
-            return self.answer(waiter.asker, Err(Refusal::HeldBySilent(node)));
+            return self.answer(waiter.requester, Err(ErrorReply::HeldBySilent(node)));
         }
         let holder = if wait { words.mark_contended() } else { words.try_take(waiter.holder) };
         let is_gone = holder.is_some_and(|holder| self.is_gone(holder));
@@ -86,7 +86,7 @@ impl Engine {
         } else if wait {
             self.locks.queues.entry(region).or_default().push_back(waiter);
         } else {
-            self.answer(waiter.asker, Err(Refusal::Held));
+            self.answer(waiter.requester, Err(ErrorReply::Held));
         }
     }
 
@@ -96,18 +96,18 @@ impl Engine {
         region: RegionId,
         service: Service,
         principal: Option<&Principal>,
-    ) -> Result<LockWords, Refusal> {
-        let found = self.homes.get(&region).ok_or(Refusal::NotFound)?;
+    ) -> Result<LockWords, ErrorReply> {
+        let found = self.homes.get(&region).ok_or(ErrorReply::NotFound)?;
         if found.busy.as_ref().is_some_and(|busy| matches!(busy.stage, Stage::Freeing)) {
-            return Err(Refusal::NotFound);
+            return Err(ErrorReply::NotFound);
         }
         let missing = Permissions::ATOMIC - principal.map_or(Permissions::all(), |who| found.access.of(who));
         if !missing.is_empty() {
-            return Err(Refusal::PermissionDenied { missing });
+            return Err(ErrorReply::PermissionDenied { missing });
         }
         let named = found.name.as_deref().is_some_and(|name| service.has(name));
         let window = found.extents.first().filter(|_| named).and_then(|extent| self.store.window(extent));
-        window.and_then(LockWords::new).ok_or(Refusal::Malformed)
+        window.and_then(LockWords::new).ok_or(ErrorReply::Malformed)
     }
 
     fn give_lock(
@@ -124,7 +124,7 @@ impl Engine {
             false => self.locks.recovered.remove(&region),
         };
         let token = words.next_token(waiter.base_ns);
-        self.answer(waiter.asker, Ok(Reply::Locked { token, recovered }));
+        self.answer(waiter.requester, Ok(Reply::Locked { token, recovered }));
     }
 
     /// Whether a holder can do nothing under its lock any more: its session has ended, or its node is cut off and knows that its
@@ -172,23 +172,29 @@ impl Engine {
                 && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder))
             {
                 for waiter in self.locks.queues.remove(&region).unwrap_or_default() {
-                    self.answer(waiter.asker, Err(Refusal::HeldBySilent(node)));
+                    self.answer(waiter.requester, Err(ErrorReply::HeldBySilent(node)));
                 }
                 words.clear_contended();
             }
         }
     }
 
-    pub(super) fn serve_unlock(&mut self, asker: Asker, region: RegionId, session: SessionId, recover: bool) {
+    pub(super) fn serve_unlock(
+        &mut self,
+        requester: Requester,
+        region: RegionId,
+        session: SessionId,
+        recover: bool,
+    ) {
         let body = match self.served_region(region, Service::Lock, None) {
-            Ok(words) if words.holder() == Some(Holder::new(asker.life, session)) => {
+            Ok(words) if words.holder() == Some(Holder::new(requester.life, session)) => {
                 self.pass_on(region, &words, recover);
                 Ok(Reply::Done)
             }
-            Ok(_) => Err(Refusal::NotHeld),
+            Ok(_) => Err(ErrorReply::NotHeld),
             Err(refusal) => Err(refusal),
         };
-        self.answer(asker, body);
+        self.answer(requester, body);
     }
 
     /// Gives the lock to whoever has waited longest.
@@ -215,8 +221,8 @@ impl Engine {
         session: SessionId,
         request: RequestId,
     ) {
-        let asker = Asker { life: from, id: request };
-        if self.remove_waiters(region, |waiter| waiter.asker == asker) {
+        let requester = Requester { life: from, id: request };
+        if self.remove_waiters(region, |waiter| waiter.requester == requester) {
             return;
         }
         if let Ok(words) = self.served_region(region, Service::Lock, None)
@@ -245,7 +251,7 @@ impl Engine {
     /// A node has died: its sessions wait for nothing any more.
     pub(super) fn forget_waiters_of(&mut self, life: NodeLife) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
-            self.remove_waiters(region, |waiter| waiter.asker.life == life);
+            self.remove_waiters(region, |waiter| waiter.requester.life == life);
         }
         self.forget_arrivals_of(life);
     }
@@ -284,8 +290,8 @@ impl Engine {
     pub(super) fn refuse_waiters(&mut self, region: RegionId) {
         self.locks.recovered.remove(&region);
         for waiter in self.locks.queues.remove(&region).unwrap_or_default() {
-            self.answer(waiter.asker, Err(Refusal::NotFound));
+            self.answer(waiter.requester, Err(ErrorReply::NotFound));
         }
-        self.end_round(region, &Err(Refusal::NotFound));
+        self.end_round(region, &Err(ErrorReply::NotFound));
     }
 }

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use halite_fabric::PeerId;
 
-use super::{Asker, Engine, Purpose};
+use super::{Engine, Purpose, Requester};
 use crate::directory::{NAMES_PER_ANSWER_MAX, Said, Word};
 use crate::effect::Effect;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::members::Parting;
-use crate::message::{LossCause, Member, NodeState, Notice, Refusal, Reply, Request};
+use crate::message::{ErrorReply, LossCause, Member, NodeState, Notice, Reply, Request};
 use crate::names;
 use crate::news::{self, News, Somebody};
 use crate::rpc::Target;
@@ -78,7 +78,7 @@ impl Engine {
     fn say_for_directory(&mut self) {
         while let Some(said) = self.directory.poll() {
             match said {
-                Said::Answer { asker, body } => self.answer(asker, body),
+                Said::Answer { requester, body } => self.answer(requester, body),
                 Said::NameLost { home, name, region } => {
                     self.notify(home.node, Notice::NameLost { name, region })
                 }
@@ -141,14 +141,16 @@ impl Engine {
         self.tell(News::Renamed { name: name.to_owned(), alias });
     }
 
-    pub(super) fn serve_directory(&mut self, asker: Asker, question: Request) {
+    pub(super) fn serve_directory(&mut self, requester: Requester, question: Request) {
         match question {
             Request::ForgetNode { node } if self.lives(node) => {
-                self.answer(asker, Err(Refusal::NodeLives(node)))
+                self.answer(requester, Err(ErrorReply::NodeLives(node)))
             }
-            Request::ForgetNode { node } if self.end_lives_of(node) => self.answer(asker, Ok(Reply::Done)),
+            Request::ForgetNode { node } if self.end_lives_of(node) => {
+                self.answer(requester, Ok(Reply::Done))
+            }
             question => {
-                self.directory.ask(self.now_ns, asker, question);
+                self.directory.ask(self.now_ns, requester, question);
                 self.say_for_directory();
             }
         }
@@ -191,7 +193,7 @@ impl Engine {
         if self.members.note_cut_off(peer) {
             self.effects.push_back(Effect::PeerCutOff(peer));
         }
-        self.bury(peer, exited);
+        self.mark_cut_off(peer, exited);
         self.settle();
     }
 
@@ -223,13 +225,13 @@ impl Engine {
         self.tell_of(peer, News::Left);
         let parting = Parting::now(LossCause::Left, self.now_ns);
         self.lose(peer, NodeState::Left, parting);
-        self.bury(peer, false);
+        self.mark_cut_off(peer, false);
         self.recover_locks(from);
         self.end_life(from, parting);
     }
 
-    fn bury(&mut self, peer: PeerId, exited: bool) {
-        let Some(buried) = self.members.bury(peer) else { return };
+    fn mark_cut_off(&mut self, peer: PeerId, exited: bool) {
+        let Some(buried) = self.members.mark_cut_off(peer) else { return };
         let life = buried.life;
         if exited {
             let cause = if buried.killed { LossCause::Killed } else { LossCause::Exited };
@@ -291,7 +293,7 @@ impl Engine {
         let lost: Vec<RequestId> =
             self.asked.iter().filter(|(_, asked)| asked.of == life.node).map(|(id, _)| *id).collect();
         for id in lost {
-            self.handle_reply(life, id, Err(Refusal::PeerDown(life.node)));
+            self.handle_reply(life, id, Err(ErrorReply::PeerDown(life.node)));
         }
     }
 
@@ -338,11 +340,11 @@ impl Engine {
     }
 
     /// A node that holds chunks for `home` found it dead.  It speaks for its memory: that we drop, and cut nobody off.
-    pub(super) fn serve_drop_home(&mut self, asker: Asker, home: NodeLife) {
-        let severed = self.mapper.sever(asker.life, &[home]);
+    pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeLife) {
+        let severed = self.mapper.disown(requester.life, &[home]);
         self.effects.extend(severed.into_iter().map(Effect::Quiesce));
         let quiesce = self.mapper.barrier();
-        self.owe(quiesce, asker);
+        self.owe(quiesce, requester);
     }
 
     /// When `handle_timeout` wants to be called, in ns.

@@ -16,12 +16,12 @@ use std::collections::{BTreeMap, VecDeque};
 use halite_fabric::Key;
 
 use super::user::Unmapping;
-use super::{Asker, Engine, Purpose};
-use crate::access::{Blocked, Side, Spot, Step};
+use super::{Engine, Purpose, Requester};
+use crate::access::{Blocked, RegionOffset, Side, Step};
 use crate::effect::{CommandError, CopyFailure, Effect, OpId, Outcome, Token};
 use crate::ids::{NodeId, RegionId, SessionId};
 use crate::layout::{Extent, Extents};
-use crate::message::{Leg, Refusal, Reply, Request};
+use crate::message::{CopySegment, ErrorReply, Reply, Request};
 use crate::permissions::Permissions;
 
 /// Most bytes of one command: about 3 ms, for which a change of the region has to wait.
@@ -34,9 +34,9 @@ const STEP_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     /// Of sessions of ours.
-    given: BTreeMap<OpId, Given>,
+    given: BTreeMap<OpId, IssuedCopy>,
     /// What is said when the commands up to that one are over.
-    held: Vec<(OpId, Due)>,
+    held: Vec<(OpId, DeferredAck)>,
     /// On memory of ours.
     running: BTreeMap<u64, Running>,
     steps: BTreeMap<Token, u64>,
@@ -44,7 +44,7 @@ pub(super) struct Memory {
 
 /// A command of a session of ours.
 #[derive(Debug)]
-struct Given {
+struct IssuedCopy {
     step: Step,
     /// Requests that are to be sent one after the other, each when the one before is answered.
     queue: VecDeque<(NodeId, Request)>,
@@ -54,18 +54,18 @@ struct Given {
 
 /// What others hear when no access of ours under an old state is under way.
 #[derive(Debug)]
-pub(super) enum Due {
-    Answer(Asker),
+pub(super) enum DeferredAck {
+    Answer(Requester),
     Unmapped(Unmapping),
 }
 
 /// A command on memory of ours.
 #[derive(Debug)]
 struct Running {
-    asker: Asker,
+    requester: Requester,
     work: Work,
-    legs: Vec<Leg>,
-    /// The leg under way, and how much of it is done.
+    copy_segments: Vec<CopySegment>,
+    /// The copy segment under way, and how much of it is done.
     at: usize,
     done: u64,
 }
@@ -73,16 +73,16 @@ struct Running {
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Fill(u8),
-    /// Each leg from its end, if its ends overlap so.
+    /// Each copy segment from its end, if its ends overlap so.
     Copy {
-        at_end: bool,
+        backward: bool,
     },
 }
 
 /// The side of the session that gives the command.
 impl Engine {
-    pub(super) fn start_fill(&mut self, op: OpId, session: SessionId, at: Spot, len: u64, byte: u8) {
-        let step = Step { len: len.min(COMMAND_BYTES_MAX), at_end: false };
+    pub(super) fn start_fill(&mut self, op: OpId, session: SessionId, at: RegionOffset, len: u64, byte: u8) {
+        let step = Step { len: len.min(COMMAND_BYTES_MAX), backward: false };
         let (region, extents) = match self.mapper.resolve(session, at, Permissions::WRITE, step.len) {
             Ok(found) => found,
             Err(blocked) => return self.refuse_access(op, Side::Target, blocked),
@@ -95,11 +95,19 @@ impl Engine {
         self.give(op, step, by_owner.into_iter().map(request).collect(), false);
     }
 
-    pub(super) fn start_copy(&mut self, op: OpId, session: SessionId, to: Spot, from: Spot, len: u64) {
-        let region_of = |spot: Spot| self.mapper.region_of(session, spot.slot).map(|(region, _)| region);
+    pub(super) fn start_copy(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        to: RegionOffset,
+        from: RegionOffset,
+        len: u64,
+    ) {
+        let region_of =
+            |spot: RegionOffset| self.mapper.region_of(session, spot.slot).map(|(region, _)| region);
         let same_region = region_of(to) == region_of(from);
         let step = Step::of_copy(same_region, to.offset, from.offset, len, COMMAND_BYTES_MAX);
-        let behind = |spot: Spot| Spot { offset: spot.offset + step.skip(len), ..spot };
+        let behind = |spot: RegionOffset| RegionOffset { offset: spot.offset + step.skip(len), ..spot };
         let source = match self.mapper.resolve(session, behind(from), Permissions::READ, step.len) {
             Ok(found) => found,
             Err(blocked) => return self.refuse_access(op, Side::Source, blocked),
@@ -109,13 +117,14 @@ impl Engine {
             Err(blocked) => return self.refuse_access(op, Side::Target, blocked),
         };
         let overlap = same_region && to.offset.abs_diff(from.offset) < step.len;
-        let mut legs = legs(&source.1, &target.1);
-        if step.at_end {
-            legs.reverse();
+        let mut copy_segments = copy_segments(&source.1, &target.1);
+        if step.backward {
+            copy_segments.reverse();
         }
-        let groups = if overlap { runs_by_owner(legs) } else { all_by_owner(legs) };
-        let (from, to, at_end) = (source.0, target.0, step.at_end);
-        let request = |(node, legs)| (node, Request::CopyBytes { to, from, legs, at_end });
+        let groups = if overlap { runs_by_owner(copy_segments) } else { all_by_owner(copy_segments) };
+        let (from, to, backward) = (source.0, target.0, step.backward);
+        let request =
+            |(node, copy_segments)| (node, Request::CopyBytes { to, from, copy_segments, backward });
         self.give(op, step, groups.into_iter().map(request).collect(), overlap);
     }
 
@@ -126,7 +135,7 @@ impl Engine {
     /// Sends a command's requests: all at once, or each when the one before is answered.
     fn give(&mut self, op: OpId, step: Step, requests: VecDeque<(NodeId, Request)>, in_order: bool) {
         let at_once = if in_order { 1 } else { requests.len() };
-        self.memory.given.insert(op, Given { step, queue: requests, awaited: 0, failure: None });
+        self.memory.given.insert(op, IssuedCopy { step, queue: requests, awaited: 0, failure: None });
         for _ in 0..at_once {
             self.ask_next(op);
         }
@@ -139,12 +148,12 @@ impl Engine {
         self.ask(node, request, Purpose::Memory(op, node));
     }
 
-    pub(super) fn handle_memory_done(&mut self, op: OpId, node: NodeId, body: Result<Reply, Refusal>) {
+    pub(super) fn handle_memory_done(&mut self, op: OpId, node: NodeId, body: Result<Reply, ErrorReply>) {
         let Some(given) = self.memory.given.get_mut(&op) else { return };
         given.awaited -= 1;
         let refusal = match body {
             Ok(Reply::Done) => None,
-            Ok(_) => Some(Refusal::Malformed),
+            Ok(_) => Some(ErrorReply::Malformed),
             Err(refusal) => Some(refusal),
         };
         if let Some(refusal) = refusal {
@@ -168,7 +177,7 @@ impl Engine {
     }
 
     /// Says something as soon as no command is under way that has been given already.
-    pub(super) fn say_when_over(&mut self, due: Due) {
+    pub(super) fn say_when_over(&mut self, due: DeferredAck) {
         match self.memory.given.last_key_value() {
             Some((last, _)) => self.memory.held.push((*last, due)),
             None => self.say_due(due),
@@ -185,10 +194,10 @@ impl Engine {
         }
     }
 
-    fn say_due(&mut self, due: Due) {
+    fn say_due(&mut self, due: DeferredAck) {
         match due {
-            Due::Answer(asker) => self.answer(asker, Ok(Reply::Done)),
-            Due::Unmapped(unmapping) => self.finish_unmap(unmapping),
+            DeferredAck::Answer(requester) => self.answer(requester, Ok(Reply::Done)),
+            DeferredAck::Unmapped(unmapping) => self.finish_unmap(unmapping),
         }
     }
 
@@ -200,35 +209,45 @@ impl Engine {
 
 /// The side of the node whose memory is changed.
 impl Engine {
-    pub(super) fn serve_fill(&mut self, asker: Asker, region: RegionId, parts: Extents, byte: u8) {
-        let legs = parts.into_iter().map(|to| Leg { from: to, to }).collect();
-        self.start_running(asker, Work::Fill(byte), region, region, legs);
+    pub(super) fn serve_fill(&mut self, requester: Requester, region: RegionId, parts: Extents, byte: u8) {
+        let copy_segments = parts.into_iter().map(|to| CopySegment { from: to, to }).collect();
+        self.start_running(requester, Work::Fill(byte), region, region, copy_segments);
     }
 
     pub(super) fn serve_copy_bytes(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         (to, from): (RegionId, RegionId),
-        legs: Vec<Leg>,
-        at_end: bool,
+        copy_segments: Vec<CopySegment>,
+        backward: bool,
     ) {
-        self.start_running(asker, Work::Copy { at_end }, to, from, legs);
+        self.start_running(requester, Work::Copy { backward }, to, from, copy_segments);
     }
 
-    fn start_running(&mut self, asker: Asker, work: Work, to: RegionId, from: RegionId, legs: Vec<Leg>) {
+    fn start_running(
+        &mut self,
+        requester: Requester,
+        work: Work,
+        to: RegionId,
+        from: RegionId,
+        copy_segments: Vec<CopySegment>,
+    ) {
         let is_sound = |extent: &Extent| extent.len > 0 && extent.offset.checked_add(extent.len).is_some();
-        if !legs.iter().all(|leg| leg.from.len == leg.to.len && is_sound(&leg.from) && is_sound(&leg.to)) {
-            return self.answer(asker, Err(Refusal::Malformed));
+        if !copy_segments.iter().all(|segment| {
+            segment.from.len == segment.to.len && is_sound(&segment.from) && is_sound(&segment.to)
+        }) {
+            return self.answer(requester, Err(ErrorReply::Malformed));
         }
-        // The asker may have died long ago, and what it speaks of may have been given to others since.
+        // The requester may have died long ago, and what it speaks of may have been given to others since.
         let me = self.config.life;
-        let targets = legs.iter().map(|leg| leg.to);
-        let own_sources = legs.iter().map(|leg| leg.from).filter(|extent| extent.owner == me);
+        let targets = copy_segments.iter().map(|segment| segment.to);
+        let own_sources =
+            copy_segments.iter().map(|segment| segment.from).filter(|extent| extent.owner == me);
         if !self.are_of_region(to, targets) || !self.are_of_region(from, own_sources) {
-            return self.answer(asker, Err(Refusal::NotFound));
+            return self.answer(requester, Err(ErrorReply::NotFound));
         }
         self.counter += 1;
-        self.memory.running.insert(self.counter, Running { asker, work, legs, at: 0, done: 0 });
+        self.memory.running.insert(self.counter, Running { requester, work, copy_segments, at: 0, done: 0 });
         self.next_step(self.counter);
     }
 
@@ -249,10 +268,10 @@ impl Engine {
     /// Goes on with a command, or ends it.
     fn next_step(&mut self, id: u64) {
         let Some(running) = self.memory.running.get(&id) else { return };
-        let asker = running.asker;
+        let requester = running.requester;
         let Some(step) = running.step() else { return self.end_running(id, Ok(Reply::Done)) };
-        if !self.is_present(asker.life) {
-            return self.end_running(id, Err(Refusal::PeerDown(asker.life.node)));
+        if !self.is_present(requester.life) {
+            return self.end_running(id, Err(ErrorReply::PeerDown(requester.life.node)));
         }
         let work = running.work;
         self.counter += 1;
@@ -266,8 +285,8 @@ impl Engine {
         }
     }
 
-    fn step_effect(&self, token: Token, work: Work, step: &Leg) -> Result<Effect, Refusal> {
-        let target = self.store.window(&step.to).ok_or(Refusal::NotFound)?;
+    fn step_effect(&self, token: Token, work: Work, step: &CopySegment) -> Result<Effect, ErrorReply> {
+        let target = self.store.window(&step.to).ok_or(ErrorReply::NotFound)?;
         match work {
             Work::Fill(byte) => Ok(Effect::Fill { token, window: target, byte }),
             Work::Copy { .. } => self.copy_effect(token, &step.from, &step.to, target),
@@ -278,7 +297,7 @@ impl Engine {
     pub(super) fn handle_step(&mut self, token: Token, failed: Option<CopyFailure>) -> bool {
         let Some(id) = self.memory.steps.remove(&token) else { return false };
         let Some(running) = self.memory.running.get_mut(&id) else { return true };
-        let source = running.legs[running.at].from.owner.node;
+        let source = running.copy_segments[running.at].from.owner.node;
         match failed {
             Some(why) => self.end_running(id, Err(self.refusal_of(why, source))),
             None => {
@@ -289,81 +308,81 @@ impl Engine {
         true
     }
 
-    fn end_running(&mut self, id: u64, body: Result<Reply, Refusal>) {
+    fn end_running(&mut self, id: u64, body: Result<Reply, ErrorReply>) {
         let running = self.memory.running.remove(&id).expect("it is under way");
-        self.answer(running.asker, body);
+        self.answer(running.requester, body);
         self.release_copied();
     }
 
     /// Whether a command under way changes any of these bytes of ours.
     pub(super) fn is_being_changed(&self, extent: &Extent) -> bool {
-        let mut legs = self.memory.running.values().flat_map(|running| &running.legs);
-        legs.any(|leg| leg.to.touches(extent))
+        let mut copy_segments = self.memory.running.values().flat_map(|running| &running.copy_segments);
+        copy_segments.any(|segment| segment.to.touches(extent))
     }
 }
 
 impl Running {
     /// What is to be done next.
-    fn step(&self) -> Option<Leg> {
-        let leg = self.legs.get(self.at)?;
-        let missing = leg.to.len - self.done;
+    fn step(&self) -> Option<CopySegment> {
+        let segment = self.copy_segments.get(self.at)?;
+        let missing = segment.to.len - self.done;
         let len = missing.min(STEP_BYTES_MAX);
         let skip = match self.work {
-            Work::Copy { at_end: true } => missing - len,
+            Work::Copy { backward: true } => missing - len,
             _ => self.done,
         };
         let part = |extent: Extent| Extent { offset: extent.offset + skip, len, ..extent };
-        Some(Leg { from: part(leg.from), to: part(leg.to) })
+        Some(CopySegment { from: part(segment.from), to: part(segment.to) })
     }
 
     fn advance(&mut self) {
         self.done += self.step().expect("a step has been taken").to.len;
-        if self.done == self.legs[self.at].to.len {
+        if self.done == self.copy_segments[self.at].to.len {
             (self.at, self.done) = (self.at + 1, 0);
         }
     }
 }
 
 /// Which side is to blame when `node`, which owns the target, does not do as it was asked.
-fn broken(node: NodeId, refusal: Refusal) -> CommandError {
+fn broken(node: NodeId, refusal: ErrorReply) -> CommandError {
     let side = match refusal {
-        Refusal::PeerDown(down) if down != node => Side::Source,
+        ErrorReply::PeerDown(down) if down != node => Side::Source,
         _ => Side::Target,
     };
     CommandError::Broken { side, refusal }
 }
 
 /// Both lists, of the same length in bytes, cut where either of them is.
-fn legs(from: &[Extent], to: &[Extent]) -> Vec<Leg> {
+fn copy_segments(from: &[Extent], to: &[Extent]) -> Vec<CopySegment> {
     let (mut from, mut to) = (from.iter().copied(), to.iter().copied());
     let (mut source, mut target) = (from.next(), to.next());
-    let mut legs = Vec::new();
+    let mut copy_segments = Vec::new();
     while let (Some(mut a), Some(mut b)) = (source, target) {
         let len = a.len.min(b.len);
-        legs.push(Leg { from: a.cut_front(len), to: b.cut_front(len) });
+        copy_segments.push(CopySegment { from: a.cut_front(len), to: b.cut_front(len) });
         source = if a.len > 0 { Some(a) } else { from.next() };
         target = if b.len > 0 { Some(b) } else { to.next() };
     }
-    legs
+    copy_segments
 }
 
 /// Legs that follow each other and have one owner of their targets, in order.
-fn runs_by_owner(legs: Vec<Leg>) -> Vec<(NodeId, Vec<Leg>)> {
-    let mut runs: Vec<(NodeId, Vec<Leg>)> = Vec::new();
-    for leg in legs {
+fn runs_by_owner(copy_segments: Vec<CopySegment>) -> Vec<(NodeId, Vec<CopySegment>)> {
+    let mut runs: Vec<(NodeId, Vec<CopySegment>)> = Vec::new();
+    for segment in copy_segments {
         match runs.last_mut() {
-            Some((node, run)) if *node == leg.to.owner.node => run.push(leg),
-            _ => runs.push((leg.to.owner.node, vec![leg])),
+            Some((node, run)) if *node == segment.to.owner.node => run.push(segment),
+            _ => runs.push((segment.to.owner.node, vec![segment])),
         }
     }
     runs
 }
 
-/// All legs with one owner of their targets.
-fn all_by_owner(legs: Vec<Leg>) -> Vec<(NodeId, Vec<Leg>)> {
-    let mut groups: BTreeMap<NodeId, Vec<Leg>> = BTreeMap::new();
-    for leg in legs {
-        groups.entry(leg.to.owner.node).or_default().push(leg);
+/// All copy segments with one owner of their targets.
+fn all_by_owner(copy_segments: Vec<CopySegment>) -> Vec<(NodeId, Vec<CopySegment>)> {
+    let mut groups: BTreeMap<NodeId, Vec<CopySegment>> = BTreeMap::new();
+    for segment in copy_segments {
+        groups.entry(segment.to.owner.node).or_default().push(segment);
     }
     groups.into_iter().collect()
 }
@@ -388,11 +407,11 @@ mod tests {
 
     #[test]
     fn legs_are_cut_where_either_side_is() {
-        let cut = legs(&[extent(0, 0, 3), extent(1, 10, 5)], &[extent(2, 100, 6), extent(0, 50, 2)]);
+        let cut = copy_segments(&[extent(0, 0, 3), extent(1, 10, 5)], &[extent(2, 100, 6), extent(0, 50, 2)]);
         let expected = [
-            Leg { from: extent(0, 0, 3), to: extent(2, 100, 3) },
-            Leg { from: extent(1, 10, 3), to: extent(2, 103, 3) },
-            Leg { from: extent(1, 13, 2), to: extent(0, 50, 2) },
+            CopySegment { from: extent(0, 0, 3), to: extent(2, 100, 3) },
+            CopySegment { from: extent(1, 10, 3), to: extent(2, 103, 3) },
+            CopySegment { from: extent(1, 13, 2), to: extent(0, 50, 2) },
         ];
         assert_eq!(cut, expected);
         let runs: Vec<usize> = runs_by_owner(cut).iter().map(|(_, run)| run.len()).collect();

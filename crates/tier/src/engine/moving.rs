@@ -12,14 +12,14 @@
 //!   Adopt --------------------------------------------------> now the home, and says so to the mappers
 //! ```
 
-use super::{Asker, Engine, Purpose};
+use super::{Engine, Purpose, Requester};
 use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::layout::{self, Extent, Extents};
-use crate::message::{Change, Notice, Record, Refusal, Reply, Request};
+use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
 use crate::region::{Busy, Moving, Presence, Region, Stage};
 
 impl Engine {
-    pub(super) fn start_moving(&mut self, asker: Asker, region: RegionId, to: NodeId) {
+    pub(super) fn start_moving(&mut self, requester: Requester, region: RegionId, to: NodeId) {
         let life = if to == self.config.life.node {
             Some(self.config.life)
         } else {
@@ -27,12 +27,12 @@ impl Engine {
         };
         let Some(to) = life else {
             let refusal = self.absence_of(to);
-            return self.answer(asker, Err(refusal));
+            return self.answer(requester, Err(refusal));
         };
         let found = self.homes.get_mut(&region).expect("the region is here");
         let missing = found.extents.iter().filter(|extent| extent.owner != to).map(|extent| extent.len).sum();
         let moving = Moving::new(to);
-        found.busy = Some(Box::new(Busy::new(Some(asker), Stage::Moving(moving))));
+        found.busy = Some(Box::new(Busy::new(Some(requester), Stage::Moving(moving))));
         if missing == 0 {
             return self.next_chunk(region);
         }
@@ -41,7 +41,7 @@ impl Engine {
         self.ask_life(to, reserve, Purpose::ReserveForMove(region));
     }
 
-    pub(super) fn handle_move_reserved(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+    pub(super) fn handle_move_reserved(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let Some(found) = self.homes.get(&region) else { return };
         let Some(moving) = found.moving() else { return };
         let missing: u64 =
@@ -54,7 +54,7 @@ impl Engine {
                 self.moving_mut(region).places = extents;
                 self.next_chunk(region);
             }
-            Ok(_) => self.finish_order(region, Err(Refusal::Malformed)),
+            Ok(_) => self.finish_order(region, Err(ErrorReply::Malformed)),
             Err(refusal) => self.finish_order(region, Err(refusal)),
         }
     }
@@ -89,7 +89,7 @@ impl Engine {
         self.ask_life(moving.to, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
     }
 
-    pub(super) fn handle_chunk_copied(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+    pub(super) fn handle_chunk_copied(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let Some(found) = self.homes.get_mut(&region) else { return };
         let Some(moving) = found.moving() else { return };
         let (old, new) = chunk_places(found, moving);
@@ -116,7 +116,7 @@ impl Engine {
     }
 
     /// Ends a move at where it is: somebody does not let go of the chunk under way, which stays where it was.
-    pub(super) fn take_back(&mut self, region: RegionId, why: Refusal) {
+    pub(super) fn take_back(&mut self, region: RegionId, why: ErrorReply) {
         let moving = self.moving_mut(region);
         match moving.frozen {
             true => self.handle_chunk_copied(region, Err(why)),
@@ -144,7 +144,7 @@ impl Engine {
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
         for mapper in mappers {
             let request = Request::Change { region, epoch, change: change.clone() };
-            self.ask_life(mapper.life, request, Purpose::Told);
+            self.ask_life(mapper.life, request, Purpose::OneWay);
         }
     }
 
@@ -170,7 +170,7 @@ impl Engine {
         self.ask_life(to, Request::Adopt { record }, Purpose::Adopt(region));
     }
 
-    pub(super) fn handle_adopted(&mut self, region: RegionId, body: Result<Reply, Refusal>) {
+    pub(super) fn handle_adopted(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let Some(to) = self.homes.get(&region).and_then(|found| found.moving()).map(|moving| moving.to)
         else {
             return;
@@ -180,7 +180,7 @@ impl Engine {
         let parked = std::mem::take(&mut moving.parked);
         // Where the order was sent and is not answered, it is carried out or not: all of the region is there, and gone
         // with that node or in its hands.  With a second home, nobody would know all mappers.
-        let is_open = moving.adopting && matches!(body, Err(Refusal::PeerDown(_)));
+        let is_open = moving.adopting && matches!(body, Err(ErrorReply::PeerDown(_)));
         if is_open && may_live {
             moving.in_doubt = true;
             return self.leave_in_doubt(region, to, parked);
@@ -188,8 +188,8 @@ impl Engine {
         let is_gone = is_open;
         if body.is_err() && !is_gone {
             self.finish_order(region, body);
-            for (asker, request) in parked {
-                self.handle_request(asker, request);
+            for (requester, request) in parked {
+                self.handle_request(requester, request);
             }
             return;
         }
@@ -198,26 +198,33 @@ impl Engine {
         self.watching.forget_region(region);
         if let Some(name) = found.name.filter(|_| is_gone) {
             // The directory does not heed this if it has heard from the next home.
-            self.ask_directory(Request::ReleaseName { name: name.into(), region }, Purpose::Told);
+            self.ask_directory(Request::ReleaseName { name: name.into(), region }, Purpose::OneWay);
         }
         let busy = found.busy.expect("it was being moved");
-        if let Some(asker) = busy.asker {
-            self.answer(asker, body.map(|_| Reply::Done));
+        if let Some(requester) = busy.requester {
+            self.answer(requester, body.map(|_| Reply::Done));
         }
-        let waiting =
-            busy.queue.iter().map(|(asker, ..)| *asker).chain(parked.iter().map(|(asker, ..)| *asker));
-        for asker in waiting {
-            self.answer(asker, Ok(Reply::MovedTo { home: to.node }));
+        let waiting = busy
+            .queue
+            .iter()
+            .map(|(requester, ..)| *requester)
+            .chain(parked.iter().map(|(requester, ..)| *requester));
+        for requester in waiting {
+            self.answer(requester, Ok(Reply::MovedTo { home: to.node }));
         }
     }
 
     /// The next home will be asked again when it is reached again.  Until then nobody knows where the region is at home.
-    fn leave_in_doubt(&mut self, region: RegionId, to: NodeLife, parked: Vec<(Asker, Request)>) {
+    fn leave_in_doubt(&mut self, region: RegionId, to: NodeLife, parked: Vec<(Requester, Request)>) {
         let busy =
             self.homes.get_mut(&region).and_then(|found| found.busy.as_mut()).expect("it is being moved");
-        let given = busy.asker.take().into_iter().chain(busy.queue.drain(..).map(|(asker, ..)| asker));
-        let askers: Vec<Asker> = given.chain(parked.into_iter().map(|(asker, _)| asker)).collect();
-        askers.into_iter().for_each(|asker| self.answer(asker, Err(Refusal::PeerDown(to.node))));
+        let given =
+            busy.requester.take().into_iter().chain(busy.queue.drain(..).map(|(requester, ..)| requester));
+        let requesters: Vec<Requester> =
+            given.chain(parked.into_iter().map(|(requester, _)| requester)).collect();
+        requesters
+            .into_iter()
+            .for_each(|requester| self.answer(requester, Err(ErrorReply::PeerDown(to.node))));
     }
 
     /// A node to which regions were handed over is reached again, and says whether it has taken them.
@@ -231,7 +238,7 @@ impl Engine {
     /// A node to which regions were handed over is dead, and they are gone with it.
     pub(super) fn give_adoption_up(&mut self, to: NodeLife) {
         for region in self.in_doubt_of(to) {
-            self.handle_adopted(region, Err(Refusal::PeerDown(to.node)));
+            self.handle_adopted(region, Err(ErrorReply::PeerDown(to.node)));
         }
     }
 
@@ -241,21 +248,21 @@ impl Engine {
         found.map(|(region, _)| *region).collect()
     }
 
-    pub(super) fn serve_adopt(&mut self, asker: Asker, mut record: Record) {
+    pub(super) fn serve_adopt(&mut self, requester: Requester, mut record: Record) {
         let me = self.config.life;
         // It was asked before the two lost sight of each other.
         let all_ours = record.extents.iter().all(|extent| extent.owner == me);
-        if all_ours && !record.extents.iter().any(|extent| self.store.is_held_for(asker.life, extent)) {
-            return self.answer(asker, Ok(Reply::Done));
+        if all_ours && !record.extents.iter().any(|extent| self.store.is_held_for(requester.life, extent)) {
+            return self.answer(requester, Ok(Reply::Done));
         }
         let mut ours = record.extents.iter().filter(|extent| extent.owner == me);
         let sound = super::home::is_chunk_size(record.chunk_bytes)
             && layout::is_sound(&record.extents, record.len, record.chunk_bytes)
             && !self.homes.contains_key(&record.region)
             && record.name.as_deref().is_none_or(crate::names::is_name)
-            && ours.all(|extent| self.store.is_held_for(asker.life, extent));
+            && ours.all(|extent| self.store.is_held_for(requester.life, extent));
         if !sound {
-            return self.answer(asker, Err(Refusal::Malformed));
+            return self.answer(requester, Err(ErrorReply::Malformed));
         }
         let id = record.region;
         self.adopt_watchers(id, std::mem::take(&mut record.watchers));
@@ -270,7 +277,7 @@ impl Engine {
         self.moved.remove(&id);
         self.homes.insert(id, Box::new(region));
         self.settle_mappers(id, me);
-        self.answer(asker, Ok(Reply::Done));
+        self.answer(requester, Ok(Reply::Done));
         // Who died since the record was written acknowledges nothing to us either.
         let mappers: Vec<NodeLife> = self.homes[&id].mappers.iter().map(|mapper| mapper.life).collect();
         let dead = mappers.into_iter().filter(|life| self.presence_of(*life) == Presence::Gone);

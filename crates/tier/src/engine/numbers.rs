@@ -1,9 +1,9 @@
 //! Numbers of nodes that stay: the directory gives them out, each once, and none that anybody had before.
 
-use super::{Asker, Engine};
+use super::{Engine, Requester};
 use crate::effect::Effect;
 use crate::ids::NodeId;
-use crate::message::{Refusal, Reply};
+use crate::message::{ErrorReply, Reply};
 
 /// Which numbers are taken.  Only the directory's are of use.
 #[derive(Debug)]
@@ -26,13 +26,13 @@ impl Engine {
         self.numbers.next = self.numbers.next.max(next);
     }
 
-    pub(super) fn serve_number(&mut self, asker: Asker) {
+    pub(super) fn serve_number(&mut self, requester: Requester) {
         let number = NodeId(self.numbers.next);
         if number.is_ephemeral() {
-            return self.answer(asker, Err(Refusal::NoNumbers));
+            return self.answer(requester, Err(ErrorReply::NoNumbers));
         }
         self.take_number(number);
-        self.answer(asker, Ok(Reply::Number(number)));
+        self.answer(requester, Ok(Reply::Number(number)));
     }
 
     /// A node has chosen its number by itself, or has had it since before we were the directory.

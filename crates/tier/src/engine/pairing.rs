@@ -388,9 +388,9 @@ impl Engine {
 
     /// Requests that wait for something are not answered any more: in the next pairing nobody would know of what they bring.
     fn forget_what_is_asked_by(&mut self, life: NodeLife) {
-        self.short.retain(|(asker, _)| asker.life != life);
+        self.short.retain(|(requester, _)| requester.life != life);
         for moving in self.homes.values_mut().filter_map(|found| found.moving_mut()) {
-            moving.parked.retain(|(asker, _)| asker.life != life);
+            moving.parked.retain(|(requester, _)| requester.life != life);
         }
     }
 
@@ -471,12 +471,12 @@ impl Engine {
     }
 
     /// A home that we do not hear has ended that pairing with us, and another node says so for it.
-    pub(super) fn serve_retire(&mut self, asker: super::Asker, home: NodeLife, pairing: u64) {
+    pub(super) fn serve_retire(&mut self, requester: super::Requester, home: NodeLife, pairing: u64) {
         if self.pairings.number(home) <= pairing {
             self.part(home);
         }
         let quiesce = self.mapper.barrier();
-        self.owe(quiesce, asker);
+        self.owe(quiesce, requester);
     }
 }
 

@@ -6,11 +6,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{Asker, Engine};
+use super::{Engine, Requester};
 use crate::effect::{Effect, Token};
 use crate::ids::NodeId;
 use crate::layout::{Extent, Extents};
-use crate::message::{Refusal, Reply};
+use crate::message::{ErrorReply, Reply};
 
 /// Bytes of one piece: about 1 ms.
 const PIECE_BYTES_MAX: u64 = 4 << 20;
@@ -18,7 +18,7 @@ const PIECE_BYTES_MAX: u64 = 4 << 20;
 /// Chunks of ours whose memory is being taken from the system.
 #[derive(Debug)]
 pub(super) struct Populating {
-    asker: Asker,
+    requester: Requester,
     extents: Extents,
     /// The extent under way, and how much of it is done.
     at: usize,
@@ -38,24 +38,24 @@ impl Populating {
         Some(piece)
     }
 
-    fn refusal(&self, node: NodeId, piece_len: u64) -> Refusal {
+    fn refusal(&self, node: NodeId, piece_len: u64) -> ErrorReply {
         let len = |extents: &[Extent]| extents.iter().map(|extent| extent.len).sum::<u64>();
         let asked = len(&self.extents[..self.at]) + self.done;
-        Refusal::OutOfMemory { node, wanted: len(&self.extents), given: asked - piece_len }
+        ErrorReply::OutOfMemory { node, wanted: len(&self.extents), given: asked - piece_len }
     }
 }
 
 impl Engine {
     /// Populates chunks that have just been reserved, and answers when that is done.
-    pub(super) fn start_populating(&mut self, asker: Asker, extents: Extents) {
+    pub(super) fn start_populating(&mut self, requester: Requester, extents: Extents) {
         self.counter += 1;
         let token = Token(self.counter);
-        self.populate_next(token, Populating { asker, extents, at: 0, done: 0 });
+        self.populate_next(token, Populating { requester, extents, at: 0, done: 0 });
     }
 
     fn populate_next(&mut self, token: Token, mut populating: Populating) {
         let Some(Extent { key, offset, len, .. }) = populating.piece() else {
-            return self.answer(populating.asker, Ok(Reply::Reserved { extents: populating.extents }));
+            return self.answer(populating.requester, Ok(Reply::Reserved { extents: populating.extents }));
         };
         self.populating.insert(token, populating);
         self.effects.push_back(Effect::Populate { token, key, offset, len });
@@ -65,9 +65,9 @@ impl Engine {
     pub fn handle_populated(&mut self, now_ns: u64, token: Token, len: u64, is_done: bool) {
         self.now_ns = now_ns;
         let Some(populating) = self.populating.remove(&token) else { return };
-        let asker = populating.asker;
-        // Where the asker has died, its chunks are freed with all that was held for it.
-        if self.is_present(asker.life) {
+        let requester = populating.requester;
+        // Where the requester has died, its chunks are freed with all that was held for it.
+        if self.is_present(requester.life) {
             match is_done {
                 true => self.populate_next(token, populating),
                 false => self.refuse_populated(populating, len),
@@ -80,12 +80,12 @@ impl Engine {
 
     fn refuse_populated(&mut self, populating: Populating, piece_len: u64) {
         let refusal = populating.refusal(self.config.life.node, piece_len);
-        let Populating { asker, extents, .. } = populating;
-        match asker.life == self.config.life {
+        let Populating { requester, extents, .. } = populating;
+        match requester.life == self.config.life {
             true => self.release(extents, BTreeSet::new()),
-            false => self.handle_return(asker.life, extents),
+            false => self.handle_return(requester.life, extents),
         }
-        self.answer(asker, Err(refusal));
+        self.answer(requester, Err(refusal));
     }
 
     /// Whether the driver still touches memory there.

@@ -10,7 +10,8 @@ use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::layout::CHUNK_BYTES_MIN;
 use crate::lockword::LOCK_BYTES;
 use crate::message::{
-    LostName, MappedReply, NodeState, NodeStatus, Notice, Order, Refusal, RegionInfo, Reply, Request,
+    ErrorReply, LostName, MappedReply, NodeState, NodeStatus, Notice, RegionCommand, RegionInfo, Reply,
+    Request,
 };
 use crate::names::Service;
 use crate::permissions::Permissions;
@@ -102,7 +103,7 @@ pub(super) enum Then {
 pub(super) enum Act {
     Map { session: SessionId, wanted: Permissions },
     Stat,
-    Order { principal: Principal, order: Order },
+    RegionCommand { principal: Principal, order: RegionCommand },
     Watch { principal: Principal, port: u32 },
     Unwatch { port: u32 },
     ListWatchers { principal: Principal },
@@ -130,7 +131,7 @@ impl Engine {
         self.counter += 1;
         let op = OpId(self.counter);
         if self.leaving {
-            self.finish(op, Err(Refusal::NodeClosed.into()));
+            self.finish(op, Err(ErrorReply::NodeClosed.into()));
             return op;
         }
         match command {
@@ -141,7 +142,7 @@ impl Engine {
             Command::Map { name, wanted } => self.find(op, name, Then::Map { session, wanted }),
             Command::Stat(name) => self.find(op, name, Then::Stat),
             Command::StatHandle(slot) => self.act_on_handle(op, session, slot, Act::Stat),
-            Command::Order(slot, order) => self.order(op, session, slot, order),
+            Command::RegionCommand(slot, order) => self.order(op, session, slot, order),
             Command::Unmap(slot) => match self.mapper.region_of(session, slot) {
                 Some(_) => self.unmap(slot.index, Some(op)),
                 None => self.finish(op, Err(CommandError::Stale)),
@@ -257,12 +258,14 @@ impl Engine {
     }
 
     /// A handle orders nothing that it was not mapped for.  Whether its principal may is for the home to judge.
-    fn order(&mut self, op: OpId, session: SessionId, slot: SlotRef, order: Order) {
+    fn order(&mut self, op: OpId, session: SessionId, slot: SlotRef, order: RegionCommand) {
         let held = self.mapper.permissions_of(session, slot).unwrap_or(Permissions::all());
         let missing = Permissions::MASTER - held;
         match missing.is_empty() {
-            true => self.act_as_principal(op, session, slot, |principal| Act::Order { principal, order }),
-            false => self.finish(op, Err(Refusal::PermissionDenied { missing }.into())),
+            true => {
+                self.act_as_principal(op, session, slot, |principal| Act::RegionCommand { principal, order })
+            }
+            false => self.finish(op, Err(ErrorReply::PermissionDenied { missing }.into())),
         }
     }
 
@@ -296,8 +299,8 @@ impl Engine {
                 Request::Map { region, principal, wanted: *wanted }
             }
             Act::Stat => Request::Stat { region },
-            Act::Order { principal, order } => {
-                Request::Order { region, principal: principal.clone(), order: order.clone() }
+            Act::RegionCommand { principal, order } => {
+                Request::RegionCommand { region, principal: principal.clone(), order: order.clone() }
             }
             Act::Watch { principal, port } => {
                 Request::Watch { region, principal: principal.clone(), port: *port }
@@ -308,7 +311,7 @@ impl Engine {
         self.ask(home, request, Purpose::User(op, UserStep::Act { act, region, hops }));
     }
 
-    pub(super) fn continue_command(&mut self, op: OpId, step: UserStep, body: Result<Reply, Refusal>) {
+    pub(super) fn continue_command(&mut self, op: OpId, step: UserStep, body: Result<Reply, ErrorReply>) {
         match (step, body) {
             (UserStep::Alloc { session, request, others }, body) => {
                 self.continue_alloc(op, session, request, others, body)
@@ -331,7 +334,7 @@ impl Engine {
             (UserStep::Reach, Ok(Reply::Reached(reach))) => self.finish(op, Ok(Outcome::Reach(reach))),
             (UserStep::Unlock, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
             (_, Err(refusal)) => self.finish(op, Err(refusal.into())),
-            (_, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
+            (_, Ok(_)) => self.finish(op, Err(ErrorReply::Malformed.into())),
         }
     }
 
@@ -341,11 +344,11 @@ impl Engine {
         session: SessionId,
         mut request: Request,
         mut others: Vec<NodeId>,
-        body: Result<Reply, Refusal>,
+        body: Result<Reply, ErrorReply>,
     ) {
         match body {
             Ok(Reply::Mapped(reply)) => self.insert_mapping(op, session, Permissions::all(), &reply),
-            Err(Refusal::NoSpace { .. } | Refusal::OutOfMemory { .. } | Refusal::PeerDown(_))
+            Err(ErrorReply::NoSpace { .. } | ErrorReply::OutOfMemory { .. } | ErrorReply::PeerDown(_))
                 if !others.is_empty() =>
             {
                 let next = others.remove(0);
@@ -355,7 +358,7 @@ impl Engine {
                 let step = UserStep::Alloc { session, request: request.clone(), others };
                 self.ask(next, request, Purpose::User(op, step));
             }
-            Ok(_) => self.finish(op, Err(Refusal::Malformed.into())),
+            Ok(_) => self.finish(op, Err(ErrorReply::Malformed.into())),
             Err(refusal) => self.finish(op, Err(refusal.into())),
         }
     }
@@ -364,7 +367,7 @@ impl Engine {
         let sound = crate::layout::is_sound(&reply.extents, reply.len, reply.chunk_bytes);
         if self.leaving {
             // Peers are told that we reach nothing any more: from then on we must not.
-            return self.finish(op, Err(Refusal::NodeClosed.into()));
+            return self.finish(op, Err(ErrorReply::NodeClosed.into()));
         }
         if !sound || self.mapper.principal(session).is_none() {
             self.announce_unmapped(reply.region, reply.home);
@@ -384,7 +387,14 @@ impl Engine {
         self.finish(op, Ok(Outcome::Mapped { slot, region: reply.region }));
     }
 
-    fn continue_act(&mut self, op: OpId, act: Act, region: RegionId, hops: u8, body: Result<Reply, Refusal>) {
+    fn continue_act(
+        &mut self,
+        op: OpId,
+        act: Act,
+        region: RegionId,
+        hops: u8,
+        body: Result<Reply, ErrorReply>,
+    ) {
         if matches!(act, Act::Map { .. }) {
             self.stop_mapping(region);
         }
@@ -396,13 +406,15 @@ impl Engine {
                 self.insert_mapping(op, session, wanted, &reply)
             }
             (Act::Stat, Ok(Reply::Info(info))) => self.finish(op, Ok(Outcome::Info(info))),
-            (Act::Order { .. } | Act::Unwatch { .. }, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
+            (Act::RegionCommand { .. } | Act::Unwatch { .. }, Ok(Reply::Done)) => {
+                self.finish(op, Ok(Outcome::Done))
+            }
             (Act::Watch { .. }, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Watching { region })),
             (Act::ListWatchers { .. }, Ok(Reply::Watchers { watchers })) => {
                 self.finish(op, Ok(Outcome::Watchers { region, watchers }))
             }
             (_, Err(refusal)) => self.finish(op, Err(refusal.into())),
-            (_, Ok(_)) => self.finish(op, Err(Refusal::Malformed.into())),
+            (_, Ok(_)) => self.finish(op, Err(ErrorReply::Malformed.into())),
         }
     }
 
@@ -463,7 +475,7 @@ impl Engine {
         &mut self,
         op: OpId,
         mut names: Vec<(String, RegionId, NodeId)>,
-        body: Result<Reply, Refusal>,
+        body: Result<Reply, ErrorReply>,
     ) {
         match body {
             Ok(Reply::Names { names: found, more }) => {
@@ -480,13 +492,13 @@ impl Engine {
                     self.ask(home, Request::Stat { region }, Purpose::User(op, UserStep::ListOne));
                 }
             }
-            Ok(_) => self.finish(op, Err(Refusal::Malformed.into())),
+            Ok(_) => self.finish(op, Err(ErrorReply::Malformed.into())),
             Err(refusal) => self.finish(op, Err(refusal.into())),
         }
     }
 
     /// Regions that went away since their names were listed are left out.
-    fn gather_info(&mut self, op: OpId, body: Result<Reply, Refusal>) {
+    fn gather_info(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
         let Some(list) = self.commands.lists.get_mut(&op) else { return };
         list.missing -= 1;
         if let Ok(Reply::Info(info)) = body {
@@ -504,7 +516,7 @@ impl Engine {
         self.ask_directory(Request::ListLost { after }, Purpose::User(op, UserStep::ListLost { names }));
     }
 
-    fn continue_list_lost(&mut self, op: OpId, mut names: Vec<LostName>, body: Result<Reply, Refusal>) {
+    fn continue_list_lost(&mut self, op: OpId, mut names: Vec<LostName>, body: Result<Reply, ErrorReply>) {
         match body {
             Ok(Reply::Lost { names: found, more }) => {
                 let progress = !found.is_empty();
@@ -514,7 +526,7 @@ impl Engine {
                     false => self.finish(op, Ok(Outcome::Lost(names))),
                 }
             }
-            Ok(_) => self.finish(op, Err(Refusal::Malformed.into())),
+            Ok(_) => self.finish(op, Err(ErrorReply::Malformed.into())),
             Err(refusal) => self.finish(op, Err(refusal.into())),
         }
     }
@@ -524,7 +536,7 @@ impl Engine {
     }
 
     /// Asks each living node how it is.  Without the directory, those that we know ourselves.
-    fn continue_status(&mut self, op: OpId, body: Result<Reply, Refusal>) {
+    fn continue_status(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
         if let Ok(Reply::Members { members }) = body {
             self.members.learn(members, self.config.life.node, self.now_ns);
         }
@@ -535,7 +547,7 @@ impl Engine {
         }
     }
 
-    fn gather_status(&mut self, op: OpId, node: NodeId, body: Result<Reply, Refusal>) {
+    fn gather_status(&mut self, op: OpId, node: NodeId, body: Result<Reply, ErrorReply>) {
         let silent = self.members.described(self.now_ns).find(|member| member.life.node == node);
         let Some(statuses) = self.commands.statuses.get_mut(&op) else { return };
         statuses.missing -= 1;

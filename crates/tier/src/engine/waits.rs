@@ -10,7 +10,7 @@ use super::{Engine, Purpose};
 use crate::access::SlotRef;
 use crate::effect::{CommandError, Effect, OpId, Outcome, Release, Token};
 use crate::ids::{NodeId, Principal, RegionId, RequestId, SessionId};
-use crate::message::{Notice, Refusal, Reply, Request};
+use crate::message::{ErrorReply, Notice, Reply, Request};
 
 /// All that sessions of this node wait for.
 #[derive(Debug, Default)]
@@ -83,12 +83,12 @@ impl Engine {
         self.waits.waiting.insert(op, Wait { request, home, withdrawal: withdrawal(request) });
     }
 
-    pub(super) fn end_wait(&mut self, op: OpId, body: Result<Reply, Refusal>) {
+    pub(super) fn end_wait(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
         self.waits.waiting.remove(&op);
         let outcome = match body {
             Ok(Reply::Locked { token, recovered }) => Ok(Outcome::Locked { token, recovered }),
             Ok(Reply::Passed { round }) => Ok(Outcome::Passed { round }),
-            Ok(_) => Err(Refusal::Malformed.into()),
+            Ok(_) => Err(ErrorReply::Malformed.into()),
             Err(refusal) => Err(refusal.into()),
         };
         self.finish(op, outcome);

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 
 use super::user::Act;
-use super::{Asker, Engine};
+use super::{Engine, Requester};
 use crate::effect::{OpId, Outcome};
 use crate::ids::{NodeLife, Principal, RegionId, RequestId};
-use crate::message::{Refusal, Reply, Request, Watcher};
+use crate::message::{ErrorReply, Reply, Request, Watcher};
 use crate::permissions::Permissions;
 use crate::region::{Busy, Region, Stage};
 
@@ -30,13 +30,13 @@ impl Watching {
     }
 
     /// Lists a watcher, unless there are too many.  Who watches already is listed once.
-    fn add(&mut self, region: RegionId, watcher: Watcher) -> Result<(), Refusal> {
+    fn add(&mut self, region: RegionId, watcher: Watcher) -> Result<(), ErrorReply> {
         let list = self.lists.entry(region).or_default();
         let is_same = |known: &Watcher| (known.life, known.port) == (watcher.life, watcher.port);
         match list.iter().position(is_same) {
             Some(index) => list[index] = watcher,
             None if list.len() < WATCHERS_MAX => list.push(watcher),
-            None => return Err(Refusal::TooManyWatchers { max: WATCHERS_MAX as u64 }),
+            None => return Err(ErrorReply::TooManyWatchers { max: WATCHERS_MAX as u64 }),
         }
         Ok(())
     }
@@ -73,48 +73,49 @@ impl Watching {
 }
 
 impl Engine {
-    pub(super) fn serve_watching(&mut self, asker: Asker, request: Request) {
+    pub(super) fn serve_watching(&mut self, requester: Requester, request: Request) {
         let (Request::Watch { region, .. }
         | Request::Unwatch { region, .. }
         | Request::ListWatchers { region, .. }) = request
         else {
-            return self.answer(asker, Err(Refusal::Malformed));
+            return self.answer(requester, Err(ErrorReply::Malformed));
         };
-        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(asker, region) };
+        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(requester, region) };
         // The record on its way to the next home does not hear of this, and the next home may have heard of others.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
-            return moving.parked.push((asker, request));
+            return moving.parked.push((requester, request));
         }
         let body = match request {
-            Request::Watch { principal, port, .. } => self.watch(asker, region, principal, port),
+            Request::Watch { principal, port, .. } => self.watch(requester, region, principal, port),
             Request::ListWatchers { principal, .. } => self.list_watchers(region, &principal),
             Request::Unwatch { port, .. } => {
-                self.watching.remove(region, asker.life, port);
+                self.watching.remove(region, requester.life, port);
                 Ok(Reply::Done)
             }
-            _ => Err(Refusal::Malformed),
+            _ => Err(ErrorReply::Malformed),
         };
-        self.answer(asker, body);
+        self.answer(requester, body);
     }
 
     fn watch(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         region: RegionId,
         principal: Principal,
         port: u32,
-    ) -> Result<Reply, Refusal> {
+    ) -> Result<Reply, ErrorReply> {
         let found = self.permitted(region, &principal, Permissions::READ)?;
         // Who has unmapped the region meanwhile, or died, would stay on the list for ever.
-        if !found.mappers.iter().any(|mapper| mapper.life == asker.life) {
-            return Err(Refusal::NotFound);
+        if !found.mappers.iter().any(|mapper| mapper.life == requester.life) {
+            return Err(ErrorReply::NotFound);
         }
-        self.watching.add(region, Watcher { life: asker.life, port, request: asker.id, principal })?;
+        self.watching
+            .add(region, Watcher { life: requester.life, port, request: requester.id, principal })?;
         Ok(Reply::Done)
     }
 
     /// Those who may not read any more are left out.
-    fn list_watchers(&self, region: RegionId, principal: &Principal) -> Result<Reply, Refusal> {
+    fn list_watchers(&self, region: RegionId, principal: &Principal) -> Result<Reply, ErrorReply> {
         let found = self.permitted(region, principal, Permissions::WRITE)?;
         let may_read = |watcher: &&Watcher| found.access.of(&watcher.principal).contains(Permissions::READ);
         let watchers = self.watching.of(region).iter().filter(may_read);
@@ -127,13 +128,13 @@ impl Engine {
         region: RegionId,
         principal: &Principal,
         wanted: Permissions,
-    ) -> Result<&Region, Refusal> {
-        let found = self.homes.get(&region).ok_or(Refusal::NotFound)?;
+    ) -> Result<&Region, ErrorReply> {
+        let found = self.homes.get(&region).ok_or(ErrorReply::NotFound)?;
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
-            return Err(Refusal::NotFound);
+            return Err(ErrorReply::NotFound);
         }
         let missing = wanted - found.access.of(principal);
-        if missing.is_empty() { Ok(found) } else { Err(Refusal::PermissionDenied { missing }) }
+        if missing.is_empty() { Ok(found) } else { Err(ErrorReply::PermissionDenied { missing }) }
     }
 
     /// Takes over the watchers of a region whose home we become.  Who has died since is left out.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use halite_fabric::Key;
 
 use super::{Large, Locate, Mapped, Mapper, segment_of};
-use crate::access::{Blocked, Mapping, Place, SlotRef, Spot, View};
+use crate::access::{Blocked, Mapping, Place, RegionOffset, SlotRef, View};
 use crate::ids::{NodeLife, RegionId, SessionId};
 use crate::layout::{self, Extent, Extents};
 use crate::permissions::Permissions;
@@ -33,7 +33,7 @@ impl Mapper {
     pub fn resolve(
         &self,
         session: SessionId,
-        at: Spot,
+        at: RegionOffset,
         wanted: Permissions,
         len: u64,
     ) -> Result<(RegionId, Extents), Blocked> {

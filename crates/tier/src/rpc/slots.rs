@@ -89,7 +89,7 @@ pub enum Arrival {
 
 /// What there is to see for whoever waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum ReplyState {
     /// Nothing yet.
     Waiting,
     /// The reply is there: copy it out, then [`ReplySlots::free`] the slot.
@@ -207,22 +207,22 @@ impl<H> ReplySlots<H> {
     }
 
     /// Looks after a slot.
-    pub fn look(&mut self, id: SlotId, now_ns: u64) -> Look {
+    pub fn look(&mut self, id: SlotId, now_ns: u64) -> ReplyState {
         let slot = self.slot_mut(id).expect("whoever waits for a slot holds it");
         match &slot.state {
-            State::Waiting { deadline_ns, .. } if *deadline_ns <= now_ns => Look::Overdue,
-            State::Waiting { .. } => Look::Waiting,
-            State::Replied => Look::Replied,
-            State::Down { .. } => Look::Down,
+            State::Waiting { deadline_ns, .. } if *deadline_ns <= now_ns => ReplyState::Overdue,
+            State::Waiting { .. } => ReplyState::Waiting,
+            State::Replied => ReplyState::Replied,
+            State::Down { .. } => ReplyState::Down,
             State::Free | State::Abandoned => unreachable!("whoever waits for a slot holds it"),
         }
     }
 
     /// As [`ReplySlots::look`]; where there is nothing yet, `waker` is woken when there is.  The one of before comes back
     /// in its place: to drop it may run anything, so that is for when no lock is held.
-    pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> Look {
+    pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> ReplyState {
         let look = self.look(id, now_ns);
-        if look == Look::Waiting
+        if look == ReplyState::Waiting
             && let Some(Slot { state: State::Waiting { waker: kept, .. }, .. }) = self.slot_mut(id)
         {
             std::mem::swap(kept, waker);
@@ -373,7 +373,7 @@ mod tests {
         let mut slots = slots();
         let first = open(&mut slots);
         assert!(matches!(slots.handle_reply(SERVER, first), Ok(Arrival::Expected(None))));
-        assert_eq!(slots.look(first, 0), Look::Replied);
+        assert_eq!(slots.look(first, 0), ReplyState::Replied);
         assert_eq!(slots.free(first), Some("memory"));
         let second = open(&mut slots);
         assert_eq!((second.index, second.generation), (first.index, 1));
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(slots.free(id), Some("memory"));
         let next = open(&mut slots);
         assert_eq!(slots.handle_cancelled(SERVER, id), None);
-        assert_eq!(slots.look(next, 0), Look::Waiting);
+        assert_eq!(slots.look(next, 0), ReplyState::Waiting);
     }
 
     #[test]
@@ -432,7 +432,7 @@ mod tests {
         let (waiting, abandoned) = (open(&mut slots), open(&mut slots));
         slots.abandon(abandoned);
         slots.handle_down(PEER);
-        assert_eq!(slots.look(waiting, 0), Look::Down);
+        assert_eq!(slots.look(waiting, 0), ReplyState::Down);
         assert!(matches!(slots.abandon(waiting), Abandoned::Kept));
         assert!(slots.open(SERVER).is_none());
         assert_eq!(slots.handle_cut_off(PEER), ["memory", "memory"]);
@@ -445,7 +445,7 @@ mod tests {
         let id = open(&mut slots);
         slots.handle_down(PEER);
         assert!(slots.handle_cut_off(PEER).is_empty());
-        assert_eq!(slots.look(id, 0), Look::Down);
+        assert_eq!(slots.look(id, 0), ReplyState::Down);
         assert!(matches!(slots.abandon(id), Abandoned::Freed(Some("memory"))));
         assert_eq!(slots.used(), 0);
     }
@@ -457,13 +457,13 @@ mod tests {
         slots.set_deadline(soon, 10);
         slots.set_deadline(later, 20);
         for id in [soon, later] {
-            assert_eq!(slots.wait(id, 0, &mut Some(Waker::noop().clone())), Look::Waiting);
+            assert_eq!(slots.wait(id, 0, &mut Some(Waker::noop().clone())), ReplyState::Waiting);
         }
         assert!(slots.handle_time(9).is_empty());
         assert_eq!(slots.handle_time(10).len(), 1);
         assert_eq!(slots.next_deadline_ns(), 20);
-        assert_eq!(slots.look(soon, 10), Look::Overdue);
-        assert_eq!(slots.look(later, 10), Look::Waiting);
+        assert_eq!(slots.look(soon, 10), ReplyState::Overdue);
+        assert_eq!(slots.look(later, 10), ReplyState::Waiting);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use halite_tier::engine::{Connection, Engine, EngineConfig};
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::{self, Extent};
 use halite_tier::mapper::Reach;
-use halite_tier::message::Order;
+use halite_tier::message::RegionCommand;
 use halite_tier::news::News;
 use halite_tier::permissions::Permissions;
 
@@ -592,7 +592,7 @@ impl Cluster {
         let lh = self.alloc(0, "salt", len, Placement::On(NodeId(1)));
         self.map(2, "salt");
         self.stop(2);
-        self.submit(0, Command::Order(lh, Order::Free))
+        self.submit(0, Command::RegionCommand(lh, RegionCommand::Free))
     }
 
     pub fn write(&self, host: usize, slot: SlotRef, offset: u64, bytes: &[u8]) {

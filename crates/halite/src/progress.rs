@@ -1,4 +1,4 @@
-//! The keeper: the one housekeeping thread of a node, and the waiter of last resort.
+//! The progress thread: the one housekeeping thread of a node, and the waiter of last resort.
 //!
 //! It sees to arrivals, timers and jobs while every thread of the application computes or sleeps, and costs
 //! nothing while nothing happens.
@@ -10,28 +10,28 @@ use std::thread::JoinHandle;
 
 use halite_fabric::Sleeper;
 
-use crate::driver::{Core, PollToken};
-use crate::turns::Look;
-use crate::wait::Patience;
+use crate::driver::{Core, Polling};
+use crate::poll_token::NextPoll;
+use crate::wait::AdaptiveSpin;
 
 /// The thread; ends when dropped.
-pub(crate) struct Keeper {
+pub(crate) struct ProgressThread {
     core: Arc<Core>,
     stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Keeper {
-    pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Keeper> {
+impl ProgressThread {
+    pub(crate) fn start(core: Arc<Core>) -> std::io::Result<ProgressThread> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (shared, stop) = (core.clone(), stopping.clone());
-        let builder = std::thread::Builder::new().name("halite-keeper".to_owned());
+        let builder = std::thread::Builder::new().name("halite-progress".to_owned());
         let thread = builder.spawn(move || keep(&shared, &stop))?;
-        Ok(Keeper { core, stopping, thread: Some(thread) })
+        Ok(ProgressThread { core, stopping, thread: Some(thread) })
     }
 }
 
-impl Drop for Keeper {
+impl Drop for ProgressThread {
     fn drop(&mut self) {
         // Pairs with the Acquire in keep(); the ring makes the thread look.
         self.stopping.store(true, Release);
@@ -46,10 +46,10 @@ impl Drop for Keeper {
 }
 
 fn keep(core: &Core, stopping: &AtomicBool) {
-    let _alarm = Alarm(core);
+    let _guard = PanicGuard(core);
     let fabric = &core.ground.fabric;
-    let mut arrivals = Arrivals { patience: Patience::NEW, last_ns: 0, quiet_at_ns: 0 };
-    let mut look = Look::WhenRung;
+    let mut arrivals = Arrivals { patience: AdaptiveSpin::NEW, last_ns: 0, quiet_at_ns: 0 };
+    let mut look = NextPoll::WhenRung;
     loop {
         // Read before anything is looked at, so that what rings from here on ends the sleep.
         let seen = fabric.doorbell();
@@ -65,7 +65,7 @@ fn keep(core: &Core, stopping: &AtomicBool) {
 }
 
 /// Takes in what has arrived, and what follows on its heels.  Returns when to look again; `None` if somebody else polls.
-fn look_after(core: &Core, arrivals: &mut Arrivals) -> Option<Look> {
+fn look_after(core: &Core, arrivals: &mut Arrivals) -> Option<NextPoll> {
     while let Some(token) = core.try_token() {
         let look = poll_until_quiet(core, token, arrivals);
         if look.is_some() {
@@ -78,7 +78,7 @@ fn look_after(core: &Core, arrivals: &mut Arrivals) -> Option<Look> {
 
 /// Polls until nothing is likely to follow.  Returns early, with nothing, if the token had to be given up for
 /// somebody to be woken.
-fn poll_until_quiet(core: &Core, mut token: PollToken<'_>, arrivals: &mut Arrivals) -> Option<Look> {
+fn poll_until_quiet(core: &Core, mut token: Polling<'_>, arrivals: &mut Arrivals) -> Option<NextPoll> {
     loop {
         let now = core.now_ns();
         if token.drive_at(now) {
@@ -101,7 +101,7 @@ fn poll_until_quiet(core: &Core, mut token: PollToken<'_>, arrivals: &mut Arriva
 /// How closely arrivals follow each other: what comes during a spin does not wait for a wake-up by the kernel, but
 /// an idle node is to stop using its processor at once.
 struct Arrivals {
-    patience: Patience,
+    patience: AdaptiveSpin,
     last_ns: u64,
     /// Until when the next one is polled for.
     quiet_at_ns: u64,
@@ -121,10 +121,10 @@ impl Arrivals {
     }
 }
 
-/// Ends all waiting when the keeper panics; `Keeper::drop` then passes the panic on.
-struct Alarm<'c>(&'c Core);
+/// Ends all waiting when the progress thread panics; `ProgressThread::drop` then passes the panic on.
+struct PanicGuard<'c>(&'c Core);
 
-impl Drop for Alarm<'_> {
+impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.fail();

@@ -1,7 +1,7 @@
 //! Doors: where messages to a peer go in, remembered by each thread that posts.
 //!
-//! Finding a peer in the table takes a lock that all posting threads share; a remembered door takes a look at a
-//! line of the thread's own.  It never misleads: numbers of fabrics and peers are not used twice, and the door
+//! Finding a peer in the table takes a lock that all posting threads share; a remembered send port takes a look at a
+//! line of the thread's own.  It never misleads: numbers of fabrics and peers are not used twice, and the send port
 //! of a peer that left is closed, an empty mutex.
 
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use halite_fabric::PeerId;
 use super::peer::Outgoing;
 
 /// `None` once the peer is disconnected.
-pub(super) type Door = Mutex<Option<Outgoing>>;
+pub(super) type SendPort = Mutex<Option<Outgoing>>;
 
 /// Tells a fabric from all others of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,27 +39,27 @@ thread_local! {
 struct Known {
     fabric: FabricNumber,
     peer: PeerId,
-    door: Arc<Door>,
+    send_port: Arc<SendPort>,
 }
 
-/// Calls `enter`, which must not come here again, with the door to `peer`: the one that this thread knows, or else
+/// Calls `enter`, which must not come here again, with the send port to `peer`: the one that this thread knows, or else
 /// what `find` finds.  `None` if there is none.
 #[inline]
-pub(super) fn with_door<T>(
+pub(super) fn with_send_port<T>(
     fabric: FabricNumber,
     peer: PeerId,
-    find: impl Fn() -> Option<Arc<Door>>,
-    mut enter: impl FnMut(&Door) -> T,
+    find: impl Fn() -> Option<Arc<SendPort>>,
+    mut enter: impl FnMut(&SendPort) -> T,
 ) -> Option<T> {
     let entered = DOORS.try_with(|doors| {
         let known = &mut doors.borrow_mut()[peer.0 as usize % DOORS_MAX];
         if !matches!(known, Some(known) if known.fabric == fabric && known.peer == peer) {
-            *known = Some(Known { fabric, peer, door: find()? });
+            *known = Some(Known { fabric, peer, send_port: find()? });
         }
-        known.as_ref().map(|known| enter(&known.door))
+        known.as_ref().map(|known| enter(&known.send_port))
     });
     // A thread that is ending remembers nothing any more.
-    entered.unwrap_or_else(|_| find().map(|door| enter(&door)))
+    entered.unwrap_or_else(|_| find().map(|send_port| enter(&send_port)))
 }
 
 #[cfg(test)]
@@ -69,11 +69,11 @@ mod tests {
     #[test]
     fn a_door_is_looked_up_once_and_never_mistaken_for_another() {
         let fabrics = [FabricNumber::new(), FabricNumber::new()];
-        let doors: Vec<Arc<Door>> = (0..4).map(|_| Arc::default()).collect();
+        let doors: Vec<Arc<SendPort>> = (0..4).map(|_| Arc::default()).collect();
         let enter = |fabric: usize, peer, finds: Option<usize>| {
-            let find = || finds.map(|door| doors[door].clone());
-            let which = |door: &Door| doors.iter().position(|each| std::ptr::eq(&**each, door));
-            with_door(fabrics[fabric], PeerId(peer), find, which).flatten()
+            let find = || finds.map(|send_port| doors[send_port].clone());
+            let which = |send_port: &SendPort| doors.iter().position(|each| std::ptr::eq(&**each, send_port));
+            with_send_port(fabrics[fabric], PeerId(peer), find, which).flatten()
         };
         assert_eq!(enter(0, 1, None), None);
         assert_eq!(enter(0, 1, Some(0)), Some(0));

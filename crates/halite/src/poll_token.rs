@@ -3,35 +3,35 @@
 //! The token is a mutex that is only tried.  While it is held, its holder polls.  While it is free, the node is
 //!
 //! ```text
-//!   cold   the doorbell is armed for the keeper, which sleeps until it rings
-//!   hot    the doorbell is not armed, and the keeper looks by itself: after WATCH_NS, and then half as often each time
+//!   cold   the doorbell is armed for the progress thread, which sleeps until it rings
+//!   hot    the doorbell is not armed, and the progress thread looks by itself: after WATCH_NS, and then half as often each time
 //!
-//!          many turns in close succession; the keeper is rung, once
+//!          many turns in close succession; the progress thread is rung, once
 //!   cold ──────────────────────────────────────────────────────────> hot
 //!        <──────────────────────────────────────────────────────────
-//!          the keeper looks, and finds that few turns were taken
+//!          the progress thread looks, and finds that few turns were taken
 //! ```
 //!
 //! The word that arms a doorbell stands in a cache line that every peer reads when it posts: to disarm and arm it
 //! around each turn would cost more than the turn.  While turns are frequent they see to arrivals anyway, so
-//! the keeper's look is only for what comes right after the last of them.  A look interrupts whoever computes or polls on
+//! the progress thread's look is only for what comes right after the last of them.  A look interrupts whoever computes or polls on
 //! that processor, for some 50 us on a virtual machine: so each look that finds the node hot doubles the time to the next,
 //! up to WATCH_NS_MAX.
 //!
 //! An arrival is to wake the thread that waits for it, and no other one on the way: a caller that is to sleep, while no other
 //! one does, leads.  It sleeps on the fabric, and while it does, the doorbell is armed for it, cold or hot.  (The pattern is
-//! known as leader and followers; callers that sleep beside a leader are woken by it, or by the keeper.)
+//! known as leader and followers; callers that sleep beside a leader are woken by it, or by the progress thread.)
 //!
 //! No arrival is left without somebody to handle it:
 //!
 //! - Whoever arms polls once more before letting go: what that poll does not see will ring.
-//! - Whoever makes the node hot rings: the keeper, however deep its sleep, will look.
-//! - Only the keeper makes the node cold again, by arming, and it sleeps for long only after that.
+//! - Whoever makes the node hot rings: the progress thread, however deep its sleep, will look.
+//! - Only the progress thread makes the node cold again, by arming, and it sleeps for long only after that.
 //! - A caller begins to lead with the token in its hand, so that each turn that ends later arms the doorbell for it.  It leads
-//!   only while it sleeps: it ends that with the token in its hand, and arms the doorbell for the keeper; if somebody else has
+//!   only while it sleeps: it ends that with the token in its hand, and arms the doorbell for the progress thread; if somebody else has
 //!   the token, who may just have armed the doorbell for it, it rings.
 //! - A leader that is rung and finds the token taken looks again soon: who has it may have polled for the last time.
-//! - A keeper that finds the token taken looks again, and leaves no note: a turn costs nothing for its sake.
+//! - A progress thread that finds the token taken looks again, and leaves no note: a turn costs nothing for its sake.
 //!
 //! All of this state is protected by the token itself.  What is polled, and for whom, is not known here.
 
@@ -44,7 +44,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use halite_fabric::Sleeper;
 
-/// When the keeper first looks at a node that has become hot.
+/// When the progress thread first looks at a node that has become hot.
 const WATCH_NS: u64 = 150_000;
 /// How often it looks in the end, which is the longest that an arrival waits which nobody polls for.  Sixteen calls under
 /// way, both ends pinned, came to 1.95 million a second with a look every 0.15 ms, to 2.4 with one every 1 ms and to 2.5
@@ -53,7 +53,7 @@ const WATCH_NS_MAX: u64 = if cfg!(loom) { 2 * WATCH_NS } else { 16 * WATCH_NS };
 /// Turns that end within this time of each other are in close succession.
 const CLOSE_NS: u64 = 50_000;
 /// How many turns in close succession make the node hot.  A turn that arms the doorbell has the next message wake the
-/// keeper, which takes longer than the turn: sixteen calls under way came to 0.14 million a second where it took 64 turns
+/// progress thread, which takes longer than the turn: sixteen calls under way came to 0.14 million a second where it took 64 turns
 /// to get hot and 24 to stay so, and to 1.2 million with these.
 const HOT_AFTER: u32 = if cfg!(loom) { 1 } else { 8 };
 /// How many turns per WATCH_NS keep the node hot: those of a server that copies 1 MiB in each answer do.
@@ -73,23 +73,23 @@ pub(crate) trait Bell {
 
 /// The token, and with it `P`, which only its holder needs.
 #[derive(Debug)]
-pub(crate) struct Turns<P> {
-    seat: Mutex<Seat<P>>,
+pub(crate) struct PollToken<P> {
+    seat: Mutex<TokenState<P>>,
 }
 
 #[derive(Debug)]
-struct Seat<P> {
+struct TokenState<P> {
     poller: P,
     /// What the doorbell was last told.
     armed: bool,
     hot: bool,
     /// Turns in close succession, while cold.
     close: u32,
-    /// Turns since the keeper's last look, while hot.
+    /// Turns since the progress thread's last look, while hot.
     turns: u32,
     /// When the last turn ended, while cold.
     ended_ns: u64,
-    /// When the keeper last counted turns, while hot.
+    /// When the progress thread last counted turns, while hot.
     counted_ns: u64,
     /// How long after that it counts again.
     watch_ns: u64,
@@ -98,33 +98,33 @@ struct Seat<P> {
 /// The token in the hand of a thread.  It is to be given back by one of the methods that take it; a turn that
 /// is merely dropped, as by a panic, leaves arrivals to whoever comes next.
 #[derive(Debug)]
-pub(crate) struct Turn<'t, P> {
-    seat: MutexGuard<'t, Seat<P>>,
+pub(crate) struct PollGuard<'t, P> {
+    seat: MutexGuard<'t, TokenState<P>>,
 }
 
-/// When the keeper must look next.
+/// When the progress thread must look next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Look {
+pub(crate) enum NextPoll {
     /// When the doorbell rings.
     WhenRung,
     /// After so many nanoseconds at the latest.
     Within(u64),
 }
 
-impl Look {
+impl NextPoll {
     /// When to look next if somebody else has the token.
-    pub(crate) fn again(self) -> Look {
+    pub(crate) fn again(self) -> NextPoll {
         match self {
-            Look::WhenRung => Look::Within(WATCH_NS),
+            NextPoll::WhenRung => NextPoll::Within(WATCH_NS),
             within => within,
         }
     }
 }
 
-impl<P> Turns<P> {
-    /// Cold, and not armed yet: the keeper must take its first turn.
-    pub(crate) fn new(poller: P) -> Turns<P> {
-        let seat = Seat {
+impl<P> PollToken<P> {
+    /// Cold, and not armed yet: the progress thread must take its first turn.
+    pub(crate) fn new(poller: P) -> PollToken<P> {
+        let seat = TokenState {
             poller,
             armed: false,
             hot: false,
@@ -134,11 +134,11 @@ impl<P> Turns<P> {
             counted_ns: 0,
             watch_ns: WATCH_NS,
         };
-        Turns { seat: Mutex::new(seat) }
+        PollToken { seat: Mutex::new(seat) }
     }
 
     /// The token, unless somebody has it.
-    pub(crate) fn try_take(&self, bell: &impl Bell) -> Option<Turn<'_, P>> {
+    pub(crate) fn try_take(&self, bell: &impl Bell) -> Option<PollGuard<'_, P>> {
         let mut seat = match self.seat.try_lock() {
             Ok(seat) => seat,
             Err(TryLockError::WouldBlock) => return None,
@@ -148,11 +148,11 @@ impl<P> Turns<P> {
             seat.armed = false;
             bell.arm(None);
         }
-        Some(Turn { seat })
+        Some(PollGuard { seat })
     }
 }
 
-impl<P> Turn<'_, P> {
+impl<P> PollGuard<'_, P> {
     /// What only the holder of the token needs.
     pub(crate) fn poller(&mut self) -> &mut P {
         &mut self.seat.poller
@@ -173,7 +173,7 @@ impl<P> Turn<'_, P> {
             self.rest(bell, poll);
         }
         if warms_up {
-            // The keeper sleeps on a doorbell that nobody rings for it any more.
+            // The progress thread sleeps on a doorbell that nobody rings for it any more.
             bell.ring();
         }
     }
@@ -189,18 +189,26 @@ impl<P> Turn<'_, P> {
         }
     }
 
-    /// Lets go, for the keeper.
-    pub(crate) fn keep(mut self, bell: &impl Bell, now_ns: u64, poll: impl FnMut(&mut P) -> bool) -> Look {
-        let look =
-            if self.seat.stays_hot(now_ns) { Look::Within(self.seat.watch_ns) } else { Look::WhenRung };
-        if look == Look::WhenRung || bell.is_led() {
+    /// Lets go, for the progress thread.
+    pub(crate) fn keep(
+        mut self,
+        bell: &impl Bell,
+        now_ns: u64,
+        poll: impl FnMut(&mut P) -> bool,
+    ) -> NextPoll {
+        let look = if self.seat.stays_hot(now_ns) {
+            NextPoll::Within(self.seat.watch_ns)
+        } else {
+            NextPoll::WhenRung
+        };
+        if look == NextPoll::WhenRung || bell.is_led() {
             self.rest(bell, poll);
         }
         look
     }
 }
 
-impl<P> Seat<P> {
+impl<P> TokenState<P> {
     /// Counts a turn that ends while the node is cold; whether it makes the node hot.
     fn warms_up(&mut self, now_ns: u64) -> bool {
         let is_close = now_ns.saturating_sub(self.ended_ns) < CLOSE_NS;
@@ -216,7 +224,7 @@ impl<P> Seat<P> {
         self.hot
     }
 
-    /// The keeper's count.
+    /// The progress thread's count.
     fn stays_hot(&mut self, now_ns: u64) -> bool {
         // It may have been woken early, when few turns say nothing yet.
         if self.hot && now_ns.saturating_sub(self.counted_ns) >= self.watch_ns {
@@ -263,34 +271,34 @@ mod tests {
     const PROGRESS: Option<Sleeper> = Some(Sleeper::Progress);
     const CALLER: Option<Sleeper> = Some(Sleeper::Caller);
 
-    fn take_turns(turns: &Turns<()>, bell: &Told, ends_ns: impl IntoIterator<Item = u64>) {
+    fn take_turns(turns: &PollToken<()>, bell: &Told, ends_ns: impl IntoIterator<Item = u64>) {
         for end in ends_ns {
             turns.try_take(bell).expect("it is free").pass(bell, || end, |()| false);
         }
     }
 
-    fn look(turns: &Turns<()>, bell: &Told, now_ns: u64) -> Look {
+    fn look(turns: &PollToken<()>, bell: &Told, now_ns: u64) -> NextPoll {
         turns.try_take(bell).expect("it is free").keep(bell, now_ns, |()| false)
     }
 
     /// Turns that are hot from `HOT_AFTER` us on.
-    fn hot() -> (Turns<()>, Told) {
-        let (turns, bell) = (Turns::new(()), Told::default());
+    fn hot() -> (PollToken<()>, Told) {
+        let (turns, bell) = (PollToken::new(()), Told::default());
         take_turns(&turns, &bell, (1..=u64::from(HOT_AFTER)).map(|turn| turn * 1000));
         (turns, bell)
     }
 
     #[test]
-    fn an_isolated_turn_leaves_the_doorbell_armed_and_the_keeper_asleep() {
-        let (turns, bell) = (Turns::new(()), Told::default());
-        assert_eq!(look(&turns, &bell, 0), Look::WhenRung);
+    fn an_isolated_turn_leaves_the_doorbell_armed_and_the_progress_thread_asleep() {
+        let (turns, bell) = (PollToken::new(()), Told::default());
+        assert_eq!(look(&turns, &bell, 0), NextPoll::WhenRung);
         take_turns(&turns, &bell, (1..1000).map(|turn| turn * CLOSE_NS));
         assert_eq!(bell.armed.get(), PROGRESS);
         assert_eq!(bell.rings.get(), 0);
     }
 
     #[test]
-    fn close_turns_wake_the_keeper_once_and_then_leave_the_doorbell_alone() {
+    fn close_turns_wake_the_progress_thread_once_and_then_leave_the_doorbell_alone() {
         let (turns, bell) = hot();
         assert_eq!(bell.armed.get(), None);
         assert_eq!(bell.rings.get(), 1);
@@ -303,17 +311,17 @@ mod tests {
     }
 
     #[test]
-    fn the_keeper_counts_turns_only_when_it_is_time() {
+    fn the_progress_thread_counts_turns_only_when_it_is_time() {
         let (turns, bell) = hot();
         let now = u64::from(HOT_AFTER) * 1000;
-        assert_eq!(look(&turns, &bell, now + 1), Look::Within(WATCH_NS), "it was woken early");
+        assert_eq!(look(&turns, &bell, now + 1), NextPoll::Within(WATCH_NS), "it was woken early");
         assert_eq!(bell.armed.get(), None);
-        assert_eq!(look(&turns, &bell, now + WATCH_NS), Look::WhenRung, "there were none");
+        assert_eq!(look(&turns, &bell, now + WATCH_NS), NextPoll::WhenRung, "there were none");
         assert_eq!(bell.armed.get(), PROGRESS);
     }
 
     /// Looks after `watch_ns`, in which so many turns were taken per [`WATCH_NS`].
-    fn watch(turns: &Turns<()>, bell: &Told, now_ns: &mut u64, watch_ns: u64, rate: u32) -> Look {
+    fn watch(turns: &PollToken<()>, bell: &Told, now_ns: &mut u64, watch_ns: u64, rate: u32) -> NextPoll {
         let count = u64::from(rate) * watch_ns / WATCH_NS;
         take_turns(turns, bell, (0..count).map(|_| *now_ns));
         *now_ns += watch_ns;
@@ -321,14 +329,14 @@ mod tests {
     }
 
     #[test]
-    fn the_keeper_looks_less_and_less_often_while_turns_are_frequent() {
+    fn the_progress_thread_looks_less_and_less_often_while_turns_are_frequent() {
         let (turns, bell) = hot();
         let mut now = u64::from(HOT_AFTER) * 1000;
         let mut watch_ns = WATCH_NS;
         for _ in 0..6 {
             let look = watch(&turns, &bell, &mut now, watch_ns, HOT_TURNS_MIN);
             watch_ns = WATCH_NS_MAX.min(2 * watch_ns);
-            assert_eq!(look, Look::Within(watch_ns));
+            assert_eq!(look, NextPoll::Within(watch_ns));
             assert_eq!(bell.armed.get(), None);
         }
         assert_eq!(watch_ns, WATCH_NS_MAX);
@@ -338,10 +346,10 @@ mod tests {
     fn a_node_that_is_hot_again_is_looked_at_soon() {
         let (turns, bell) = hot();
         let mut now = u64::from(HOT_AFTER) * 1000;
-        assert_eq!(watch(&turns, &bell, &mut now, WATCH_NS, HOT_TURNS_MIN), Look::Within(2 * WATCH_NS));
-        assert_eq!(watch(&turns, &bell, &mut now, 2 * WATCH_NS, 0), Look::WhenRung);
+        assert_eq!(watch(&turns, &bell, &mut now, WATCH_NS, HOT_TURNS_MIN), NextPoll::Within(2 * WATCH_NS));
+        assert_eq!(watch(&turns, &bell, &mut now, 2 * WATCH_NS, 0), NextPoll::WhenRung);
         take_turns(&turns, &bell, (0..=u64::from(HOT_AFTER)).map(|turn| now + turn * 1000));
-        assert_eq!(look(&turns, &bell, now + 9000), Look::Within(WATCH_NS));
+        assert_eq!(look(&turns, &bell, now + 9000), NextPoll::Within(WATCH_NS));
     }
 
     #[test]
@@ -349,9 +357,9 @@ mod tests {
         let (turns, bell) = hot();
         let mut now = u64::from(HOT_AFTER) * 1000;
         let first = watch(&turns, &bell, &mut now, WATCH_NS, HOT_TURNS_MIN);
-        assert_eq!(first, Look::Within(2 * WATCH_NS));
+        assert_eq!(first, NextPoll::Within(2 * WATCH_NS));
         let second = watch(&turns, &bell, &mut now, 2 * WATCH_NS, HOT_TURNS_MIN - 1);
-        assert_eq!((second, bell.armed.get()), (Look::WhenRung, PROGRESS));
+        assert_eq!((second, bell.armed.get()), (NextPoll::WhenRung, PROGRESS));
     }
 
     #[test]
@@ -370,9 +378,9 @@ mod tests {
         take_turns(&turns, &bell, [0]);
         assert_eq!(bell.armed.get(), CALLER);
         let now = u64::from(HOT_AFTER) * 1000;
-        assert!(matches!(look(&turns, &bell, now + 1), Look::Within(_)), "it is hot still");
+        assert!(matches!(look(&turns, &bell, now + 1), NextPoll::Within(_)), "it is hot still");
         assert_eq!(bell.armed.get(), CALLER);
-        assert_eq!(look(&turns, &bell, now + WATCH_NS), Look::WhenRung);
+        assert_eq!(look(&turns, &bell, now + WATCH_NS), NextPoll::WhenRung);
         assert_eq!(bell.armed.get(), CALLER);
         bell.led.set(false);
         turns.try_take(&bell).unwrap().rest(&bell, |()| false);
@@ -381,15 +389,15 @@ mod tests {
 
     #[test]
     fn a_turn_that_makes_the_node_hot_leaves_a_leader_its_doorbell() {
-        let (turns, bell) = (Turns::new(()), Told::default());
+        let (turns, bell) = (PollToken::new(()), Told::default());
         bell.led.set(true);
         take_turns(&turns, &bell, (1..=u64::from(HOT_AFTER)).map(|turn| turn * 1000));
         assert_eq!((bell.armed.get(), bell.rings.get()), (CALLER, 1));
     }
 
     #[test]
-    fn arrivals_without_end_are_left_to_the_keeper() {
-        let (turns, bell) = (Turns::new(()), Told::default());
+    fn arrivals_without_end_are_left_to_the_progress_thread() {
+        let (turns, bell) = (PollToken::new(()), Told::default());
         turns.try_take(&bell).unwrap().rest(&bell, |()| true);
         assert_eq!(bell.rings.get(), 1);
     }
@@ -407,7 +415,7 @@ mod loom_tests {
 
     /// A node with a real doorbell, over loom's atomics, and one message that may arrive.
     struct Node {
-        turns: Turns<()>,
+        turns: PollToken<()>,
         doorbell: Doorbell,
         /// Relaxed on purpose: the doorbell's fences alone must make the message or the ring visible.
         message: AtomicBool,
@@ -434,14 +442,14 @@ mod loom_tests {
             let segment = Segment::create("doorbell", DOORBELL_BYTES, PagePolicy::Normal).unwrap();
             let doorbell = Doorbell::new(segment.window(0, DOORBELL_BYTES).unwrap()).unwrap();
             let [message, handled, led] = std::array::from_fn(|_| AtomicBool::new(false));
-            Arc::new(Node { turns: Turns::new(()), doorbell, message, handled, led })
+            Arc::new(Node { turns: PollToken::new(()), doorbell, message, handled, led })
         }
 
         fn poll(&self) -> bool {
             let arrived = self.message.load(Relaxed) && !self.handled.load(Relaxed);
             if arrived {
                 self.handled.store(true, Relaxed);
-                // Lets the keeper of this model end, and only when all is well.
+                // Lets the progress thread of this model end, and only when all is well.
                 self.doorbell.wake();
             }
             arrived
@@ -462,11 +470,11 @@ mod loom_tests {
             }
         }
 
-        /// As in keeper.rs, but with a clock that only its own looks move.  It sleeps without a time limit unless
+        /// As in progress.rs, but with a clock that only its own looks move.  It sleeps without a time limit unless
         /// it must look soon: a lost wake-up blocks here for ever, which loom reports as a deadlock.
-        fn keeper(&self) {
+        fn progress_thread(&self) {
             let mut now = 0;
-            let mut look = Look::WhenRung;
+            let mut look = NextPoll::WhenRung;
             loop {
                 let seen = self.doorbell.seq();
                 if self.handled.load(Relaxed) {
@@ -480,11 +488,11 @@ mod loom_tests {
                     None => look.again(),
                 };
                 match look {
-                    Look::Within(watch_ns) => {
+                    NextPoll::Within(watch_ns) => {
                         now += watch_ns;
                         loom::thread::yield_now();
                     }
-                    Look::WhenRung => {
+                    NextPoll::WhenRung => {
                         now += WATCH_NS;
                         self.doorbell.wait(Sleeper::Progress, seen, None);
                     }
@@ -548,7 +556,7 @@ mod loom_tests {
             let node = Node::new();
             let mut threads = vec![spawn(&node, Node::peer)];
             threads.extend(callers.iter().map(|ends_ns| spawn(&node, |node| node.caller(ends_ns))));
-            node.keeper();
+            node.progress_thread();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
     }
@@ -569,7 +577,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_an_arrival_while_the_keeper_looks_less_and_less_often_is_handled() {
+    fn loom_an_arrival_while_the_progress_thread_looks_less_and_less_often_is_handled() {
         check(2, &[&[CLOSE, CLOSE, CLOSE, CLOSE]]);
     }
 
@@ -582,7 +590,7 @@ mod loom_tests {
             let mut threads = vec![spawn(&node, Node::peer)];
             threads.extend(leaders.iter().map(|is_notified| spawn(&node, |node| node.leader(*is_notified))));
             threads.extend(callers.iter().map(|ends_ns| spawn(&node, |node| node.caller(ends_ns))));
-            node.keeper();
+            node.progress_thread();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
     }

@@ -1,4 +1,4 @@
-//! Alarms: tasks that wait for a point in time, and futures that are given up then.
+//! Timers: tasks that wait for a point in time, and futures that are given up then.
 
 use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
@@ -10,13 +10,13 @@ use crate::wait::Wakes;
 
 /// All tasks of a node that wait for a point in time.
 #[derive(Debug, Default)]
-pub(crate) struct Alarms {
+pub(crate) struct Timers {
     /// By time, and by a number that makes them different.
     due: BTreeMap<(u64, u64), Waker>,
     last: u64,
 }
 
-impl Alarms {
+impl Timers {
     /// Wakes all whose time has come.
     pub(crate) fn ring(&mut self, now_ns: u64, wakes: &mut Wakes) {
         while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now_ns) {
@@ -36,13 +36,13 @@ impl Alarms {
 }
 
 /// Waits until a point in time on the node's clock.
-struct Alarm<'c> {
+struct Timer<'c> {
     core: &'c Core,
     at_ns: u64,
     number: Option<u64>,
 }
 
-impl Future for Alarm<'_> {
+impl Future for Timer<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -51,8 +51,8 @@ impl Future for Alarm<'_> {
         }
         let (at_ns, waker, before) = (self.at_ns, context.waker().clone(), self.number);
         let number = self.core.with(|machine, _| {
-            let number = before.unwrap_or_else(|| machine.alarms.number());
-            machine.alarms.due.insert((at_ns, number), waker);
+            let number = before.unwrap_or_else(|| machine.timers.number());
+            machine.timers.due.insert((at_ns, number), waker);
             number
         });
         self.number = Some(number);
@@ -60,10 +60,10 @@ impl Future for Alarm<'_> {
     }
 }
 
-impl Drop for Alarm<'_> {
+impl Drop for Timer<'_> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            self.core.with_unless_failed(|machine, _| drop(machine.alarms.due.remove(&(self.at_ns, number))));
+            self.core.with_unless_failed(|machine, _| drop(machine.timers.due.remove(&(self.at_ns, number))));
         }
     }
 }
@@ -73,7 +73,7 @@ impl Core {
     pub(crate) async fn within<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let at_ns = self.now_ns().saturating_add(timeout_ns);
-        let mut alarm = pin!(Alarm { core: self, at_ns, number: None });
+        let mut alarm = pin!(Timer { core: self, at_ns, number: None });
         let mut future = pin!(future);
         std::future::poll_fn(|context| match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),

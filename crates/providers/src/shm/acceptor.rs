@@ -1,6 +1,6 @@
-//! The gate: one thread per fabric that lets peers in, hears them out and notices when they die.
+//! The acceptor: one thread per fabric that lets peers in, hears them out and notices when they die.
 //!
-//! No data passes through it, so a fabric whose gate is busy is as fast as one whose gate sleeps.
+//! No data passes through it, so a fabric whose acceptor is busy is as fast as one whose acceptor sleeps.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -22,13 +22,13 @@ const REPORTS_MAX: usize = 64;
 
 /// Runs until the fabric stops.
 pub(super) fn run(core: &Core) {
-    let mut gate = Gate { core, spare: Gate::new_spare(core) };
+    let mut acceptor = Acceptor { core, spare: Acceptor::new_spare(core) };
     let mut reports = Vec::with_capacity(REPORTS_MAX);
     let mut ticking = false;
     while !core.is_stopping() {
-        gate.wait(&mut reports, ticking.then_some(TICK));
+        acceptor.wait(&mut reports, ticking.then_some(TICK));
         for report in reports.drain(..) {
-            gate.handle(Source::unpack(report.data.u64()));
+            acceptor.handle(Source::unpack(report.data.u64()));
         }
         let now = Instant::now();
         ticking = false;
@@ -38,14 +38,14 @@ pub(super) fn run(core: &Core) {
     }
 }
 
-struct Gate<'a> {
+struct Acceptor<'a> {
     core: &'a Core,
     /// Given up when descriptors run out, so that a waiting connection can be taken and closed; else it would
     /// be reported for ever.
     spare: Option<OwnedFd>,
 }
 
-impl Gate<'_> {
+impl Acceptor<'_> {
     fn wait(&self, reports: &mut Vec<epoll::Event>, timeout: Option<Duration>) {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let buffer = rustix::buffer::spare_capacity(reports);
@@ -103,7 +103,7 @@ impl Gate<'_> {
         if let Some(listener) = &*lock(&self.core.listener) {
             let _ = listener.accept();
         }
-        self.spare = Gate::new_spare(self.core);
+        self.spare = Acceptor::new_spare(self.core);
         if self.spare.is_none() {
             // Others took the descriptor meanwhile; do not spin until they give some back.
             std::thread::sleep(TICK);
