@@ -472,6 +472,20 @@ fn requests_may_come_in_pieces_in_rows_and_as_lines() {
     one.send(&said);
     one.expect(&expected);
     one.ask(&[b"get", b"a key"], "$2\r\n\0\n\r\n");
+    // About so many keys that they do not go together.
+    for count in [3, 40, 3_000] {
+        let names: Vec<String> = (0..count).map(|number| format!("many{number}")).collect();
+        let pairs = names.iter().flat_map(|name| [name.as_bytes(), b"value"]);
+        let keys = || names.iter().map(|name| name.as_bytes());
+        let said = [
+            request(&[&b"mset"[..]].into_iter().chain(pairs).collect::<Vec<_>>()),
+            request(&[&b"exists"[..]].into_iter().chain(keys()).collect::<Vec<_>>()),
+            request(&[&b"unlink"[..], b"none"].into_iter().chain(keys()).collect::<Vec<_>>()),
+            request(&[&b"del"[..]].into_iter().chain(keys()).collect::<Vec<_>>()),
+        ];
+        one.send(said.concat());
+        one.expect(format!("+OK\r\n:{count}\r\n:{count}\r\n:0\r\n"));
+    }
     // What is behind a mistake is not heard, and what is before it is.
     one.send("incr key0\r\nincr key1\r\n*1\r\n:5\r\nflushall\r\n");
     one.expect(":26\r\n:26\r\n-ERR Protocol error: expected '$', got ':'\r\n");

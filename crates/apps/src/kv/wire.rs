@@ -116,6 +116,14 @@ pub(super) enum Answer<'a> {
 }
 
 impl<'a> Request<'a> {
+    /// How many bytes of a value go with it.
+    pub(super) fn value_bytes(&self) -> usize {
+        match self {
+            Request::Set { value, .. } | Request::Append { value, .. } => value.len(),
+            _ => 0,
+        }
+    }
+
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         let none = (0, 0, &[][..], &[][..]);
         let (op, (one, two, key, value)) = match *self {

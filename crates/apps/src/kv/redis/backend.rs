@@ -28,8 +28,15 @@ pub(super) struct Backend {
     now_ms: Clock,
     /// What was answered last.
     answer: Vec<u8>,
-    /// For the remote keys of one command.
-    several: Batch,
+}
+
+/// What a client has in the batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Queued {
+    /// Requests for one shard, which does them in their order.
+    For(usize),
+    /// Those of a command about several keys.
+    Several,
 }
 
 /// What has become of a plan.
@@ -37,8 +44,8 @@ pub(super) struct Backend {
 pub(super) enum Step {
     /// The reply is written.
     Done,
-    /// It is in the batch, with what goes to the same shard before it.
-    Queued(usize),
+    /// It is in the batch.
+    Queued(Queued),
     /// It has to wait until the batch is carried out.
     Waits,
 }
@@ -56,6 +63,46 @@ struct Entry {
     shard: usize,
     range: Range<usize>,
     told: Told,
+    part: Part,
+}
+
+/// Whether a reply is to one request, or to several that stand one behind the other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Part {
+    Whole,
+    One,
+    Last(Sum, Total),
+}
+
+/// What is known of the answers to several requests.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+struct Sum {
+    count: i64,
+    /// The first thing that went wrong.
+    failed: Option<String>,
+}
+
+impl Sum {
+    fn note(&mut self, reply: Reply<'_>) {
+        match reply {
+            Reply::Integer(number) => self.count += number,
+            Reply::Error(text) => self.failed = self.failed.take().or(Some(text)),
+            _ => {}
+        }
+    }
+
+    fn add(&mut self, other: Sum) {
+        self.count += other.count;
+        self.failed = self.failed.take().or(other.failed);
+    }
+
+    fn reply(self, total: Total) -> Reply<'static> {
+        match (self.failed, total) {
+            (Some(text), _) => Reply::Error(text),
+            (None, Total::Count) => Reply::Integer(self.count),
+            (None, Total::Done) => OK,
+        }
+    }
 }
 
 /// Requests that are under way together, and their bytes.
@@ -73,11 +120,11 @@ impl Batch {
         self.entries.len() >= BATCH_MAX || self.bytes.len() >= BATCH_BYTES_MAX
     }
 
-    fn push(&mut self, client: usize, shard: usize, request: &Request<'_>, told: Told) {
+    fn push(&mut self, client: usize, shard: usize, request: &Request<'_>, told: Told, part: Part) {
         request.encode(&mut self.request);
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(&self.request);
-        self.entries.push(Entry { client, shard, range: begin..self.bytes.len(), told });
+        self.entries.push(Entry { client, shard, range: begin..self.bytes.len(), told, part });
     }
 
     fn clear(&mut self) {
@@ -95,7 +142,7 @@ impl Backend {
                 *place = Some(local);
             }
         }
-        Backend { store, locals, now_ms, answer: Vec::new(), several: Batch::default() }
+        Backend { store, locals, now_ms, answer: Vec::new() }
     }
 
     /// Removes some of what has expired in the shards of this process.
@@ -111,7 +158,7 @@ impl Backend {
     pub(super) async fn carry_out(
         &mut self,
         plan: Plan<'_>,
-        (client, queued): (usize, Option<usize>),
+        (client, queued): (usize, Option<Queued>),
         batch: &mut Batch,
         replies: &mut Replies,
     ) -> Step {
@@ -122,20 +169,24 @@ impl Backend {
             let shard = self.store.shard_of(key);
             if self.locals[shard].is_none() {
                 // What a client asks for is done in its order, as far as others can see.
-                if batch.is_full() || queued.is_some_and(|other| other != shard) {
+                if batch.is_full() || queued.is_some_and(|queued| queued != Queued::For(shard)) {
                     return Step::Waits;
                 }
-                batch.push(client, shard, request, *told);
-                return Step::Queued(shard);
+                batch.push(client, shard, request, *told, Part::Whole);
+                return Step::Queued(Queued::For(shard));
             }
         }
         if queued.is_some() {
             return Step::Waits;
         }
-        if let Err(error) = self.reply(plan, replies).await {
+        let done = match plan {
+            Plan::AskAll(requests, total) => self.ask_all(&requests, total, (client, batch), replies).await,
+            plan => self.reply(plan, replies).await.map(|()| Step::Done),
+        };
+        done.unwrap_or_else(|error| {
             replies.push(&refusal(&error));
-        }
-        Step::Done
+            Step::Done
+        })
     }
 
     async fn reply(&mut self, plan: Plan<'_>, replies: &mut Replies) -> Result<(), KvError> {
@@ -150,10 +201,7 @@ impl Backend {
                 let shard = self.store.shard_of(key);
                 replies.push(&told.of(self.ask(shard, &request).await?));
             }
-            Plan::AskAll(requests, total) => {
-                let reply = self.ask_all(&requests, total).await?;
-                replies.push(&reply);
-            }
+            Plan::AskAll(..) => unreachable!("it is carried out where there is a batch"),
             Plan::GetAll(args) => {
                 let mut values = Vec::with_capacity(args.len() - 1);
                 let mut bytes = 0;
@@ -254,38 +302,55 @@ impl Backend {
         &mut self,
         requests: &[(&[u8], Request<'_>)],
         total: Total,
-    ) -> Result<Reply<'static>, KvError> {
-        for (key, _) in requests {
+        (client, batch): (usize, &mut Batch),
+        replies: &mut Replies,
+    ) -> Result<Step, KvError> {
+        let (mut others, mut bytes) = (Vec::new(), 0);
+        for (place, (key, request)) in requests.iter().enumerate() {
             check(key)?;
+            let shard = self.store.shard_of(key);
+            if self.locals[shard].is_none() {
+                others.push((place, shard));
+                bytes += request.value_bytes();
+            }
         }
-        let mut several = std::mem::take(&mut self.several);
-        let (mut count, mut failed) = (0, None);
-        let mut note = |reply: Reply<'_>| match reply {
-            Reply::Integer(number) => count += number,
-            Reply::Error(text) => failed = failed.take().or(Some(text)),
-            _ => {}
-        };
+        // They go with those of others, unless there are too many for that.
+        let is_short = others.len() <= BATCH_MAX / 4 && bytes <= BATCH_BYTES_MAX;
+        if is_short && !others.is_empty() && batch.is_full() {
+            return Ok(Step::Waits);
+        }
+        let mut sum = Sum::default();
         for (key, request) in requests {
             let shard = self.store.shard_of(key);
             if self.locals[shard].is_some() {
-                match self.ask(shard, request).await {
-                    Ok(answer) => note(Told::Flag.of(answer)),
-                    Err(error) => note(refusal(&error)),
-                }
-                continue;
-            }
-            several.push(0, shard, request, Told::Flag);
-            if several.is_full() {
-                self.post(&mut several, |_, reply| note(reply)).await;
+                sum.note(match self.ask(shard, request).await {
+                    Ok(answer) => Told::Flag.of(answer),
+                    Err(error) => refusal(&error),
+                });
             }
         }
-        self.post(&mut several, |_, reply| note(reply)).await;
-        self.several = several;
-        Ok(match (failed, total) {
-            (Some(text), _) => Reply::Error(text),
-            (None, Total::Count) => Reply::Integer(count),
-            (None, Total::Done) => OK,
-        })
+        let Some(last) = others.pop() else {
+            replies.push(&sum.reply(total));
+            return Ok(Step::Done);
+        };
+        if is_short {
+            for (place, shard) in others {
+                batch.push(client, shard, &requests[place].1, Told::Flag, Part::One);
+            }
+            let (place, shard) = last;
+            batch.push(client, shard, &requests[place].1, Told::Flag, Part::Last(sum, total));
+            return Ok(Step::Queued(Queued::Several));
+        }
+        let mut several = Batch::default();
+        for (place, shard) in others.into_iter().chain([last]) {
+            several.push(client, shard, &requests[place].1, Told::Flag, Part::Whole);
+            if several.is_full() {
+                self.post(&mut several, |_, reply| sum.note(reply)).await;
+            }
+        }
+        self.post(&mut several, |_, reply| sum.note(reply)).await;
+        replies.push(&sum.reply(total));
+        Ok(Step::Done)
     }
 
     /// Some keys that are as a pattern says, of about `count` that are looked at, and where to go on.
@@ -336,14 +401,28 @@ impl Backend {
                 posted[place] = Some(call);
             }
         }
+        let mut sum = Sum::default();
         for (entry, call) in batch.entries.iter().zip(posted) {
             let answered = match call.expect("each is of one of the shards") {
                 Ok(call) => call.answer().await,
                 Err(error) => Err(error),
             };
-            match answered {
-                Ok(answer) => tell(entry.client, entry.told.of(Answer::decode(&answer))),
-                Err(error) => tell(entry.client, refusal(&error.into())),
+            let answer;
+            let reply = match answered {
+                Ok(bytes) => {
+                    answer = bytes;
+                    entry.told.of(Answer::decode(&answer))
+                }
+                Err(error) => refusal(&error.into()),
+            };
+            match &entry.part {
+                Part::Whole => tell(entry.client, reply),
+                Part::One => sum.note(reply),
+                Part::Last(base, total) => {
+                    sum.note(reply);
+                    sum.add(base.clone());
+                    tell(entry.client, std::mem::take(&mut sum).reply(*total));
+                }
             }
         }
         batch.clear();

@@ -339,9 +339,10 @@ pub(super) fn info(args: Args<'_>, about: &About, keys: i64) -> Reply<'static> {
             "Server",
             format!(
                 "redis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\nhalite_version:{}\r\nhalite_shards:{}\r\n\
-                 process_id:{}\r\ntcp_port:{}\r\nuptime_in_seconds:{uptime}\r\n",
+                 arch_bits:{}\r\nprocess_id:{}\r\ntcp_port:{}\r\nuptime_in_seconds:{uptime}\r\n",
                 env!("CARGO_PKG_VERSION"),
                 about.shards,
+                usize::BITS,
                 std::process::id(),
                 about.address.port(),
             ),

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use rustix::event::epoll::EventFlags;
 
-use super::backend::{Backend, Batch, Step, refusal};
+use super::backend::{Backend, Batch, Queued, Step, refusal};
 use super::client::{About, Client, Then, info};
 use super::commands::{self, Does};
 use super::reply::{Replies, Reply};
@@ -23,8 +23,8 @@ const BEGUN_BYTES: usize = 2 << 10;
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
     pub(super) replies: Replies,
-    /// The shard for which requests of this client are in the batch.
-    pub(super) queued: Option<usize>,
+    /// What this client has in the batch.
+    pub(super) queued: Option<Queued>,
     /// What is waited for.
     pub(super) watched: EventFlags,
     client: Client,
@@ -167,7 +167,7 @@ impl Connection {
                     match self.perform(args, number, backend, batch, about).await {
                         // It is looked at once more then.
                         Step::Waits => break Pause::Batch,
-                        Step::Queued(shard) => self.queued = Some(shard),
+                        Step::Queued(queued) => self.queued = Some(queued),
                         Step::Done => {}
                     }
                     input.begin += len;
