@@ -213,6 +213,12 @@ impl Shard {
         Ok(())
     }
 
+    /// For tests of those that read it.
+    #[cfg(test)]
+    pub(super) fn heap(&self) -> &Heap {
+        &self.heap
+    }
+
     /// Removes some of what has expired.
     pub(super) async fn sweep(&mut self, now_ms: u64, most: usize) -> Result<(), KvError> {
         for _ in 0..most {

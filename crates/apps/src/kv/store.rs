@@ -37,6 +37,7 @@ struct Seen {
 }
 
 /// What a client learns from one look at a key.
+#[derive(PartialEq, Eq, Debug)]
 enum Look {
     Value(usize, usize),
     Nothing,
@@ -179,27 +180,39 @@ impl Store {
                 return Ok(Look::Moved);
             }
             let Some(slot) = Slot::decode(word).filter(|slot| slot.tag == hash.tag()) else { continue };
-            let heap = self.part(shard, slot.part()).await?;
-            self.block.resize(slot.bytes() as usize, 0);
-            let mut again = [0; WORD as usize];
-            // The second is read behind the first: what it leads to was there all the time, or has just come.
-            let mut batch = [
-                ReadOp { lh: heap, offset: slot.offset(), into: &mut self.block },
-                ReadOp { lh: table, offset: at + index as u64 * WORD, into: &mut again },
-            ];
-            self.session.read_batch(&mut batch).await.map_err(|BatchError { source, .. }| source)?;
-            if u64::from_le_bytes(again) != word {
-                return Ok(Look::Again);
-            }
-            let Some(entry) = Entry::decode(&self.block, slot.place) else { return Ok(Look::Again) };
-            if entry.key == key {
-                return Ok(match entry.expires_ms {
-                    0 => Look::Value(Entry::bytes(key.len(), 0), entry.value.len()),
-                    _ => Look::Ask,
-                });
+            match self.follow(shard, (table, at + index as u64 * WORD), slot, key).await? {
+                Some(look) => return Ok(look),
+                None => continue,
             }
         }
         Ok(Look::Nothing)
+    }
+
+    /// What a slot led to when it was read, of the table and the offset `at`; `None` if that is another key.
+    async fn follow(
+        &mut self,
+        shard: usize,
+        at: (Lh, u64),
+        slot: Slot,
+        key: &[u8],
+    ) -> Result<Option<Look>, KvError> {
+        let heap = self.part(shard, slot.part()).await?;
+        self.block.resize(slot.bytes() as usize, 0);
+        let mut again = [0; WORD as usize];
+        // The second is read behind the first: what it leads to was there all the time, or has just come.
+        let mut batch = [
+            ReadOp { lh: heap, offset: slot.offset(), into: &mut self.block },
+            ReadOp { lh: at.0, offset: at.1, into: &mut again },
+        ];
+        self.session.read_batch(&mut batch).await.map_err(|BatchError { source, .. }| source)?;
+        if u64::from_le_bytes(again) != slot.encode() {
+            return Ok(Some(Look::Again));
+        }
+        let Some(entry) = Entry::decode(&self.block, slot.place) else { return Ok(Some(Look::Again)) };
+        Ok((entry.key == key).then(|| match entry.expires_ms {
+            0 => Look::Value(Entry::bytes(key.len(), 0), entry.value.len()),
+            _ => Look::Ask,
+        }))
     }
 
     /// The table of a shard, and how many buckets it has; `None` if it changes just now.
@@ -451,4 +464,77 @@ fn check_len(what: &'static str, len: usize, max: usize) -> Result<(), KvError> 
 /// Whether a handle leads nowhere any more; mapping the region again tells why.
 fn is_gone(error: &AccessError) -> bool {
     matches!(error.cause(), AccessCause::Stale)
+}
+
+#[cfg(test)]
+mod tests {
+    use halite::{Config, Node};
+
+    use super::super::heap::Block;
+    use super::super::shard::Shard;
+    use super::*;
+
+    const KEY: &[u8] = b"key";
+
+    /// One node with the only shard of a store, and a client that sees slots at moments of the test's choice.
+    fn look_with(test: impl AsyncFnOnce(Shard, Store)) {
+        let dir = tempfile::tempdir().unwrap();
+        let dir_of_cluster = dir.path().join("cluster");
+        let config =
+            Config { dir: dir_of_cluster, node: Some(NodeId(0)), arena_bytes: 64 << 20, ..Config::default() };
+        let node = Node::embedded(config).unwrap();
+        let session = node.blocking_session();
+        session.block_on(async {
+            let session = session.as_async();
+            let shard = Shard::make(session.clone(), "store", 0, Permissions::empty()).await.unwrap();
+            let everyone = Permissions::empty();
+            let store = Store::create(session, "store", &[NodeId(0)], Function(1), everyone).await.unwrap();
+            test(shard, store).await;
+        });
+    }
+
+    async fn set(shard: &mut Shard, value: &[u8]) {
+        let (only, expires) = (Only::Always, Expires::Never);
+        let request = Request::Set { key: KEY, value, only, expires, returns_old: false };
+        shard.perform_or_refuse(1, &request, &mut Vec::new()).await.unwrap();
+    }
+
+    /// The slot of the key, and where it stands.
+    async fn slot_of(store: &mut Store) -> (Slot, (Lh, u64)) {
+        let (table, buckets) = store.table(0).await.unwrap().unwrap();
+        let at = bucket_of(Hash::of(KEY).low(), buckets) * BUCKET_BYTES;
+        let mut bucket = [0; BUCKET_BYTES as usize];
+        store.session.read(table, at, &mut bucket).await.unwrap();
+        let mut slots = decode_words(&bucket).map(Slot::decode).zip((at..).step_by(WORD as usize));
+        slots.find_map(|(slot, at)| Some((slot?, (table, at)))).unwrap()
+    }
+
+    #[test]
+    fn an_entry_that_is_not_public_yet_is_not_taken_for_the_value_whose_memory_it_has() {
+        look_with(async |mut shard, mut store| {
+            set(&mut shard, b"first").await;
+            let (slot, at) = slot_of(&mut store).await;
+            assert!(matches!(store.follow(0, at, slot, KEY).await, Ok(Some(Look::Value(_, 5)))));
+            set(&mut shard, b"second").await;
+            // The next value of the same key is written where the first was, and its slot does not lead there yet.
+            let mut entry = Vec::new();
+            Entry { expires_ms: 0, key: KEY, value: b"third" }.encode(slot.place, &mut entry);
+            shard.heap().write(Block::from(slot), &entry).await.unwrap();
+            assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Some(Look::Again));
+            assert_eq!(store.get(KEY).await.unwrap().as_deref(), Some(&b"second"[..]));
+        });
+    }
+
+    #[test]
+    fn an_entry_that_is_being_written_is_not_taken_for_a_value() {
+        look_with(async |mut shard, mut store| {
+            set(&mut shard, b"whole").await;
+            let (slot, at) = slot_of(&mut store).await;
+            let mut entry = Vec::new();
+            Entry { expires_ms: 0, key: KEY, value: b"whole" }.encode(slot.place, &mut entry);
+            *entry.last_mut().unwrap() = b'-';
+            shard.heap().write(Block::from(slot), &entry).await.unwrap();
+            assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Some(Look::Again));
+        });
+    }
 }
