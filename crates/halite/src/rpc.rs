@@ -13,6 +13,7 @@
 mod answer;
 mod arrivals;
 mod atomics;
+mod batch;
 mod call;
 mod error;
 mod fetch;
@@ -24,7 +25,6 @@ mod pending;
 mod port;
 mod replies;
 mod request;
-mod row;
 mod server;
 mod service;
 

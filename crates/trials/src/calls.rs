@@ -42,15 +42,15 @@ pub(crate) async fn act(actor: &mut Actor) {
     match pick(&mut actor.random, &[4, 3, 2, 1]) {
         0 => call(actor).await,
         1 => call_into(actor).await,
-        2 if in_rows(&mut actor.random, &actor.stage.plan) => post_row(actor).await,
+        2 if in_batches(&mut actor.random, &actor.stage.plan) => post_batch(actor).await,
         2 => post_calls(actor).await,
         _ => call_many(actor).await,
     }
 }
 
-/// Whether calls go together this time.  Plans that have no rows spend no random number on it.
-fn in_rows(random: &mut Random, plan: &Plan) -> bool {
-    let per_mille = plan.work.rows_per_mille;
+/// Whether calls go together this time.  Plans that have no batches spend no random number on it.
+fn in_batches(random: &mut Random, plan: &Plan) -> bool {
+    let per_mille = plan.work.batches_per_mille;
     per_mille > 0 && random.chance(per_mille.into(), 1000)
 }
 
@@ -243,7 +243,7 @@ async fn post_calls(actor: &mut Actor) {
 
 /// Calls of one function that are posted together.  They share what there is one of for all: whom they call, the room
 /// for their answers, their time.
-async fn post_row(actor: &mut Actor) {
+async fn post_batch(actor: &mut Actor) {
     let session = actor.session.clone();
     let first = some_wish(actor);
     let (room, timeout) = (some_room(actor, first.output_bytes), some_timeout(actor));
@@ -257,13 +257,13 @@ async fn post_row(actor: &mut Actor) {
     let inputs: Vec<_> = callings.iter().map(Calling::input).collect();
     let (to, function) = (NodeId(first.to), function_of(first.kind));
     let posting = async { Ok(session.post_calls(to, function, &inputs, room as usize, timeout).await) };
-    let posted = match callings[0].in_time(actor, "post a row of calls", posting).await {
+    let posted = match callings[0].in_time(actor, "post a batch of calls", posting).await {
         Some(Ok(posted)) => posted,
         Some(Err(failure)) => return callings[0].end(actor, Some(Err(failure))),
         None => return,
     };
     let missing = callings.len() - posted.len();
-    actor.stage.judge.expect(missing == 0, || format!("of a row, {missing} calls came to nothing"));
+    actor.stage.judge.expect(missing == 0, || format!("of a batch, {missing} calls came to nothing"));
     let mut pending = Vec::new();
     for (calling, posted) in callings.into_iter().zip(posted) {
         match posted {

@@ -105,7 +105,7 @@ pub struct Work {
     pub calls_posted_max: u32,
     /// How often in a thousand times calls that are under way together are posted together, and handlers receive and answer
     /// what waits together.
-    pub rows_per_mille: u32,
+    pub batches_per_mille: u32,
     /// How long a session thinks between two operations at most, in microseconds.
     pub think_us_max: u64,
     /// How many operations in a thousand are given up in the middle.
@@ -185,7 +185,7 @@ impl Default for Work {
             long_per_mille: 125,
             long_regions_per_mille: 250,
             calls_posted_max: 4,
-            rows_per_mille: 0,
+            batches_per_mille: 0,
             think_us_max: 10,
             given_up_per_mille: 60,
         }
@@ -278,7 +278,7 @@ impl Plan {
             () if !(2..=1000).contains(&self.work.calls_posted_max) => {
                 bad("calls_posted_max must be from 2 to 1000")
             }
-            () if self.work.rows_per_mille > 1000 => bad("rows_per_mille must be 1000 at most"),
+            () if self.work.batches_per_mille > 1000 => bad("batches_per_mille must be 1000 at most"),
             () if self.work.long_per_mille > 1000 => bad("long_per_mille must be 1000 at most"),
             () if self.work.long_regions_per_mille > 1000 => {
                 bad("long_regions_per_mille must be 1000 at most")
@@ -422,7 +422,7 @@ mod tests {
         assert!(refusal("name = 'x'\nnodes = 3\nhosts = 2").contains("of adapters"));
         assert!(
             refusal("name = 'x'\nnodes = 1\n[work]\nrows_per_mille = 1001")
-                .contains("rows_per_mille must be")
+                .contains("batches_per_mille must be")
         );
         assert!(
             refusal(

@@ -14,7 +14,7 @@ const PLANS: [(&str, &str); 14] = [
     ("adapters", include_str!("../../../plans/adapters.toml")),
     ("mixed", include_str!("../../../plans/mixed.toml")),
     ("rings", include_str!("../../../plans/rings.toml")),
-    ("rows", include_str!("../../../plans/rows.toml")),
+    ("batches", include_str!("../../../plans/batches.toml")),
     ("frantic", include_str!("../../../plans/frantic.toml")),
     ("big", include_str!("../../../plans/big.toml")),
 ];

@@ -42,7 +42,7 @@ impl DecodedRequest {
 }
 
 impl Rpc {
-    /// Writes with immediates have landed, one behind the other.  Those of a kind in a row are handled under one lock
+    /// Writes with immediates have landed, one behind the other.  Those of a kind in a batch are handled under one lock
     /// each of what they need, for at a full load that is most of what they cost.
     pub(crate) fn handle_notified(
         &self,
@@ -54,8 +54,8 @@ impl Rpc {
         let mut imms = imms.map(Imm::parse).peekable();
         let mut handled = Ok(());
         while handled.is_ok() && imms.peek().is_some() {
-            handled = self.handle_replies(Target::Peer(peer), slots_in_row(&mut imms), wakes);
-            let offsets = offsets_in_row(&mut imms);
+            handled = self.handle_replies(Target::Peer(peer), slots_in_batch(&mut imms), wakes);
+            let offsets = offsets_in_batch(&mut imms);
             handled = handled.and_then(|()| self.handle_requests(peer, offsets, intake, wakes));
         }
         self.enforce(peer, handled);
@@ -71,17 +71,17 @@ impl Rpc {
     fn handle_replies(
         &self,
         from: Target,
-        row: impl Iterator<Item = SlotId>,
+        batch: impl Iterator<Item = SlotId>,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
-        let mut row = row.peekable();
-        if row.peek().is_none() {
+        let mut batch = batch.peekable();
+        if batch.peek().is_none() {
             return Ok(());
         }
         let mut late = Vec::new();
         let handled = {
             let mut slots = lock(&self.slots);
-            let handled = row.try_for_each(|slot| {
+            let handled = batch.try_for_each(|slot| {
                 match slots.handle_reply(from, slot)? {
                     Arrival::Expected(waker) => wakes.add(waker),
                     Arrival::Late => late.push(slot),
@@ -132,25 +132,25 @@ impl Rpc {
     fn handle_requests(
         &self,
         peer: PeerId,
-        row: impl Iterator<Item = u64>,
+        batch: impl Iterator<Item = u64>,
         intake: &mut ReceiveBatch,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
-        let mut row = row.peekable();
-        if row.peek().is_none() {
+        let mut batch = batch.peekable();
+        if batch.peek().is_none() {
             return Ok(());
         }
         let table = self.peers.read();
-        let Some(row_of_peer) = table.up(peer) else {
+        let Some(peer_entry) = table.up(peer) else {
             // Who was refused or given up may still talk.
-            row.for_each(drop);
+            batch.for_each(drop);
             return Ok(());
         };
         // Nobody else may write to our rings.
-        let link = row_of_peer.link.as_ref().ok_or(Violation("a request without a ring"))?;
+        let link = peer_entry.link.as_ref().ok_or(Violation("a request without a ring"))?;
         let read = {
             let inbound = &mut *lock(&link.inbound);
-            let read = row.try_for_each(|offset| {
+            let read = batch.try_for_each(|offset| {
                 intake.asked.push(read_request(link, inbound, offset)?);
                 Ok(())
             });
@@ -285,7 +285,7 @@ impl Rpc {
 }
 
 /// The replies before the next request.
-fn slots_in_row(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = SlotId> {
+fn slots_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = SlotId> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Reply(_)))? {
         Imm::Reply(slot) => Some(slot),
         Imm::Request { .. } => unreachable!("just looked at"),
@@ -293,7 +293,7 @@ fn slots_in_row(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator
 }
 
 /// The requests before the next reply, by where they are in their ring.
-fn offsets_in_row(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = u64> {
+fn offsets_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = u64> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Request { .. }))? {
         Imm::Request { offset } => Some(offset),
         Imm::Reply(_) => unreachable!("just looked at"),

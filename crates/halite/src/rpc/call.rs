@@ -5,11 +5,11 @@ use std::time::Duration;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Address, Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
 
+use super::batch::BATCH_MAX;
 use super::error::{CallCause, CallError};
 use super::fetch::fetch;
 use super::pending::{Kept, PendingCall};
 use super::request::{Into, NotPosted, Pending, Reply, Request};
-use super::row::ROW_MAX;
 use super::server::Function;
 use crate::driver::Core;
 use crate::session::Session;
@@ -69,7 +69,7 @@ impl Session {
     /// ```
     /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
     /// # use std::time::Duration;
-    /// # let dir = std::env::temp_dir().join(format!("halite-doc-rows-{}", std::process::id()));
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-batches-{}", std::process::id()));
     /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
     /// let session = node.blocking_session();
     /// let server = session.serve(Function(7), ServeOptions::default())?;
@@ -97,7 +97,7 @@ impl Session {
         let mut calling = Calling::new(self, node, function, timeout).limited(answer_bytes_max);
         calling.start();
         let mut posted = Vec::with_capacity(inputs.len());
-        while let Some(input) = calling.post_rows(inputs, &mut posted) {
+        while let Some(input) = calling.post_batches(inputs, &mut posted) {
             let pending = calling.post(input).await;
             posted.push(pending.map(|pending| calling.keep(pending)));
         }
@@ -306,7 +306,7 @@ impl<'s> Calling<'s> {
     ) -> Vec<Result<PendingCall, CallError>> {
         self.start();
         let mut posted = Vec::with_capacity(inputs.len());
-        while let Some(input) = self.post_rows(inputs, &mut posted) {
+        while let Some(input) = self.post_batches(inputs, &mut posted) {
             posted.push(self.post_one_blocking(input));
         }
         posted
@@ -314,7 +314,7 @@ impl<'s> Calling<'s> {
 
     /// Posts those of `inputs` that come after `posted`, as far as they go together.  Returns the next one, which is to go
     /// by itself.  Once the time is over none go any more.
-    fn post_rows<'i, I: AsRef<[u8]>>(
+    fn post_batches<'i, I: AsRef<[u8]>>(
         &self,
         inputs: &'i [I],
         posted: &mut Vec<Result<PendingCall, CallError>>,
@@ -322,14 +322,14 @@ impl<'s> Calling<'s> {
         let core: &'s Core = &self.session.inner.core;
         loop {
             // DecodedRequest for before any lock is taken: the user's code runs here.
-            let left: Vec<_> = inputs[posted.len()..].iter().take(ROW_MAX).map(AsRef::as_ref).collect();
+            let left: Vec<_> = inputs[posted.len()..].iter().take(BATCH_MAX).map(AsRef::as_ref).collect();
             let next = *left.first()?;
             if !posted.is_empty() && core.now_ns() >= self.terms.deadline_ns {
                 posted.resize_with(inputs.len(), || Err(self.not_posted(PostFailure::Timeout)));
                 return None;
             }
             let went =
-                core.with_calls(|rpc, _| rpc.try_request_row(self.terms.node, &self.request(next), &left));
+                core.with_calls(|rpc, _| rpc.try_request_batch(self.terms.node, &self.request(next), &left));
             let Some((target, slots)) = went else { return Some(next) };
             posted.extend(slots.into_iter().map(|slot| Ok(self.keep(Pending::new(core, target, slot)))));
         }

@@ -10,11 +10,11 @@ use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Status, Target};
 
 use super::answer::{Answered, ReplyTo};
+use super::batch::BATCH_MAX;
 use super::error::{ReplyCause, ReplyError, ServeCause, ServeError};
 use super::fetch::fetch;
 use super::input::{Bytes, Payload};
 use super::link::Link;
-use super::row::ROW_MAX;
 use super::service::{Closed, Incoming, ServeOptions, Service, ServiceId, Taken};
 use crate::driver::Core;
 use crate::session::Session;
@@ -99,7 +99,7 @@ impl Server {
         let mut answers: Vec<_> = answers.into_iter().collect();
         let mut results = Vec::with_capacity(answers.len());
         for of_link in answers.chunk_by_mut(|(one, _), (next, _)| Arc::ptr_eq(one.link(), next.link())) {
-            of_link.chunks_mut(ROW_MAX).for_each(|row| answer_row(row, &mut results));
+            of_link.chunks_mut(BATCH_MAX).for_each(|batch| answer_batch(batch, &mut results));
         }
         results
     }
@@ -133,8 +133,8 @@ impl Server {
 
     /// The first one, and those behind it.
     fn calls(&self, first: Box<Incoming>, max: usize) -> Vec<Call> {
-        let row = self.receiver.service.take_row(max.saturating_sub(1));
-        once(first).chain(row).map(|incoming| self.call(incoming)).collect()
+        let batch = self.receiver.service.take_batch(max.saturating_sub(1));
+        once(first).chain(batch).map(|incoming| self.call(incoming)).collect()
     }
 
     /// Answers one call; returns the session for the next: to share it anew takes two locked instructions.
@@ -220,11 +220,11 @@ impl Call {
 }
 
 /// Answers calls that came over the same link.
-fn answer_row<O: AsRef<[u8]>>(row: &mut [(Call, O)], results: &mut Vec<Result<(), ReplyError>>) {
-    let Some(session) = row.first().and_then(|(call, _)| call.session.clone()) else { return };
-    let parts: Vec<_> = row.iter().map(|(call, output)| (&call.incoming.to, output.as_ref())).collect();
-    let answered = session.inner.core.with_calls(|rpc, wakes| rpc.answer_row(&parts, wakes));
-    for ((call, output), answered) in row.iter_mut().zip(answered) {
+fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(Call, O)], results: &mut Vec<Result<(), ReplyError>>) {
+    let Some(session) = batch.first().and_then(|(call, _)| call.session.clone()) else { return };
+    let parts: Vec<_> = batch.iter().map(|(call, output)| (&call.incoming.to, output.as_ref())).collect();
+    let answered = session.inner.core.with_calls(|rpc, wakes| rpc.answer_batch(&parts, wakes));
+    for ((call, output), answered) in batch.iter_mut().zip(answered) {
         call.session = None;
         results.push(call.result_of(answered, output.as_ref()));
     }

@@ -184,10 +184,10 @@ impl Service {
         }
     }
 
-    /// Queues requests in a row, or says why not; what is returned are those for which something is left to be done.
-    pub(crate) fn push_all(&self, row: impl Iterator<Item = DecodedRequest>) -> Vec<Admission> {
+    /// Queues requests in a batch, or says why not; what is returned are those for which something is left to be done.
+    pub(crate) fn push_all(&self, batch: impl Iterator<Item = DecodedRequest>) -> Vec<Admission> {
         let mut state = lock(&self.state);
-        row.map(|asked| self.push(&mut state, asked)).filter(|admission| !admission.is_all()).collect()
+        batch.map(|asked| self.push(&mut state, asked)).filter(|admission| !admission.is_all()).collect()
     }
 
     fn push(
@@ -257,17 +257,17 @@ impl Service {
     /// Takes what waits in front of the first request whose input must be read, at most `max`.  For functions, where nobody
     /// waits for the room that this makes.
     #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
-    pub(crate) fn take_row(&self, max: usize) -> Vec<Box<Incoming>> {
+    pub(crate) fn take_batch(&self, max: usize) -> Vec<Box<Incoming>> {
         let mut state = lock(&self.state);
-        let mut row = Vec::with_capacity(max.min(state.queue.len()));
-        while row.len() < max
+        let mut batch = Vec::with_capacity(max.min(state.queue.len()));
+        while batch.len() < max
             && let Some(next) = state.queue.pop_front_if(|next| next.is_here())
         {
             state.bytes -= next.input.bytes_here();
-            row.extend(Some(next).filter(|next| next.is_wanted()));
+            batch.extend(Some(next).filter(|next| next.is_wanted()));
         }
         self.waiting.store(state.queue.len(), Relaxed);
-        row
+        batch
     }
 
     /// As [`Service::try_take`]; where there is nothing, this thread now looks by itself.
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_taken_makes_room_for_as_many_bytes_and_leaves_out_who_does_not_wait() {
+    fn a_batch_that_is_taken_makes_room_for_as_many_bytes_and_leaves_out_who_does_not_wait() {
         let options = ServeOptions { bytes_max: 100, ..ServeOptions::default() };
         let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
         let link = link();
@@ -579,7 +579,7 @@ mod tests {
             assert!(service.push_all((first..first + 3).map(asked)).is_empty(), "there is room");
             link.note_cancel();
             lock(&link.inbound).served.cancel(SlotId { index: first, generation: 0 });
-            let slots: Vec<_> = service.take_row(9).iter().map(|taken| taken.to.id.slot.index).collect();
+            let slots: Vec<_> = service.take_batch(9).iter().map(|taken| taken.to.id.slot.index).collect();
             assert_eq!(slots, [first + 1, first + 2]);
             assert!(!service.is_waiting());
         }

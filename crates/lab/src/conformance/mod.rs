@@ -15,6 +15,7 @@ pub mod alloc;
 pub mod atomics;
 pub mod barriers;
 pub mod batch;
+pub mod batches;
 pub mod calls;
 pub mod chunks;
 pub mod cluster;
@@ -32,7 +33,6 @@ pub mod messages;
 pub mod moving;
 pub mod names;
 pub mod permissions;
-pub mod rows;
 pub mod seal;
 pub mod session;
 pub mod sharing;
@@ -326,16 +326,16 @@ macro_rules! conformance_cases {
                 calls_end_with_the_server_s_node
                 a_handler_goes_on_when_its_caller_s_node_leaves
             }
-            rows {
-                calls_in_a_row_get_their_answers
-                a_row_may_have_calls_of_all_lengths
-                rows_and_single_calls_mix
-                rows_wait_for_room_in_a_small_ring
+            batches {
+                calls_in_a_batch_get_their_answers
+                a_batch_may_have_calls_of_all_lengths
+                batches_and_single_calls_mix
+                batches_wait_for_room_in_a_small_ring
                 a_receiver_takes_no_more_than_it_asked_for
-                each_call_of_a_row_fails_for_itself
-                rows_that_lead_nowhere_fail
-                rows_end_with_either_node
-                an_abandoned_row_leaks_nothing
+                each_call_of_a_batch_fails_for_itself
+                batches_that_lead_nowhere_fail
+                batches_end_with_either_node
+                an_abandoned_batch_leaks_nothing
             }
             messages {
                 messages_of_one_sender_arrive_in_order
@@ -390,7 +390,7 @@ mod tests {
             include_str!("watching.rs"),
             include_str!("batch.rs"),
             include_str!("calls.rs"),
-            include_str!("rows.rs"),
+            include_str!("batches.rs"),
             include_str!("messages.rs"),
             include_str!("chunks.rs"),
             include_str!("permissions.rs"),

@@ -7,7 +7,7 @@ use halite::{Call, Driven, Function, ReplyCause, ReplyError, ServeOptions, Serve
 use halite_sim::{HostId, Random};
 
 use super::ledger::{CallId, Kind, Task, Wish};
-use super::{TIMEOUT_US_MAX, in_rows, payload};
+use super::{TIMEOUT_US_MAX, in_batches, payload};
 use crate::giving_up;
 use crate::stage::{PRINCIPALS, Stage};
 
@@ -20,7 +20,7 @@ const TASKS: u32 = 2;
 /// Most calls that wait for a narrow function.
 const NARROW: usize = 2;
 /// Most calls that are received together.
-const ROW_MAX: usize = 8;
+const BATCH_MAX: usize = 8;
 
 pub(super) fn function_of(kind: Kind) -> Function {
     Function(1 + kind as u32)
@@ -77,7 +77,7 @@ impl Handler {
         let (world, server) = (self.stage.world.clone(), self.server.clone());
         let per_mille = self.stage.plan.work.given_up_per_mille;
         loop {
-            let max = if in_rows(&mut self.random, &self.stage.plan) { ROW_MAX } else { 1 };
+            let max = if in_batches(&mut self.random, &self.stage.plan) { BATCH_MAX } else { 1 };
             let receiving = server.recv_many(max);
             let received = giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, receiving);
             match received.await {

@@ -8,7 +8,7 @@ pub(super) const INPUT_BYTES_MIN: usize = 8;
 const INPUT: u64 = 0x9e37_79b9_7f4a_7c15;
 const OUTPUT: u64 = 0xc2b2_ae3d_27d4_eb4f;
 
-/// The call goes to several nodes in a row: the number is that of the call to the first, and the others follow it.
+/// The call goes to several nodes in a batch: the number is that of the call to the first, and the others follow it.
 const TO_MANY: u64 = 1 << 63;
 /// Where the number of the first of those nodes stands.
 const FIRST_SHIFT: u32 = 48;

@@ -1,7 +1,7 @@
-//! Rows: requests, or answers, that go to one node together.
+//! Batches: requests, or answers, that go to one node together.
 //!
 //! What a post costs however short it is (locks, the fence before the doorbell, the wait for the peer's cache lines) is
-//! paid once for all of a row.  Only what is short goes in a row; the rest goes by itself.
+//! paid once for all of a batch.  Only what is short goes in a batch; the rest goes by itself.
 
 use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, WorkRequest};
 use halite_tier::ids::NodeId;
@@ -15,8 +15,8 @@ use super::{CALL_WORK, PART_BYTES_MAX, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
 use crate::lanes::CALLS;
 use crate::wait::{Wakes, lock};
 
-/// Longest row: what is posted is under a lock meanwhile, and seen by its peer only little by little.
-pub(crate) const ROW_MAX: usize = 16;
+/// Longest batch: what is posted is under a lock meanwhile, and seen by its peer only little by little.
+pub(crate) const BATCH_MAX: usize = 16;
 
 /// A slot, and the place of its memory and how many bytes it has, if that is not the usual one.
 type OpenSlot = (SlotId, Option<(Address, u32)>);
@@ -66,9 +66,9 @@ impl Writes {
 
 /// Requests.
 impl Rpc {
-    /// Posts the first of `inputs`, at most [`ROW_MAX`], each as `request` says, as far as they go in a row now.  The slots of
+    /// Posts the first of `inputs`, at most [`BATCH_MAX`], each as `request` says, as far as they go in a batch now.  The slots of
     /// those that were posted, if any were; the rest is to be tried one by one, which tells why.
-    pub(crate) fn try_request_row(
+    pub(crate) fn try_request_batch(
         &self,
         node: NodeId,
         request: &Request<'_>,
@@ -78,11 +78,11 @@ impl Rpc {
         let link = table.link_to(node)?;
         let mut outbound = lock(&link.outbound);
         let outbound = outbound.as_mut().filter(|_| link.is_introduced())?;
-        let slots = self.post_row(link, outbound, request, inputs);
+        let slots = self.post_batch(link, outbound, request, inputs);
         (!slots.is_empty()).then_some((link.target, slots))
     }
 
-    fn post_row(
+    fn post_batch(
         &self,
         link: &Link,
         outbound: &mut Outbound,
@@ -90,7 +90,7 @@ impl Rpc {
         inputs: &[&[u8]],
     ) -> Vec<SlotId> {
         let Target::Peer(peer) = link.target else { return Vec::new() };
-        let count = inputs.iter().take_while(|input| goes_in_row(link, request, input)).count();
+        let count = inputs.iter().take_while(|input| goes_in_batch(link, request, input)).count();
         let mut slots = self.open_slots(Target::Peer(peer), request, count);
         let before = outbound.ring.clone();
         let (mut writes, mut places) = (Writes::new(slots.len()), Vec::with_capacity(slots.len()));
@@ -141,11 +141,11 @@ impl Rpc {
 
 /// Answers.
 impl Rpc {
-    /// Answers calls that came over the same link, at most [`ROW_MAX`], with the outputs of their handlers.
-    pub(crate) fn answer_row(&self, row: &[(&ReplyTo, &[u8])], wakes: &mut Wakes) -> Vec<Answered> {
-        let Some((first, _)) = row.first() else { return Vec::new() };
-        let mut answered = self.answer_short(first.link(), row);
-        for ((to, output), answered) in row.iter().zip(&mut answered) {
+    /// Answers calls that came over the same link, at most [`BATCH_MAX`], with the outputs of their handlers.
+    pub(crate) fn answer_batch(&self, batch: &[(&ReplyTo, &[u8])], wakes: &mut Wakes) -> Vec<Answered> {
+        let Some((first, _)) = batch.first() else { return Vec::new() };
+        let mut answered = self.answer_short(first.link(), batch);
+        for ((to, output), answered) in batch.iter().zip(&mut answered) {
             if answered.is_none() {
                 *answered = Some(self.answer(to, output, wakes));
             }
@@ -153,12 +153,12 @@ impl Rpc {
         answered.into_iter().flatten().collect()
     }
 
-    /// Posts those that go in a row; `None` for the others.
-    fn answer_short(&self, link: &Link, row: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
-        let Target::Peer(peer) = link.target else { return vec![None; row.len()] };
-        let (mut writes, mut written) = (Writes::new(row.len()), Vec::with_capacity(row.len()));
+    /// Posts those that go in a batch; `None` for the others.
+    fn answer_short(&self, link: &Link, batch: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
+        let Target::Peer(peer) = link.target else { return vec![None; batch.len()] };
+        let (mut writes, mut written) = (Writes::new(batch.len()), Vec::with_capacity(batch.len()));
         let mut inbound = lock(&link.inbound);
-        let mut answered: Vec<_> = (row.iter().enumerate())
+        let mut answered: Vec<_> = (batch.iter().enumerate())
             .map(|(index, (to, output))| {
                 if !is_short(to, output) {
                     return None;
@@ -176,15 +176,15 @@ impl Rpc {
         let full = result == Err(PostCause::QueueFull);
         let (over, held_back) = written.split_at(if full { posted } else { writes.len() });
         over[posted..].iter().for_each(|index| answered[*index] = Some(Answered::Unwanted));
-        self.end_answers(link, inbound, over.iter().map(|index| row[*index].0));
-        for (to, output) in held_back.iter().map(|index| row[*index]) {
+        self.end_answers(link, inbound, over.iter().map(|index| batch[*index].0));
+        for (to, output) in held_back.iter().map(|index| batch[*index]) {
             self.hold_back(to, Status::Done(output.len() as u32), output);
         }
         answered
     }
 }
 
-fn goes_in_row(link: &Link, request: &Request<'_>, input: &[u8]) -> bool {
+fn goes_in_batch(link: &Link, request: &Request<'_>, input: &[u8]) -> bool {
     let len = REQUEST_HEADER_BYTES_MAX + request.principal.0.len() + input.len();
     len <= PART_BYTES_MAX.min(link.inline_bytes_max)
 }

@@ -1,4 +1,4 @@
-//! Calls in rows where queues are full in their middle, and where the caller's own code does as it likes.
+//! Calls in batches where queues are full in their middle, and where the caller's own code does as it likes.
 
 mod common;
 
@@ -19,8 +19,8 @@ const THERE: NodeId = NodeId(1);
 const CALLERS: u64 = 3;
 const ROUNDS: u64 = 60;
 
-/// Answers calls with their inputs, in rows, until the server is closed; whether all of their callers waited.
-fn serve_rows(server: &blocking::Server, max: usize) -> bool {
+/// Answers calls with their inputs, in batches, until the server is closed; whether all of their callers waited.
+fn serve_batches(server: &blocking::Server, max: usize) -> bool {
     let mut all_waited = true;
     while let Ok(calls) = server.recv_many(max) {
         let answers = calls.into_iter().map(|call| {
@@ -41,15 +41,15 @@ fn join_with_full_queues(dir: &Dir, node: u32, (seed, one_in): (u64, u64)) -> No
     Node::wrap(config, |fabric| Arc::new(FaultInjector::new(fabric, plan))).expect("the node joins")
 }
 
-/// More calls of rows are not posted at first than there are slots, or memory for their answers, at all.
+/// More calls of batches are not posted at first than there are slots, or memory for their answers, at all.
 #[test]
-fn calls_of_a_row_that_were_not_posted_keep_no_slots() {
+fn calls_of_a_batch_that_were_not_posted_keep_no_slots() {
     let dir = Dir::new();
     let nodes = [0, 1].map(|node| join_with_full_queues(&dir, node, (1, 3)));
     let server = nodes[1].blocking_session().serve(ECHO, ServeOptions::default()).unwrap();
     let session = nodes[0].blocking_session();
     thread::scope(|scope| {
-        let serving = scope.spawn(|| serve_rows(&server, 16));
+        let serving = scope.spawn(|| serve_batches(&server, 16));
         let told = catch_unwind(AssertUnwindSafe(|| {
             for _ in 0..3000 {
                 // Longer than what fits into the usual place of an answer.
@@ -65,20 +65,22 @@ fn calls_of_a_row_that_were_not_posted_keep_no_slots() {
     nodes.into_iter().for_each(Node::leave);
 }
 
-/// Several callers post rows of many sizes and check all answers, but for those that they give up, one in `given_up`.
-fn check_rows_at_full_queues(faults: (u64, u64), given_up: u64) {
+/// Several callers post batches of many sizes and check all answers, but for those that they give up, one in `given_up`.
+fn check_batches_at_full_queues(faults: (u64, u64), given_up: u64) {
     let dir = Dir::new();
     let nodes = [0, 1].map(|node| join_with_full_queues(&dir, node, faults));
     let server = nodes[1].blocking_session().serve(ECHO, ServeOptions::default()).unwrap();
     thread::scope(|scope| {
         let serving: Vec<_> = [3, 16].map(|max| (server.clone(), max)).into();
         let serving: Vec<_> = (serving.into_iter())
-            .map(|(server, max)| scope.spawn(move || serve_rows(&server, max)))
+            .map(|(server, max)| scope.spawn(move || serve_batches(&server, max)))
             .collect();
         let callers: Vec<_> = (0..CALLERS)
             .map(|caller| {
                 let session = nodes[0].blocking_session();
-                scope.spawn(move || (0..ROUNDS).for_each(|round| call_row(&session, caller, round, given_up)))
+                scope.spawn(move || {
+                    (0..ROUNDS).for_each(|round| call_batch(&session, caller, round, given_up))
+                })
             })
             .collect();
         let ended: Vec<_> = callers.into_iter().map(thread::ScopedJoinHandle::join).collect();
@@ -90,7 +92,7 @@ fn check_rows_at_full_queues(faults: (u64, u64), given_up: u64) {
     nodes.into_iter().for_each(Node::leave);
 }
 
-fn call_row(session: &blocking::Session, caller: u64, round: u64, given_up: u64) {
+fn call_batch(session: &blocking::Session, caller: u64, round: u64, given_up: u64) {
     let inputs: Vec<_> = (0..(round * 7 + caller) % 40)
         .map(|number| {
             let mut input = (caller << 32 | round << 16 | number).to_le_bytes().to_vec();
@@ -108,10 +110,10 @@ fn call_row(session: &blocking::Session, caller: u64, round: u64, given_up: u64)
 }
 
 #[test]
-fn nothing_is_lost_or_mixed_up_where_queues_are_full_in_the_middle_of_a_row() {
+fn nothing_is_lost_or_mixed_up_where_queues_are_full_in_the_middle_of_a_batch() {
     for seed in 0..2 {
-        check_rows_at_full_queues((seed, 3), u64::MAX);
-        check_rows_at_full_queues((seed, 10), u64::MAX);
+        check_batches_at_full_queues((seed, 3), u64::MAX);
+        check_batches_at_full_queues((seed, 10), u64::MAX);
     }
 }
 
@@ -120,8 +122,8 @@ fn nothing_is_lost_or_mixed_up_where_queues_are_full_in_the_middle_of_a_row() {
 #[test]
 fn a_caller_that_finds_its_ring_full_hears_of_the_newest_head() {
     for seed in 0..5 {
-        check_rows_at_full_queues((seed, 3), 3);
-        check_rows_at_full_queues((seed, 10), 3);
+        check_batches_at_full_queues((seed, 3), 3);
+        check_batches_at_full_queues((seed, 10), 3);
     }
 }
 
@@ -154,7 +156,7 @@ fn what_an_input_does_when_it_is_asked_for_is_no_matter_of_other_callers() {
     let sessions = [(); 2].map(|()| nodes[0].blocking_session());
     let server = nodes[1].blocking_session().serve(ECHO, ServeOptions::default()).unwrap();
     thread::scope(|scope| {
-        scope.spawn(|| serve_rows(&server, 16));
+        scope.spawn(|| serve_batches(&server, 16));
         let told = catch_unwind(AssertUnwindSafe(|| {
             for time in [1, 3, 20] {
                 let count = Cell::new(0);

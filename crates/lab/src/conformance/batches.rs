@@ -1,4 +1,4 @@
-//! Calls in rows: posted together, received together, answered together.  Each is a call as any other.
+//! Calls in batches: posted together, received together, answered together.  Each is a call as any other.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const ANSWER_BYTES_MAX: usize = 4000;
 
 /// Answers calls with their inputs, backwards, as many together as there are, until the server is closed.  Returns whether
 /// all of their callers waited.
-fn serve_rows(server: &Server, max: usize) -> bool {
+fn serve_batches(server: &Server, max: usize) -> bool {
     let mut all_waited = true;
     while let Ok(calls) = server.recv_many(max) {
         assert!((1..=max.max(1)).contains(&calls.len()), "{} of {max}", calls.len());
@@ -31,12 +31,12 @@ fn serve_rows(server: &Server, max: usize) -> bool {
     all_waited
 }
 
-/// Runs `story` while a thread of `session` answers calls of [`ECHO`] in rows of at most `max`.
-fn with_rows<T>(session: &Session, max: usize, story: impl FnOnce() -> T) -> T {
+/// Runs `story` while a thread of `session` answers calls of [`ECHO`] in batches of at most `max`.
+fn with_batches<T>(session: &Session, max: usize, story: impl FnOnce() -> T) -> T {
     let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
     scope(|scope| {
         let closing = Closing(&server);
-        let serving = scope.spawn(|| serve_rows(&server, max));
+        let serving = scope.spawn(|| serve_batches(&server, max));
         let told = story();
         drop(closing);
         assert!(serving.join().expect("no panic"), "all callers wait");
@@ -45,7 +45,7 @@ fn with_rows<T>(session: &Session, max: usize, story: impl FnOnce() -> T) -> T {
 }
 
 /// Posts a call for each input and checks all of the answers.
-fn check_row(session: &Session, node: NodeId, inputs: &[Vec<u8>], answer_bytes_max: usize) {
+fn check_batch(session: &Session, node: NodeId, inputs: &[Vec<u8>], answer_bytes_max: usize) {
     let posted = session.post_calls(node, ECHO, inputs, answer_bytes_max, PATIENCE);
     assert_eq!(posted.len(), inputs.len());
     for (index, (call, input)) in posted.into_iter().zip(inputs).enumerate() {
@@ -63,42 +63,42 @@ fn calls(server: &Server, count: usize) -> Vec<Call> {
 }
 
 /// Whatever travels together, every caller gets its own answer.
-pub fn calls_in_a_row_get_their_answers(h: &dyn Harness) {
+pub fn calls_in_a_batch_get_their_answers(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
     for max in [0, 1, 5, 1000] {
-        with_rows(&there, max, || {
+        with_batches(&there, max, || {
             for count in [0, 1, 2, 16, 17, 100] {
                 let inputs: Vec<_> = (0..count).map(|number| pattern(number % 60, number)).collect();
-                check_row(&here, THERE, &inputs, ANSWER_BYTES_MAX);
-                check_row(&there, THERE, &inputs, ANSWER_BYTES_MAX);
+                check_batch(&here, THERE, &inputs, ANSWER_BYTES_MAX);
+                check_batch(&there, THERE, &inputs, ANSWER_BYTES_MAX);
             }
         });
     }
 }
 
 /// Long inputs and answers go by themselves, among those that travel together.
-pub fn a_row_may_have_calls_of_all_lengths(h: &dyn Harness) {
+pub fn a_batch_may_have_calls_of_all_lengths(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
-    with_rows(&cluster.session(1), 16, || {
+    with_batches(&cluster.session(1), 16, || {
         let lens = [3, 500, 0, 70_000, 8, 450, 460, 470, 480, 490, 300_000, 1, 4000, 4160, 2];
         let inputs: Vec<_> = lens.iter().map(|len| pattern(*len, *len)).collect();
-        check_row(&here, THERE, &inputs, 300_000);
+        check_batch(&here, THERE, &inputs, 300_000);
         let short: Vec<_> = (0..50).map(|number| pattern(number * 10, number)).collect();
         // In the usual place of answers, in memory of their own, and so much that they are fetched.
         for answer_bytes_max in [490, 4152, 4153, 1 << 20, 65 << 20] {
-            check_row(&here, THERE, &short, answer_bytes_max);
+            check_batch(&here, THERE, &short, answer_bytes_max);
         }
     });
 }
 
-/// Who receives one by one, or waits for a task, serves calls in rows as well.
-pub fn rows_and_single_calls_mix(h: &dyn Harness) {
+/// Who receives one by one, or waits for a task, serves calls in batches as well.
+pub fn batches_and_single_calls_mix(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let inputs: Vec<_> = (0..40).map(|number| pattern(number, number)).collect();
     with_echo(&cluster.session(1), 2, || {
-        check_row(&cluster.session(0), THERE, &inputs, ANSWER_BYTES_MAX);
+        check_batch(&cluster.session(0), THERE, &inputs, ANSWER_BYTES_MAX);
         let tasks = cluster.futures(0);
         let posted = tasks.post_calls(THERE, ECHO, &inputs, ANSWER_BYTES_MAX, PATIENCE);
         for (call, input) in block_on(&tasks, posted).into_iter().zip(&inputs) {
@@ -106,7 +106,7 @@ pub fn rows_and_single_calls_mix(h: &dyn Harness) {
             assert_eq!(answer.expect("it is served"), backwards(input));
         }
     });
-    with_rows(&cluster.session(1), 16, || {
+    with_batches(&cluster.session(1), 16, || {
         for input in &inputs {
             let answer = cluster.session(0).call(THERE, ECHO, input, PATIENCE);
             assert_eq!(answer.expect("it is served"), backwards(input));
@@ -114,10 +114,10 @@ pub fn rows_and_single_calls_mix(h: &dyn Harness) {
     });
 }
 
-/// Rows chase each other around a ring that holds only a few calls.
-pub fn rows_wait_for_room_in_a_small_ring(h: &dyn Harness) {
+/// Batches chase each other around a ring that holds only a few calls.
+pub fn batches_wait_for_room_in_a_small_ring(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
-    with_rows(&cluster.session(1), 16, || {
+    with_batches(&cluster.session(1), 16, || {
         scope(|scope| {
             for caller in 0..3 {
                 let session = cluster.session(0);
@@ -128,7 +128,7 @@ pub fn rows_wait_for_room_in_a_small_ring(h: &dyn Harness) {
                         let lens: Vec<_> = lens.collect();
                         let inputs: Vec<_> =
                             lens.iter().map(|len| pattern(random.below(*len), *len)).collect();
-                        check_row(&session, THERE, &inputs, ANSWER_BYTES_MAX);
+                        check_batch(&session, THERE, &inputs, ANSWER_BYTES_MAX);
                     }
                 });
             }
@@ -156,8 +156,8 @@ pub fn a_receiver_takes_no_more_than_it_asked_for(h: &dyn Harness) {
     }
 }
 
-/// What goes wrong with one call of a row is no matter of the others.
-pub fn each_call_of_a_row_fails_for_itself(h: &dyn Harness) {
+/// What goes wrong with one call of a batch is no matter of the others.
+pub fn each_call_of_a_batch_fails_for_itself(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let options = ServeOptions { requests_max: 5, ..ServeOptions::default() };
     let (here, server) = (cluster.session(0), cluster.session(1).serve(ECHO, options).unwrap());
@@ -186,7 +186,7 @@ pub fn each_call_of_a_row_fails_for_itself(h: &dyn Harness) {
 }
 
 /// Each is told, and none waits longer than it was told to.
-pub fn rows_that_lead_nowhere_fail(h: &dyn Harness) {
+pub fn batches_that_lead_nowhere_fail(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
     let inputs: [&[u8]; 3] = [b"a", b"", &[3; 5000]];
@@ -212,7 +212,7 @@ pub fn rows_that_lead_nowhere_fail(h: &dyn Harness) {
 }
 
 /// Both ends are told of the end of the other's node.
-pub fn rows_end_with_either_node(h: &dyn Harness) {
+pub fn batches_end_with_either_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let (here, leaving) = (cluster.session(0), cluster.session(2));
     let server = leaving.serve(ECHO, ServeOptions::default()).unwrap();
@@ -245,8 +245,8 @@ pub fn rows_end_with_either_node(h: &dyn Harness) {
     refused!(leaving.post_calls(THERE, ECHO, &[b"input"], 100, PATIENCE).remove(0), CallCause::NodeClosed);
 }
 
-/// Given up at any moment, a row leaves neither calls that wait nor slots, and what comes next is not mixed up with it.
-pub fn an_abandoned_row_leaks_nothing(h: &dyn Harness) {
+/// Given up at any moment, a batch leaves neither calls that wait nor slots, and what comes next is not mixed up with it.
+pub fn an_abandoned_batch_leaks_nothing(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     let session = cluster.futures(0);
     let long = vec![1; 900];
@@ -254,13 +254,13 @@ pub fn an_abandoned_row_leaks_nothing(h: &dyn Harness) {
     scope(|scope| {
         let _closing = Closing(&server);
         scope.spawn(|| serve_echo(&server));
-        scope.spawn(|| serve_rows(&server, 8));
+        scope.spawn(|| serve_batches(&server, 8));
         for _ in 0..10 {
             at_every_wait(|polls| {
                 let inputs = [b"short", long.as_slice(), b"short", &long, &long, &long, &long, b"short"];
                 let posted = session.post_calls(THERE, ECHO, &inputs, 1000, PATIENCE);
                 let is_done = poll_at_most(polls, posted).is_ready();
-                check_row(&Session::new(&session), THERE, &[vec![7; 7], vec![8; 8]], 100);
+                check_batch(&Session::new(&session), THERE, &[vec![7; 7], vec![8; 8]], 100);
                 is_done
             });
         }
