@@ -98,10 +98,20 @@ impl Path {
         self.most.bytes() / self.mtu().bytes()
     }
 
-    /// Looks whether what is thought to come through does so, unless it is being looked for.
+    /// So much came through to the same host before: longer packets are cut until more is known.
+    // [ROCE-PATH-5]
+    pub fn expect(&mut self, mtu: Mtu) {
+        if !self.is_known {
+            self.found = mtu.min(self.most);
+        }
+    }
+
+    /// Looks whether what is thought to come through does so, or in the first search whether what was agreed on does, unless it is being
+    /// looked for.
     // [ROCE-PATH-2]
     pub fn search(&mut self, now_ns: u64, round_trip_ns: Option<u64>) {
-        self.search_up_to(self.found, now_ns, round_trip_ns);
+        let goal = if self.is_known { self.found } else { self.most };
+        self.search_up_to(goal, now_ns, round_trip_ns);
     }
 
     fn search_up_to(&mut self, goal: Mtu, now_ns: u64, round_trip_ns: Option<u64>) {

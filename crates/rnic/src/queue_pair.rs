@@ -136,6 +136,14 @@ impl QueuePair {
         self.path.as_ref().is_some_and(Path::is_answered)
     }
 
+    /// Packets with so much payload came through to the peer's host before: longer ones leave in parts until more is found.
+    pub fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
+        if let Some(path) = &mut self.path {
+            path.expect(mtu);
+        }
+        self.heed_path(now_ns);
+    }
+
     /// Begins to find out how long packets come through, unless that is under way; the peer is ready.
     pub fn find_path(&mut self, now_ns: u64) {
         let trip_ns = self.requester.round_trip_ns();

@@ -13,7 +13,8 @@ use halite_fabric::{
 use halite_mem::Window;
 use halite_rnic::wire::{Flow, Packet, Qpn};
 use halite_rnic::{
-    Config, Operation as RnicOperation, PostError, QueuePair, Remote, Request, Source, Status as RnicStatus,
+    Config, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request, Source,
+    Status as RnicStatus,
 };
 
 use super::greeting::Offer;
@@ -30,7 +31,8 @@ pub(super) struct Connection {
     pub(super) address: SocketAddr,
     /// From where our packets go there.
     pub(super) own_address: SocketAddr,
-    pub(super) mtu_bytes: u32,
+    /// Agreed on.
+    pub(super) mtu: Mtu,
     qpns: [Qpn; LANES],
     outwards: Flow,
     inwards: Flow,
@@ -103,7 +105,7 @@ impl Connection {
             token,
             address: theirs.address,
             own_address: ours.address,
-            mtu_bytes: config.mtu.bytes(),
+            mtu: config.mtu,
             qpns: ours.lanes.map(|lane| lane.qpn),
             outwards: Flow::new(ours.address, theirs.address),
             inwards: Flow::new(theirs.address, ours.address),
@@ -165,6 +167,20 @@ impl Connection {
     pub(super) fn awaits_answer(&self) -> bool {
         // Says nothing of other memory: who may come up by it is decided under the lock of the control.
         self.awaits_answer.load(Relaxed) && !self.is_up()
+    }
+
+    /// What comes through, if that has been found out.
+    pub(super) fn found_path(&self) -> Option<Mtu> {
+        let mut found = None;
+        for lane in &self.lanes {
+            let lane = lock(lane);
+            if !(lane.qp.knows_path() && lane.qp.is_path_answered()) {
+                return None;
+            }
+            let mtu = lane.qp.path_mtu();
+            found = Some(found.map_or(mtu, |least: Mtu| least.min(mtu)));
+        }
+        found
     }
 
     pub(super) fn leave(&self) {
@@ -280,6 +296,11 @@ impl Lane {
     pub(super) fn handle_packet(&mut self, connection: &Connection, ground: Ground<'_>, packet: &Packet<'_>) {
         let view = View { registered: ground.registered, salt: connection.salt, held: &self.held };
         self.qp.handle_packet(ground.now_ns, packet, &view);
+    }
+
+    /// So much came through to the peer's host before.
+    pub(super) fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
+        self.qp.expect_path(now_ns, mtu);
     }
 
     /// Begins to find out how long packets come through.

@@ -30,6 +30,7 @@ use super::control::{Attempt, Control, Stage};
 use super::greeting::{Message, Offer};
 use super::line::Heard;
 use super::memory::Registered;
+use super::paths::Paths;
 use super::port::{Batch, Port};
 use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 
@@ -72,6 +73,7 @@ pub(super) struct Core {
     /// What a sleeper was last told of that.
     told_due_ns: AtomicU64,
     dropped: DroppedCounts,
+    paths: Mutex<Paths>,
 }
 
 /// Who is connected.
@@ -109,6 +111,7 @@ impl Core {
             greeting_due_ns: AtomicU64::new(NEVER),
             told_due_ns: AtomicU64::new(0),
             dropped: DroppedCounts::default(),
+            paths: Mutex::default(),
             config,
         })
     }
@@ -585,6 +588,10 @@ impl Core {
         let peer = PeerId(table.last);
         let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, now_ns));
         connection.greet(hello, dialled);
+        let before = lock(&self.paths).to(theirs.address.ip());
+        if let Some(before) = before {
+            (0..LANES).for_each(|index| connection.lane(index).expect_path(now_ns, before));
+        }
         for (index, qpn) in connection.qpns().into_iter().enumerate() {
             table.lanes.insert(qpn.value(), (connection.clone(), index));
         }
@@ -604,7 +611,7 @@ impl Core {
     fn share_room(&self, now_ns: u64) {
         let peers = self.peers();
         for connection in &peers {
-            let grant = self.grant(connection.mtu_bytes, peers.len());
+            let grant = self.grant(connection.mtu.bytes(), peers.len());
             for index in 0..LANES {
                 if let Some(due) = connection.lane(index).set_grant(now_ns, grant) {
                     self.note_due(due);
@@ -650,6 +657,7 @@ impl Core {
         if !connection.end(exited, |events| self.tell(events)) {
             return;
         }
+        self.note_path(connection);
         {
             let mut table = write(&self.table);
             table.peers.remove(&connection.peer);
@@ -660,6 +668,13 @@ impl Core {
         lock(&self.control).remove(connection.token);
         self.share_room(self.now_ns());
         self.bell.wake();
+    }
+
+    /// The next connection to that host begins with what was found over this one.
+    fn note_path(&self, connection: &Connection) {
+        if let Some(found) = connection.found_path() {
+            lock(&self.paths).note(connection.address.ip(), found, connection.mtu);
+        }
     }
 
     pub(super) fn close(&self) {

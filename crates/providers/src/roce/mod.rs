@@ -29,6 +29,7 @@ mod dialling;
 mod greeting;
 mod line;
 mod memory;
+mod paths;
 mod port;
 
 use std::io;
@@ -416,7 +417,7 @@ impl Fabric for RoceFabric {
         let window = |index| connection.lane(index).qp().window_packets();
         let mtu = (0..LANES).map(|index| connection.lane(index).qp().path_mtu()).min();
         Some(Path {
-            mtu_bytes: mtu.map_or(connection.mtu_bytes, Mtu::bytes),
+            mtu_bytes: mtu.unwrap_or(connection.mtu).bytes(),
             is_known: (0..LANES).all(|index| connection.lane(index).qp().knows_path()),
             sent: counters.sent,
             repeated: counters.repeated,

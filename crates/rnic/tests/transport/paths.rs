@@ -115,6 +115,27 @@ fn the_largest_packets_that_come_through_are_found_and_longer_ones_leave_in_part
 }
 
 #[test]
+fn what_came_through_before_is_where_the_next_begins_so_that_nothing_is_lost_meanwhile() {
+    for (comes_through, expected) in [(Mtu::Bytes1024, Mtu::Bytes1024), (Mtu::Bytes2048, Mtu::Bytes512)] {
+        let mut pair = pair_over(&both(comes_through));
+        for side in [A, B] {
+            let now_ns = pair.now_ns;
+            pair.end(side).qp.expect_path(now_ns, expected);
+        }
+        assert_eq!(found(&mut pair), [expected; 2]);
+        let now_ns = pair.now_ns;
+        [A, B].into_iter().for_each(|side| pair.end(side).qp.find_path(now_ns));
+        // Nobody waits for the end of the search.
+        all_goes_well(&mut pair);
+        let lost = pair.told.iter().filter(|line| line.contains("lost"));
+        assert!(lost.clone().all(|line| line.contains("Probe")), "{:?}", lost.collect::<Vec<_>>());
+        assert_eq!([A, B].map(|side| pair.end(side).qp.counters().timeouts), [0; 2]);
+        // A path that has become wider since is found by the first search.
+        assert_eq!(found(&mut pair), [comes_through; 2]);
+    }
+}
+
+#[test]
 fn what_comes_through_one_way_only_is_kept_to_by_both() {
     for holes in [[longest(Mtu::Bytes1024), 5000], [5000, longest(Mtu::Bytes1024)]] {
         let mut pair = pair_over(&Rc::new(Cell::new(holes)));
