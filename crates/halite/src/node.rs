@@ -187,7 +187,7 @@ impl Node {
                 lack: lack.reason,
             });
         }
-        // The first node that was told to join founds nothing: who is there has a cluster.
+        // The first node that was told to join founds nothing: the node that is there has a cluster.
         let has_lost = life.node == NodeId::FIRST && node.failed(&node.ways_to(&join)).is_some();
         if !is_joined || has_lost {
             if is_spread {

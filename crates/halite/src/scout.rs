@@ -35,7 +35,7 @@ pub(crate) fn look(config: &Config, hosts: &Hosts, node: NodeId) -> Result<Found
 pub(crate) fn look_for_first(config: &Config, hosts: &Hosts) -> Result<(), JoinError> {
     match send(config, hosts, HOLDER_PATIENCE) {
         Ok(scout) => look_by(&scout, NodeId::FIRST).map(drop),
-        // Somebody is there, who lacks a first node.
+        // A node is there, and lacks a first node.
         Err(error @ JoinError::NoFirst { .. }) => {
             tracing::debug!("no living node 0 is found: {error}");
             Ok(())

@@ -39,7 +39,7 @@ fn hosts_whose_packets_are_blocked_for_a_while_lose_sight_of_each_other_and_find
     let sees = |host: usize, other: u32, state: &str| cluster.host(host).state(other) == state;
     eventually(|| sees(0, 2, "unreachable") && sees(1, 2, "unreachable"));
     assert!(sees(0, 1, "alive") && sees(1, 0, "alive"));
-    // What is asked for meanwhile fails, and names who is out of reach.
+    // What is asked for meanwhile fails, and names the node that is out of reach.
     let complaint = cluster.host(1).fails("halite get model");
     assert!(complaint.contains("node 2"), "{complaint}");
     let complaint = cluster.host(2).fails("halite get model");

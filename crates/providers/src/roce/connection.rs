@@ -165,7 +165,7 @@ impl Connection {
     }
 
     pub(super) fn awaits_answer(&self) -> bool {
-        // Says nothing of other memory: who may come up by it is decided under the lock of the control.
+        // Says nothing of other memory: which connection may come up by it is decided under the lock of the control.
         self.awaits_answer.load(Relaxed) && !self.is_up()
     }
 

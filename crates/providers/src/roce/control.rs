@@ -62,10 +62,10 @@ pub(super) enum Stage {
     Dialled { attempt: Attempt, offer: Offer, deadline_ns: u64 },
     /// They are to make us one.
     Accepted { deadline_ns: u64 },
-    /// Both have made their offers, and it is to be shown yet that packets get through: to who dialled, by an answer to a probe, and to
-    /// who was dialled, by its word.
+    /// Both have made their offers, and it is to be shown yet that packets get through: to the end that dialled, by an answer to a
+    /// probe, and to the other, by the word of the first.
     Agreed { connection: Arc<Connection>, attempt: Option<Attempt>, deadline_ns: u64 },
-    /// There is a connection; on one host, who was dialled may have to hear yet that the other is ready.
+    /// There is a connection; on one host, the end that was dialled may have to hear yet that the other is ready.
     Connected(Arc<Connection>),
     /// The other end has hung up without a word: its process is ending, which is waited for a little while.
     HungUp { connection: Arc<Connection>, deadline_ns: u64 },

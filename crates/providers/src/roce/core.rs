@@ -548,7 +548,7 @@ impl Core {
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
         }
         let connection = self.connect(token, &ours, &theirs, hello, None, now_ns);
-        // Who dials may try for as long as it waited for us.
+        // The end that dials may try for as long as it waited for us.
         let deadline_ns = self.greeting_deadline_ns() + self.config.handshake_timeout.as_nanos() as u64;
         if let Some(stage) = control.stage(token) {
             *stage = Stage::Agreed { connection, attempt: None, deadline_ns };

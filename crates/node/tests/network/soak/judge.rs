@@ -30,7 +30,7 @@ pub struct Findings {
 
 #[derive(Debug, Default)]
 struct Counter {
-    /// What those who added found there.
+    /// What additions found there.
     olds: Vec<u64>,
     /// Additions of which nobody knows whether they were made.
     maybe: u64,
@@ -126,7 +126,7 @@ impl Findings {
         }
     }
 
-    /// Regions that must be there, for nobody has died who could have held them.
+    /// Regions that must be there, for no node has died that could have held them.
     pub fn to_be_there(&self, deaths: &[Death]) -> Vec<String> {
         let may_have_died = |place: &Place| {
             let mut of_node = deaths.iter().filter(|death| death.node == place.node);

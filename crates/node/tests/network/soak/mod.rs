@@ -122,7 +122,7 @@ impl Soak {
     /// Starts the node of a host again, by another one.
     fn restart(&mut self, host: usize) {
         let by = self.other(host);
-        // Whoever was the first may found it anew: all others look for it.
+        // The first node may found it anew: all others look for it.
         let by = if host == 0 && self.random.below(2) == 0 { None } else { Some(by) };
         self.cluster.restart(host, by);
         self.give_counter(host);
