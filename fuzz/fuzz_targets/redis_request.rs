@@ -1,0 +1,34 @@
+//! Whatever a client of Redis says is refused or is requests, the same ones in whatever pieces it comes.
+
+#![no_main]
+
+use halite_apps::kv::redis::{Parser, ProtocolError};
+use libfuzzer_sys::fuzz_target;
+
+/// All requests, and how the last one is refused, if it is.
+fn requests(bytes: &[u8], piece: usize) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
+    let (mut parser, mut begin, mut end, mut found) = (Parser::default(), 0, 0, Vec::new());
+    while end < bytes.len() {
+        end = bytes.len().min(end + piece);
+        loop {
+            let there = &bytes[begin..end];
+            match parser.parse(there) {
+                Ok(Some(len)) => {
+                    assert!((1..=there.len()).contains(&len));
+                    found.push(parser.args(there).iter().map(<[u8]>::to_vec).collect());
+                    begin += len;
+                }
+                Ok(None) => break,
+                Err(error) => return (found, Some(error)),
+            }
+        }
+    }
+    (found, None)
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let whole = requests(bytes, bytes.len().max(1));
+    for piece in [1, 3] {
+        assert_eq!(requests(bytes, piece), whole);
+    }
+});
