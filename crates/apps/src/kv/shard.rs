@@ -40,7 +40,9 @@ pub(super) struct Shard {
     keys: u64,
     /// What expires, with its time in ms.
     expiring: BTreeSet<(u64, Box<[u8]>)>,
+    /// The last entry that was read, and the last that was written.
     entry: Vec<u8>,
+    written: Vec<u8>,
 }
 
 struct Table {
@@ -110,8 +112,8 @@ impl Shard {
         };
         session.write(root, 0, &encode_words([0, BUCKETS_MIN])).await?;
         let heap = Heap::new(session.clone(), name, number, everyone);
-        let (name, expiring, entry) = (name.to_owned(), BTreeSet::new(), Vec::new());
-        Ok(Shard { session, name, number, everyone, root, table, heap, keys: 0, expiring, entry })
+        let (name, expiring, entry, written) = (name.to_owned(), BTreeSet::new(), Vec::new(), Vec::new());
+        Ok(Shard { session, name, number, everyone, root, table, heap, keys: 0, expiring, entry, written })
     }
 
     /// Frees all that it has made.
@@ -282,14 +284,13 @@ impl Shard {
         found: Option<Found>,
     ) -> Result<(), KvError> {
         let hash = Hash::of(key);
-        let mut bytes = Vec::with_capacity(Entry::bytes(key.len(), value.len()));
         let class = class_of(Entry::bytes(key.len(), value.len())).expect("lengths have been checked");
         if found.is_none() {
             self.make_room(hash.low()).await?;
         }
         let block = self.heap.take(class).await?;
-        Entry { expires_ms, key, value }.encode(block.place, &mut bytes);
-        self.heap.write(block, &bytes).await?;
+        Entry { expires_ms, key, value }.encode(block.place, &mut self.written);
+        self.heap.write(block, &self.written).await?;
         let index = match found {
             Some(found) => found.index,
             None => self.table.empty(hash.low()).expect("room has been made"),

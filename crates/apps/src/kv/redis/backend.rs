@@ -25,7 +25,9 @@ pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 pub(super) struct Backend {
     store: Store,
     locals: Vec<Option<Local>>,
-    now_ms: Clock,
+    clock: Clock,
+    /// What it said last.
+    now_ms: u64,
     /// What was answered last.
     answer: Vec<u8>,
 }
@@ -135,21 +137,25 @@ impl Batch {
 }
 
 impl Backend {
-    pub(super) fn new(store: Store, shards: Vec<(usize, Local)>, now_ms: Clock) -> Backend {
+    pub(super) fn new(store: Store, shards: Vec<(usize, Local)>, clock: Clock) -> Backend {
         let mut locals = vec![None; store.shards()];
         for (number, local) in shards {
             if let Some(place) = locals.get_mut(number) {
                 *place = Some(local);
             }
         }
-        Backend { store, locals, now_ms, answer: Vec::new() }
+        Backend { store, locals, clock, now_ms: 0, answer: Vec::new() }
+    }
+
+    /// Looks at the clock, once for all that is ready.
+    pub(super) fn look_at_clock(&mut self) {
+        self.now_ms = (self.clock)();
     }
 
     /// Removes some of what has expired in the shards of this process.
     pub(super) async fn sweep(&self) -> Result<(), KvError> {
-        let now_ms = (self.now_ms)();
         for local in self.locals.iter().flatten() {
-            local.sweep_some(now_ms).await?;
+            local.sweep_some(self.now_ms).await?;
         }
         Ok(())
     }
@@ -273,7 +279,7 @@ impl Backend {
             let is_there = self.store.get_into(key, &mut self.answer).await?;
             return Ok(is_there.then_some(&self.answer));
         };
-        local.perform((self.now_ms)(), &Request::Get { key }, &mut self.answer).await?;
+        local.perform(self.now_ms, &Request::Get { key }, &mut self.answer).await?;
         match Answer::decode(&self.answer) {
             Some(Answer::Bytes(_, value)) => Ok(Some(value)),
             Some(Answer::Nothing) => Ok(None),
@@ -284,7 +290,7 @@ impl Backend {
     /// What the owner of a shard answers.
     async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Option<Answer<'_>>, KvError> {
         match &self.locals[shard] {
-            Some(local) => local.perform((self.now_ms)(), request, &mut self.answer).await?,
+            Some(local) => local.perform(self.now_ms, request, &mut self.answer).await?,
             None => self.answer = self.store.ask(shard, request).await?,
         }
         Ok(Answer::decode(&self.answer))

@@ -166,13 +166,7 @@ const SYNTAX: &str = "ERR syntax error";
 
 /// The command that a request names, if it has as many arguments as that takes.
 pub(super) fn find<'a>(args: Args<'a>) -> Result<&'static Command, Reply<'a>> {
-    let name = &args[0];
-    let mut lower = [0; NAME_BYTES_MAX];
-    let found = lower.get_mut(..name.len()).and_then(|lower| {
-        lower.copy_from_slice(name);
-        lower.make_ascii_lowercase();
-        COMMANDS.binary_search_by(|command| command.name.as_bytes().cmp(lower)).ok()
-    });
+    let found = spelled(&args[0]).and_then(|name| NAMES.binary_search(&name).ok());
     let Some(command) = found.map(|index| &COMMANDS[index]) else { return Err(unknown(args)) };
     check_arity(command.name, command.arity, args)?;
     Ok(command)
@@ -180,6 +174,29 @@ pub(super) fn find<'a>(args: Args<'a>) -> Result<&'static Command, Reply<'a>> {
 
 /// No command has a longer name.
 const NAME_BYTES_MAX: usize = 16;
+
+/// The names of all, as numbers that are quick to compare.
+static NAMES: [u128; COMMANDS.len()] = {
+    let (mut names, mut at) = ([0; COMMANDS.len()], 0);
+    while at < COMMANDS.len() {
+        names[at] = spelled(COMMANDS[at].name.as_bytes()).expect("no name is longer");
+        at += 1;
+    }
+    names
+};
+
+/// A name in lower case as a number, which is the larger the later the name stands in a dictionary; `None` if it is longer than any.
+const fn spelled(name: &[u8]) -> Option<u128> {
+    if name.len() > NAME_BYTES_MAX {
+        return None;
+    }
+    let (mut bytes, mut at) = ([0; NAME_BYTES_MAX], 0);
+    while at < name.len() {
+        bytes[at] = name[at].to_ascii_lowercase();
+        at += 1;
+    }
+    Some(u128::from_be_bytes(bytes))
+}
 
 /// Whether a command has as many arguments as it takes.
 pub(super) fn check_arity(name: &str, arity: i64, args: Args<'_>) -> Result<(), Reply<'static>> {
@@ -448,6 +465,11 @@ mod tests {
     #[test]
     fn commands_are_found_by_their_names() {
         assert!(COMMANDS.windows(2).all(|pair| pair[0].name < pair[1].name));
-        assert!(COMMANDS.iter().all(|command| command.name.len() <= NAME_BYTES_MAX));
+        assert!(NAMES.is_sorted());
+        for (place, command) in COMMANDS.iter().enumerate() {
+            let upper = command.name.to_ascii_uppercase();
+            assert_eq!(spelled(upper.as_bytes()), Some(NAMES[place]));
+        }
+        assert_eq!((spelled(b"a name that is long"), NAMES.binary_search(&0)), (None, Err(0)));
     }
 }

@@ -171,6 +171,7 @@ impl Server {
         }
         let mut active = ready.clone();
         while !active.is_empty() {
+            self.backend.look_at_clock();
             let mut again = Vec::new();
             for number in active {
                 let Some(connection) = &mut self.connections[number] else { continue };
