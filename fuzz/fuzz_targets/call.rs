@@ -11,8 +11,8 @@ use halite_mem::{PagePolicy, Segment, Window};
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_BYTES, ATOMIC_CALL_BYTES};
 use halite_tier::rpc::wire::{REQUEST_HEADER_BYTES_MAX, parse_output_address};
 use halite_tier::rpc::{
-    Abandoned, Arrival, AtomicAnswer, AtomicCall, Cancelling, Imm, ReplyState, Note, RING_BYTES_MIN, ReplyHeader,
-    ReplySlots, RequestHeader, RingReader, RingWriter, Served, ServedId, SlotId, Target,
+    Abandoned, Arrival, AtomicAnswer, AtomicCall, Cancelling, Imm, Note, RING_BYTES_MIN, ReplyHeader,
+    ReplySlots, ReplyState, RequestHeader, RingReader, RingWriter, Served, ServedId, SlotId, Target,
 };
 use libfuzzer_sys::fuzz_target;
 
