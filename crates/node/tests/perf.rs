@@ -165,7 +165,7 @@ fn progress_threads_are_on_the_cores_of_their_ends() {
 /// Looks where the progress threads of the server and of the client may run.
 #[track_caller]
 fn check_progress_threads(line: &str, expected: [CpuSet; 2]) {
-    let scratch = Scratch::new("progress threads");
+    let scratch = Scratch::new("cores");
     let mut perf = Running::start(&scratch, &format!("perf {line} -n 1000000000"));
     // The heading is printed when both ends are there.
     perf.line();
