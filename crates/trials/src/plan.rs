@@ -421,7 +421,7 @@ mod tests {
         assert!(mixed("hosts = 2\nhost_profile = 'rnic-100g'").contains("share memory"));
         assert!(refusal("name = 'x'\nnodes = 3\nhosts = 2").contains("of adapters"));
         assert!(
-            refusal("name = 'x'\nnodes = 1\n[work]\nrows_per_mille = 1001")
+            refusal("name = 'x'\nnodes = 1\n[work]\nbatches_per_mille = 1001")
                 .contains("batches_per_mille must be")
         );
         assert!(
