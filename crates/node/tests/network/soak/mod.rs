@@ -65,6 +65,7 @@ struct Soak {
 }
 
 #[test]
+#[ignore = "a soak: it takes a minute, or HALITE_SOAK_S"]
 fn nothing_is_lost_or_done_twice_and_all_find_each_other_again_whatever_fails() {
     let Some(cluster) = Cluster::new(HOSTS, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
