@@ -5,7 +5,7 @@
 //! applied one at a time to a copy of the tree below `target/planted`.
 //!
 //! That they all apply is tested every day; building and walking takes a quarter of an hour: `PLANTED_PART=0/1 .ci/run
-//! planted`.  Without that, the step takes a quarter of them, by turns.
+//! planted`.  Without that, the step takes an eighth of them, by turns.
 
 mod copy;
 mod patches;
