@@ -46,7 +46,19 @@ struct Visit {
     until_ns: u64,
 }
 
+impl Barriers {
+    /// Somebody hears nothing from now on, and for so long: who has just gone may be counted until then.
+    pub(crate) fn delay(&mut self, now_ns: u64, long_ns: u64) {
+        self.rooms.iter_mut().for_each(|room| room.delay(now_ns, long_ns));
+    }
+}
+
 impl Room {
+    fn delay(&mut self, now_ns: u64, long_ns: u64) {
+        let gone = self.visits.values_mut().filter(|visit| (now_ns..u64::MAX).contains(&visit.until_ns));
+        gone.for_each(|visit| visit.until_ns = visit.until_ns.max(now_ns + long_ns + DOUBT_NS));
+    }
+
     fn come(&mut self, now_ns: u64, participants: u32, timeout: Duration) -> u64 {
         let here = self.visits.values().filter(|visit| visit.until_ns == u64::MAX);
         let oldest_ns = here.map(|visit| visit.begin_ns).min().unwrap_or(now_ns);
@@ -226,6 +238,20 @@ mod tests {
         room.go(ada, 20 + DOUBT_NS);
         let bob = room.come(30 + DOUBT_NS, 2, LONG);
         assert!(room.pass(bob, 1, true).is_err());
+    }
+
+    #[test]
+    fn who_went_just_before_the_home_stood_still_may_be_there() {
+        let passes = |stops_at_ns| {
+            let mut room = Room::default();
+            let ada = room.come(10, 2, LONG);
+            room.go(ada, 20 + DOUBT_NS);
+            room.delay(stops_at_ns, 80_000);
+            let bob = room.come(90_000, 2, LONG);
+            room.pass(bob, 1, true)
+        };
+        assert_eq!(passes(21), Ok(()));
+        assert!(passes(21 + DOUBT_NS).is_err(), "it has heard that she went");
     }
 
     #[test]

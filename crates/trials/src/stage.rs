@@ -336,6 +336,7 @@ impl Stage {
             true => self.judge.note_trouble(),
             false => self.isolate(node),
         }
+        self.barriers.borrow_mut().delay(now_ns, long_ns);
         seat.missed_until_ns.set(seat.missed_until_ns.get().max(now_ns + long_ns + lease_ns));
         seat.stopped.set(true);
         self.note_change();
