@@ -76,8 +76,17 @@ impl Crew {
         answer::<()>(ended).err()
     }
 
+    /// Has them do something and then leave, also after a failure: nothing is left behind.
+    pub fn play<T>(mut self, play: impl FnOnce(&mut Crew) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let outcome = play(&mut self);
+        let ended = self.end();
+        let outcome = outcome?;
+        ended?;
+        Ok(outcome)
+    }
+
     /// Has all of them leave, wherever they are; tells what went wrong.
-    pub fn end(mut self) -> anyhow::Result<()> {
+    fn end(mut self) -> anyhow::Result<()> {
         let ended: Vec<anyhow::Result<()>> = self.workers.drain(..).map(Coworker::end).collect();
         ended.into_iter().collect()
     }

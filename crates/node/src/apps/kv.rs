@@ -4,20 +4,18 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use halite::{Function, NodeId, Permissions};
 use halite_apps::kv::redis::{CLIENTS_MAX, Clock, Server};
-use halite_apps::kv::{Local, Owner, SHARDS_MAX, Store};
+use halite_apps::kv::{Local, Store};
 use serde::{Deserialize, Serialize};
 
 use super::Over;
 use super::crew::Crew;
+use super::shards::{self, Place};
 use super::worker::{self, Answer, Line, Worker, say};
-use super::ycsb::free_head;
 use crate::output;
 use crate::signals::{Ending, Interrupt, Woken};
 
@@ -61,20 +59,11 @@ const FUNCTION: Function = Function(0x6b76_0100);
 
 /// Runs it.
 pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
-    if args.over.nodes as usize > SHARDS_MAX {
-        let message =
-            format!("--nodes {} is too many: a store has at most {SHARDS_MAX} shards", args.over.nodes);
-        return Err(output::UsageError(message).into());
-    }
+    shards::check(&args.over)?;
     // Before there is anything to remove, so that a signal during the start is not lost; a second one ends us at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     let _at_once = Interrupt::listen().context("cannot listen for signals")?;
-    let mut crew = Crew::start_unguarded(dir, &args.over)?;
-    let served = serve(&mut crew, dir.is_none(), args, &mut ending);
-    // Also after a failure, so that nothing is left behind.
-    let ended = crew.end();
-    served?;
-    ended
+    Crew::start_unguarded(dir, &args.over)?.play(|crew| serve(crew, dir.is_none(), args, &mut ending))
 }
 
 fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> anyhow::Result<()> {
@@ -109,27 +98,11 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
 
 // The workers' side.
 
-/// Does a worker's part.  Whatever happens, it removes what it has made.
+/// Does a worker's part.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
-    let session = &worker.session;
-    let function = Function(FUNCTION.0 + task.number as u32);
-    let creating = Owner::create(session.as_async(), &task.name, task.number, function, Permissions::empty());
-    let owner = session.block_on(creating);
-    let owner = owner.with_context(|| format!("cannot make a shard of the store {:?}", task.name))?;
-    let (stopper, shard) = (owner.stopper(), owner.local());
-    let begin = Instant::now();
-    let clock: Clock = Arc::new(move || begin.elapsed().as_millis() as u64);
-    std::thread::scope(|scope| {
-        let now_ms = clock.clone();
-        let serving = scope.spawn(|| session.block_on(owner.run(move || now_ms())));
-        let played = play_part(worker, task, shard, clock);
-        let freed = if task.number == 0 { free_head(session, &task.name) } else { Ok(()) };
-        stopper.stop();
-        let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        played?;
-        freed?;
-        served.context("the owner of a shard cannot go on")
-    })
+    let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
+    let clock = shards::clock();
+    shards::own(&worker.session, &place, clock.clone(), |shard| play_part(worker, task, shard, clock))
 }
 
 fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) -> anyhow::Result<()> {

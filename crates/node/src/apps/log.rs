@@ -133,12 +133,7 @@ pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
         ))
         .into());
     }
-    let mut crew = Crew::start(dir, &args.over)?;
-    let outcome = play(&mut crew, dir.is_none(), args);
-    // Also after a failure, so that nothing is left behind.
-    let ended = crew.end();
-    let outcome = outcome?;
-    ended?;
+    let outcome = Crew::start(dir, &args.over)?.play(|crew| play(crew, dir.is_none(), args))?;
     print(&outcome, args.over.json)?;
     if !outcome.verified {
         bail!("readers did not see every record once, in the order of its writer, as it was written");

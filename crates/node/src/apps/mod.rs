@@ -6,6 +6,7 @@
 mod crew;
 mod kv;
 mod log;
+mod shards;
 mod worker;
 mod ycsb;
 

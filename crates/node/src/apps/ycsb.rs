@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use halite::{Function, NodeId, Permissions, RegionCause, RegionError, blocking};
-use halite_apps::kv::{Owner, SHARDS_MAX, SetOptions, Store, VALUE_BYTES_MAX};
+use halite::{Function, NodeId, Permissions, blocking};
+use halite_apps::kv::{SetOptions, Store, VALUE_BYTES_MAX};
 use hdrhistogram::Histogram;
 use rand_distr::{Distribution, Zipf};
 use rand_pcg::Pcg64Mcg;
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Over;
 use super::crew::Crew;
+use super::shards::{self, Place};
 use super::worker::{self, Line, Worker, say};
 use crate::bytes::ByteCount;
 use crate::output;
@@ -131,17 +132,8 @@ pub fn run(dir: Option<&Path>, args: &YcsbArgs) -> anyhow::Result<()> {
         let message = format!("--value {value} is not from {VALUE_BYTES_MIN} to {VALUE_BYTES_MAX}");
         return Err(output::UsageError(message).into());
     }
-    if args.over.nodes as usize > SHARDS_MAX {
-        let message =
-            format!("--nodes {} is too many: a store has at most {SHARDS_MAX} shards", args.over.nodes);
-        return Err(output::UsageError(message).into());
-    }
-    let mut crew = Crew::start(dir, &args.over)?;
-    let outcome = play(&mut crew, dir.is_none(), args);
-    // Also after a failure, so that nothing is left behind.
-    let ended = crew.end();
-    let outcome = outcome?;
-    ended?;
+    shards::check(&args.over)?;
+    let outcome = Crew::start(dir, &args.over)?.play(|crew| play(crew, dir.is_none(), args))?;
     print(&outcome, args.over.json)?;
     if !outcome.verified {
         bail!("values were not there, or were not as they had been set");
@@ -221,35 +213,10 @@ fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
 
 // The workers' side.
 
-/// Does a worker's part.  Whatever happens, it removes what it has made.
+/// Does a worker's part.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
-    let session = &worker.session;
-    let function = Function(FUNCTION.0 + task.number as u32);
-    let creating = Owner::create(session.as_async(), &task.name, task.number, function, Permissions::empty());
-    let owner = session.block_on(creating);
-    let owner = owner.with_context(|| format!("cannot make a shard of the store {:?}", task.name))?;
-    let stopper = owner.stopper();
-    let begin = Instant::now();
-    let now_ms = move || begin.elapsed().as_millis() as u64;
-    std::thread::scope(|scope| {
-        let serving = scope.spawn(|| session.block_on(owner.run(now_ms)));
-        let played = play_part(worker, task);
-        let freed = if task.number == 0 { free_head(session, &task.name) } else { Ok(()) };
-        stopper.stop();
-        let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        played?;
-        freed?;
-        served.context("the owner of a shard cannot go on")
-    })
-}
-
-/// The first node has made it, if it came to that.
-pub(super) fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError> {
-    match session.map(name, Permissions::MASTER) {
-        Ok(lh) => session.free(lh),
-        Err(error) if *error.cause() == RegionCause::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
+    let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
+    shards::own(&worker.session, &place, shards::clock(), |_| play_part(worker, task))
 }
 
 fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {

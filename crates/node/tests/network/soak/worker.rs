@@ -211,30 +211,38 @@ pub fn read(session: &Session, name: &str) -> Option<Vec<u8>> {
     bytes.filter(|_| is_read)
 }
 
-/// Reads all regions of a list, each until it can be had; prints those that are wrong, or do not come.
+/// Reads all regions and counters of a list, each until it can be had; prints those that are wrong, or do not come.
 pub fn verify(session: &Session, list: &str) {
     for name in std::fs::read_to_string(list).unwrap().lines() {
-        let begin = now_ns();
-        let read = loop {
-            match read(session, name) {
-                None if now_ns() - begin < 20_000_000_000 => std::thread::sleep(Duration::from_millis(20)),
-                read => break read,
+        if name.starts_with(COUNTER) {
+            match wait_for(|| count(session, name).ok()) {
+                Some(value) => println!("count {name} {value}"),
+                None => println!("lost {name}: {:?}", count(session, name)),
             }
-        };
-        match read {
+            continue;
+        }
+        match wait_for(|| read(session, name)) {
             Some(bytes) if bytes == content(name) => {}
             Some(_) => println!("wrong {name}"),
             None => println!("lost {name}: {:?}", session.map(name, Permissions::READ)),
         }
     }
-    for name in session.list().unwrap().into_iter().filter_map(|region| region.name) {
-        if !name.starts_with(COUNTER) {
-            continue;
-        }
-        let Ok(lh) = session.map(&name, Permissions::READ | Permissions::ATOMIC) else { continue };
-        if let Ok(value) = session.fetch_add(lh, 0, 0) {
-            println!("count {name} {value}");
+    println!("verified");
+}
+
+fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let begin = now_ns();
+    loop {
+        match attempt() {
+            None if now_ns() - begin < 20_000_000_000 => std::thread::sleep(Duration::from_millis(20)),
+            ended => return ended,
         }
     }
-    println!("verified");
+}
+
+fn count(session: &Session, name: &str) -> Result<u64, String> {
+    let lh = session.map(name, Permissions::READ | Permissions::ATOMIC).map_err(|error| error.to_string())?;
+    let value = session.fetch_add(lh, 0, 0).map_err(|error| error.to_string());
+    let _ = session.unmap(lh);
+    value
 }
