@@ -13,7 +13,7 @@ use halite_tier::ids::NodeId;
 use halite_tier::message::{NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
 
-use crate::error::{AccessError, BatchError, LostRegion, RegionError};
+use crate::error::{AccessError, BatchError, LostRegion, RegionError, UnreachableRegion};
 use crate::rpc::{
     self, Answer, Call, CallError, Calling, Function, Into, Message, Port, ReplyError, SendError, ServeError,
     ServeOptions,
@@ -122,6 +122,11 @@ impl Session {
     /// See [`crate::Session::list`].
     pub fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
         self.block_on(self.session.list())
+    }
+
+    /// See [`crate::Session::list_unreachable`].
+    pub fn list_unreachable(&self) -> Result<Vec<UnreachableRegion>, RegionError> {
+        self.block_on(self.session.list_unreachable())
     }
 
     /// See [`crate::Session::list_lost`].

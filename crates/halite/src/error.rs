@@ -17,7 +17,7 @@ use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
 use halite_tier::permissions::Permissions;
 
 use crate::cluster_dir::ClusterDirError;
-pub use lost::{Lost, LostRegion};
+pub use lost::{Lost, LostRegion, UnreachableRegion};
 pub use sync::{BarrierCause, BarrierError, LockCause, LockError};
 pub use watch::{NotifyCause, NotifyError};
 

@@ -100,6 +100,7 @@ pub use driven::{Driven, Step};
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
     JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError, RegionCause, RegionError,
+    UnreachableRegion,
 };
 pub use explain::{
     AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,

@@ -22,7 +22,7 @@ use halite_tier::permissions::{self, Permissions};
 use crate::barrier::Barriers;
 use crate::blocking;
 use crate::driver::Core;
-use crate::error::{AccessError, BatchError, LostRegion, RegionCause, RegionError};
+use crate::error::{AccessError, BatchError, LostRegion, RegionCause, RegionError, UnreachableRegion};
 use crate::lock::Locks;
 use crate::ticket::{Ending, Undo};
 
@@ -270,10 +270,21 @@ impl Session {
         }
     }
 
-    /// Describes all named regions of the cluster, ordered by name.
+    /// Describes all named regions of the cluster whose homes answer, ordered by name.  The others lists
+    /// [`Session::list_unreachable`].
     pub async fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
+        self.list_all().await.map(|(regions, _)| regions)
+    }
+
+    /// Names all regions of the cluster that exist and whose homes this node does not reach now, ordered by name.
+    pub async fn list_unreachable(&self) -> Result<Vec<UnreachableRegion>, RegionError> {
+        let (_, unreachable) = self.list_all().await?;
+        Ok(unreachable.into_iter().map(|(name, home)| UnreachableRegion { name, home }).collect())
+    }
+
+    async fn list_all(&self) -> Result<(Vec<RegionInfo>, Vec<(String, NodeId)>), RegionError> {
         match self.command("list", Object::All("regions"), Command::List).await? {
-            Outcome::List(regions) => Ok(regions),
+            Outcome::List { regions, unreachable } => Ok((regions, unreachable)),
             _ => unreachable!("a list was asked for"),
         }
     }

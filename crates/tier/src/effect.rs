@@ -205,8 +205,13 @@ pub enum Outcome {
     },
     /// One region.
     Info(Box<RegionInfo>),
-    /// Regions, ordered by name.
-    List(Vec<RegionInfo>),
+    /// Named regions, ordered by name.
+    List {
+        /// Those whose homes have answered.
+        regions: Vec<RegionInfo>,
+        /// The names of the others, and their homes.
+        unreachable: Vec<(String, NodeId)>,
+    },
     /// Nodes, in order.
     Status(Vec<NodeStatus>),
     /// A number for a node.

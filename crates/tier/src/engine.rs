@@ -130,7 +130,7 @@ enum Purpose {
     /// To hand a region to its next home.
     Adopt(RegionId),
     /// To have an owner of chunks keep a mapper from regions of ours.
-    Relay(NodeLife, NodeLife),
+    Relay { mapper: NodeLife, pairing: u64, owner: NodeLife },
     /// To have a mapper let go of a home's regions, for that home.
     Retire(Requester, NodeLife),
     /// To have everybody drop the regions of a dead home.
@@ -381,7 +381,7 @@ impl Engine {
             // The end of a pairing acknowledges nothing.
             Purpose::Change(..) if matches!(body, Err(ErrorReply::PeerDown(_))) => {}
             Purpose::Change(region, epoch) => self.handle_acknowledged(region, epoch, from),
-            Purpose::Relay(mapper, owner) => self.handle_relayed(mapper, owner, body),
+            Purpose::Relay { mapper, pairing, owner } => self.handle_relayed((mapper, pairing), owner, body),
             Purpose::Retire(requester, mapper) => self.handle_retired(requester, mapper, body),
             Purpose::OneWay => {}
             Purpose::Release(region) => self.handle_name_released(region),
@@ -429,6 +429,7 @@ impl Engine {
                 self.withdraw(region, Requester { life: from, id: request })
             }
             Notice::Return { extents } => self.handle_return(from, extents),
+            Notice::Missing { missing, ended } => self.handle_missing(missing, ended),
             Notice::Killing { life } => self.handle_killing(from, life),
         }
     }
@@ -462,8 +463,8 @@ impl Engine {
             reach: &*self.reach,
         };
         self.mapper.handle_quiescent(token, elapsed, &locator);
-        if self.pairings.note_quiescent(token) {
-            self.pair_all();
+        if self.pairings.awaits(token) {
+            self.say_when_over(memory::DeferredAck::Parted(token));
         }
         for requester in self.owed.remove(&token).unwrap_or_default() {
             self.say_when_over(memory::DeferredAck::Answer(requester));

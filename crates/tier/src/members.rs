@@ -205,6 +205,15 @@ impl Members {
         }
     }
 
+    /// Notes a node that another one knows and does not hear, unless one of its number is known.
+    pub fn note_missing(&mut self, member: Member, now_ns: u64) {
+        if !self.known.contains_key(&member.life.node) {
+            let loss = member.loss.unwrap_or(Loss { cause: LossCause::Unreachable, age_ns: 0 });
+            let parting = Some(Parting::of(loss, now_ns));
+            self.note(Known { member: Member { state: NodeState::Unreachable, ..member }, parting });
+        }
+    }
+
     /// A peer is gone: returns who it was, once.  It is a zombie until it is cut off.
     pub fn remove(
         &mut self,

@@ -48,6 +48,8 @@ pub struct Busy {
     pub epoch: Epoch,
     /// Whether the directory has yet to hear that the name is free.
     pub has_name: bool,
+    /// Whether its name, without which it is of no use, is another's by now.
+    pub lost_name: bool,
     /// Orders that came meanwhile.
     pub queue: VecDeque<(Requester, Principal, RegionCommand)>,
 }

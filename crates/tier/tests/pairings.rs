@@ -4,7 +4,7 @@ mod common;
 
 use common::{ARENA_BYTES, CHUNK_BYTES, Cluster, LEASE_NS};
 use halite_fabric::PeerId;
-use halite_tier::access::SlotRef;
+use halite_tier::access::{RegionOffset, SlotRef};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NodeState, Reach, RegionCommand};
@@ -479,4 +479,163 @@ fn each_owner_says_by_itself_whether_a_node_is_cut_off_from_its_memory() {
     world.sleep(3);
     let unasked = world.cluster.command(0, Command::Reach { node: NodeId(2), owner: NodeId(1) });
     assert!(is_down(&unasked, 1));
+}
+
+impl World {
+    /// A host loses power: of those that run on, only `witnesses` see that its process has ended.
+    fn end_seen_by(&mut self, host: usize, witnesses: &[usize]) {
+        self.cluster.hosts[host].running = false;
+        self.cluster.wires.retain(|(from, to), _| *from != host && *to != host);
+        let (peer, now_ns) = (PeerId(host as u32 + 1), self.cluster.now_ns);
+        for witness in witnesses {
+            let engine = &mut self.cluster.hosts[*witness].engine;
+            engine.handle_disconnected(now_ns, peer);
+            engine.handle_cut_off(now_ns, peer, true);
+        }
+    }
+
+    /// Everybody knows that the home of the wide region is dead, and holds nothing for it any more.
+    fn check_that_all_know_of_the_end_of(&mut self, host: usize, survivors: &[usize]) {
+        for survivor in survivors {
+            assert_eq!(self.state(*survivor, host), NodeState::Dead, "host {survivor}");
+            let held = self.memory[*survivor].0 - self.cluster.memory(*survivor).0;
+            assert_eq!(held, CHUNK_BYTES, "host {survivor} holds no chunk for it any more");
+        }
+    }
+}
+
+/// What they held for it stayed held until they were restarted.
+#[test]
+fn an_end_that_one_node_has_seen_is_known_to_all() {
+    for witness in [0, 2] {
+        let mut world = World::of(4);
+        world.end_seen_by(3, &[witness]);
+        world.sleep(3);
+        world.check_that_all_know_of_the_end_of(3, &[0, 1, 2]);
+    }
+}
+
+#[test]
+fn an_end_that_was_seen_without_the_directory_is_told_when_it_is_back() {
+    let mut world = World::of(4);
+    world.part(&[0], &[1, 2]);
+    world.end_seen_by(3, &[2]);
+    world.sleep(3);
+    assert_eq!(world.state(1, 3), NodeState::Unreachable, "nobody has told host 1");
+    world.cluster.cut.clear();
+    world.sleep(3);
+    world.check_that_all_know_of_the_end_of(3, &[0, 1, 2]);
+}
+
+/// The directory answered that it knew of no such node, and what the others held for it stayed held.
+#[test]
+fn a_directory_that_was_restarted_hears_of_whom_it_can_forget() {
+    let mut world = World::of(4);
+    world.end_seen_by(3, &[]);
+    world.sleep(2);
+    world.cluster.kill(0);
+    world.sleep(1);
+    let directory = world.cluster.add_late(0, ARENA_BYTES);
+    world.sleep(2);
+    assert_eq!(world.state(directory, 3), NodeState::Unreachable);
+    assert_eq!(world.cluster.command(1, Command::ForgetNode(NodeId(3))), Ok(Outcome::Done));
+    world.sleep(1);
+    for host in [1, 2] {
+        assert_eq!(world.memory[host].0 - world.cluster.memory(host).0, CHUNK_BYTES, "host {host}");
+    }
+}
+
+#[test]
+fn who_was_forgotten_is_refused_however_many_have_ended_since() {
+    let mut world = World::of(3);
+    world.part(&[2], &[0, 1]);
+    world.sleep(2);
+    assert_eq!(world.cluster.command(1, Command::ForgetNode(NodeId(2))), Ok(Outcome::Done));
+    for command in 0..100 {
+        let passing = world.cluster.add(NodeId::EPHEMERAL_MIN.0 + command, 0);
+        world.cluster.kill(passing);
+    }
+    world.heal();
+    assert!(!world.is_paired(0, 2) && !world.is_paired(1, 2));
+}
+
+#[test]
+fn names_of_regions_whose_home_is_unreachable_are_listed_as_such() {
+    let mut world = World::of(3);
+    world.part(&[2], &[0, 1]);
+    world.sleep(2);
+    for host in [0, 1] {
+        let Ok(Outcome::List { regions, unreachable }) = world.cluster.command(host, Command::List) else {
+            panic!("no list")
+        };
+        let names: Vec<_> = regions.iter().filter_map(|region| region.name.as_deref()).collect();
+        assert_eq!(names, ["of 0", "of 1"]);
+        assert_eq!(unreachable, [(name_of(2), NodeId(2)), ("wide".to_owned(), NodeId(2))]);
+    }
+    world.heal();
+    world.check_that_nothing_is_lost();
+}
+
+/// What a third node did for who gave the command landed in a region that its home took to be left alone.
+#[test]
+fn two_are_not_paired_anew_while_a_third_carries_out_a_command_of_before() {
+    let mut world = World::of(3);
+    let wide = world.cluster.map(2, "wide");
+    world.cluster.slow_to_copy = true;
+    let at = RegionOffset { slot: wide, offset: CHUNK_BYTES };
+    let fill = world.cluster.submit(2, Command::Fill { at, len: CHUNK_BYTES, byte: 7 });
+    world.cluster.run();
+    assert_eq!(world.cluster.copies_under_way(), 1, "host 1 is at it");
+    world.part(&[0], &[2]);
+    world.sleep(3);
+    world.heal();
+    assert!(!world.is_paired(0, 2));
+    world.cluster.slow_to_copy = false;
+    world.cluster.finish_copies();
+    world.sleep(4);
+    assert!(world.cluster.has_ended(2, fill) && world.is_paired(0, 2));
+}
+
+/// The command had failed for who gave it, who gave others since, and was still being carried out.
+#[test]
+fn two_are_not_paired_anew_while_one_carries_out_a_command_of_the_other() {
+    let mut world = World::of(3);
+    let wide = world.cluster.map(2, "wide");
+    world.cluster.slow_to_copy = true;
+    let at = RegionOffset { slot: wide, offset: CHUNK_BYTES };
+    let fill = world.cluster.submit(2, Command::Fill { at, len: CHUNK_BYTES, byte: 7 });
+    world.cluster.run();
+    world.part(&[1], &[2]);
+    world.sleep(3);
+    assert!(world.cluster.has_ended(2, fill), "it has failed");
+    world.heal();
+    assert!(!world.is_paired(1, 2));
+    world.cluster.slow_to_copy = false;
+    world.cluster.finish_copies();
+    world.sleep(4);
+    assert!(world.is_paired(1, 2));
+}
+
+/// Nobody mapped it, nobody could, and its bytes were never free again.
+#[test]
+fn a_region_that_nobody_hears_of_is_not_kept() {
+    let mut world = World::of(3);
+    world.cluster.slow_to_populate = true;
+    let Command::Alloc { len, chunk_bytes, everyone, .. } = common::allocation(None, 8, Placement::Local)
+    else {
+        unreachable!("it allocates")
+    };
+    let placement = Placement::On(NodeId(1));
+    let made = Command::Alloc { name: None, len, chunk_bytes, placement, everyone, populate: true };
+    let given = world.cluster.submit(2, made);
+    world.cluster.run();
+    world.part(&[1], &[2]);
+    world.sleep(3);
+    assert!(is_down(&world.cluster.outcome(2, given).expect("it has failed"), 1));
+    world.heal();
+    assert!(world.is_paired(1, 2));
+    world.cluster.slow_to_populate = false;
+    world.cluster.populate();
+    world.sleep(2);
+    world.check_that_nothing_is_lost();
 }

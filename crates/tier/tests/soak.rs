@@ -229,7 +229,7 @@ impl Soak {
         self.collect();
         assert!(self.pending.is_empty(), "seed {}: commands without an end: {:?}", self.seed, self.pending);
         let host = self.live();
-        let Ok(Outcome::List(all)) = self.cluster.command(host, Command::List) else {
+        let Ok(Outcome::List { regions: all, .. }) = self.cluster.command(host, Command::List) else {
             panic!("seed {}: no list", self.seed)
         };
         for info in all {

@@ -77,6 +77,35 @@ fn heartbeats_do_not_wait_behind_a_write_that_takes_many_leases() {
     });
 }
 
+/// They went where heartbeats go, and the pairing ended while bytes came in without a break.
+#[test]
+fn heartbeats_do_not_wait_behind_an_answer_that_takes_many_leases() {
+    on_hardware("rnic-100g", 2, |stage| async move {
+        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+        let server = there.serve(Function(7), ServeOptions::default()).expect("nobody else serves it");
+        let (mut output, answer) = (vec![0; 80 << 10], vec![9; 80 << 10]);
+        let lease = stage.plan.lease();
+        let mut calling =
+            Box::pin(here.call_into(NodeId(1), Function(7), b"all of it", &mut output, 60 * lease));
+        assert!(look(calling.as_mut()).is_pending());
+        let call = server.recv().await.expect("it is ours");
+        // Each piece of 4 KiB takes a quarter of a lease.
+        let (from, to) = (stage.host(1), stage.host(0));
+        let link = stage.world.link(from, to);
+        let lease_us = lease.as_micros() as u64;
+        stage.world.set_link(from, to, Link { bandwidth_bytes_per_us: 16_384 / lease_us, ..link });
+        call.reply(&answer).expect("its caller waits");
+        for _ in 0..24 {
+            stage.world.sleep(None, lease / 8).await;
+            assert!(look(calling.as_mut()).is_pending(), "it is still under way");
+            assert!(stage.driven(0).expect("it is up").is_connected_to(NodeId(1)), "it has heard heartbeats");
+        }
+        stage.world.set_link(from, to, link);
+        assert_eq!(calling.await.expect("the connection stands"), answer.len());
+        assert!(output == answer);
+    });
+}
+
 /// In the one lane of this hardware its heartbeats stand behind a write that takes many leases, and its process acknowledges ours.
 #[test]
 fn a_node_whose_messages_wait_behind_a_long_write_is_not_taken_for_silent_while_it_acknowledges() {

@@ -28,6 +28,15 @@ pub struct LostRegion {
     pub lost: Lost,
 }
 
+/// A name whose region is there, but not its home.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnreachableRegion {
+    /// The name, which is taken.
+    pub name: String,
+    /// The home of the region.
+    pub home: NodeId,
+}
+
 impl Lost {
     pub(crate) fn new(home: NodeLife, loss: Loss) -> Lost {
         let (node, incarnation) = (home.node, home.incarnation.0);

@@ -67,6 +67,9 @@ pub(crate) enum Answered {
 pub(super) const LINE_BYTES: usize = 64;
 /// Outputs up to this length are posted under the link's lock: it is shorter than taking the lock again.
 const UNDER_LOCK_BYTES_MAX: usize = 4096;
+/// Longer outputs than this are not written where only an adapter reaches: the caller reads them, slice by slice, and what is small has
+/// its turn between the slices.
+const WRITTEN_BYTES_MAX: usize = 64 << 10;
 
 /// Bytes to be posted, and the number of that.
 struct Source<'b> {
@@ -87,10 +90,19 @@ impl Rpc {
             self.send_answer(to, Status::TooLong(len), &[], wakes);
             return Answered::TooLong;
         }
-        if output.len() + REPLY_HEADER_BYTES > to.room as usize {
+        if output.len() + REPLY_HEADER_BYTES > to.room as usize || self.is_better_read(to, output) {
             return self.answer_from_here(to, output, wakes);
         }
         self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
+    }
+
+    /// Whether it would hold up all that is said to the caller's node, heartbeats included.
+    fn is_better_read(&self, to: &ReplyTo, output: &[u8]) -> bool {
+        let is_posted = || match to.target() {
+            Target::Own => false,
+            Target::Peer(peer) => !self.fabric.capabilities(peer).direct,
+        };
+        output.len() > WRITTEN_BYTES_MAX && is_posted()
     }
 
     /// The output stays here until the caller's node has read it.

@@ -9,7 +9,7 @@ use halite::{
     AccessError, AllocOptions, Answer, BarrierError, BatchError, Call, CallError, CopyError, Function, Lh,
     LockError, LostRegion, Message, NodeId, NodeStatus, Notification, NotifyError, PeerExplained,
     Permissions, Placement, Port, Reach, ReadOp, RegionError, RegionExplained, RegionInfo, ReplyError,
-    SendError, ServeError, ServeOptions, Who, WriteOp, blocking,
+    SendError, ServeError, ServeOptions, UnreachableRegion, Who, WriteOp, blocking,
 };
 
 use super::turns::{is_simulated, wait, wait_for_bytes};
@@ -106,6 +106,7 @@ impl Session {
         fn stat(name: &str) -> Result<RegionInfo, RegionError>;
         fn stat_handle(lh: Lh) -> Result<RegionInfo, RegionError>;
         fn list() -> Result<Vec<RegionInfo>, RegionError>;
+        fn list_unreachable() -> Result<Vec<UnreachableRegion>, RegionError>;
         fn list_lost() -> Result<Vec<LostRegion>, RegionError>;
         fn forget_name(name: &str) -> Result<(), RegionError>;
         fn forget_node(node: NodeId) -> Result<(), RegionError>;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use halite::{Lost, LostRegion, RegionInfo};
+use halite::{Lost, LostRegion, RegionInfo, UnreachableRegion};
 use serde::Serialize;
 
 use super::regions::{RegionJson, holders};
@@ -15,21 +15,54 @@ use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
-/// Ordered by name; behind those that are there, those that were lost.
+/// Ordered by name; behind those that are there, those whose homes are not, and those that were lost.
 pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let (regions, lost) = (client.session.list()?, client.session.list_lost()?);
+    let unreachable = client.session.list_unreachable()?;
     let mut text = String::new();
     if args.json {
         text.extend(regions.iter().map(|region| output::json_line(&RegionJson::from(region)) + "\n"));
+        text.extend(
+            unreachable.iter().map(|region| output::json_line(&UnreachableJson::from(region)) + "\n"),
+        );
         text.extend(lost.iter().map(|region| output::json_line(&LostJson::from(region)) + "\n"));
     } else {
         text.push_str(&table(&regions).to_string());
+        if !unreachable.is_empty() {
+            text.push_str(&format!("\n{}", unreachable_table(&unreachable)));
+        }
         if !lost.is_empty() {
             text.push_str(&format!("\n{}", lost_table(&lost)));
         }
     }
     Ok(output::print(&text)?)
+}
+
+/// A region whose home is not reached as one JSON object.
+#[derive(Serialize, Debug)]
+struct UnreachableJson<'a> {
+    name: &'a str,
+    unreachable: HomeJson,
+}
+
+#[derive(Serialize, Debug)]
+struct HomeJson {
+    home: u32,
+}
+
+impl<'a> From<&'a UnreachableRegion> for UnreachableJson<'a> {
+    fn from(region: &'a UnreachableRegion) -> UnreachableJson<'a> {
+        UnreachableJson { name: &region.name, unreachable: HomeJson { home: region.home.0 } }
+    }
+}
+
+fn unreachable_table(unreachable: &[UnreachableRegion]) -> Table {
+    let mut table = Table::new(&[("unreachable", Align::Left), ("home", Align::Left)]);
+    for region in unreachable {
+        table.row(vec![region.name.clone(), format!("node {}", region.home)]);
+    }
+    table
 }
 
 /// A region that was lost as one JSON object.

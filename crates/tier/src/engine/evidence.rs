@@ -6,7 +6,7 @@
 //!   Relay(mapper) ─────────────►  paired with it?  Retire(home) ─────────►  lets go of all regions of the home
 //!                                                  ◄──────────────── Done ┘
 //!   ◄─────────────────── Retired ┘
-//!   ◄──────────────────── CutOff ┘ else, or if no answer comes within a lease: as soon as it is cut off there
+//!   ◄──────────────────── CutOff ┘ else, or if no answer comes within two leases: as soon as it is cut off there
 //! ```
 //!
 //! A node speaks for its own memory only.  So a change goes on when the mapper has let go, or when each owner of a chunk
@@ -23,6 +23,9 @@ use crate::region::Stage;
 /// For so many leases an order waits for evidence before whoever gave it is told that it is not done yet.
 const PATIENCE_LEASES: u64 = 3;
 
+/// For so many leases an owner waits until a mapper lets go: one in which the mapper may wait itself for who is gone.
+const PATIENCE_WITH_MAPPERS_LEASES: u64 = 2;
+
 /// All of it.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
@@ -30,10 +33,19 @@ pub(super) struct Evidence {
     of: BTreeMap<NodeLife, Said>,
     /// Regions with an order under way that waits for it, and since when.
     stalled: BTreeMap<RegionId, u64>,
-    /// Homes that are told when a mapper is cut off here.
-    owed: Vec<(Requester, NodeLife)>,
-    /// Mappers that are to let go, for whom, and by when: else they are cut off.
-    relayed: Vec<(Requester, NodeLife, u64)>,
+    /// Homes that are told when a mapper is cut off here, and the pairing of the two that has ended.
+    owed: Vec<(Requester, NodeLife, u64)>,
+    /// Mappers that are to let go: else they are cut off.
+    relayed: Vec<Relayed>,
+}
+
+/// A mapper that was told to let go.
+#[derive(Debug)]
+struct Relayed {
+    requester: Requester,
+    to: NodeLife,
+    pairing: u64,
+    due_ns: u64,
 }
 
 /// What owners said of one mapper.
@@ -56,7 +68,7 @@ impl Engine {
             }
             if self.evidence.of.entry(mapper).or_default().asked.insert(owner) {
                 let relay = Request::Relay { to: mapper, pairing };
-                self.ask_life(owner, relay, Purpose::Relay(mapper, owner));
+                self.ask_life(owner, relay, Purpose::Relay { mapper, pairing, owner });
             }
         }
         self.conclude(region, mapper);
@@ -113,11 +125,14 @@ impl Engine {
     /// An owner has answered.
     pub(super) fn handle_relayed(
         &mut self,
-        mapper: NodeLife,
+        (mapper, pairing): (NodeLife, u64),
         owner: NodeLife,
         body: Result<Reply, ErrorReply>,
     ) {
-        // It may have been paired with us anew since.
+        // It may have been paired with us anew since, and may be lost again.
+        if self.pairings.may_live(mapper) && self.pairings.number(mapper) != pairing {
+            return;
+        }
         let Some(said) = self.evidence.of.get_mut(&mapper) else { return };
         match body {
             Ok(Reply::Retired) => self.strike_off(mapper),
@@ -161,7 +176,7 @@ impl Engine {
     fn is_cut_off_everywhere(&self, region: RegionId, mapper: NodeLife) -> bool {
         let said = self.evidence.of.get(&mapper);
         self.owners_of(region).into_iter().all(|owner| match owner == self.config.life {
-            true => !self.members.is_zombie(mapper),
+            true => self.is_cut_off_here(mapper),
             false => !self.pairings.may_live(owner) || said.is_some_and(|said| said.cut_off.contains(&owner)),
         })
     }
@@ -249,9 +264,10 @@ impl Engine {
 impl Engine {
     pub(super) fn serve_relay(&mut self, requester: Requester, to: NodeLife, pairing: u64) {
         if to == self.config.life || !self.is_present(to) {
-            return self.answer_when_cut_off(requester, to);
+            return self.answer_when_cut_off(requester, to, pairing);
         }
-        self.evidence.relayed.push((requester, to, self.now_ns + self.config.lease_ns));
+        let due_ns = self.now_ns + PATIENCE_WITH_MAPPERS_LEASES * self.config.lease_ns;
+        self.evidence.relayed.push(Relayed { requester, to, pairing, due_ns });
         self.ask_life(to, Request::Retire { home: requester.life, pairing }, Purpose::Retire(requester, to));
     }
 
@@ -261,32 +277,56 @@ impl Engine {
         to: NodeLife,
         body: Result<Reply, ErrorReply>,
     ) {
-        self.evidence.relayed.retain(|(other, ..)| *other != requester);
-        match body {
-            Ok(_) => self.answer(requester, Ok(Reply::Retired)),
-            Err(_) => self.answer_when_cut_off(requester, to),
+        let is_one = |relayed: &mut Relayed| relayed.requester == requester;
+        let pairing = self.evidence.relayed.extract_if(.., is_one).last().map(|relayed| relayed.pairing);
+        match (body, pairing) {
+            (Ok(_), _) => self.answer(requester, Ok(Reply::Retired)),
+            (Err(_), Some(pairing)) => self.answer_when_cut_off(requester, to, pairing),
+            (Err(_), None) => {}
         }
     }
 
-    fn answer_when_cut_off(&mut self, requester: Requester, mapper: NodeLife) {
-        self.evidence.owed.push((requester, mapper));
+    fn answer_when_cut_off(&mut self, requester: Requester, mapper: NodeLife, pairing: u64) {
+        self.evidence.owed.push((requester, mapper, pairing));
         self.answer_for_the_cut_off();
     }
 
     /// Tells those who wait for it that a mapper is cut off here.
     pub(super) fn answer_for_the_cut_off(&mut self) {
-        let (members, me) = (&self.members, self.config.life);
-        let is_cut_off = |life: NodeLife| life != me && members.not_cut_off([life]).is_empty();
-        let over = self.evidence.owed.extract_if(.., |(_, mapper)| is_cut_off(*mapper));
-        let over: Vec<Requester> = over.map(|(requester, _)| requester).collect();
-        over.into_iter().for_each(|requester| self.answer(requester, Ok(Reply::CutOff)));
+        let owed = std::mem::take(&mut self.evidence.owed);
+        let (over, owed): (Vec<_>, Vec<_>) =
+            owed.into_iter().partition(|(_, mapper, _)| self.is_cut_off_here(*mapper));
+        self.evidence.owed = owed;
+        over.into_iter().for_each(|(requester, ..)| self.answer(requester, Ok(Reply::CutOff)));
     }
 
-    /// Who does not let go within a lease is cut off: we asked it ourselves.
+    /// A mapper that is paired with us anew may have mapped what it is to let go of before its home lost it: it is asked.
+    pub(super) fn relay_anew(&mut self, mapper: NodeLife) {
+        let owed = self.evidence.owed.extract_if(.., |(_, other, _)| *other == mapper);
+        let owed: Vec<_> = owed.collect();
+        owed.into_iter().for_each(|(requester, to, pairing)| self.serve_relay(requester, to, pairing));
+    }
+
+    /// Whether nothing of a node can land in our memory, and nothing that it ordered is done there.
+    pub(super) fn is_cut_off_here(&self, life: NodeLife) -> bool {
+        let is_there = self.is_present(life) || self.members.is_zombie(life);
+        !is_there && !self.meeting.has_offered(life) && !self.is_running_for(life)
+    }
+
+    /// A node that is not there may be cut off here by now, and may be paired anew.
+    pub(super) fn handle_reach_changed(&mut self, life: NodeLife) {
+        if !self.is_present(life) {
+            self.conclude_for(life);
+            self.answer_for_the_cut_off();
+        }
+    }
+
+    /// Who does not let go in time is cut off: we asked it ourselves.
     pub(super) fn cut_off_the_deaf(&mut self) {
         let now_ns = self.now_ns;
-        let deaf = self.evidence.relayed.extract_if(.., |(_, _, due_ns)| *due_ns < now_ns);
-        let deaf: BTreeSet<NodeLife> = deaf.map(|(_, mapper, _)| mapper).collect();
+        // Their answers find the homes that wait for them by these.
+        let deaf = self.evidence.relayed.iter().filter(|relayed| relayed.due_ns < now_ns);
+        let deaf: BTreeSet<NodeLife> = deaf.map(|relayed| relayed.to).collect();
         for mapper in deaf {
             if let Some((peer, _)) =
                 self.members.peer_of(mapper.node).filter(|(_, known)| known.life == mapper)

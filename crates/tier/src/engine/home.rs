@@ -22,6 +22,8 @@ pub(super) fn is_chunk_size(bytes: u64) -> bool {
 #[derive(Debug)]
 pub(super) struct Making {
     requester: Requester,
+    /// Its pairing with us is over: the answer will mean nothing to it.
+    is_requester_lost: bool,
     name: Option<String>,
     len: u64,
     chunk_bytes: u64,
@@ -39,6 +41,11 @@ impl Making {
     pub(super) fn lose_name(&mut self) {
         self.claimed = false;
         self.failure.get_or_insert(ErrorReply::NameTaken);
+    }
+
+    /// Nobody takes the answer who asked in a pairing with that life.
+    pub(super) fn lose_requester(&mut self, life: NodeLife) {
+        self.is_requester_lost |= self.requester.life == life;
     }
 
     /// The chunks that it has by now.
@@ -74,6 +81,7 @@ impl Engine {
         let shares = shares(len, chunk_bytes, &nodes);
         let making = Making {
             requester,
+            is_requester_lost: false,
             len,
             chunk_bytes,
             nodes,
@@ -130,7 +138,7 @@ impl Engine {
         };
         let access = self.access_list(&making.maker, making.everyone);
         let requester = making.requester;
-        let reachable = self.is_present(requester.life);
+        let reachable = self.is_present(requester.life) && !making.is_requester_lost;
         let mut record = Region {
             name: making.name.map(String::into_boxed_str),
             len: making.len,
@@ -147,7 +155,9 @@ impl Engine {
         }
         let reply = Box::new(record.reply(region, self.config.life));
         self.homes.insert(region, Box::new(record));
-        self.answer(requester, Ok(Reply::Mapped(reply)));
+        if reachable {
+            self.answer(requester, Ok(Reply::Mapped(reply)));
+        }
         self.free_if_unreachable(region);
     }
 
@@ -396,7 +406,19 @@ impl Engine {
             self.answer(requester, body);
         }
         self.run_queue(region, busy.queue);
+        if busy.lost_name {
+            self.end_for_its_name(region);
+        }
         self.free_if_unreachable(region);
+    }
+
+    /// Another lock or barrier has the name of this one, which is of no use without it: it ends after the order under way.
+    pub(super) fn end_for_its_name(&mut self, region: RegionId) {
+        match self.homes.get_mut(&region).map(|found| found.busy.as_mut()) {
+            Some(Some(busy)) => busy.lost_name = true,
+            Some(None) => self.start_freeing(None, region),
+            None => {}
+        }
     }
 
     fn run_queue(&mut self, region: RegionId, queue: VecDeque<(Requester, Principal, RegionCommand)>) {
@@ -437,7 +459,7 @@ impl Engine {
 impl Busy {
     pub(super) fn new(requester: Option<Requester>, stage: Stage) -> Busy {
         let (awaited, epoch, queue) = (BTreeSet::new(), Epoch(0), VecDeque::new());
-        Busy { requester, stage, awaited, epoch, has_name: false, queue }
+        Busy { requester, stage, awaited, epoch, has_name: false, lost_name: false, queue }
     }
 }
 

@@ -59,6 +59,17 @@ impl Meeting {
         self.of(life).next().is_some()
     }
 
+    /// Whether the other end of a connection to that life may take it to be up already.
+    pub(super) fn has_offered(&self, life: NodeLife) -> bool {
+        self.of(life).any(|(_, waiting)| waiting.offered.is_some())
+    }
+
+    /// Lives whose ends may take a connection to be up already.
+    pub(super) fn offered(&self) -> impl Iterator<Item = NodeLife> {
+        let offered = self.waiting.values().filter(|waiting| waiting.offered.is_some());
+        offered.map(|waiting| waiting.hello.life)
+    }
+
     /// We were not listening: nobody was silent.
     pub(super) fn excuse_silence(&mut self, now_ns: u64) {
         self.waiting.values_mut().for_each(|waiting| waiting.since_ns = now_ns);
@@ -82,7 +93,7 @@ impl Engine {
 
     fn check_hello(&self, hello: &[u8]) -> Result<Hello, BadHello> {
         let hello = Hello::decode(hello, self.config.life.node)?;
-        match self.pairings.has_ended(hello.life) {
+        match self.pairings.has_ended(hello.life) || self.swept.contains(&hello.life) {
             true => Err(BadHello::Ended(hello.life.node)),
             false => Ok(hello),
         }
@@ -231,6 +242,8 @@ impl Engine {
     fn give_up_meeting(&mut self, life: NodeLife) {
         if !self.members.is_alive(life) && !self.meeting.has(life) {
             self.tell_directory(Word::Parted(life));
+            self.abandon_sweeps_by(life);
+            self.handle_reach_changed(life);
         }
         self.effects.push_back(Effect::Changed);
     }

@@ -49,7 +49,7 @@ impl Engine {
 
     /// A home that is dead for us may be alive for a newcomer, and let it map what we do not hold for it any more.
     pub(super) fn tell_what_was_swept(&mut self, newcomer: NodeLife) {
-        self.swept.retain(|home| home.node != newcomer.node);
+        self.swept.retain(|home| home.node != newcomer.node || *home == newcomer);
         if !self.swept.is_empty() {
             let homes = self.swept.iter().copied().collect();
             self.notify(newcomer.node, Notice::Swept { homes });
@@ -119,11 +119,7 @@ impl Engine {
         }
         match self.homes.get(&region) {
             Some(found) if found.name.as_deref() != Some(name) => {}
-            // A lock or barrier of the same name as another is neither that nor anything else: it ends, for those who know it.
-            Some(found) if names::is_reserved(name) && found.busy.is_none() => {
-                self.start_freeing(None, region)
-            }
-            Some(_) if names::is_reserved(name) => {}
+            Some(_) if names::is_reserved(name) => self.end_for_its_name(region),
             Some(_) => self.rename(region, name),
             None => {}
         }
@@ -163,7 +159,6 @@ impl Engine {
             self.end_life(*life, Parting::now(LossCause::Unreachable, self.now_ns));
         }
         let was_known = self.members.forget(node) || !ended.is_empty();
-        self.tell_all(Notice::Known { living: Vec::new(), unreachable: Vec::new(), ended });
         if was_known {
             self.tell_directory(Word::Forgotten(node));
         }
@@ -304,14 +299,26 @@ impl Engine {
         }
         self.swept.insert(home);
         let me = self.config.life;
-        let awaited: BTreeSet<NodeLife> =
-            self.members.peers().map(|(_, peer)| peer.life).chain([me]).collect();
+        let asked: BTreeSet<NodeLife> = self.members.peers().map(|(_, peer)| peer.life).chain([me]).collect();
+        // Who may take itself to be paired with us already is asked as soon as it is.
+        let awaited = asked.iter().copied().chain(self.meeting.offered()).collect();
         // Who died before the home did is not asked, and may have mapped its regions all the same.
         let tainted = self.members.zombies().collect();
-        self.sweeps.insert(home, Sweep { awaited: awaited.clone(), tainted });
-        for life in awaited {
-            self.ask(life.node, Request::DropHome { home }, Purpose::Sweep(home));
+        self.sweeps.insert(home, Sweep { awaited, tainted });
+        for life in asked {
+            self.ask_to_drop(home, life);
         }
+    }
+
+    fn ask_to_drop(&mut self, home: NodeLife, life: NodeLife) {
+        self.ask(life.node, Request::DropHome { home }, Purpose::Sweep(home));
+    }
+
+    /// A node is paired with us by now, which sweeps wait for.
+    pub(super) fn sweep_with(&mut self, life: NodeLife) {
+        let homes = self.sweeps.iter().filter(|(_, sweep)| sweep.awaited.contains(&life));
+        let homes: Vec<NodeLife> = homes.map(|(home, _)| *home).collect();
+        homes.into_iter().for_each(|home| self.ask_to_drop(home, life));
     }
 
     pub(super) fn handle_swept(&mut self, home: NodeLife, from: NodeLife) {

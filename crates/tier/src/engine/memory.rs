@@ -19,7 +19,7 @@ use super::user::Unmapping;
 use super::{Engine, Purpose, Requester};
 use crate::access::{Blocked, RegionOffset, Side, Step};
 use crate::effect::{CommandError, CopyFailure, Effect, OpId, Outcome, Token};
-use crate::ids::{NodeId, RegionId, SessionId};
+use crate::ids::{NodeId, NodeLife, RegionId, SessionId};
 use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply, Request};
 use crate::permissions::Permissions;
@@ -57,6 +57,8 @@ struct IssuedCopy {
 pub(super) enum DeferredAck {
     Answer(Requester),
     Unmapped(Unmapping),
+    /// Not a word: a pairing is over on our side.
+    Parted(Token),
 }
 
 /// A command on memory of ours.
@@ -68,6 +70,8 @@ struct Running {
     /// The copy segment under way, and how much of it is done.
     at: usize,
     done: u64,
+    /// The pairing in which it was asked is over: the step under way is the last.
+    is_broken_off: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -198,6 +202,11 @@ impl Engine {
         match due {
             DeferredAck::Answer(requester) => self.answer(requester, Ok(Reply::Done)),
             DeferredAck::Unmapped(unmapping) => self.finish_unmap(unmapping),
+            DeferredAck::Parted(token) => {
+                if self.pairings.note_quiescent(token) {
+                    self.pair_all();
+                }
+            }
         }
     }
 
@@ -247,7 +256,8 @@ impl Engine {
             return self.answer(requester, Err(ErrorReply::NotFound));
         }
         self.counter += 1;
-        self.memory.running.insert(self.counter, Running { requester, work, copy_segments, at: 0, done: 0 });
+        let running = Running { requester, work, copy_segments, at: 0, done: 0, is_broken_off: false };
+        self.memory.running.insert(self.counter, running);
         self.next_step(self.counter);
     }
 
@@ -270,7 +280,7 @@ impl Engine {
         let Some(running) = self.memory.running.get(&id) else { return };
         let requester = running.requester;
         let Some(step) = running.step() else { return self.end_running(id, Ok(Reply::Done)) };
-        if !self.is_present(requester.life) {
+        if running.is_broken_off {
             return self.end_running(id, Err(ErrorReply::PeerDown(requester.life.node)));
         }
         let work = running.work;
@@ -310,8 +320,26 @@ impl Engine {
 
     fn end_running(&mut self, id: u64, body: Result<Reply, ErrorReply>) {
         let running = self.memory.running.remove(&id).expect("it is under way");
-        self.answer(running.requester, body);
+        let life = running.requester.life;
+        match running.is_broken_off {
+            false => self.answer(running.requester, body),
+            true => {
+                self.handle_reach_changed(life);
+                self.pair_all();
+            }
+        }
         self.release_copied();
+    }
+
+    /// Who asked for them is not paired with us any more, and takes them to have failed.
+    pub(super) fn break_off_for(&mut self, life: NodeLife) {
+        let of = self.memory.running.values_mut().filter(|running| running.requester.life == life);
+        of.for_each(|running| running.is_broken_off = true);
+    }
+
+    /// Whether a command under way was given by that life.
+    pub(super) fn is_running_for(&self, life: NodeLife) -> bool {
+        self.memory.running.values().any(|running| running.requester.life == life)
     }
 
     /// Whether a command under way changes any of these bytes of ours.

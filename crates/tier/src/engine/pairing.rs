@@ -23,11 +23,14 @@ use crate::effect::{Effect, Token};
 use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::layout::{Extent, Extents};
 use crate::members::Parting;
-use crate::message::{LossCause, NodeState, Notice};
+use crate::message::{LossCause, Member, NodeState, Notice};
 use crate::region::Presence;
 
-/// So many lives that are over are remembered: a connection that was begun before may come about after that.
-const ENDED_MAX: usize = 64;
+/// So many lives of each node that are over are remembered: a connection that was begun before may come about after that, and a
+/// node that was forgotten while it lived may come back.
+const ENDED_OF_NODE_MAX: usize = 8;
+/// The same of all nodes that come and go, whose numbers are never given out again.
+const ENDED_PASSING_MAX: usize = 256;
 /// So often, once in a lease, who joins looks for those whom it could not reach.
 const LOOKS_MAX: u32 = 256;
 /// Most runs of chunks that are told in one message.
@@ -37,8 +40,7 @@ const HELD_PER_NOTICE_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Pairings {
     by_life: BTreeMap<NodeLife, Pairing>,
-    /// Lives that are over, the latest last.
-    ended: VecDeque<NodeLife>,
+    ended: Ended,
     /// Where somebody was to be found when we joined and could not be reached; and how often we shall look again, and when.
     strangers: BTreeMap<String, (u32, u64)>,
 }
@@ -67,7 +69,7 @@ impl Pairings {
     }
 
     pub(super) fn has_ended(&self, life: NodeLife) -> bool {
-        self.ended.contains(&life)
+        self.ended.contains(life)
     }
 
     /// Whether a life is known, and not known to be over.
@@ -121,6 +123,11 @@ impl Pairings {
         }
     }
 
+    /// Whether a pairing ends with that grace.
+    pub(super) fn awaits(&self, token: Token) -> bool {
+        self.by_life.values().any(|pairing| pairing.graces.contains(&token))
+    }
+
     /// A grace is over; whether somebody may be ready for that.
     pub(super) fn note_quiescent(&mut self, token: Token) -> bool {
         let over = self.by_life.values_mut().map(|pairing| pairing.graces.remove(&token));
@@ -149,13 +156,55 @@ impl Pairings {
     }
 
     fn end(&mut self, life: NodeLife) -> bool {
-        if !self.ended.contains(&life) {
-            if self.ended.len() == ENDED_MAX {
-                self.ended.pop_front();
-            }
-            self.ended.push_back(life);
-        }
+        self.ended.insert(life);
         self.by_life.remove(&life).is_some()
+    }
+
+    /// A life that may be there, and where it is dialled.  Whether it can be known: its number may be another's by now.
+    fn note_known(&mut self, life: NodeLife, address: String) -> Option<&mut Pairing> {
+        if self.has_ended(life) || !self.rivals(life).is_empty() {
+            return None;
+        }
+        let pairing = self.by_life.entry(life).or_default();
+        if pairing.address.is_empty() {
+            pairing.address = address;
+        }
+        Some(pairing)
+    }
+}
+
+/// Lives that are over, of each node the latest last.
+#[derive(Debug, Default)]
+struct Ended {
+    staying: BTreeMap<NodeId, VecDeque<NodeLife>>,
+    passing: VecDeque<NodeLife>,
+}
+
+impl Ended {
+    fn of(&self, node: NodeId) -> Option<&VecDeque<NodeLife>> {
+        if node.is_ephemeral() { Some(&self.passing) } else { self.staying.get(&node) }
+    }
+
+    fn contains(&self, life: NodeLife) -> bool {
+        self.of(life.node).is_some_and(|ended| ended.contains(&life))
+    }
+
+    fn insert(&mut self, life: NodeLife) {
+        if self.contains(life) {
+            return;
+        }
+        let (ended, max) = match life.node.is_ephemeral() {
+            true => (&mut self.passing, ENDED_PASSING_MAX),
+            false => (self.staying.entry(life.node).or_default(), ENDED_OF_NODE_MAX),
+        };
+        if ended.len() == max {
+            ended.pop_front();
+        }
+        ended.push_back(life);
+    }
+
+    fn all(&self) -> Vec<NodeLife> {
+        self.staying.values().flatten().chain(&self.passing).copied().collect()
     }
 }
 
@@ -165,7 +214,8 @@ impl Engine {
     /// Whether nothing is in the way of a pairing with that life: nothing is left of the last, and no other life has its number.
     pub(super) fn is_ready_for(&mut self, life: NodeLife) -> bool {
         let is_ending = self.pairings.is(life, |pairing| !pairing.graces.is_empty());
-        if is_ending || self.members.is_zombie(life) || self.pairings.has_ended(life) {
+        let is_left = self.members.is_zombie(life) || self.is_running_for(life);
+        if is_ending || is_left || self.pairings.has_ended(life) {
             return false;
         }
         // Who has a number in use waits until the lease of its holder is over, as the directory sees it.
@@ -186,7 +236,6 @@ impl Engine {
         }
         for former in rivals {
             self.end_life(former, Parting::now(LossCause::Unreachable, self.now_ns));
-            self.tell_all(Notice::Known { living: Vec::new(), unreachable: Vec::new(), ended: vec![former] });
         }
         true
     }
@@ -210,6 +259,8 @@ impl Engine {
         self.sweeps.values_mut().for_each(|sweep| sweep.clear(life));
         self.forget_evidence(life);
         self.strike_off(life);
+        self.relay_anew(life);
+        self.sweep_with(life);
         self.resume_relays(life);
         self.resume_adoption(life);
     }
@@ -217,14 +268,18 @@ impl Engine {
     /// The directory says who is of the cluster; the others learn of who comes.
     fn tell_who_is_there(&mut self, newcomer: NodeLife) {
         if self.directory.seat() != self.config.life.node {
-            return self.tell_where_the_directory_is(newcomer);
+            if self.directory.seat() == newcomer.node {
+                self.tell_where_the_directory_is(newcomer);
+                self.tell_who_is_missing();
+            }
+            return;
         }
         let known: Vec<(NodeLife, String)> =
             self.pairings.by_life.iter().map(|(life, pairing)| (*life, pairing.address.clone())).collect();
         let of_newcomer: Vec<(NodeLife, String)> =
             known.iter().filter(|(life, _)| *life == newcomer).cloned().collect();
         let (living, unreachable) = known.into_iter().partition(|(life, _)| self.is_heard(*life));
-        let ended: Vec<NodeLife> = self.pairings.ended.iter().copied().collect();
+        let ended = self.pairings.ended.all();
         let others: Vec<NodeId> = self
             .members
             .peers()
@@ -247,14 +302,54 @@ impl Engine {
 
     /// Whoever lost sight of the directory before that was restarted would not find it.
     fn tell_where_the_directory_is(&mut self, newcomer: NodeLife) {
-        if newcomer.node != self.directory.seat() {
-            return;
-        }
         let (living, unreachable, ended) = (self.seat().into_iter().collect(), Vec::new(), Vec::new());
         let known = Notice::Known { living, unreachable, ended };
         let others =
             self.members.peers().map(|(_, peer)| peer.life.node).filter(|node| *node != newcomer.node);
         others.collect::<Vec<_>>().into_iter().for_each(|node| self.notify(node, known.clone()));
+    }
+
+    /// The directory may have restarted, and of who is not there know less than we do.
+    fn tell_who_is_missing(&mut self) {
+        let described = self.members.described(self.now_ns);
+        let missing = described.filter_map(|member| {
+            let pairing = self.pairings.by_life.get(&member.life).filter(|pairing| !pairing.is_up)?;
+            Some((member, pairing.address.clone()))
+        });
+        let (missing, ended): (Vec<_>, Vec<_>) = (missing.collect(), self.pairings.ended.all());
+        if !missing.is_empty() || !ended.is_empty() {
+            self.notify(self.directory.seat(), Notice::Missing { missing, ended });
+        }
+    }
+
+    /// Another node knows of these that they are not there, or that their lives are over.
+    pub(super) fn handle_missing(&mut self, missing: Vec<(Member, String)>, ended: Vec<NodeLife>) {
+        if self.directory.seat() != self.config.life.node {
+            return;
+        }
+        self.note_ended(ended);
+        for (member, address) in missing {
+            let life = member.life;
+            if life.node == self.config.life.node || self.pairings.may_live(life) {
+                continue;
+            }
+            if let Some(pairing) = self.pairings.note_known(life, address) {
+                pairing.is_doubtful = true;
+                self.members.note_missing(member, self.now_ns);
+            }
+        }
+        self.dial_the_unreachable();
+    }
+
+    /// Others say that these lives are over.  Who is paired with us is not dead on their word alone.
+    fn note_ended(&mut self, lives: impl IntoIterator<Item = NodeLife>) {
+        for life in lives {
+            if self.members.is_alive(life) {
+                self.pairings.note_succeeded(life);
+            } else if life != self.config.life {
+                self.end_life(life, Parting::now(LossCause::Unreachable, self.now_ns));
+            }
+        }
     }
 
     /// The node that answers for the directory, and where it is dialled, if that is another node which we are paired with.
@@ -281,24 +376,17 @@ impl Engine {
         if from.node != self.directory.seat() {
             return self.note_directory(living);
         }
-        let known = living.iter().chain(&unreachable);
+        let known = living.iter().chain(&unreachable).filter(|(life, _)| !self.pairings.has_ended(*life));
         let succeeded = known.flat_map(|(life, _)| self.pairings.rivals(*life));
-        for life in succeeded.chain(ended).collect::<BTreeSet<_>>() {
-            if self.members.is_alive(life) {
-                self.pairings.note_succeeded(life);
-            } else if life != self.config.life {
-                self.end_life(life, Parting::now(LossCause::Unreachable, self.now_ns));
-            }
-        }
+        let over: BTreeSet<NodeLife> = succeeded.chain(ended).collect();
+        self.note_ended(over);
         let doubtful = unreachable.into_iter().map(|known| (known, true));
         for ((life, address), is_doubtful) in living.into_iter().map(|known| (known, false)).chain(doubtful) {
-            let is_rivalled = !self.pairings.rivals(life).is_empty();
-            if life.node != self.config.life.node && !self.pairings.has_ended(life) && !is_rivalled {
-                let pairing = self.pairings.by_life.entry(life).or_default();
+            if life.node == self.config.life.node {
+                continue;
+            }
+            if let Some(pairing) = self.pairings.note_known(life, address) {
                 pairing.is_doubtful = is_doubtful;
-                if pairing.address.is_empty() {
-                    pairing.address = address;
-                }
             }
         }
         self.dial_the_unreachable();
@@ -375,6 +463,7 @@ impl Engine {
         // Also those of regions that were dropped before, of which it has not heard.
         self.pairings.note_down(life, self.mapper.graces());
         self.forget_what_is_asked_by(life);
+        self.break_off_for(life);
         self.forget_waiters_of(life);
         self.watching.forget_node(life);
         self.abandon_sweeps_by(life);
@@ -389,6 +478,7 @@ impl Engine {
     /// Requests that wait for something are not answered any more: in the next pairing nobody would know of what they bring.
     fn forget_what_is_asked_by(&mut self, life: NodeLife) {
         self.short.retain(|(requester, _)| requester.life != life);
+        self.making.values_mut().for_each(|making| making.lose_requester(life));
         for moving in self.homes.values_mut().filter_map(|found| found.moving_mut()) {
             moving.parked.retain(|(requester, _)| requester.life != life);
         }
@@ -412,12 +502,23 @@ impl Engine {
         let state = if parting.cause == LossCause::Left { NodeState::Left } else { NodeState::Dead };
         self.members.end(life, state, parting);
         self.tell_directory(Word::Ended { life, parting });
+        self.tell_of_end(life, parting);
         self.start_sweep(life);
         self.seek_all_behind(life);
         self.conclude_for_owner(life);
         self.give_adoption_up(life);
         self.pair_all();
         self.effects.push_back(Effect::Changed);
+    }
+
+    /// All hear of an end from the directory, which hears of it from whoever has seen it.
+    fn tell_of_end(&mut self, life: NodeLife, parting: Parting) {
+        let seat = self.directory.seat();
+        if seat == self.config.life.node {
+            self.tell_all(Notice::Known { living: Vec::new(), unreachable: Vec::new(), ended: vec![life] });
+        } else if parting.cause != LossCause::Unreachable {
+            self.notify(seat, Notice::Missing { missing: Vec::new(), ended: vec![life] });
+        }
     }
 
     /// What a node is for regions that it holds bytes of.

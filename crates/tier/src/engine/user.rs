@@ -22,7 +22,7 @@ const HOPS_MAX: u8 = 16;
 /// Commands whose end needs more than one answer.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
-    lists: BTreeMap<OpId, Gathering<RegionInfo>>,
+    lists: BTreeMap<OpId, Listing>,
     statuses: BTreeMap<OpId, Gathering<NodeStatus>>,
     /// Requests to map that are under way: the home counts us as a mapper once it has answered.
     mapping: BTreeMap<RegionId, usize>,
@@ -32,6 +32,13 @@ pub(super) struct Commands {
 struct Gathering<T> {
     missing: usize,
     found: Vec<T>,
+}
+
+/// Named regions as their homes describe them.
+#[derive(Debug)]
+struct Listing {
+    infos: Gathering<RegionInfo>,
+    unreachable: Vec<(String, NodeId)>,
 }
 
 /// A handle that is being given up.
@@ -78,7 +85,10 @@ pub(super) enum UserStep {
     ListNames {
         names: Vec<(String, RegionId, NodeId)>,
     },
-    ListOne,
+    ListOne {
+        name: String,
+        home: NodeId,
+    },
     ListLost {
         names: Vec<LostName>,
     },
@@ -325,7 +335,7 @@ impl Engine {
             }
             (UserStep::Act { act, region, hops }, body) => self.continue_act(op, act, region, hops, body),
             (UserStep::ListNames { names }, body) => self.continue_list(op, names, body),
-            (UserStep::ListOne, body) => self.gather_info(op, body),
+            (UserStep::ListOne { name, home }, body) => self.gather_info(op, name, home, body),
             (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
             (UserStep::Forget, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
             (UserStep::Number, Ok(Reply::Number(number))) => self.finish(op, Ok(Outcome::Number(number))),
@@ -484,13 +494,13 @@ impl Engine {
                 if more && progress {
                     return self.list_names(op, names);
                 }
-                if names.is_empty() {
-                    return self.finish(op, Ok(Outcome::List(Vec::new())));
+                let infos = Gathering { missing: names.len(), found: Vec::new() };
+                self.commands.lists.insert(op, Listing { infos, unreachable: Vec::new() });
+                for (name, region, home) in names {
+                    let step = UserStep::ListOne { name, home };
+                    self.ask(home, Request::Stat { region }, Purpose::User(op, step));
                 }
-                self.commands.lists.insert(op, Gathering { missing: names.len(), found: Vec::new() });
-                for (_, region, home) in names {
-                    self.ask(home, Request::Stat { region }, Purpose::User(op, UserStep::ListOne));
-                }
+                self.finish_list(op);
             }
             Ok(_) => self.finish(op, Err(ErrorReply::Malformed.into())),
             Err(refusal) => self.finish(op, Err(refusal.into())),
@@ -498,16 +508,25 @@ impl Engine {
     }
 
     /// Regions that went away since their names were listed are left out.
-    fn gather_info(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
-        let Some(list) = self.commands.lists.get_mut(&op) else { return };
-        list.missing -= 1;
-        if let Ok(Reply::Info(info)) = body {
-            list.found.push(*info);
+    fn gather_info(&mut self, op: OpId, name: String, home: NodeId, body: Result<Reply, ErrorReply>) {
+        let Some(Listing { infos, unreachable }) = self.commands.lists.get_mut(&op) else { return };
+        infos.missing -= 1;
+        match body {
+            Ok(Reply::Info(info)) => infos.found.push(*info),
+            // A newcomer may not know of who was not there when it came.
+            Err(ErrorReply::PeerDown(_) | ErrorReply::UnknownNode(_)) => unreachable.push((name, home)),
+            _ => {}
         }
-        if list.missing == 0 {
-            let mut list = self.commands.lists.remove(&op).expect("looked up just before");
-            list.found.sort_by(|a, b| a.name.cmp(&b.name));
-            self.finish(op, Ok(Outcome::List(list.found)));
+        self.finish_list(op);
+    }
+
+    fn finish_list(&mut self, op: OpId) {
+        if self.commands.lists.get(&op).is_some_and(|list| list.infos.missing == 0) {
+            let list = self.commands.lists.remove(&op).expect("looked up just before");
+            let (mut regions, mut unreachable) = (list.infos.found, list.unreachable);
+            regions.sort_by(|a, b| a.name.cmp(&b.name));
+            unreachable.sort();
+            self.finish(op, Ok(Outcome::List { regions, unreachable }));
         }
     }
 
