@@ -166,6 +166,8 @@ pub struct Engine {
     unmapping: BTreeMap<Token, user::Unmapping>,
     /// Who asked for a copy, and from whose memory.
     copies: BTreeMap<Token, Copying>,
+    /// Chunks that are given back to owners who have told a part of what they hold for us, when they have told the rest.
+    freed_early: BTreeMap<NodeLife, Extents>,
     /// Chunks that are given back once the copies into them are over.
     copied_into: Vec<(Extents, BTreeSet<NodeLife>)>,
     memory: memory::Memory,
@@ -222,6 +224,7 @@ impl Engine {
             owed: BTreeMap::new(),
             unmapping: BTreeMap::new(),
             copies: BTreeMap::new(),
+            freed_early: BTreeMap::new(),
             copied_into: Vec::new(),
             memory: memory::Memory::default(),
             populating: BTreeMap::new(),
@@ -670,8 +673,8 @@ impl Engine {
         }
     }
 
-    /// Gives chunks back to their owners.  Those whom we do not reach now, or who have not told yet what they hold for us, are
-    /// answered when they tell.
+    /// Gives chunks back to their owners.  Those whom we do not reach now, or who have not told yet all that they hold for us, are
+    /// answered when they have.
     fn return_chunks(&mut self, extents: &[Extent]) {
         let mut by_owner: BTreeMap<NodeLife, Extents> = BTreeMap::new();
         for extent in extents {
@@ -682,6 +685,8 @@ impl Engine {
                 self.release(extents, BTreeSet::new());
             } else if self.members.has_told_held(owner) {
                 self.notify(owner.node, Notice::Return { extents });
+            } else if self.members.is_alive(owner) {
+                self.freed_early.entry(owner).or_default().extend(extents);
             }
         }
     }

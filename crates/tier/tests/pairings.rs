@@ -639,3 +639,42 @@ fn a_region_that_nobody_hears_of_is_not_kept() {
     world.sleep(2);
     world.check_that_nothing_is_lost();
 }
+
+/// The owner was not told of those that it had just told of, and held them until it ended.
+#[test]
+fn chunks_that_are_freed_while_their_owner_tells_what_it_holds_are_given_back() {
+    const REGIONS: u64 = 1500;
+    let mut cluster = Cluster::of(0);
+    cluster.adapters = true;
+    for node in 0..2 {
+        cluster.add(node, 4 * REGIONS * CHUNK_BYTES);
+    }
+    let on_both = Placement::Spread(vec![NodeId(0), NodeId(1)]);
+    for region in 0..REGIONS {
+        cluster.alloc(0, &region.to_string(), 2 * CHUNK_BYTES, on_both.clone());
+    }
+    cluster.part(&[0], &[1]);
+    cluster.sleep(2 * LEASE_NS);
+    cluster.cut.clear();
+    // Those that were made first are told of first.
+    let mut left: Vec<u64> = (0..REGIONS).rev().collect();
+    let (mut mapped, mut freed) = (Vec::new(), Vec::new());
+    while freed.len() < REGIONS as usize {
+        cluster.pass(LEASE_NS / 4);
+        while cluster.step() {
+            if !cluster.hosts[0].engine.is_connected_to(NodeId(1)) {
+                continue;
+            }
+            if let Some(slot) = mapped.pop().and_then(|op| cluster.outcome(0, op)).map(common::slot) {
+                freed.push(cluster.submit(0, Command::RegionCommand(slot, RegionCommand::Free)));
+            }
+            if let Some(region) = left.pop() {
+                mapped.push(cluster.submit(0, Command::Map { name: region.to_string(), wanted: ALL }));
+            }
+        }
+    }
+    for op in freed {
+        assert_eq!(cluster.outcome(0, op), Some(Ok(Outcome::Done)));
+    }
+    assert_eq!([0, 1].map(|host| cluster.memory(host)), [(0, 0); 2]);
+}

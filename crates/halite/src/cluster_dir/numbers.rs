@@ -69,11 +69,13 @@ impl TakenNumbers {
         Ok(TakenNumbers { file: Mutex::new(file), next })
     }
 
-    /// All numbers below are taken from now on.
+    /// All numbers below are taken from now on, also if this host loses power.
     pub(crate) fn note(&self, next: u32) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let text = format(next.into());
-        if let Err(error) = file.rewind().and_then(|()| file.write_all(text.as_bytes())) {
+        if let Err(error) =
+            file.rewind().and_then(|()| file.write_all(text.as_bytes())).and_then(|()| file.sync_data())
+        {
             tracing::warn!(
                 "which numbers are taken cannot be written down, and is forgotten when node 0 ends: {error}"
             );

@@ -336,6 +336,7 @@ impl Engine {
             if let Some(pairing) = self.pairings.note_known(life, address) {
                 pairing.is_doubtful = true;
                 self.members.note_missing(member, self.now_ns);
+                self.note_number_of(life.node);
             }
         }
         self.dial_the_unreachable();
@@ -462,6 +463,7 @@ impl Engine {
         self.effects.extend(graces.into_iter().map(Effect::Quiesce));
         // Also those of regions that were dropped before, of which it has not heard.
         self.pairings.note_down(life, self.mapper.graces());
+        self.freed_early.remove(&life);
         self.forget_what_is_asked_by(life);
         self.break_off_for(life);
         self.forget_waiters_of(life);
@@ -552,6 +554,15 @@ impl Engine {
             let is_sound = |extent: &Extent| extent.offset.checked_add(extent.len).is_some();
             let theirs = extents.into_iter().filter(|extent| extent.owner == from && is_sound(extent));
             theirs.for_each(|extent| unknown.extend(without(extent, &used)));
+        }
+        if let Some(freed) = self.freed_early.remove(&from) {
+            let left: Extents = freed.into_iter().flat_map(|extent| without(extent, &unknown)).collect();
+            match done {
+                true => unknown.extend(left),
+                false => {
+                    self.freed_early.insert(from, left);
+                }
+            }
         }
         if !unknown.is_empty() {
             self.notify(from.node, Notice::Return { extents: unknown });

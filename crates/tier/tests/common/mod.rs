@@ -537,11 +537,16 @@ impl Cluster {
     pub fn sleep(&mut self, duration_ns: u64) {
         let end = self.now_ns + duration_ns;
         while self.now_ns < end {
-            self.now_ns = end.min(self.now_ns + LEASE_NS / 4);
-            for host in self.hosts.iter_mut().filter(|host| host.running) {
-                host.engine.handle_timeout(self.now_ns);
-            }
+            self.pass(LEASE_NS.min(4 * (end - self.now_ns)) / 4);
             self.run();
+        }
+    }
+
+    /// Lets time pass, and nothing come of it yet.
+    pub fn pass(&mut self, duration_ns: u64) {
+        self.now_ns += duration_ns;
+        for host in self.hosts.iter_mut().filter(|host| host.running) {
+            host.engine.handle_timeout(self.now_ns);
         }
     }
 
