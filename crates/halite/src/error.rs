@@ -16,7 +16,7 @@ use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
 use halite_tier::permissions::Permissions;
 
-use crate::cluster_dir::ClusterDirError;
+use crate::cluster::cluster_dir::ClusterDirError;
 pub use lost::{Lost, LostRegion, UnreachableRegion};
 pub use sync::{BarrierCause, BarrierError, LockCause, LockError};
 pub use watch::{NotifyCause, NotifyError};

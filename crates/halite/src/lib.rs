@@ -58,63 +58,35 @@
 
 #![forbid(unsafe_code)]
 
-mod access;
-mod atomic;
-mod barrier;
-pub mod blocking;
-pub mod cluster_dir;
-mod config;
-mod driven;
-mod driver;
+mod cluster;
 mod error;
-mod explain;
-mod headroom;
-mod jobs;
-mod join_queue;
-mod lanes;
-mod leaving;
-mod lock;
-mod machine;
-mod member;
-mod memory;
-mod networks;
-mod node;
-mod outbox;
-mod peers;
-mod poll_token;
 mod posted;
-mod progress;
 mod rpc;
-mod scout;
+mod runtime;
 mod session;
-mod surroundings;
-mod ticket;
-mod timers;
-pub mod typed;
-mod wait;
-mod watch;
-mod ways;
 
-pub use config::{Config, EPHEMERAL_NODE_MIN, Fence, Hosts, NodeId, Provider};
-pub use driven::{Driven, Step};
+pub use cluster::cluster_dir;
+pub use cluster::config::{Config, EPHEMERAL_NODE_MIN, Fence, Hosts, NodeId, Provider};
+pub use cluster::driven::{Driven, Step};
+pub use cluster::node::{Node, Seat};
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
     JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError, RegionCause, RegionError,
     UnreachableRegion,
 };
-pub use explain::{
-    AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,
-    Verbs,
-};
 pub use halite_fabric::Atomics;
 pub use halite_tier::message::{Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, Reach, RegionInfo};
 pub use halite_tier::permissions::Permissions;
-pub use lock::Guard;
-pub use node::{Node, Seat};
 pub use rpc::{
     Answer, Call, CallCause, CallError, Function, Mailbox, Message, PendingCall, Port, ReplyCause,
     ReplyError, SendCause, SendError, ServeCause, ServeError, ServeOptions, Server,
 };
+pub use runtime::surroundings::Surroundings;
+pub use session::explain::{
+    AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,
+    Verbs,
+};
+pub use session::lock::Guard;
+pub use session::watch::{NOTIFICATIONS_MAX, Notification, Watch};
 pub use session::{AllocOptions, Lh, Placement, REGION_BYTES_MAX, ReadOp, Session, Who, WriteOp};
-pub use surroundings::Surroundings;
-pub use watch::{NOTIFICATIONS_MAX, Notification, Watch};
+pub use session::{blocking, typed};

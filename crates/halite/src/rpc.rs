@@ -41,9 +41,9 @@ use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
 
 use self::answer::DeferredReply;
 use self::memory::{Block, Pool};
-use crate::peers::Peers;
 use crate::posted::Posted;
-use crate::wait::{Wakes, lock};
+use crate::runtime::peers::Peers;
+use crate::runtime::wait::{Wakes, lock};
 
 pub(crate) use self::arrivals::ReceiveBatch;
 pub(crate) use self::call::Calling;

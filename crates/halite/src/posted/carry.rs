@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 
 use super::pipeline::{Part, Pipeline, low};
 use super::{Ended, NoStaging, SLICE_BYTES_MAX};
-use crate::driver::Core;
-use crate::lanes::{ACCESSES, CALLS};
+use crate::runtime::driver::Core;
+use crate::runtime::lanes::{ACCESSES, CALLS};
 
 /// Accesses of one kind that are made in order.
 pub(crate) trait Transfer {

@@ -12,7 +12,7 @@ use halite_tier::effect::{CopyFailure, Token};
 
 use super::SLICE_BYTES_MAX;
 use super::pipeline::{has_room, low};
-use crate::lanes::ACCESSES;
+use crate::runtime::lanes::ACCESSES;
 
 /// A chunk that is to be read.
 #[derive(Debug)]

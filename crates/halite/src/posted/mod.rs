@@ -34,7 +34,7 @@ pub(crate) use table::is_operation;
 
 use self::staging::{Slot, Staging};
 use self::table::{Left, OperationId, Table};
-use crate::wait::{Event, Wakes};
+use crate::runtime::wait::{Event, Wakes};
 
 /// Most bytes of one posted operation: bulk traffic must let small requests through in between.
 pub(crate) const SLICE_BYTES_MAX: usize = 32 << 10;

@@ -16,7 +16,7 @@ use halite_mem::{Allocator, PagePolicy, Segment, Window};
 
 use super::SLICE_BYTES_MAX;
 use super::table::OperationId;
-use crate::wait::lock;
+use crate::runtime::wait::lock;
 
 /// Bytes of a small slot: most accesses to metadata, words and keys.
 const SMALL_BYTES: usize = 256;

@@ -14,7 +14,7 @@ use halite_tier::rpc::atomic::ATOMICS_UNDER_WAY_MAX;
 
 use super::staging::Slot;
 use super::{Ended, KeepAlive};
-use crate::wait::lock;
+use crate::runtime::wait::lock;
 
 /// The operations of a node.
 #[derive(Debug)]
@@ -422,7 +422,7 @@ mod tests {
 
     use super::*;
     use crate::posted::Posted;
-    use crate::wait::Wakes;
+    use crate::runtime::wait::Wakes;
 
     const PEER: PeerId = PeerId(1);
     const DONE: Ended = Ended { status: Status::Success, old: 7 };

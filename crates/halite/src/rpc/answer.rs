@@ -9,8 +9,8 @@ use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, ServedId, SlotI
 
 use super::link::{Caller, Inbound, Link};
 use super::{Attempt, CALL_WORK, PART_BYTES_MAX, Rpc};
-use crate::lanes::CALLS;
-use crate::wait::{Wakes, lock};
+use crate::runtime::lanes::CALLS;
+use crate::runtime::wait::{Wakes, lock};
 
 /// Where an answer goes.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use super::input::{Bytes, Payload};
 use super::link::{Inbound, Link, Outbound, PeerParameters};
 use super::service::{Admission, Incoming, Service, ServiceId, Services};
 use super::{Attempt, CALL_WORK, FIRST_LOOK_BYTES, Held, Rpc};
-use crate::wait::{Wakes, lock};
+use crate::runtime::wait::{Wakes, lock};
 
 /// Requests on their way from a ring to their queues; kept by whoever polls, for the sake of its memory.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use halite_tier::rpc::{AtomicAnswer, AtomicCall, Violation};
 
 use super::{Attempt, CALL_WORK, Rpc};
 use crate::posted::Ended;
-use crate::wait::{Wakes, lock};
+use crate::runtime::wait::{Wakes, lock};
 
 impl Rpc {
     /// A peer calls for an atomic.
@@ -85,8 +85,8 @@ mod tests {
     use halite_tier::ids::{Incarnation, NodeId, NodeLife};
 
     use super::*;
-    use crate::peers::Peers;
     use crate::posted::Posted;
+    use crate::runtime::peers::Peers;
 
     const PEER: PeerId = PeerId(7);
     const ARENA: Key = Key(40);

@@ -12,8 +12,8 @@ use super::answer::{Answered, LINE_BYTES, ReplyTo, remote};
 use super::link::{Link, Outbound};
 use super::request::{Request, header_of};
 use super::{CALL_WORK, PART_BYTES_MAX, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
-use crate::lanes::CALLS;
-use crate::wait::{Wakes, lock};
+use crate::runtime::lanes::CALLS;
+use crate::runtime::wait::{Wakes, lock};
 
 /// Longest batch: what is posted is under a lock meanwhile, and seen by its peer only little by little.
 pub(crate) const BATCH_MAX: usize = 16;

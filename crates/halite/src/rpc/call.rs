@@ -11,9 +11,9 @@ use super::fetch::fetch;
 use super::pending::{Kept, PendingCall};
 use super::request::{Into, NotPosted, Pending, Reply, Request};
 use super::server::Function;
-use crate::driver::Core;
+use crate::runtime::driver::Core;
+use crate::runtime::wait::{AdaptiveSpin, join_all};
 use crate::session::Session;
-use crate::wait::{AdaptiveSpin, join_all};
 
 /// Calls.
 impl Session {

@@ -4,8 +4,8 @@ use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::access::Blocked;
 use halite_tier::rpc::{Address, Target};
 
-use crate::driver::Core;
 use crate::posted::{Cursor, Kind, Transfer};
+use crate::runtime::driver::Core;
 
 /// The peer is gone, or never had such memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@ use halite_mem::allocator::Extent;
 use halite_mem::{Allocator, PagePolicy, Segment, Window};
 use halite_tier::rpc::Address;
 
-use crate::wait::lock;
+use crate::runtime::wait::lock;
 
 /// By how much the memory grows at least: 230 rings, beside the slots.  Untouched pages cost nothing, but each time it
 /// grows costs a descriptor, here and at every peer.

@@ -6,7 +6,7 @@ use halite_tier::rpc::{Note, ReplyHeader, SlotId, Status, Target};
 
 use super::memory::Block;
 use super::{Held, Rpc, USUAL_SLOT_BYTES};
-use crate::wait::{Wakes, lock};
+use crate::runtime::wait::{Wakes, lock};
 
 impl Rpc {
     /// The memory of a slot that is in use.

@@ -25,8 +25,8 @@ use super::memory::Block;
 use super::replies::usual_offset;
 use super::service::{Incoming, Services};
 use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
-use crate::driver::Core;
-use crate::wait::{Wakes, lock};
+use crate::runtime::driver::Core;
+use crate::runtime::wait::{Wakes, lock};
 
 /// Inputs up to this length travel in the ring, if it takes them; longer ones are read by the server.
 const RING_INPUT_BYTES_MAX: u64 = 64 << 10;

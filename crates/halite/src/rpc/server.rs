@@ -16,9 +16,9 @@ use super::fetch::fetch;
 use super::input::{Bytes, Payload};
 use super::link::Link;
 use super::service::{Closed, Incoming, ServeOptions, Service, ServiceId, Taken};
-use crate::driver::Core;
+use crate::runtime::driver::Core;
+use crate::runtime::wait::lock;
 use crate::session::Session;
-use crate::wait::lock;
 
 /// The number of a function at a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

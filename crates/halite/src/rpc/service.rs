@@ -16,7 +16,7 @@ use super::answer::ReplyTo;
 use super::arrivals::DecodedRequest;
 use super::input::Payload;
 use super::link::DropCount;
-use crate::wait::lock;
+use crate::runtime::wait::lock;
 
 /// A function or a port, by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -1,0 +1,96 @@
+//! The locks that a node takes when it joins.
+
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::time::{Duration, Instant};
+
+use halite_providers::private_dir::{Create, NameLock};
+use halite_tier::ids::{Incarnation, NodeId};
+
+use super::names::{JOIN_LOCK, lock_name};
+use super::{ClusterDir, numbers, read_owner};
+use crate::cluster::join_queue::JoinQueue;
+use crate::error::JoinError;
+
+/// Held while its node joins.
+#[derive(Debug)]
+pub(crate) struct JoinLock {
+    _lock: NameLock,
+}
+
+impl JoinLock {
+    /// Waits until nobody else joins, for `patience` at most with each who does.
+    pub(crate) fn take(
+        dir: &ClusterDir,
+        incarnation: Incarnation,
+        patience: Duration,
+    ) -> Result<JoinLock, JoinError> {
+        let mut queue = JoinQueue::new(Instant::now(), patience);
+        loop {
+            if let Some(mut lock) = NameLock::take(&dir.dir, JOIN_LOCK, Create::Yes)? {
+                write_owner(lock.file(), incarnation).map_err(JoinError::io(dir.path().join(JOIN_LOCK)))?;
+                return Ok(JoinLock { _lock: lock });
+            }
+            let holder = dir.dir.file(JOIN_LOCK, Create::No).map_or((0, 0), |mut file| read_owner(&mut file));
+            let Some(pause) = queue.next_look(Instant::now(), holder) else {
+                let waited_ms = patience.as_millis() as u64;
+                return Err(JoinError::JoinTimeout { dir: dir.path().to_owned(), pid: holder.0, waited_ms });
+            };
+            // flock offers no deadline.
+            std::thread::sleep(pause);
+        }
+    }
+}
+
+/// Held while its node lives.  Dropping it removes all of the node's files.
+#[derive(Debug)]
+pub(crate) struct NodeLock {
+    dir: ClusterDir,
+    node: NodeId,
+    lock: NameLock,
+}
+
+impl NodeLock {
+    /// Becomes `node`, or one that has never been.  The caller holds the join lock.
+    pub(crate) fn take(
+        dir: &ClusterDir,
+        node: Option<NodeId>,
+        incarnation: Incarnation,
+    ) -> Result<NodeLock, JoinError> {
+        let node = match node {
+            Some(node) => node,
+            None => numbers::take_next(&dir.dir)?,
+        };
+        let name = lock_name(node);
+        let Some(mut lock) = NameLock::take_patiently(&dir.dir, &name)? else {
+            let pid = dir.dir.file(&name, Create::No).map_or(0, |mut file| read_owner(&mut file).0);
+            return Err(JoinError::AlreadyRunning { node, pid, dir: dir.path().to_owned() });
+        };
+        if dir.is_alive_without_lock(node)? {
+            lock.remove();
+            return Err(JoinError::AlreadyRunning { node, pid: 0, dir: dir.path().to_owned() });
+        }
+        dir.remove_files_of(node)?;
+        write_owner(lock.file(), incarnation).map_err(JoinError::io(dir.path().join(name)))?;
+        Ok(NodeLock { dir: dir.clone(), node, lock })
+    }
+
+    pub(crate) fn node(&self) -> NodeId {
+        self.node
+    }
+}
+
+impl Drop for NodeLock {
+    fn drop(&mut self) {
+        // Whoever comes next removes what cannot be removed now.
+        let _ = self.dir.remove_files_of(self.node);
+        self.lock.remove();
+    }
+}
+
+fn write_owner(file: &mut File, incarnation: Incarnation) -> io::Result<()> {
+    let text = format!("{} {:x}\n", std::process::id(), incarnation.0);
+    file.rewind()?;
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
+}

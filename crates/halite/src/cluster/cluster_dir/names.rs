@@ -1,0 +1,140 @@
+//! How the files of a cluster directory are called.  A name that is spelt in any other way is somebody else's.
+
+use std::ffi::OsStr;
+
+use halite_tier::ids::NodeId;
+
+use crate::cluster::networks::Provider;
+
+/// Says that a directory is a cluster's.
+pub(super) const MARKER: &str = "halite-cluster";
+/// Held while a node joins.
+pub(super) const JOIN_LOCK: &str = "join.lock";
+/// The number of the next node that has none of its own.
+pub(super) const NEXT_NUMBER: &str = "next-number";
+/// The first number that no node which stays has had.
+pub(super) const NEXT_MEMBER: &str = "next-member";
+/// How nodes of other hosts are met.
+pub(super) const HOSTS: &str = "hosts";
+/// The directory of logs.
+pub(super) const LOGS: &str = "logs";
+
+const NODE_LOCK_SUFFIX: &str = ".lock";
+const LOG_SUFFIX: &str = ".log";
+
+/// A file that belongs to one node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Name {
+    NodeLock(NodeId),
+    /// Where its fabric of that provider listens.
+    Socket(NodeId, Provider),
+    /// Held while it does.
+    SocketLock(NodeId, Provider),
+}
+
+impl Name {
+    /// `None` for what is not ours, or belongs to no single node.
+    pub(super) fn parse(name: &OsStr) -> Option<Name> {
+        let of_provider = |provider: Provider| {
+            let socket = parse_node(name, &socket_suffix(provider)).map(|node| Name::Socket(node, provider));
+            let lock = || parse_node(name, &socket_lock_suffix(provider));
+            socket.or_else(|| lock().map(|node| Name::SocketLock(node, provider)))
+        };
+        let lock = parse_node(name, NODE_LOCK_SUFFIX).map(Name::NodeLock);
+        lock.or_else(|| Provider::ALL.into_iter().find_map(of_provider))
+    }
+
+    pub(super) fn node(self) -> NodeId {
+        let (Name::NodeLock(node) | Name::Socket(node, _) | Name::SocketLock(node, _)) = self;
+        node
+    }
+}
+
+/// The name of a node among others.
+pub(crate) fn node_name(node: NodeId) -> String {
+    with_suffix(node, "")
+}
+
+pub(super) fn lock_name(node: NodeId) -> String {
+    with_suffix(node, NODE_LOCK_SUFFIX)
+}
+
+/// The socket at which a node's fabric of that provider listens, as both fabrics call it.
+pub(crate) fn socket_name(node: NodeId, provider: Provider) -> String {
+    with_suffix(node, &socket_suffix(provider))
+}
+
+pub(super) fn socket_lock_name(node: NodeId, provider: Provider) -> String {
+    with_suffix(node, &socket_lock_suffix(provider))
+}
+
+fn socket_suffix(provider: Provider) -> String {
+    format!(".{provider}.sock")
+}
+
+fn socket_lock_suffix(provider: Provider) -> String {
+    format!(".{provider}.lock")
+}
+
+pub(super) fn log_name(node: NodeId) -> String {
+    with_suffix(node, LOG_SUFFIX)
+}
+
+/// Whose log has that name.
+pub(super) fn parse_log(name: &OsStr) -> Option<NodeId> {
+    parse_node(name, LOG_SUFFIX)
+}
+
+fn with_suffix(node: NodeId, suffix: &str) -> String {
+    format!("node-{node}{suffix}")
+}
+
+fn parse_node(name: &OsStr, suffix: &str) -> Option<NodeId> {
+    let name = name.to_str()?;
+    let number = name.strip_prefix("node-")?.strip_suffix(suffix)?.parse().ok().map(NodeId)?;
+    // "node-03.lock" and "node-+3.lock" are numbers, too, and not as we write them.
+    (with_suffix(number, suffix) == name).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_we_write_ourselves_are_ours() {
+        let three = NodeId(3);
+        for (name, expected) in [
+            ("node-3.lock", Some(Name::NodeLock(three))),
+            ("node-3.shm.sock", Some(Name::Socket(three, Provider::Shm))),
+            ("node-3.shm.lock", Some(Name::SocketLock(three, Provider::Shm))),
+            ("node-3.roce.sock", Some(Name::Socket(three, Provider::Roce))),
+            ("node-3.roce.lock", Some(Name::SocketLock(three, Provider::Roce))),
+            ("node-3.verbs.sock", None),
+            ("node-0.lock", Some(Name::NodeLock(NodeId(0)))),
+            ("node-4294967295.lock", Some(Name::NodeLock(NodeId(u32::MAX)))),
+            ("node-4294967296.lock", None),
+            ("node-03.lock", None),
+            ("node-+3.lock", None),
+            ("node--3.lock", None),
+            ("node-.lock", None),
+            ("node-3.lock.bak", None),
+            ("node-3.py", None),
+            ("node-3.sock", None),
+            ("Node-3.lock", None),
+            ("join.lock", None),
+        ] {
+            assert_eq!(Name::parse(OsStr::new(name)), expected, "{name}");
+        }
+        assert_eq!(parse_log(OsStr::new("node-3.log")), Some(three));
+        assert_eq!(parse_log(OsStr::new("node-3.log.1")), None);
+        for provider in Provider::ALL {
+            let name = format!("{}.{provider}", node_name(three));
+            let wanted = (name.clone() + ".sock", name + ".lock");
+            assert_eq!(
+                (socket_name(three, provider), socket_lock_name(three, provider)),
+                wanted,
+                "as fabrics call them"
+            );
+        }
+    }
+}

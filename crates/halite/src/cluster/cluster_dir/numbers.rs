@@ -1,0 +1,135 @@
+//! Numbers for nodes that have none of their own, none of which is given out twice in a cluster's life.
+//!
+//! The file holds the next one in ten digits, and is rewritten in place by one write of those: whoever is killed has
+//! done it or not.  Only those who hold the join lock come here.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::sync::{Mutex, PoisonError};
+
+use halite_providers::private_dir::{Create, PrivateDir};
+use halite_tier::ids::NodeId;
+
+use super::ClusterDir;
+use super::error::ClusterDirError;
+use super::names::{NEXT_MEMBER, NEXT_NUMBER};
+use crate::cluster::config::EPHEMERAL_NODE_MIN;
+
+/// Takes the next number.  It is used up, whatever becomes of the node.
+pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {
+    let path = || dir.path().join(NEXT_NUMBER);
+    let io = |source| halite_providers::private_dir::DirError::Io { path: path(), source };
+    let mut file = dir.file(NEXT_NUMBER, Create::Yes)?;
+    let mut text = Vec::new();
+    (&mut file).take(32).read_to_end(&mut text).map_err(io)?;
+    let next = match &text[..] {
+        [] => u64::from(EPHEMERAL_NODE_MIN),
+        text => parse(text).ok_or_else(|| ClusterDirError::BadCounter { path: path() })?,
+    };
+    let number = u32::try_from(next).ok();
+    let number = number.ok_or_else(|| ClusterDirError::NumbersExhausted { dir: dir.path().to_owned() })?;
+    file.rewind().map_err(io)?;
+    file.write_all(format(next + 1).as_bytes()).map_err(io)?;
+    Ok(NodeId(number))
+}
+
+/// All have the same length, so that a longer one leaves nothing behind.
+fn format(next: u64) -> String {
+    format!("{next:010}\n")
+}
+
+fn parse(text: &[u8]) -> Option<u64> {
+    let next = std::str::from_utf8(text).ok()?.trim_end().parse().ok()?;
+    let is_ours = next >= u64::from(EPHEMERAL_NODE_MIN) && format(next).as_bytes() == text;
+    is_ours.then_some(next)
+}
+
+/// Which numbers of nodes that stay are taken, as the first node of several hosts gives them out; it has to know that when it is
+/// restarted.
+#[derive(Debug)]
+pub(crate) struct TakenNumbers {
+    file: Mutex<File>,
+    /// All below were taken when the file was opened.
+    pub(crate) next: u32,
+}
+
+impl TakenNumbers {
+    /// The caller holds the join lock.
+    pub(crate) fn open(dir: &ClusterDir) -> Result<TakenNumbers, ClusterDirError> {
+        let path = || dir.path().join(NEXT_MEMBER);
+        let mut file = dir.dir.file(NEXT_MEMBER, Create::Yes)?;
+        let mut text = String::new();
+        let io = |source| halite_providers::private_dir::DirError::Io { path: path(), source };
+        (&mut file).take(32).read_to_string(&mut text).map_err(io)?;
+        let next = match &text[..] {
+            "" => Some(0),
+            text => text.trim_end().parse().ok().filter(|next| format(u64::from(*next)) == text),
+        };
+        let next = next.ok_or_else(|| ClusterDirError::BadCounter { path: path() })?;
+        Ok(TakenNumbers { file: Mutex::new(file), next })
+    }
+
+    /// All numbers below are taken from now on, also if this host loses power.
+    pub(crate) fn note(&self, next: u32) {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = format(next.into());
+        if let Err(error) =
+            file.rewind().and_then(|()| file.write_all(text.as_bytes())).and_then(|()| file.sync_data())
+        {
+            tracing::warn!(
+                "which numbers are taken cannot be written down, and is forgotten when node 0 ends: {error}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::DirBuilderExt;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> (Scratch, PrivateDir) {
+            let path = std::env::temp_dir().join(format!("halite-numbers-{}-{name}", std::process::id()));
+            std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+            let dir = PrivateDir::open(&path).unwrap();
+            (Scratch(path), dir)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn each_number_is_given_out_once_up_to_the_last_one_there_is() {
+        let (_scratch, dir) = Scratch::new("once");
+        let taken: Vec<u32> = (0..3).map(|_| take_next(&dir).unwrap().0).collect();
+        assert_eq!(taken, [1000, 1001, 1002]);
+        let last = u64::from(u32::MAX);
+        std::fs::write(dir.path().join(NEXT_NUMBER), format(last)).unwrap();
+        assert_eq!(take_next(&dir).unwrap().0, u32::MAX);
+        for _ in 0..2 {
+            assert!(matches!(take_next(&dir), Err(ClusterDirError::NumbersExhausted { .. })));
+        }
+    }
+
+    #[test]
+    fn a_counter_that_somebody_wrote_to_is_an_error_and_never_a_number_that_was_used() {
+        let (_scratch, dir) = Scratch::new("damaged");
+        let file = dir.path().join(NEXT_NUMBER);
+        for text in
+            ["0", "0000000999\n", "0000001004", "1004\n", "+000001004\n", "garbage", "99999999999999999999\n"]
+        {
+            std::fs::write(&file, text).unwrap();
+            assert!(matches!(take_next(&dir), Err(ClusterDirError::BadCounter { .. })), "{text}");
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! A member of a cluster: what nodes with a thread of their own and driven ones have in common.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use halite_fabric::{Fabric, Key, PeerId};
+use halite_mem::Window;
+use halite_tier::access::DataPath;
+use halite_tier::engine::{Engine, EngineConfig};
+use halite_tier::hello::Hello;
+use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal};
+use halite_tier::mapper::Reach;
+use halite_tier::rpc::ring::is_ring_size;
+use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
+
+use crate::cluster::cluster_dir::TakenNumbers;
+use crate::cluster::config::Config;
+use crate::cluster::ways::Ways;
+use crate::error::JoinError;
+use crate::posted::Posted;
+use crate::rpc::Rpc;
+use crate::runtime::driver::Core;
+use crate::runtime::machine::{Ground, Machine};
+use crate::runtime::peers::Peers;
+use crate::runtime::surroundings::Around;
+use crate::runtime::wait::Event;
+use crate::session::Session;
+
+/// How long the first node, on another host, may take to be met.
+pub(crate) const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long others may take whom the directory has just heard: one of them may have died since.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A configuration that has been checked.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) config: Config,
+    principal: Principal,
+}
+
+/// See the module's documentation.
+pub(crate) struct Member {
+    pub(crate) core: Arc<Core>,
+    pub(crate) life: NodeLife,
+    principal: Principal,
+    chunk_bytes: u64,
+}
+
+impl Checked {
+    pub(crate) fn new(config: Config) -> Result<Checked, JoinError> {
+        let principal = checked_principal(&config)?;
+        check_request_ring(&config)?;
+        Ok(Checked { config, principal })
+    }
+
+    /// What peers who connect are to be shown; `address` is where they dial the node when they have lost sight of it.
+    pub(crate) fn hello(&self, life: NodeLife, around: &Around, address: &str) -> Vec<u8> {
+        let bytes_total = self.config.arena_bytes;
+        let address = address.to_owned();
+        Hello { life, pid: around.pid(), bytes_total, address }.encode()
+    }
+}
+
+/// Tells this life of a node from its others.
+pub(crate) fn new_incarnation(around: &Around) -> Incarnation {
+    Incarnation(around.random().max(1))
+}
+
+impl Member {
+    /// Knows nobody yet.
+    pub(crate) fn new(
+        checked: &Checked,
+        life: NodeLife,
+        around: Around,
+        address: String,
+        fabric: Arc<dyn Fabric>,
+        (ways, numbers): (Ways, Option<TakenNumbers>),
+    ) -> Result<Member, JoinError> {
+        let config = &checked.config;
+        let path = Arc::new(DataPath::default());
+        let reach = Arc::new(FabricReach(fabric.clone()));
+        let now_ns = around.now_ns();
+        let mut engine =
+            Engine::new(engine_config(config, life, &around, address, &*fabric), path.clone(), reach, now_ns);
+        if let Some(numbers) = &numbers {
+            engine.restore_numbers(numbers.next);
+        }
+        let posted = Arc::new(Posted::new(around.parallelism()));
+        let peers = Arc::new(Peers::new(life.node));
+        let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), config.request_ring_bytes);
+        let rpc = rpc.ok_or(JoinError::NoMemory)?;
+        let ground = Ground { fabric, path, posted, peers, rpc, ways, numbers, changes: Event::default() };
+        let core = Core::new(Arc::new(ground), around, engine);
+        Ok(Member { core, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
+    }
+
+    /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
+    pub(crate) fn session(&self, principal: Option<Principal>) -> Session {
+        let principal = principal.unwrap_or_else(|| self.principal.clone());
+        let id = self.core.with(|machine, _| machine.open_session(principal.clone()));
+        let id = id.expect("a node has at most 65,536 sessions at a time");
+        let random = self.core.around().random();
+        Session::new(self.core.clone(), self.life, id, principal, random, self.chunk_bytes)
+    }
+
+    /// Connects to all other members, which are at `addresses`; whether the first node is among them, or this is it.
+    pub(crate) async fn meet_all(&self, addresses: &[String]) -> bool {
+        self.core.with(|machine, _| machine.begin_to_meet(addresses));
+        let hello = self.core.look(|machine| machine.hello());
+        for address in addresses {
+            self.core.ground.fabric.connect(address, &hello);
+        }
+        self.all_dialled().await;
+        self.core.with(|machine, now| machine.handle_all_met(now));
+        let is_joined = |machine: &Machine| machine.is_connected_to(NodeId::FIRST);
+        self.life.node == NodeId::FIRST || self.core.look(is_joined)
+    }
+
+    /// Waits until the first node is met, of which others tell where it is; whether it is in time.
+    pub(crate) async fn meet_first(&self, patience: Duration) -> bool {
+        let is_over = |machine: &Machine| machine.is_connected_to(NodeId::FIRST) || machine.is_alone();
+        self.core.within(patience, self.until(is_over)).await;
+        self.core.look(|machine| machine.is_connected_to(NodeId::FIRST))
+    }
+
+    /// Waits until those are met of whom the directory has told, unless they take long: they may be dead.
+    pub(crate) async fn meet_others(&self) {
+        let is_over = |machine: &Machine| !machine.is_meeting_others();
+        self.core.within(OTHERS_PATIENCE, self.until(is_over)).await;
+    }
+
+    async fn all_dialled(&self) {
+        self.until(|machine| machine.has_met_all()).await;
+    }
+
+    /// Waits until something is so, or the node is closed.
+    async fn until(&self, is_so: impl Fn(&Machine) -> bool) {
+        let changes = &self.core.ground.changes;
+        loop {
+            let seen = changes.count();
+            if self.core.is_closed() || self.core.look(&is_so) {
+                return;
+            }
+            changes.after(seen).await;
+        }
+    }
+
+    /// Waits until all others have taken us in: whoever answers may be asked for our memory from then on.  A node
+    /// that dies meanwhile is no reason not to join.
+    pub(crate) async fn be_known(&self) {
+        let _ = self.session(None).status().await;
+    }
+}
+
+fn check_request_ring(config: &Config) -> Result<(), JoinError> {
+    let bytes = config.request_ring_bytes;
+    if is_ring_size(bytes) {
+        return Ok(());
+    }
+    Err(JoinError::BadConfig(format!(
+        "request rings of {bytes} bytes: a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX} is needed"
+    )))
+}
+
+fn checked_principal(config: &Config) -> Result<Principal, JoinError> {
+    principal(&config.principal())
+}
+
+/// The principal of that name.
+pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
+    match name.len() {
+        0 => Err(JoinError::BadConfig("the name of the principal is empty".to_owned())),
+        len if len > Principal::BYTES_MAX => {
+            let most = Principal::BYTES_MAX;
+            Err(JoinError::BadConfig(format!(
+                "the name of the principal has {len} bytes, and {most} are the most"
+            )))
+        }
+        _ => Ok(Principal(name.into())),
+    }
+}
+
+fn engine_config(
+    config: &Config,
+    life: NodeLife,
+    around: &Around,
+    address: String,
+    fabric: &dyn Fabric,
+) -> EngineConfig {
+    EngineConfig {
+        life,
+        pid: around.pid(),
+        lease_ns: config.lease.as_nanos() as u64,
+        bytes_total: config.arena_bytes,
+        segment_bytes: config.segment_bytes.min(config.arena_bytes),
+        epoch_ns: around.since_1970_ns().saturating_sub(around.now_ns()),
+        address,
+        provider: fabric.providers().join("+"),
+    }
+}
+
+/// Peers' memory, as the fabric reaches it.
+struct FabricReach(Arc<dyn Fabric>);
+
+impl Reach for FabricReach {
+    fn window(&self, peer: PeerId, key: Key) -> Option<Window> {
+        self.0.direct(peer, key)
+    }
+}

@@ -1,0 +1,344 @@
+//! Nodes: joining the cluster of a directory, and leaving it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use halite_fabric::{ConnectFailure, Fabric};
+use halite_tier::ids::{NodeId, NodeLife};
+
+use crate::blocking;
+use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
+use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
+use crate::cluster::member::{self, Checked, FIRST_PATIENCE, Member};
+use crate::cluster::networks::{self, MetHosts, Provider};
+use crate::cluster::scout;
+use crate::cluster::ways::{self, Ways};
+use crate::error::JoinError;
+use crate::runtime::leaving::{self, Leaving};
+use crate::runtime::machine::Machine;
+use crate::runtime::progress::ProgressThread;
+use crate::runtime::surroundings::Around;
+use crate::session::Session;
+
+/// Numbers of passing nodes where there are other hosts have it, and are random else.
+const PASSING_NODE_BIT: u32 = 1 << 31;
+
+/// How long others may take to join: each of their connections has two seconds to come about.
+const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a fabric must know of the node that it is opened for.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    /// Which node.
+    pub node: NodeId,
+    /// A name that no other node has.
+    pub name: String,
+    /// What peers who connect are to be shown.
+    pub hello: Vec<u8>,
+    /// How other hosts are met, if they are.
+    pub(crate) hosts: Option<MetHosts>,
+}
+
+impl Seat {
+    /// The name under which its fabric of that provider listens in the cluster directory.
+    pub fn name_of(&self, provider: Provider) -> String {
+        format!("{}.{provider}", self.name)
+    }
+}
+
+/// One node of the cluster, in this process.  Leaves when dropped.
+///
+/// A process that embeds a node is trusted by all nodes of its cluster directory.
+pub struct Node {
+    member: Member,
+    /// Both are there until the node leaves; in this order.
+    progress_thread: Option<ProgressThread>,
+    lock: Option<NodeLock>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("life", &self.member.life).finish_non_exhaustive()
+    }
+}
+
+/// Joining.
+impl Node {
+    /// Joins the cluster of `config.dir`, over the networks of `config`.
+    pub fn embedded(config: Config) -> Result<Node, JoinError> {
+        Node::wrap(config, |fabric| fabric)
+    }
+
+    /// A number for a node of `config`, which is to stay and meets other hosts: the directory gives each out once.
+    pub fn take_number(config: &Config) -> Result<NodeId, JoinError> {
+        scout::take_number(config)
+    }
+
+    /// As [`Node::embedded`], with middleware around the fabric.
+    pub fn wrap(
+        config: Config,
+        wrap: impl FnOnce(Arc<dyn Fabric>) -> Arc<dyn Fabric>,
+    ) -> Result<Node, JoinError> {
+        let open = |config: &Config, providers: &[Provider], seat: &Seat| {
+            networks::open(config, providers, seat).map(wrap)
+        };
+        Node::join(config, FIRST_PATIENCE, open)
+    }
+
+    /// As [`Node::embedded`], but what others say of where the first node is must come true in that time.
+    pub(crate) fn embedded_within(config: Config, first_patience: Duration) -> Result<Node, JoinError> {
+        Node::join(config, first_patience, networks::open)
+    }
+
+    /// As [`Node::embedded`], over the fabric that `open` opens.  It listens for the networks of `config`, of which the first
+    /// is meant where an address says none.
+    pub fn with_fabric(
+        config: Config,
+        open: impl FnOnce(&Seat) -> Result<Arc<dyn Fabric>, JoinError>,
+    ) -> Result<Node, JoinError> {
+        Node::join(config, FIRST_PATIENCE, |_, _, seat| open(seat))
+    }
+
+    fn join(
+        config: Config,
+        first_patience: Duration,
+        open: impl FnOnce(&Config, &[Provider], &Seat) -> Result<Arc<dyn Fabric>, JoinError>,
+    ) -> Result<Node, JoinError> {
+        config.check()?;
+        let checked = Checked::new(config)?;
+        let config = &checked.config;
+        let join = config.hosts.as_ref().map(|hosts| hosts.join.clone()).unwrap_or_default();
+        let found = match (&config.hosts, config.node) {
+            // The first node is what others would be asked about.
+            (Some(hosts), Some(NodeId::FIRST)) if !join.is_empty() => {
+                scout::look_for_first(config, hosts)?;
+                None
+            }
+            (Some(hosts), Some(node)) if !join.is_empty() => Some(scout::look(config, hosts, node)?),
+            _ => None,
+        };
+        let dir = match config.node {
+            Some(node) if node.0 >= EPHEMERAL_NODE_MIN => return Err(not_to_be_chosen(node)),
+            Some(_) => ClusterDir::found(&config.dir)?,
+            // Who comes to join leaves a place where nobody is as it is.
+            None => ClusterDir::open(&config.dir)?,
+        };
+        let around = Around::process(config.clock_offset_s);
+        let incarnation = member::new_incarnation(&around);
+        let _joining = JoinLock::take(&dir, incarnation, JOIN_PATIENCE)?;
+        dir.clean_residue()?;
+        let hosts = MetHosts::of(config, &dir)?;
+        // Of several hosts none can count for all: a number that nobody else has is one of many.
+        let passing = hosts.as_ref().map(|_| NodeId(around.random() as u32 | PASSING_NODE_BIT));
+        let lock = NodeLock::take(&dir, config.node.or(passing), incarnation)?;
+        let life = NodeLife { node: lock.node(), incarnation };
+        let name = cluster_dir::node_name(life.node);
+        // Nobody else joins or leaves its number meanwhile.
+        let others = dir.listeners_but(life.node)?;
+        let providers = match &hosts {
+            Some(_) => MetHosts::providers(config)?,
+            None => networks::chosen(config, &others),
+        };
+        let mut addresses = addresses(&dir, &providers, &others)?;
+        let ways = match &hosts {
+            Some(_) => Ways::between_hosts(&dir, &providers),
+            None => Ways::on_one_host(&providers),
+        };
+        // Each of these in turn, until one of its addresses answers.
+        let first = found.map(|found| found.first).filter(|first| !first.iter().any(|at| join.contains(at)));
+        for hosts in [&join, &first.unwrap_or_default()] {
+            addresses.extend(ways.to(&ways::list(hosts)));
+        }
+        let address = match &hosts {
+            Some(hosts) => ways.shown(&hosts.address(), life.node),
+            None => ways.shown_in_directory(life.node),
+        };
+        let numbers = match hosts.is_some() && life.node == NodeId::FIRST {
+            true => Some(TakenNumbers::open(&dir)?),
+            false => None,
+        };
+        let (dialled, is_spread) = (ways::hosts_of(&address), hosts.is_some());
+        let hello = checked.hello(life, &around, &address);
+        let known = config.hosts.as_ref().and(hosts.as_ref()).map(|hosts| hosts.known.clone());
+        let seat = Seat { node: life.node, name, hello, hosts };
+        let fabric = open(config, &providers, &seat)?;
+        let member = Member::new(&checked, life, around, address, fabric, (ways, numbers))?;
+        let progress_thread =
+            ProgressThread::start(member.core.clone()).map_err(JoinError::io(&config.dir))?;
+        if let Some(known) = known {
+            dir.write_hosts(&known)?;
+        }
+        let node =
+            Node { member, progress_thread: Some(progress_thread), lock: Some(lock), addresses: dialled };
+        // From here on, dropping the node is leaving.
+        let mut is_joined = node.member.core.block_on(node.member.meet_all(&addresses));
+        if !is_joined && is_spread {
+            // Whom we have met tells where the first node is.
+            is_joined = node.member.core.block_on(node.member.meet_first(first_patience));
+        }
+        // A part of the cluster may be out of reach, but not because of what this process lacks: the next one to be
+        // asked for memory would be that part.
+        if let Some(lack) = node.shortage() {
+            return Err(JoinError::Shortage {
+                dir: dir.path().to_owned(),
+                address: lack.address,
+                lack: lack.reason,
+            });
+        }
+        // The first node that was told to join founds nothing: the node that is there has a cluster.
+        let has_lost = life.node == NodeId::FIRST && node.failed(&node.ways_to(&join)).is_some();
+        if !is_joined || has_lost {
+            if is_spread {
+                return Err(node.why_apart(&dir, &join));
+            }
+            let first = others.iter().position(|other| other.node == NodeId::FIRST);
+            return Err(node.why_alone(&dir, first.map(|index| &addresses[index])));
+        }
+        node.member.core.block_on(node.member.be_known());
+        if is_spread {
+            node.member.core.block_on(node.member.meet_others());
+        }
+        tracing::info!("node {} has joined the cluster in {}", life.node, config.dir.display());
+        Ok(node)
+    }
+
+    /// Why it has not joined a cluster of several hosts, by these addresses or by those of this host.
+    fn why_apart(&self, dir: &ClusterDir, join: &[SocketAddr]) -> JoinError {
+        if join.is_empty() {
+            let reason = "it has the directory of names, and no node of this host reaches it".to_owned();
+            return JoinError::Unreachable {
+                dir: dir.path().to_owned(),
+                address: "node 0".to_owned(),
+                reason,
+            };
+        }
+        let address = ways::list(join);
+        let failed = self.failed(&self.ways_to(join));
+        let dir = dir.path().to_owned();
+        match failed {
+            Some(ConnectFailure { reason, .. }) => JoinError::Unreachable { dir, address, reason },
+            None => JoinError::NoFirst { dir, address, node: self.id() },
+        }
+    }
+
+    fn ways_to(&self, hosts: &[SocketAddr]) -> Vec<String> {
+        self.member.core.ground.ways.to(&ways::list(hosts))
+    }
+
+    /// A connection to one of these that has not come about.
+    fn failed(&self, ways: &[String]) -> Option<ConnectFailure> {
+        self.member.core.look(|machine| {
+            machine.dialling.failed.iter().find(|failed| ways.contains(&failed.address)).cloned()
+        })
+    }
+
+    /// What this process lacked to connect to all.
+    fn shortage(&self) -> Option<ConnectFailure> {
+        self.member.core.look(|machine| machine.dialling.failed.iter().find(|failed| failed.is_ours).cloned())
+    }
+
+    /// A node that cannot be reached now must not keep others from joining, unless it is the first, which is at that address.
+    fn why_alone(&self, dir: &ClusterDir, first: Option<&String>) -> JoinError {
+        let nodes = match dir.nodes() {
+            Ok(nodes) => nodes,
+            Err(error) => return error.into(),
+        };
+        let runs = nodes.iter().any(|presence| presence.node == NodeId::FIRST && presence.alive);
+        let failed = self.member.core.look(|machine| {
+            // Others may have failed, too, and sooner: the first node is the one that counts.
+            let failed = &machine.dialling.failed;
+            failed.iter().find(|failed| Some(&failed.address) == first).or(failed.first()).cloned()
+        });
+        let dir = dir.path().to_owned();
+        match failed.filter(|_| runs) {
+            Some(ConnectFailure { address, reason, .. }) => JoinError::Unreachable { dir, address, reason },
+            None => JoinError::NoCluster { dir },
+        }
+    }
+}
+
+/// Where the others are dialled.  Who shares no network with one of them would be in a cluster of which it reaches a part.
+fn addresses(
+    dir: &ClusterDir,
+    providers: &[Provider],
+    others: &[Listeners],
+) -> Result<Vec<String>, JoinError> {
+    let address = |other: &Listeners| {
+        networks::address(providers, other).ok_or_else(|| {
+            let names = |providers: &[Provider]| {
+                providers.iter().map(|provider| provider.name()).collect::<Vec<_>>().join(" and ")
+            };
+            JoinError::Unreachable {
+                dir: dir.path().to_owned(),
+                address: format!("node {}", other.node),
+                reason: format!("it uses {}, and this node {}", names(&other.providers), names(providers)),
+            }
+        })
+    };
+    others.iter().map(address).collect()
+}
+
+fn not_to_be_chosen(node: NodeId) -> JoinError {
+    JoinError::BadConfig(format!(
+        "as node {node}: numbers from {EPHEMERAL_NODE_MIN} on are given out, each once, to nodes that ask for none"
+    ))
+}
+
+/// Using.
+impl Node {
+    /// Which node this is.
+    pub fn id(&self) -> NodeId {
+        self.member.life.node
+    }
+
+    /// Where nodes of other hosts dial it, if they can; the first that they try.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.addresses().first().copied()
+    }
+
+    /// Where nodes of other hosts dial it, if they can, in the order in which they try.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// A new session, which acts as the node's principal.
+    ///
+    /// Panics when 65,536 sessions are open.
+    pub fn session(&self) -> Session {
+        self.member.session(None)
+    }
+
+    /// A new session for threads.
+    pub fn blocking_session(&self) -> blocking::Session {
+        self.session().blocking()
+    }
+
+    /// Where a node of another host is dialled, if that is known.
+    pub(crate) fn addresses_of(&self, node: NodeId) -> Vec<SocketAddr> {
+        let shown = |machine: &Machine| machine.engine()?.address_of(node).map(ways::hosts_of);
+        self.member.core.look(shown).unwrap_or_default()
+    }
+
+    /// Leaves the cluster.  Its sessions' operations then end with `NodeClosed`, and the regions whose bytes are
+    /// on this node are lost.
+    pub fn leave(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        tracing::info!("node {} leaves", self.member.life.node);
+        let core = &self.member.core;
+        let mut leaving = Leaving::begin(core);
+        while !leaving.advance(core) {
+            core.drive_for_a_moment();
+        }
+        self.progress_thread = None;
+        leaving::close(core, leaving.into_stale());
+        leaving::see_out(&*core.ground.fabric);
+        self.lock = None;
+    }
+}

@@ -1,0 +1,153 @@
+//! Jobs: what the engine wants done that takes long, and is therefore done while nobody holds its lock.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use halite_fabric::{Fabric, Key};
+use halite_mem::{PagePolicy, Segment, Window};
+use halite_tier::effect::Token;
+
+use crate::runtime::surroundings::Around;
+use crate::runtime::wait::lock;
+
+/// Something to be done.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Register a new segment of this many bytes.
+    Grow(u64),
+    /// Copy all of `from` to `to`.
+    Copy { token: Token, from: Window, to: Window },
+    /// Set all of `window` to `byte`.
+    Fill { token: Token, window: Window, byte: u8 },
+    /// Take a part of our memory from the system.
+    Populate { token: Token, key: Key, offset: u64, len: u64 },
+    /// Make a part of our memory read as zero.
+    Discard { token: Token, key: Key, offset: u64, len: u64 },
+}
+
+/// What came of a job.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// The new segment, unless the system refused.
+    Grown(Option<(Key, Window)>),
+    Copied(Token),
+    Discarded(Token),
+    /// Whether the system gave these many bytes.
+    Populated {
+        token: Token,
+        len: u64,
+        is_done: bool,
+    },
+    /// The rest is to be done, after others have had their turn.
+    Partly(Job),
+}
+
+/// How much is populated without asking first what the system has: that takes 0.1 ms.
+const HEADROOM_BYTES_MIN: u64 = 1 << 20;
+/// How much is discarded before the clock is looked at: about 10 ms if it was all touched.
+const DISCARD_BYTES_MIN: u64 = 64 << 20;
+/// How long a job may take before others have their turn.
+const PATIENCE_NS: u64 = 8_000_000;
+
+/// The segments of this node, for those who do its jobs.
+#[derive(Debug, Default)]
+pub(crate) struct Arena {
+    segments: Mutex<BTreeMap<Key, Arc<Segment>>>,
+}
+
+impl Arena {
+    /// Does a job on the calling thread.
+    pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric, around: &Around) -> Done {
+        match job {
+            Job::Grow(len) => Done::Grown(self.grow(len, fabric, around)),
+            Job::Copy { token, from, to } => {
+                let len = to.len().min(from.len());
+                to.copy_from(0, &from, 0, len).expect("the length is in both windows");
+                Done::Copied(token)
+            }
+            Job::Fill { token, window, byte } => {
+                window.fill(0, window.len(), byte).expect("all of the window");
+                Done::Copied(token)
+            }
+            Job::Populate { token, key, offset, len } => {
+                Done::Populated { token, len, is_done: self.populate(key, offset, len, around) }
+            }
+            Job::Discard { token, key, offset, len } => {
+                let done = self.discard_for_a_while(key, offset, len, around);
+                match len - done {
+                    0 => Done::Discarded(token),
+                    len => Done::Partly(Job::Discard { token, key, offset: offset + done, len }),
+                }
+            }
+        }
+    }
+
+    /// The engine tries less where the system refuses.
+    fn grow(&self, len: u64, fabric: &dyn Fabric, around: &Around) -> Option<(Key, Window)> {
+        match self.try_growing(len, fabric, around) {
+            Ok(grown) => {
+                tracing::info!("the arena has grown by {len} bytes");
+                Some(grown)
+            }
+            Err(reason) => {
+                tracing::info!("the arena cannot grow by {len} bytes: {reason}");
+                None
+            }
+        }
+    }
+
+    fn try_growing(&self, len: u64, fabric: &dyn Fabric, around: &Around) -> Result<(Key, Window), String> {
+        if !around.has_addresses(len) {
+            return Err("the limit on address space (ulimit -v) leaves too little for it".to_owned());
+        }
+        let segment = Segment::create("halite-arena", len, PagePolicy::Huge);
+        let segment = segment.map_err(|error| error.to_string())?;
+        let window = segment.window(0, len).expect("the whole segment");
+        let key = fabric.register(segment.clone()).map_err(|error| error.to_string())?;
+        lock(&self.segments).insert(key, segment);
+        Ok((key, window))
+    }
+
+    /// Whether the system gave the memory.
+    fn populate(&self, key: Key, offset: u64, len: u64, around: &Around) -> bool {
+        // It would rather end some process, this one perhaps, than say that there is no more.
+        let asks = len >= HEADROOM_BYTES_MIN;
+        if asks && !around.has_free(len) {
+            tracing::warn!("the system has no {len} bytes of memory left for a region");
+            return false;
+        }
+        let populated = self.segment(key).populate(offset, len);
+        populated.inspect_err(|error| tracing::warn!("{len} bytes of memory cannot be had: {error}")).is_ok()
+    }
+
+    /// Giving memory back takes about 0.15 s for each GiB that was touched, and next to nothing for what was not:
+    /// so the slices grow while they are cheap.  Returns how many bytes were discarded.
+    fn discard_for_a_while(&self, key: Key, offset: u64, len: u64, around: &Around) -> u64 {
+        let begin_ns = around.now_ns();
+        let elapsed_ns = || around.now_ns() - begin_ns;
+        let (mut done, mut slice) = (0, DISCARD_BYTES_MIN);
+        while done < len && elapsed_ns() < PATIENCE_NS {
+            let part = slice.min(len - done);
+            self.discard(key, offset + done, part);
+            done += part;
+            if elapsed_ns() < PATIENCE_NS / 8 {
+                slice *= 4;
+            }
+        }
+        done
+    }
+
+    fn segment(&self, key: Key) -> Arc<Segment> {
+        let segment = lock(&self.segments).get(&key).cloned();
+        segment.expect("the engine names only segments that it was given")
+    }
+
+    fn discard(&self, key: Key, offset: u64, len: u64) {
+        let segment = self.segment(key);
+        if segment.discard(offset, len).is_err() {
+            // The system keeps the pages, but what they held must not be seen by their next user.
+            let window = segment.window(offset, len).expect("the engine knows the lengths of segments");
+            window.fill(0, len, 0).expect("all of the window");
+        }
+    }
+}

@@ -1,0 +1,603 @@
+//! The machine: the engine and everything that must change in step with it, under one lock.
+//!
+//! Whoever changes it lets it settle before letting go of the lock: effects are carried out, graces ended and
+//! messages posted.  It never blocks; what takes long becomes a job for whoever has no lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use halite_fabric::{
+    Completion, CompletionKind, ConnectFailure, CutOff, Event as FabricEvent, Fabric, PeerId,
+};
+use halite_mem::Grace;
+use halite_tier::access::{DataPath, SlotRef};
+use halite_tier::effect::{Command, Effect, OpId, Quiesce, Token};
+use halite_tier::engine::{Connection, Engine};
+use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
+use halite_tier::rpc::Target;
+use halite_tier::rpc::wire::NOTE_IMM;
+
+use crate::cluster::cluster_dir::TakenNumbers;
+use crate::cluster::ways::Ways;
+use crate::posted::{Fetch, Fetches, Mark, Posted};
+use crate::rpc::Rpc;
+use crate::runtime::jobs::{Done, Job};
+use crate::runtime::outbox::{OutMessage, Outbox};
+use crate::runtime::peers::Peers;
+use crate::runtime::ticket::{Chore, Tickets, Undo};
+use crate::runtime::timers::Timers;
+use crate::runtime::wait::{Event, Wakes};
+
+/// How soon is looked again for what nobody tells: room in a peer's ring for requests, an atomic by call fewer under way, and
+/// memory.
+const LOOK_AGAIN_NS: u64 = 1_000_000;
+/// How often it is looked whether local accesses are over: each takes 26 us at most, unless its thread is
+/// descheduled in the middle.
+const GRACE_LOOK_NS: u64 = 50_000;
+
+/// What the machine and everybody else use without its lock.
+pub(crate) struct Ground {
+    pub(crate) fabric: Arc<dyn Fabric>,
+    pub(crate) path: Arc<DataPath>,
+    pub(crate) posted: Arc<Posted>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) rpc: Rpc,
+    /// How others are dialled.
+    pub(crate) ways: Ways,
+    /// Where the first node of several hosts writes down which numbers are taken.
+    pub(crate) numbers: Option<TakenNumbers>,
+    /// Some mapping, member or connection has changed.
+    pub(crate) changes: Event,
+}
+
+/// See the module's documentation.
+pub(crate) struct Machine {
+    ground: Arc<Ground>,
+    /// None when the node has left.
+    engine: Option<Engine>,
+    pub(crate) tickets: Tickets,
+    pub(crate) wakes: Wakes,
+    outbox: Outbox,
+    jobs: VecDeque<Job>,
+    graces: Vec<Waiting>,
+    fetches: Fetches,
+    pub(crate) timers: Timers,
+    /// When those look again who are told by nobody.
+    retry_ns: Option<u64>,
+    pub(crate) dialling: Dialling,
+}
+
+/// Local accesses and posted operations that a token waits for.
+#[derive(Debug)]
+struct Waiting {
+    token: Token,
+    grace: Grace,
+    mark: Mark,
+}
+
+/// Connections that we began.
+#[derive(Debug, Default)]
+pub(crate) struct Dialling {
+    /// Those that have neither come about nor failed, the oldest first, by where they are dialled.  Each is answered once.
+    under_way: BTreeMap<String, VecDeque<Dial>>,
+    pub(crate) failed: Vec<ConnectFailure>,
+}
+
+/// Why we began a connection.
+#[derive(Debug)]
+enum Dial {
+    /// We join, and meet all.
+    Joining,
+    /// The engine wants it.
+    Wanted(Dialled),
+}
+
+/// Somebody whom the engine wants dialled.
+#[derive(Debug)]
+struct Dialled {
+    /// What it shows.
+    shown: String,
+    /// Ways to it that are left.
+    ways: VecDeque<String>,
+}
+
+/// What the fabric calls an address in all that it tells: of several networks, the first does not know its own name.
+fn as_told(fabric: &dyn Fabric, address: &str) -> String {
+    let names = fabric.providers();
+    let first = names.first().filter(|_| names.len() > 1);
+    let rest = first.and_then(|first| address.strip_prefix(first)?.strip_prefix(':'));
+    rest.unwrap_or(address).to_owned()
+}
+
+impl Dialling {
+    /// Counted before the answer can arrive.
+    fn begin(&mut self, address: String, dial: Dial) {
+        self.under_way.entry(address).or_default().push_back(dial);
+    }
+
+    fn take(&mut self, address: &str) -> Option<Dial> {
+        let dials = self.under_way.get_mut(address)?;
+        let oldest = dials.pop_front();
+        if dials.is_empty() {
+            self.under_way.remove(address);
+        }
+        oldest
+    }
+
+    fn is_joining(&self) -> bool {
+        self.under_way.values().flatten().any(|dial| matches!(dial, Dial::Joining))
+    }
+}
+
+impl Machine {
+    pub(crate) fn new(ground: Arc<Ground>, engine: Engine) -> Machine {
+        Machine {
+            ground,
+            engine: Some(engine),
+            tickets: Tickets::default(),
+            wakes: Wakes::default(),
+            outbox: Outbox::default(),
+            jobs: VecDeque::new(),
+            graces: Vec::new(),
+            fetches: Fetches::default(),
+            timers: Timers::default(),
+            retry_ns: None,
+            dialling: Dialling::default(),
+        }
+    }
+
+    // Sessions and their commands.
+
+    pub(crate) fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
+        self.engine.as_mut()?.open_session(principal)
+    }
+
+    /// `None` if the node has left.
+    pub(crate) fn submit(
+        &mut self,
+        now: u64,
+        session: SessionId,
+        command: Command,
+        undo: Undo,
+    ) -> Option<OpId> {
+        let op = self.engine.as_mut()?.submit(now, session, command);
+        self.tickets.open(op, session, undo);
+        Some(op)
+    }
+
+    pub(crate) fn abandon(&mut self, now: u64, op: OpId) {
+        match (self.tickets.abandon(op), &mut self.engine) {
+            (Some(chore), _) => self.do_chore(now, chore),
+            (None, Some(engine)) => engine.abandon(now, op),
+            (None, None) => {}
+        }
+    }
+
+    fn do_chore(&mut self, now: u64, chore: Chore) {
+        let Some(engine) = &mut self.engine else { return };
+        let op = engine.submit(now, chore.session, chore.command);
+        self.tickets.open_abandoned(op, chore.session, chore.undo);
+    }
+
+    // What the fabric tells.
+
+    pub(crate) fn handle_event(&mut self, now: u64, event: FabricEvent) {
+        if let FabricEvent::ConnectFailed(failure) = &event
+            && let Some(Dial::Wanted(dialled)) = self.answered(&failure.address)
+        {
+            return self.dial_next(dialled);
+        }
+        let Some(engine) = &mut self.engine else { return };
+        match event {
+            FabricEvent::Completed(completion) => self.handle_completion(now, completion),
+            FabricEvent::Connected { peer, hello, dialled } => {
+                let send_bytes_max = self.ground.fabric.capabilities(peer).send_bytes_max;
+                let connection = Connection { peer, dialled: dialled.is_some(), send_bytes_max };
+                engine.handle_connected(now, connection, &hello);
+                if let Some(address) = dialled {
+                    engine.handle_answered(&address);
+                    self.answered(&address);
+                }
+            }
+            FabricEvent::ConnectFailed(failure) => {
+                engine.handle_stranger(&failure.address);
+                self.dialling.failed.push(failure);
+            }
+            // Who waits in the machine tries again when it settles.
+            FabricEvent::Room { .. } => self.ground.posted.retry(&mut self.wakes),
+            // A node's memory stays registered as long as the node lives.
+            FabricEvent::Deregistered { .. } => {}
+            FabricEvent::Disconnected { peer } => {
+                engine.handle_disconnected(now, peer);
+                self.end_connection(peer);
+            }
+            FabricEvent::CutOff { peer, exited } => engine.handle_cut_off(now, peer, exited),
+        }
+    }
+
+    // What becomes of peers.  Nobody else tells the parts, and none of them finds out by itself.
+
+    fn take_up(&mut self, peer: PeerId, life: NodeLife) {
+        let Ground { peers, rpc, .. } = &*self.ground;
+        let link = rpc.make_link(peer, life.node);
+        peers.set_up(peer, life, link.clone());
+        if let Some(link) = link {
+            rpc.handle_up(peer, &link);
+        }
+    }
+
+    fn take_down(&mut self, peer: PeerId) {
+        let Ground { peers, rpc, posted, .. } = &*self.ground;
+        let Some(became) = peers.set_down(peer) else { return };
+        self.outbox.handle_down(peer);
+        posted.handle_down(peer, &mut self.wakes);
+        if let Some(link) = became.link {
+            rpc.handle_down(peer, &link, &mut self.wakes);
+        }
+    }
+
+    fn note_cut_off(&mut self, peer: PeerId) {
+        let Ground { peers, rpc, .. } = &*self.ground;
+        if let Some(link) = peers.set_cut_off(peer).and_then(|became| became.link) {
+            rpc.handle_cut_off(peer, &link);
+        }
+    }
+
+    /// Nothing comes of the peer any more, whether or not the engine gave it up before.
+    fn end_connection(&mut self, peer: PeerId) {
+        let Ground { peers, posted, .. } = &*self.ground;
+        if peers.set_closed(peer) {
+            posted.handle_closed(peer, &mut self.wakes);
+        }
+    }
+
+    /// Something has arrived of a peer, and is about to be handled.
+    pub(crate) fn handle_heard(&mut self, now: u64, peer: PeerId) {
+        if let Some(engine) = &mut self.engine {
+            engine.handle_heard(now, peer);
+        }
+    }
+
+    /// Whether there are connections over which the first words have yet to come.
+    pub(crate) fn awaits_first_words(&self) -> bool {
+        self.engine.as_ref().is_some_and(Engine::awaits_first_words)
+    }
+
+    /// Whether each connection that we began has come about or failed, and of all it is known whether they stay.
+    pub(crate) fn has_met_all(&self) -> bool {
+        !self.dialling.is_joining() && !self.engine.as_ref().is_some_and(Engine::is_meeting)
+    }
+
+    /// The oldest connection that we began to `address` has come about or failed.
+    fn answered(&mut self, address: &str) -> Option<Dial> {
+        self.ground.changes.happen(&mut self.wakes);
+        self.dialling.take(address)
+    }
+
+    /// Connections to all who are there, at `addresses`, are about to be begun.
+    pub(crate) fn begin_to_meet(&mut self, addresses: &[String]) {
+        for address in addresses {
+            self.dialling.begin(as_told(&*self.ground.fabric, address), Dial::Joining);
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.begin_to_meet();
+        }
+    }
+
+    /// All connections that we began when we joined have come about, or failed.
+    pub(crate) fn handle_all_met(&mut self, now: u64) {
+        if let Some(engine) = &mut self.engine {
+            engine.handle_all_met(now);
+        }
+    }
+
+    fn handle_completion(&mut self, now: u64, completion: Completion) {
+        match completion.kind {
+            CompletionKind::Received { bytes, .. } => {
+                if let Some(engine) = &mut self.engine {
+                    engine.handle_message(now, completion.peer, &bytes);
+                }
+            }
+            CompletionKind::Done { id } => {
+                self.fetches.complete(id, completion.status);
+            }
+            // What sessions and calls wait for has been handled before.
+            CompletionKind::Atomic { .. } | CompletionKind::Notified { .. } => {}
+        }
+    }
+
+    pub(crate) fn handle_job_done(&mut self, now: u64, done: Done) {
+        let Some(engine) = &mut self.engine else { return };
+        match done {
+            Done::Grown(segment) => {
+                if let Some((key, window)) = &segment {
+                    self.ground.peers.write().arena.insert(*key, window.clone());
+                }
+                engine.handle_grown(now, segment);
+            }
+            Done::Copied(token) => engine.handle_copied(now, token),
+            Done::Discarded(token) => engine.handle_discarded(now, token),
+            Done::Populated { token, len, is_done } => engine.handle_populated(now, token, len, is_done),
+            Done::Partly(rest) => self.jobs.push_back(rest),
+        }
+    }
+
+    // Settling.
+
+    /// Carries out all that follows from what was done before.
+    pub(crate) fn settle(&mut self, now: u64) {
+        if self.engine.as_ref().and_then(Engine::poll_timeout).is_some_and(|due| due <= now) {
+            let engine = self.engine.as_mut().expect("it has a timeout");
+            let fabric = &self.ground.fabric;
+            engine
+                .handle_signs_of_life(|peer| Some(now.saturating_sub(fabric.heard(peer)?.as_nanos() as u64)));
+            engine.handle_timeout(now);
+        }
+        self.timers.ring(now, &mut self.wakes);
+        if self.retry_ns.is_some_and(|due| due <= now) {
+            self.retry_ns = None;
+            self.ground.rpc.end_shortage();
+            self.ground.posted.retry(&mut self.wakes);
+        }
+        if self.ground.rpc.next_deadline_ns() <= now {
+            self.ground.rpc.handle_time(now, &mut self.wakes);
+        }
+        loop {
+            while let Some(effect) = self.engine.as_mut().and_then(Engine::poll_effect) {
+                self.apply(now, effect);
+            }
+            self.close_sessions(now);
+            let fetched = self.settle_fetches(now);
+            if !self.end_graces(now) && !fetched {
+                break;
+            }
+        }
+        self.settle_calls();
+        if self.ground.rpc.is_short() {
+            self.look_again_soon(now);
+        }
+        self.outbox.flush(&*self.ground.fabric);
+    }
+
+    fn settle_calls(&mut self) {
+        let rpc = &self.ground.rpc;
+        if rpc.take_dirty() || rpc.is_stuck() {
+            rpc.retry();
+            for (peer, note) in rpc.take_notes() {
+                // Who is down needs none.
+                if self.ground.peers.is_up(peer) {
+                    let bytes = note.emit();
+                    self.outbox.push(peer, OutMessage { imm: NOTE_IMM, bytes, solicited: true });
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, now: u64, effect: Effect) {
+        match effect {
+            Effect::Send { peer, bytes, solicited } => {
+                self.outbox.push(peer, OutMessage { imm: 0, bytes, solicited });
+            }
+            Effect::PeerUp { peer, life } => self.take_up(peer, life),
+            Effect::PeerDown(peer) => self.take_down(peer),
+            Effect::CutOff(peer) => self.cut_off(now, peer),
+            Effect::PeerCutOff(peer) => self.note_cut_off(peer),
+            Effect::Warn { peer, text } => self.ground.fabric.warn(peer, &text),
+            Effect::News(news) if news.is_trouble() => tracing::warn!("{news}"),
+            Effect::News(news) => tracing::info!("{news}"),
+            Effect::NumbersTaken { next } => {
+                self.ground.numbers.iter().for_each(|numbers| numbers.note(next))
+            }
+            Effect::Disconnect(peer) => self.ground.fabric.disconnect(peer),
+            Effect::Dial { address } => self.dial(address),
+            Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
+            Effect::Quiesce(Quiesce { token, posted }) => {
+                let grace = self.ground.path.pins().start_grace();
+                let mark = self.ground.posted.mark(&posted);
+                self.graces.push(Waiting { token, grace, mark });
+            }
+            Effect::Copy { token, from, to } => self.jobs.push_back(Job::Copy { token, from, to }),
+            Effect::Fill { token, window, byte } => self.jobs.push_back(Job::Fill { token, window, byte }),
+            Effect::Fetch { token, peer, address, key, offset, len } => {
+                self.fetches.begin(token, Fetch { peer, from: address, key, offset, len });
+            }
+            Effect::Populate { token, key, offset, len } => {
+                self.jobs.push_back(Job::Populate { token, key, offset, len })
+            }
+            Effect::Discard { token, key, offset, len } => {
+                self.jobs.push_back(Job::Discard { token, key, offset, len })
+            }
+            Effect::Finish { op, outcome } => {
+                if let Some(chore) = self.tickets.finish(op, outcome, &mut self.wakes) {
+                    self.do_chore(now, chore);
+                }
+            }
+            Effect::Changed => self.ground.changes.happen(&mut self.wakes),
+        }
+    }
+
+    fn cut_off(&mut self, now: u64, peer: PeerId) {
+        let begun = self.ground.fabric.cut_off(peer);
+        let Some(engine) = &mut self.engine else { return };
+        match begun {
+            CutOff::Done => engine.handle_cut_off(now, peer, false),
+            CutOff::Started => engine.handle_kill(now, peer),
+            // The engine keeps what the peer could reach in quarantine, until the peer hears of this, and lets go by itself.
+            CutOff::NotPermitted => self.ground.fabric.disconnect(peer),
+        }
+    }
+
+    /// Connects to somebody whom the engine has lost sight of.
+    fn dial(&mut self, shown: String) {
+        let ways = self.ground.ways.to(&shown).into();
+        self.dial_next(Dialled { shown, ways });
+    }
+
+    fn dial_next(&mut self, mut dialled: Dialled) {
+        match (dialled.ways.pop_front(), &mut self.engine) {
+            (Some(way), Some(engine)) => {
+                let hello = engine.hello();
+                self.dialling.begin(as_told(&*self.ground.fabric, &way), Dial::Wanted(dialled));
+                self.ground.fabric.connect(&way, &hello);
+            }
+            (None, Some(engine)) => {
+                engine.handle_dial_failed(&dialled.shown);
+                self.ground.changes.happen(&mut self.wakes);
+            }
+            (_, None) => {}
+        }
+    }
+
+    fn close_sessions(&mut self, now: u64) {
+        while let Some(session) = self.tickets.poll_closable() {
+            if let Some(engine) = &mut self.engine {
+                engine.close_session(now, session);
+            }
+        }
+    }
+
+    /// Whether a grace was over.
+    fn end_graces(&mut self, now: u64) -> bool {
+        let Some(engine) = &mut self.engine else { return false };
+        let before = self.graces.len();
+        let ground = &self.ground;
+        self.graces.retain_mut(|waiting| {
+            let elapsed = waiting.grace.elapsed(ground.path.pins());
+            let Some(elapsed) = elapsed.filter(|_| ground.posted.is_over(&mut waiting.mark)) else {
+                return true;
+            };
+            engine.handle_quiescent(now, waiting.token, elapsed);
+            false
+        });
+        self.graces.len() < before
+    }
+
+    /// Goes on with what is read from peers; whether anything of that has ended.
+    fn settle_fetches(&mut self, now: u64) -> bool {
+        let ended = self.fetches.go_on(&*self.ground.fabric);
+        let any = !ended.is_empty();
+        for (token, result) in ended {
+            match (&mut self.engine, result) {
+                (Some(engine), Ok(())) => engine.handle_copied(now, token),
+                (Some(engine), Err(why)) => engine.handle_copy_failed(now, token, why),
+                (None, _) => {}
+            }
+        }
+        any
+    }
+
+    // What others want to know.
+
+    /// A job to be done by whoever holds no lock.
+    pub(crate) fn poll_job(&mut self) -> Option<Job> {
+        self.jobs.pop_front()
+    }
+
+    /// When somebody must look after the machine, if nothing happens before.
+    pub(crate) fn attention_ns(&self, now: u64) -> u64 {
+        if !self.jobs.is_empty() {
+            return 0;
+        }
+        let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
+        let grace = if self.graces.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
+        let overdue = self.ground.rpc.next_deadline_ns();
+        let alarm = self.timers.next_ns().unwrap_or(u64::MAX);
+        let retry = self.retry_ns.unwrap_or(u64::MAX);
+        timeout.min(grace).min(retry).min(overdue).min(alarm)
+    }
+
+    /// Somebody waits, by [`Posted::progress_after`], for what nobody tells.
+    pub(crate) fn look_again_soon(&mut self, now: u64) {
+        self.retry_ns.get_or_insert(now + LOOK_AGAIN_NS);
+    }
+
+    /// The engine, unless the node has left.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        self.engine.as_ref()
+    }
+
+    /// What a node says of itself.
+    pub(crate) fn hello(&self) -> Vec<u8> {
+        self.engine.as_ref().map(Engine::hello).unwrap_or_default()
+    }
+
+    pub(crate) fn is_connected_to(&self, node: NodeId) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.is_connected_to(node))
+    }
+
+    /// Whether a node is still being met, of which others have told us.
+    pub(crate) fn is_meeting_others(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.is_dialling() || engine.is_meeting())
+    }
+
+    /// Whether nobody is there whom it could come to be connected to.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.engine.as_ref().is_none_or(Engine::is_alone)
+    }
+
+    /// The connection to a node that is up, or that it is this one.
+    pub(crate) fn target_of(&self, node: NodeId) -> Option<Target> {
+        self.engine.as_ref()?.target_of(node)
+    }
+
+    /// Whether a node of that number is or was in the cluster.
+    pub(crate) fn knows(&self, node: NodeId) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.knows(node))
+    }
+
+    /// Until when the lock behind a handle is given to nobody else; `None` if that may have happened.
+    pub(crate) fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
+        self.engine.as_ref()?.lock_is_kept_until_ns(session, slot)
+    }
+
+    /// The life of a node that is up.
+    pub(crate) fn life_of(&self, node: NodeId) -> Option<NodeLife> {
+        self.engine.as_ref()?.life_of(node)
+    }
+
+    // Leaving.
+
+    /// Says goodbye.
+    pub(crate) fn leave(&mut self, now: u64) {
+        if let Some(engine) = &mut self.engine {
+            engine.leave(now);
+        }
+    }
+
+    /// Whether nothing is left to be said, and nobody to be waited for.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.outbox.is_empty() && self.graces.is_empty()
+    }
+
+    /// Forgets everything, and tells all who wait that nothing will come.
+    pub(crate) fn close(&mut self) {
+        self.engine = None;
+        self.timers.ring(u64::MAX, &mut self.wakes);
+        self.jobs.clear();
+        self.graces.clear();
+        self.tickets.end_all(&mut self.wakes);
+        self.ground.posted.close(&mut self.wakes);
+        self.ground.rpc.close(&mut self.wakes);
+        self.ground.changes.happen(&mut self.wakes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_of_several_dials_to_one_address_is_answered_once() {
+        let mut dialling = Dialling::default();
+        let wanted = || Dial::Wanted(Dialled { shown: "one".to_owned(), ways: VecDeque::new() });
+        dialling.begin("one".to_owned(), wanted());
+        dialling.begin("one".to_owned(), Dial::Joining);
+        dialling.begin("two".to_owned(), wanted());
+        assert!(matches!(dialling.take("one"), Some(Dial::Wanted(_))));
+        assert!(dialling.is_joining(), "the other one is under way");
+        assert!(dialling.take("three").is_none());
+        assert!(matches!(dialling.take("one"), Some(Dial::Joining)));
+        assert!(!dialling.is_joining(), "who joins does not wait for those that the engine wants");
+        assert!(dialling.take("one").is_none() && dialling.take("two").is_some());
+    }
+}

@@ -1,0 +1,112 @@
+//! The outbox: messages that wait until the fabric takes them, in order for each peer.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use halite_fabric::{Fabric, Operation, PeerId, PostCause, PostError, WorkId, WorkRequest};
+
+use crate::runtime::lanes::CALLS;
+
+/// The number of work requests whose completions say nothing: a peer to which a message could not be sent is
+/// disconnected, which the fabric tells by an event.
+pub(crate) const SEND_WORK: WorkId = WorkId(0);
+
+/// A peer that takes nothing while this many bytes pile up for it is given up.
+pub(crate) const BACKLOG_BYTES_MAX: usize = 64 << 20;
+
+/// Messages by peer.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    backlogs: BTreeMap<PeerId, Backlog>,
+}
+
+/// A message that is to be sent.
+#[derive(Debug)]
+pub(crate) struct OutMessage {
+    /// What kind it is.
+    pub(crate) imm: u32,
+    pub(crate) bytes: Vec<u8>,
+    /// See [`WorkRequest::solicited`].
+    pub(crate) solicited: bool,
+}
+
+#[derive(Debug, Default)]
+struct Backlog {
+    messages: VecDeque<OutMessage>,
+    bytes: usize,
+}
+
+impl Outbox {
+    /// Puts a message behind those that wait.
+    pub(crate) fn push(&mut self, peer: PeerId, message: OutMessage) {
+        let backlog = self.backlogs.entry(peer).or_default();
+        backlog.bytes += message.bytes.len();
+        backlog.messages.push_back(message);
+    }
+
+    /// Posts what the fabric takes now.
+    pub(crate) fn flush(&mut self, fabric: &dyn Fabric) {
+        self.backlogs.retain(|peer, backlog| {
+            backlog.flush(fabric, *peer);
+            if backlog.bytes > BACKLOG_BYTES_MAX {
+                fabric.disconnect(*peer);
+            }
+            !backlog.messages.is_empty()
+        });
+    }
+
+    /// A peer is down: what it was to be told is forgotten.
+    pub(crate) fn handle_down(&mut self, peer: PeerId) {
+        self.backlogs.remove(&peer);
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.backlogs.is_empty()
+    }
+}
+
+impl Backlog {
+    fn flush(&mut self, fabric: &dyn Fabric, peer: PeerId) {
+        while let Some(OutMessage { imm, bytes, solicited }) = self.messages.front() {
+            let operation = Operation::Send { bytes, imm: *imm };
+            let request = WorkRequest { id: SEND_WORK, operation, signalled: false, solicited: *solicited };
+            match fabric.post(peer, CALLS, &[request]) {
+                Ok(()) => {
+                    self.bytes -= bytes.len();
+                    self.messages.pop_front();
+                }
+                // Nobody hears the rest, also of a connection that has ended before anybody took it up.
+                Err(PostError { cause: PostCause::NotConnected, .. }) => {
+                    self.messages.clear();
+                    self.bytes = 0;
+                }
+                // There will be room.
+                Err(error) => {
+                    debug_assert_ne!(error.cause, PostCause::Malformed, "the engine keeps to the limits");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halite_providers::{ShmConfig, ShmFabric};
+
+    use super::*;
+
+    #[test]
+    fn what_was_to_be_said_over_a_connection_that_has_ended_is_forgotten() {
+        let dir = std::env::temp_dir().join(format!("halite-outbox-{}", std::process::id()));
+        let fabric = ShmFabric::open(ShmConfig::new(&dir, "one")).unwrap();
+        let mut outbox = Outbox::default();
+        let message = || OutMessage { imm: 1, bytes: vec![1; 10], solicited: true };
+        outbox.push(PeerId(7), message());
+        outbox.push(PeerId(7), message());
+        outbox.flush(&*fabric);
+        drop(fabric);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(outbox.is_empty(), "it would be tried again with everything that happens");
+    }
+}

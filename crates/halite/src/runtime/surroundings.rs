@@ -1,0 +1,133 @@
+//! What a node takes from its surroundings: the time, the date, random numbers, and a number for people to see.
+//!
+//! Nothing else in a node comes from outside of what its fabric and its sessions tell it.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Instant, SystemTime};
+
+use crate::runtime::headroom;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// The surroundings of a [`crate::Driven`] node, which may be made up: the same surroundings and the same fabric
+/// make the same node do the same.
+pub trait Surroundings: Send + Sync {
+    /// Nanoseconds on the node's clock.  Never runs backwards.
+    fn now_ns(&self) -> u64;
+
+    /// Nanoseconds since 1970, as well as the host knows: locks that are made anew count their tokens from there.
+    fn since_1970_ns(&self) -> u64;
+
+    /// A number that nobody else is given.
+    fn random(&self) -> u64;
+
+    /// What `halite status` shows as the node's process.
+    fn pid(&self) -> u32;
+
+    /// Where the node's fabric is dialled by others, who do so when they have lost sight of it; empty if it cannot be.
+    fn address(&self) -> String {
+        String::new()
+    }
+}
+
+/// The surroundings of a node, of which the usual ones cost no look-up.
+#[derive(Clone)]
+pub(crate) enum Around {
+    /// This process, since it began, with a clock of day that is so far ahead.
+    Process {
+        begin: Instant,
+        clock_offset_s: i64,
+    },
+    Given(Arc<dyn Surroundings>),
+}
+
+impl Around {
+    pub(crate) fn process(clock_offset_s: i64) -> Around {
+        Around::Process { begin: Instant::now(), clock_offset_s }
+    }
+
+    #[inline]
+    pub(crate) fn now_ns(&self) -> u64 {
+        match self {
+            Around::Process { begin, .. } => begin.elapsed().as_nanos() as u64,
+            Around::Given(surroundings) => surroundings.now_ns(),
+        }
+    }
+
+    pub(crate) fn since_1970_ns(&self) -> u64 {
+        match self {
+            Around::Process { clock_offset_s, .. } => since_1970_ns(*clock_offset_s),
+            Around::Given(surroundings) => surroundings.since_1970_ns(),
+        }
+    }
+
+    pub(crate) fn random(&self) -> u64 {
+        match self {
+            Around::Process { .. } => random(),
+            Around::Given(surroundings) => surroundings.random(),
+        }
+    }
+
+    /// How many threads run at once.
+    pub(crate) fn parallelism(&self) -> usize {
+        match self {
+            Around::Process { .. } => thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            Around::Given(_) => 1,
+        }
+    }
+
+    /// Whether the system could give `len` bytes of memory now.
+    pub(crate) fn has_free(&self, len: u64) -> bool {
+        match self {
+            Around::Process { .. } => headroom::has_free(len),
+            Around::Given(_) => true,
+        }
+    }
+
+    /// Whether a segment of `len` bytes leaves enough addresses for others.
+    pub(crate) fn has_addresses(&self, len: u64) -> bool {
+        match self {
+            Around::Process { .. } => headroom::has_addresses(len),
+            Around::Given(_) => true,
+        }
+    }
+
+    /// Where others dial the node, if its surroundings say.
+    pub(crate) fn address(&self) -> String {
+        match self {
+            Around::Process { .. } => String::new(),
+            Around::Given(surroundings) => surroundings.address(),
+        }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        match self {
+            Around::Process { .. } => std::process::id(),
+            Around::Given(surroundings) => surroundings.pid(),
+        }
+    }
+}
+
+impl fmt::Debug for Around {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Around::Process { .. } => "Around::Process",
+            Around::Given(_) => "Around::Given",
+        })
+    }
+}
+
+fn since_1970_ns(clock_offset_s: i64) -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let shown_ns = (since.as_nanos() as i128).saturating_add(i128::from(clock_offset_s) * 1_000_000_000);
+    u64::try_from(shown_ns.max(0)).unwrap_or(u64::MAX)
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    let filled = getrandom(&mut bytes, GetRandomFlags::empty());
+    assert_eq!(filled, Ok(bytes.len()), "the system gives short random numbers without fail");
+    u64::from_ne_bytes(bytes)
+}

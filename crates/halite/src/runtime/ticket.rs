@@ -1,0 +1,274 @@
+//! Tickets: commands that are under way in the engine, and who waits for them.
+//!
+//! A command whose caller has lost interest runs to its end all the same, and then what it made is undone:
+//!
+//! ```text
+//!  Waiting ── finish ──> Done ── taken by the caller
+//!     └─ caller drops ─┐   └─ caller drops ─┐
+//!                      v                    v
+//!                  Abandoned ── finish ── undone: Free (of an alloc), then Unmap
+//! ```
+//!
+//! A session that is closed meanwhile stays open until all is undone.
+
+use std::collections::BTreeMap;
+use std::task::{Context, Poll, Waker};
+
+use halite_tier::access::SlotRef;
+use halite_tier::effect::{Command, CommandError, OpId, Outcome, Release};
+use halite_tier::ids::SessionId;
+use halite_tier::message::{ErrorReply, RegionCommand};
+
+use crate::runtime::wait::Wakes;
+
+/// How a command ends.
+pub(crate) type Ending = Result<Outcome, CommandError>;
+
+/// How every command ends when the node has left.
+pub(crate) fn node_closed() -> CommandError {
+    CommandError::Refused(ErrorReply::NodeClosed)
+}
+
+/// How a command is undone whose caller does not take what it made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Undo {
+    /// It made nothing.
+    Nothing,
+    /// The handle is given up.
+    Unmap,
+    /// The region is freed and the handle given up.
+    Free,
+    /// The lock behind this handle is given up.
+    Unlock(SlotRef),
+    /// This port watches no more.
+    Unwatch(u32),
+    /// Whatever came of this command, this handle is given up next.
+    ThenUnmap(SlotRef),
+}
+
+impl Undo {
+    /// What undoes `command`.
+    pub(crate) fn of(command: &Command) -> Undo {
+        match command {
+            Command::Alloc { .. } => Undo::Free,
+            // What an anchor holds may be in use by others at once: it stays.
+            Command::Map { .. } | Command::Anchor { .. } => Undo::Unmap,
+            Command::Lock { slot, .. } => Undo::Unlock(*slot),
+            Command::Watch { port, .. } => Undo::Unwatch(*port),
+            _ => Undo::Nothing,
+        }
+    }
+
+    fn step(self, ending: &Ending) -> Option<(Command, Undo)> {
+        match (self, ending) {
+            (Undo::Unmap, Ok(Outcome::Mapped { slot, .. })) => Some((Command::Unmap(*slot), Undo::Nothing)),
+            (Undo::Free, Ok(Outcome::Mapped { slot, .. })) => {
+                Some((Command::RegionCommand(*slot, RegionCommand::Free), Undo::ThenUnmap(*slot)))
+            }
+            (Undo::Unlock(slot), Ok(Outcome::Locked { recovered, .. })) => {
+                let release = if *recovered { Release::Unused } else { Release::Used };
+                Some((Command::Unlock { slot, release }, Undo::Nothing))
+            }
+            (Undo::Unwatch(port), Ok(Outcome::Watching { region })) => {
+                Some((Command::Unwatch { region: *region, port }, Undo::Nothing))
+            }
+            (Undo::ThenUnmap(slot), _) => Some((Command::Unmap(slot), Undo::Nothing)),
+            _ => None,
+        }
+    }
+}
+
+/// What is to be submitted next, on behalf of nobody.
+#[derive(Debug)]
+pub(crate) struct Chore {
+    pub(crate) session: SessionId,
+    pub(crate) command: Command,
+    pub(crate) undo: Undo,
+}
+
+/// All commands that are under way.
+#[derive(Debug, Default)]
+pub(crate) struct Tickets {
+    ops: BTreeMap<OpId, Ticket>,
+    sessions: BTreeMap<SessionId, Pending>,
+}
+
+#[derive(Debug)]
+struct Ticket {
+    session: SessionId,
+    undo: Undo,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting(Option<Waker>),
+    Done(Ending),
+    Abandoned,
+}
+
+/// How many commands of a session are under way, and whether it ends with the last.
+#[derive(Debug, Default)]
+struct Pending {
+    count: usize,
+    closing: bool,
+}
+
+impl Tickets {
+    /// A command has been submitted, by a caller who will take its end.
+    pub(crate) fn open(&mut self, op: OpId, session: SessionId, undo: Undo) {
+        self.insert(op, Ticket { session, undo, state: State::Waiting(None) });
+    }
+
+    /// A chore has been submitted.
+    pub(crate) fn open_abandoned(&mut self, op: OpId, session: SessionId, undo: Undo) {
+        self.insert(op, Ticket { session, undo, state: State::Abandoned });
+    }
+
+    fn insert(&mut self, op: OpId, ticket: Ticket) {
+        self.sessions.entry(ticket.session).or_default().count += 1;
+        self.ops.insert(op, ticket);
+    }
+
+    /// The end of a command, if it is there; else the task of `context` is woken when it is.
+    pub(crate) fn poll(&mut self, op: OpId, context: &mut Context<'_>) -> Poll<Ending> {
+        let ticket = self.ops.get_mut(&op).expect("a ticket stays until its end is taken");
+        if let State::Waiting(waker) = &mut ticket.state {
+            *waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        let ticket = self.remove(op).expect("looked up just before");
+        match ticket.state {
+            State::Done(ending) => Poll::Ready(ending),
+            _ => unreachable!("nobody polls what was abandoned"),
+        }
+    }
+
+    /// A command has ended.  Returns what is to be done instead of telling its caller, if that has gone.
+    pub(crate) fn finish(&mut self, op: OpId, ending: Ending, wakes: &mut Wakes) -> Option<Chore> {
+        let ticket = self.ops.get_mut(&op)?;
+        match &mut ticket.state {
+            State::Waiting(waker) => {
+                wakes.add(waker.take());
+                ticket.state = State::Done(ending);
+                None
+            }
+            State::Done(_) => unreachable!("a command ends once"),
+            State::Abandoned => {
+                let ticket = self.remove(op)?;
+                ticket.chore(&ending)
+            }
+        }
+    }
+
+    /// The caller of a command has lost interest.  Returns what is to be done about it now.
+    pub(crate) fn abandon(&mut self, op: OpId) -> Option<Chore> {
+        let ticket = self.ops.get_mut(&op)?;
+        if let State::Waiting(_) = ticket.state {
+            ticket.state = State::Abandoned;
+            return None;
+        }
+        let ticket = self.remove(op)?;
+        match &ticket.state {
+            State::Done(ending) => ticket.chore(ending),
+            _ => None,
+        }
+    }
+
+    /// The session is not used any more.  It is closed when [`Tickets::poll_closable`] says so.
+    pub(crate) fn close(&mut self, session: SessionId) {
+        self.sessions.entry(session).or_default().closing = true;
+    }
+
+    /// A session that is not used any more, and for which nothing is under way.
+    pub(crate) fn poll_closable(&mut self) -> Option<SessionId> {
+        let (session, _) = self.sessions.iter().find(|(_, pending)| pending.closing && pending.count == 0)?;
+        let session = *session;
+        self.sessions.remove(&session);
+        Some(session)
+    }
+
+    /// Ends all that is under way, since the node closes.
+    pub(crate) fn end_all(&mut self, wakes: &mut Wakes) {
+        for ticket in self.ops.values_mut() {
+            if let State::Waiting(waker) = &mut ticket.state {
+                wakes.add(waker.take());
+                ticket.state = State::Done(Err(node_closed()));
+            }
+        }
+    }
+
+    fn remove(&mut self, op: OpId) -> Option<Ticket> {
+        let ticket = self.ops.remove(&op)?;
+        if let Some(pending) = self.sessions.get_mut(&ticket.session) {
+            pending.count -= 1;
+            if pending.count == 0 && !pending.closing {
+                self.sessions.remove(&ticket.session);
+            }
+        }
+        Some(ticket)
+    }
+}
+
+impl Ticket {
+    fn chore(&self, ending: &Ending) -> Option<Chore> {
+        let (command, undo) = self.undo.step(ending)?;
+        Some(Chore { session: self.session, command, undo })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use halite_tier::ids::{Incarnation, RegionId};
+
+    const SESSION: SessionId = SessionId(4);
+    const SLOT: SlotRef = SlotRef { index: 1, generation: 2 };
+
+    fn mapped() -> Ending {
+        Ok(Outcome::Mapped { slot: SLOT, region: RegionId { origin: Incarnation(1), serial: 1 } })
+    }
+
+    fn finish(tickets: &mut Tickets, op: u64, ending: Ending) -> Option<Command> {
+        let chore = tickets.finish(OpId(op), ending, &mut Wakes::default())?;
+        tickets.open_abandoned(OpId(op + 1), chore.session, chore.undo);
+        Some(chore.command)
+    }
+
+    #[test]
+    fn an_alloc_that_nobody_takes_is_freed_and_then_unmapped_and_then_the_session_may_close() {
+        let mut tickets = Tickets::default();
+        tickets.open(OpId(1), SESSION, Undo::Free);
+        assert!(tickets.abandon(OpId(1)).is_none(), "it is still under way");
+        tickets.close(SESSION);
+        assert_eq!(
+            finish(&mut tickets, 1, mapped()),
+            Some(Command::RegionCommand(SLOT, RegionCommand::Free))
+        );
+        assert_eq!(tickets.poll_closable(), None);
+        assert_eq!(finish(&mut tickets, 2, Ok(Outcome::Done)), Some(Command::Unmap(SLOT)));
+        assert_eq!(tickets.poll_closable(), None);
+        assert_eq!(finish(&mut tickets, 3, Err(CommandError::Stale)), None);
+        assert_eq!(tickets.poll_closable(), Some(SESSION));
+        assert_eq!(tickets.poll_closable(), None);
+    }
+
+    #[test]
+    fn a_map_that_ended_but_was_not_taken_is_unmapped() {
+        let mut tickets = Tickets::default();
+        tickets.open(OpId(1), SESSION, Undo::Unmap);
+        assert_eq!(finish(&mut tickets, 1, mapped()), None);
+        let chore = tickets.abandon(OpId(1)).expect("the handle is there");
+        assert_eq!(chore.command, Command::Unmap(SLOT));
+    }
+
+    #[test]
+    fn a_command_that_failed_leaves_nothing_to_undo() {
+        let mut tickets = Tickets::default();
+        tickets.open(OpId(1), SESSION, Undo::Free);
+        tickets.abandon(OpId(1));
+        assert_eq!(finish(&mut tickets, 1, Err(CommandError::NoMemoryNode)), None);
+        tickets.close(SESSION);
+        assert_eq!(tickets.poll_closable(), Some(SESSION));
+    }
+}

@@ -1,0 +1,84 @@
+//! Timers: tasks that wait for a point in time, and futures that are given up then.
+
+use std::collections::BTreeMap;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::runtime::driver::Core;
+use crate::runtime::wait::Wakes;
+
+/// All tasks of a node that wait for a point in time.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    /// By time, and by a number that makes them different.
+    due: BTreeMap<(u64, u64), Waker>,
+    last: u64,
+}
+
+impl Timers {
+    /// Wakes all whose time has come.
+    pub(crate) fn ring(&mut self, now_ns: u64, wakes: &mut Wakes) {
+        while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now_ns) {
+            wakes.add(Some(entry.remove()));
+        }
+    }
+
+    /// When the first is due.
+    pub(crate) fn next_ns(&self) -> Option<u64> {
+        self.due.keys().next().map(|(at_ns, _)| *at_ns)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+}
+
+/// Waits until a point in time on the node's clock.
+struct Timer<'c> {
+    core: &'c Core,
+    at_ns: u64,
+    number: Option<u64>,
+}
+
+impl Future for Timer<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.core.now_ns() >= self.at_ns || self.core.is_closed() {
+            return Poll::Ready(());
+        }
+        let (at_ns, waker, before) = (self.at_ns, context.waker().clone(), self.number);
+        let number = self.core.with(|machine, _| {
+            let number = before.unwrap_or_else(|| machine.timers.number());
+            machine.timers.due.insert((at_ns, number), waker);
+            number
+        });
+        self.number = Some(number);
+        Poll::Pending
+    }
+}
+
+impl Drop for Timer<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.core.with_unless_failed(|machine, _| drop(machine.timers.due.remove(&(self.at_ns, number))));
+        }
+    }
+}
+
+impl Core {
+    /// What comes of `future`, or `None`, with `future` dropped, if that takes longer than `timeout`.
+    pub(crate) async fn within<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let at_ns = self.now_ns().saturating_add(timeout_ns);
+        let mut alarm = pin!(Timer { core: self, at_ns, number: None });
+        let mut future = pin!(future);
+        std::future::poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => alarm.as_mut().poll(context).map(|()| None),
+        })
+        .await
+    }
+}

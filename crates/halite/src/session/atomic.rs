@@ -1,0 +1,149 @@
+//! Atomics: changes of aligned 8-byte words in one piece, whatever else changes them.
+//!
+//! What loads and stores reach is changed on the caller's own thread.  The rest is posted; where what the fabric offers would
+//! not be in one piece with what the owner's processors do, a call is posted, which the owner's processor carries out
+//! ([`halite_tier::rpc::atomic`]).  An atomic is never repeated: one whose completion or answer was lost fails, and has
+//! happened or not.
+
+use halite_tier::access::{Atomic, Blocked, WORD_BYTES};
+use halite_tier::permissions::Permissions;
+
+use crate::blocking;
+use crate::error::{AccessCause, AccessError};
+use crate::posted::{Cursor, Kind, Transfer};
+use crate::session::access::Accesses;
+use crate::session::{Inner, Lh, Session};
+
+/// Atomics.  They order what their caller did before with what others do after they have seen the new value.  A
+/// future that is dropped may have changed the word.
+impl Session {
+    /// Adds to the 8-byte word at `offset`, wrapping; returns what it held before.  Needs
+    /// [`ATOMIC`](crate::Permissions::ATOMIC).
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId, Permissions, Placement};
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-atomic-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let tickets = session.alloc(None, 8, Placement::Local, Permissions::empty())?;
+    /// assert_eq!(session.fetch_add(tickets, 0, 3)?, 0);
+    /// assert_eq!(session.compare_swap(tickets, 0, 3, 10)?, 3);
+    /// assert_eq!(session.fetch_add(tickets, 0, 1)?, 10);
+    /// # drop((session, node));
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
+        self.inner.atomic(lh, offset, Atomic::FetchAdd { add }).await
+    }
+
+    /// Replaces the 8-byte word at `offset` by `new` if it holds `expected`; returns what it held before, so that
+    /// it was replaced exactly if that equals `expected`.  Needs [`ATOMIC`](crate::Permissions::ATOMIC).
+    pub async fn compare_swap(
+        &self,
+        lh: Lh,
+        offset: u64,
+        expected: u64,
+        new: u64,
+    ) -> Result<u64, AccessError> {
+        self.inner.atomic(lh, offset, Atomic::CompareSwap { expected, new }).await
+    }
+}
+
+/// Atomics.
+impl blocking::Session {
+    /// See [`crate::Session::fetch_add`].
+    #[inline]
+    pub fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
+        self.atomic(lh, offset, Atomic::FetchAdd { add })
+    }
+
+    /// See [`crate::Session::compare_swap`].
+    #[inline]
+    pub fn compare_swap(&self, lh: Lh, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError> {
+        self.atomic(lh, offset, Atomic::CompareSwap { expected, new })
+    }
+
+    #[inline]
+    fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
+        let inner = &*self.as_async().inner;
+        if inner.owns(lh)
+            && let Ok(old) = inner.path.atomic(inner.id, lh.slot, offset, atomic)
+        {
+            return Ok(old);
+        }
+        self.finish_atomic(lh, offset, atomic)
+    }
+
+    #[cold]
+    fn finish_atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
+        self.block_on(self.as_async().inner.atomic(lh, offset, atomic))
+    }
+}
+
+impl Inner {
+    /// Changes a word, waiting where it must.
+    pub(crate) async fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
+        if !self.owns(lh) {
+            let cause = AccessCause::ForeignHandle;
+            return Err(self.access_error(name(atomic), lh, offset, WORD_BYTES, cause));
+        }
+        let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
+        self.make(&mut change, 0).await.map_err(|error| error.source)?;
+        Ok(change.old)
+    }
+}
+
+/// One atomic.
+struct Change<'i> {
+    inner: &'i Inner,
+    lh: Lh,
+    offset: u64,
+    atomic: Atomic,
+    /// What the word held before.
+    old: u64,
+}
+
+impl Transfer for Change<'_> {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn len(&self, _: usize) -> usize {
+        WORD_BYTES as usize
+    }
+
+    fn step(&mut self, _: Cursor) -> Result<usize, Blocked> {
+        self.old = self.inner.path.atomic(self.inner.id, self.lh.slot, self.offset, self.atomic)?;
+        Ok(WORD_BYTES as usize)
+    }
+
+    fn locate(&self, _: Cursor) -> Result<usize, Blocked> {
+        self.inner.path.locate(self.inner.id, self.lh.slot, Permissions::ATOMIC, self.offset, WORD_BYTES)
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Atomic(self.atomic)
+    }
+
+    fn set_old(&mut self, old: u64) {
+        self.old = old;
+    }
+}
+
+impl Accesses for Change<'_> {
+    fn operation(&self) -> &'static str {
+        name(self.atomic)
+    }
+
+    fn place(&self, _: usize) -> (Lh, u64) {
+        (self.lh, self.offset)
+    }
+}
+
+fn name(atomic: Atomic) -> &'static str {
+    match atomic {
+        Atomic::FetchAdd { .. } => "fetch_add",
+        Atomic::CompareSwap { .. } => "compare_swap",
+    }
+}

@@ -1,0 +1,93 @@
+//! Barriers: sessions that wait until all of them are there.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use halite_tier::effect::{Command, CommandError, Outcome};
+use halite_tier::message::ErrorReply;
+use halite_tier::names::Service;
+use halite_tier::permissions::Permissions;
+
+use crate::error::{BarrierCause, BarrierError};
+use crate::runtime::wait::lock;
+use crate::session::{Commanded, Lh, Session, check_name};
+
+/// Handles of the regions behind the barriers that a session has used.
+pub(crate) type Barriers = Mutex<BTreeMap<Box<str>, Lh>>;
+
+/// Barriers.  A barrier comes about when somebody first comes to it, and may be used again and again.
+impl Session {
+    /// Waits until `participants` wait at the barrier `name`; returns how often it has been passed by now.
+    ///
+    /// All must name the same number.  When the first of those who wait has waited for `timeout`, none of them passes. Who
+    /// drops this future, or dies, is not counted any more.
+    pub async fn barrier(
+        &self,
+        name: &str,
+        participants: u32,
+        timeout: Duration,
+    ) -> Result<u64, BarrierError> {
+        let failed = |cause| BarrierError { name: name.to_owned(), cause };
+        check_name(name).map_err(|cause| failed(cause.into()))?;
+        if participants == 0 {
+            return Err(failed(BarrierCause::NoParticipants));
+        }
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        loop {
+            let lh = self.barrier_handle(name).await.map_err(failed)?;
+            let arrive = Command::Arrive { slot: lh.slot, participants, timeout_ns };
+            match Commanded::new(&self.inner, arrive).await {
+                Ok(Outcome::Passed { round }) => return Ok(round),
+                Ok(_) => unreachable!("a round was asked for"),
+                // It was freed, or its home was restarted, since it was opened.
+                Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => {
+                    self.forget_barrier(name, lh)
+                }
+                Err(error) => {
+                    if let CommandError::Refused(ErrorReply::PeerDown(_)) = error {
+                        self.forget_barrier(name, lh);
+                    }
+                    return Err(failed(error.into()));
+                }
+            }
+        }
+    }
+
+    /// Gives up what a barrier takes in memory: 64 bytes, and its name.  Who comes next makes a new one.  Needs
+    /// [`Permissions::MASTER`], which whoever came first has.
+    pub async fn free_barrier(&self, name: &str) -> Result<(), BarrierError> {
+        let failed = |cause| BarrierError { name: name.to_owned(), cause };
+        check_name(name).map_err(|cause| failed(cause.into()))?;
+        let master = self.open_master(Service::Barrier, name).await.map_err(|cause| failed(cause.into()))?;
+        let freed = self.free(master.lh).await;
+        let known = lock(&self.inner.barriers).remove(name);
+        if let Some(lh) = known {
+            self.forget(lh);
+        }
+        freed.map_err(|error| failed(error.cause.into()))
+    }
+
+    async fn barrier_handle(&self, name: &str) -> Result<Lh, BarrierCause> {
+        let known = lock(&self.inner.barriers).get(name).copied();
+        if let Some(lh) = known {
+            return Ok(lh);
+        }
+        let lh = self.open(Service::Barrier, name, Permissions::ATOMIC).await?;
+        let other = lock(&self.inner.barriers).insert(name.into(), lh);
+        // Another thread of this session may have been faster; one handle is enough, but both are good.
+        if let Some(other) = other {
+            self.forget(other);
+        }
+        Ok(lh)
+    }
+
+    fn forget_barrier(&self, name: &str, lh: Lh) {
+        let mut barriers = lock(&self.inner.barriers);
+        if barriers.get(name) == Some(&lh) {
+            barriers.remove(name);
+            drop(barriers);
+            self.forget(lh);
+        }
+    }
+}

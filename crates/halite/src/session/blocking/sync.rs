@@ -1,0 +1,112 @@
+//! Locks and barriers for threads.
+
+use std::time::Duration;
+
+use halite_tier::permissions::Permissions;
+
+use super::Session;
+use crate::error::{BarrierError, LockError};
+use crate::session::Who;
+use crate::session::lock::{self, Attempt};
+
+/// A lock that is held by a thread's session.  See [`crate::Guard`].
+#[derive(Debug)]
+#[must_use = "the lock is given up when its guard is dropped"]
+pub struct Guard {
+    guard: lock::Guard,
+    session: Session,
+}
+
+impl Guard {
+    /// See [`crate::Guard::token`].
+    pub fn token(&self) -> u64 {
+        self.guard.token()
+    }
+
+    /// See [`crate::Guard::recovered`].
+    pub fn recovered(&self) -> bool {
+        self.guard.recovered()
+    }
+
+    /// See [`crate::Guard::check`].
+    pub fn check(&self) -> Result<(), LockError> {
+        self.guard.check()
+    }
+
+    /// See [`crate::Guard::unlock`].
+    pub fn unlock(self) -> Result<(), LockError> {
+        self.session.block_on(self.guard.unlock())
+    }
+
+    /// See [`crate::Guard::keep`].
+    pub fn keep(self) -> u64 {
+        self.guard.keep()
+    }
+}
+
+/// Locks and barriers.
+impl Session {
+    /// See [`crate::Session::lock`].
+    pub fn lock(&self, name: &str) -> Result<Guard, LockError> {
+        let mut attempt = Attempt::begin(self.as_async(), name)?;
+        let guard = match attempt.take_free() {
+            Some(guard) => guard,
+            None => self.block_on(attempt.taken(true))?,
+        };
+        Ok(self.guard(guard))
+    }
+
+    /// See [`crate::Session::try_lock`].
+    pub fn try_lock(&self, name: &str) -> Result<Guard, LockError> {
+        self.block_on(self.as_async().try_lock(name)).map(|guard| self.guard(guard))
+    }
+
+    /// See [`crate::Session::lock_within`].
+    pub fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
+        self.block_on(self.as_async().lock_within(name, timeout)).map(|guard| self.guard(guard))
+    }
+
+    /// See [`crate::Session::check_lock`].
+    pub fn check_lock(&self, name: &str) -> Result<(), LockError> {
+        self.as_async().check_lock(name)
+    }
+
+    /// See [`crate::Session::unlock`].
+    pub fn unlock(&self, name: &str) -> Result<(), LockError> {
+        self.block_on(self.as_async().unlock(name))
+    }
+
+    /// See [`crate::Session::create_lock`].
+    pub fn create_lock(&self, name: &str, everyone: Permissions) -> Result<(), LockError> {
+        self.block_on(self.as_async().create_lock(name, everyone))
+    }
+
+    /// See [`crate::Session::grant_lock`].
+    pub fn grant_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
+        self.block_on(self.as_async().grant_lock(name, who, permissions))
+    }
+
+    /// See [`crate::Session::revoke_lock`].
+    pub fn revoke_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
+        self.block_on(self.as_async().revoke_lock(name, who, permissions))
+    }
+
+    /// See [`crate::Session::free_lock`].
+    pub fn free_lock(&self, name: &str) -> Result<(), LockError> {
+        self.block_on(self.as_async().free_lock(name))
+    }
+
+    /// See [`crate::Session::barrier`].
+    pub fn barrier(&self, name: &str, participants: u32, timeout: Duration) -> Result<u64, BarrierError> {
+        self.block_on(self.as_async().barrier(name, participants, timeout))
+    }
+
+    /// See [`crate::Session::free_barrier`].
+    pub fn free_barrier(&self, name: &str) -> Result<(), BarrierError> {
+        self.block_on(self.as_async().free_barrier(name))
+    }
+
+    fn guard(&self, guard: lock::Guard) -> Guard {
+        Guard { guard, session: self.clone() }
+    }
+}

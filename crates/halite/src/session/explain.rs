@@ -1,0 +1,617 @@
+//! Explanations: which path the bytes of a region take, what stands between this node and another, and why.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use halite_fabric::{Atomics, Capabilities, Path, PeerId};
+use halite_tier::access::Place;
+use halite_tier::effect::Command;
+use halite_tier::engine::KnownPeer;
+use halite_tier::ids::{NodeId, NodeLife};
+use halite_tier::mapper::Known;
+use halite_tier::message::{Loss, LossCause, NodeState, NodeStatus};
+use halite_tier::permissions::Permissions;
+use serde::Serialize;
+
+use crate::blocking;
+use crate::cluster::ways;
+use crate::error::{RegionCause, RegionError};
+use crate::session::{Commanded, Lh, Session};
+
+/// How long what comes through to a peer is waited for, and how often that is looked at.
+const PATH_PATIENCE: Duration = Duration::from_millis(500);
+const PATH_LOOK: Duration = Duration::from_millis(5);
+
+/// Which way accesses of this node take to some bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AccessPath {
+    /// Loads and stores in this node's own memory.
+    Local,
+    /// Loads and stores in the memory of a peer.
+    Direct,
+    /// One-sided operations, posted to a peer.
+    Posted,
+    /// None for now: the bytes are on their way to another node, and accesses wait.
+    Frozen,
+    /// None: the node that held the bytes, or ordered their changes, is down.
+    Down,
+}
+
+impl AccessPath {
+    fn reason(self) -> &'static str {
+        match self {
+            AccessPath::Local => "the bytes are in this node's own memory",
+            AccessPath::Direct => "the owner is on this host, and its memory is mapped here",
+            AccessPath::Posted => "the owner's memory is not mapped here, so each access is posted to it",
+            AccessPath::Frozen => {
+                "the bytes are being moved to another node; accesses wait until they are there"
+            }
+            AccessPath::Down => "the owner of the bytes, or the home of the region, is down or was restarted",
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            AccessPath::Local => "local memory",
+            AccessPath::Direct => "direct",
+            AccessPath::Posted => "posted",
+            AccessPath::Frozen => "frozen",
+            AccessPath::Down => "down",
+        }
+    }
+}
+
+/// What a read, a write, an atomic and a copy to these bytes come down to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Verbs {
+    /// Of `Session::read`.
+    pub read: &'static str,
+    /// Of `Session::write`.
+    pub write: &'static str,
+    /// Of `Session::fetch_add` and its like.
+    pub atomic: &'static str,
+    /// Of `Session::copy` into these bytes, and of `Session::fill`.
+    pub copy: &'static str,
+}
+
+/// Bytes of a region that are reached in the same way.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PieceExplained {
+    /// The node that holds them.
+    pub node: u32,
+    /// How many bytes.
+    pub bytes: u64,
+    /// In how many pieces.
+    pub pieces: u64,
+    /// Where the first of them starts.
+    pub offset: u64,
+    /// The fabric in between, if there is one.
+    pub provider: Option<&'static str>,
+    /// The way to them.
+    pub path: AccessPath,
+    /// What accesses come down to.
+    pub verbs: Verbs,
+    /// Why, for people.
+    pub reason: &'static str,
+}
+
+/// How this session reaches a region, and why so.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct RegionExplained {
+    /// Its name, if it has one and its home answers.
+    pub name: Option<String>,
+    /// Its identity.
+    pub region: String,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The node that orders its changes.
+    pub home: u32,
+    /// How often it changed, if its home answers.
+    pub epoch: Option<u64>,
+    /// What this handle may be used for.
+    #[serde(serialize_with = "as_letters")]
+    pub permissions: Permissions,
+    /// Whether it is immutable.
+    pub sealed: bool,
+    /// Its bytes, by where they are and how they are reached.
+    pub pieces: Vec<PieceExplained>,
+}
+
+/// What the fabric between two nodes can do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct PeerCapabilities {
+    /// Its name.
+    pub provider: &'static str,
+    /// Whether loads and stores reach the other's memory.
+    pub direct: bool,
+    /// Which atomics it offers on the other's memory; where they are not coherent with processors, ours travel as calls.
+    #[serde(serialize_with = "as_text")]
+    pub atomics: Atomics,
+    /// How many orders of requests there are between the two: messages and calls take one, accesses another if there is another.
+    pub lanes: usize,
+    /// Longest message that it takes in one piece, in bytes.
+    pub send_bytes_max: u64,
+    /// Longest write out of memory that is not registered, in bytes; `None` where any is taken.
+    pub inline_bytes_max: Option<u64>,
+}
+
+/// The packets between this node and another.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PathExplained {
+    /// Most payload of a packet, in bytes (path MTU).
+    pub mtu_bytes: u32,
+    /// Packets that were sent, repetitions included.
+    pub sent: u64,
+    /// Of these, those that had been sent before: at least so many were lost, or late.
+    pub repeated: u64,
+    /// How often an answer was waited for in vain.
+    pub timeouts: u64,
+    /// Packets that arrived.
+    pub arrived: u64,
+    /// Of these, those that had arrived before.
+    pub duplicates: u64,
+    /// Packets that may be under way to it now, in each lane.
+    pub window_packets: Vec<u32>,
+    /// From which address and port of this end they go.
+    pub from: SocketAddr,
+    /// To which of the other's.
+    pub to: SocketAddr,
+}
+
+/// What stands between this node and another.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PeerExplained {
+    /// Which node.
+    pub node: u32,
+    /// Its life, in hexadecimal: numbers of 64 bits do not survive every reader of JSON.
+    pub incarnation: String,
+    /// Its process.
+    pub pid: u32,
+    /// Whether it lives, as far as is known here.
+    #[serde(serialize_with = "as_word")]
+    pub state: NodeState,
+    /// Whether this node is connected to it.
+    pub connected: bool,
+    /// Why it is reached by that fabric, if there was a choice.
+    pub provider_reason: Option<&'static str>,
+    /// What the fabric in between can do, if it is connected.
+    pub capabilities: Option<PeerCapabilities>,
+    /// For how long nothing was heard of it, in ms, if it is connected.
+    pub silent_ms: Option<u64>,
+    /// What a round trip to it takes, in ns, if it is connected over a network that has measured it.
+    pub round_trip_ns: Option<u64>,
+    /// What has become of packets to it and from it, if it is connected over a network that counts them.
+    pub path: Option<PathExplained>,
+    /// Calls and messages to it that have no answer yet, those given up among them for as long as it may still answer.
+    pub calls_under_way: usize,
+    /// Long answers to it that are kept until it has read them.
+    pub answers_kept: usize,
+    /// Bytes of this node's memory that are kept back because it could still reach them.
+    pub bytes_quarantined_here: u64,
+    /// Bytes that it keeps back itself because of others, if it answers.
+    pub bytes_quarantined_there: Option<u64>,
+    /// Nodes with memory that say that it is cut off from theirs: nothing of it lands there ([`Session::reach`]).
+    pub cut_off_at: Vec<u32>,
+    /// Why it is as it is, for people.
+    pub reason: String,
+}
+
+/// How this session's node sees another now.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PeerSeen {
+    /// Where other hosts dial it, if they do.
+    pub address: Option<SocketAddr>,
+    /// For how long nothing was heard of it, if it is connected.
+    pub silent: Option<Duration>,
+    /// What a round trip to it takes, if the network in between has measured it.
+    pub round_trip: Option<Duration>,
+    /// Which part of the packets to it had to be sent again, if the network in between counts them.
+    pub repeated: Option<f64>,
+}
+
+/// Explanations.
+impl Session {
+    /// Tells how this node sees another, without asking anybody; `None` if it has never heard of it.
+    pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
+        let core = &self.inner.core;
+        let now = core.now_ns();
+        let (known, shown) = core.look(|machine| {
+            let engine = machine.engine()?;
+            Some((engine.known_peer(now, node)?, engine.address_of(node).map(str::to_owned)))
+        })?;
+        let fabric = &core.ground.fabric;
+        let heard = known.peer.and_then(|peer| fabric.heard(peer)).unwrap_or(Duration::MAX);
+        let path = known.peer.and_then(|peer| fabric.path(peer));
+        let hosts = shown.as_deref().map(ways::hosts_of).unwrap_or_default();
+        let is_chosen = |host: &&SocketAddr| path.as_ref().is_some_and(|path| path.ends.1.ip() == host.ip());
+        Some(PeerSeen {
+            address: hosts.iter().find(is_chosen).or(hosts.first()).copied(),
+            silent: known.silent_ns.map(|ns| Duration::from_nanos(ns).min(heard)),
+            round_trip: known.peer.and_then(|peer| fabric.round_trip(peer)),
+            repeated: path.map(|path| path.repeated as f64 / path.sent.max(1) as f64),
+        })
+    }
+
+    /// Tells where the bytes of a region are, which way accesses take to them, and why.  Works as well where its home
+    /// is down.
+    pub async fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
+        self.own("explain", lh)?;
+        let core = &self.inner.core;
+        if core.is_closed() {
+            return Err(self.failed_on("explain", lh, RegionCause::NodeClosed));
+        }
+        let info = self.stat_handle(lh).await.ok();
+        let now = core.now_ns();
+        let (found, me) = core.look(|machine| {
+            let engine = machine.engine();
+            (engine.and_then(|engine| engine.known_region(self.inner.id, lh.slot)), engine.map(|e| e.life()))
+        });
+        let (Some(known), Some(me)) = (found, me) else {
+            return Err(self.failed_on("explain", lh, RegionCause::Stale));
+        };
+        let capabilities = |node| {
+            let known = core.look(|machine| machine.engine()?.known_peer(now, node));
+            Some(core.ground.fabric.capabilities(known?.peer?))
+        };
+        let pieces = pieces(&known, me, capabilities);
+        Ok(RegionExplained {
+            name: info.as_ref().and_then(|info| info.name.clone()),
+            region: known.region.to_string(),
+            len: known.pieces.iter().map(|(extent, _)| extent.len).sum(),
+            home: known.home.node.0,
+            epoch: info.map(|info| info.epoch),
+            permissions: known.permissions,
+            sealed: known.sealed,
+            pieces,
+        })
+    }
+
+    /// Tells what stands between this session's node and another, and why.
+    pub async fn explain_peer(&self, node: NodeId) -> Result<PeerExplained, RegionError> {
+        let failed = |cause| RegionError { operation: "explain", object: format!("node {node}"), cause };
+        // The directory knows of nodes that this one has never met.
+        let asked = Commanded::new(&self.inner, Command::Status).await;
+        let statuses = match asked.map_err(|error| failed(error.into()))? {
+            halite_tier::effect::Outcome::Status(statuses) => statuses,
+            _ => unreachable!("a status was asked for"),
+        };
+        let mut cut_off_at = Vec::new();
+        let owners =
+            statuses.iter().filter(|status| status.state == NodeState::Alive && status.bytes_total > 0);
+        for owner in owners.map(|status| status.node) {
+            if self.reach(node, owner).await.is_ok_and(|reach| reach.is_cut_off) {
+                cut_off_at.push(owner.0);
+            }
+        }
+        let core = &self.inner.core;
+        let now = core.now_ns();
+        let (found, is_self) = core.look(|machine| {
+            let engine = machine.engine();
+            let is_self = engine.is_some_and(|engine| engine.life().node == node);
+            (engine.and_then(|engine| engine.known_peer(now, node)), is_self)
+        });
+        let known = found.ok_or_else(|| failed(RegionCause::UnknownNode(node)))?;
+        let shown = core.look(|machine| machine.engine()?.address_of(node).map(str::to_owned));
+        let shown = shown.unwrap_or_default();
+        let (calls_under_way, answers_kept) = core.ground.rpc.under_way(node);
+        let fabric = &core.ground.fabric;
+        let capabilities = known.peer.map(|peer| fabric.capabilities(peer));
+        let round_trip = known.peer.and_then(|peer| fabric.round_trip(peer));
+        let path = self.path_to(known.peer).await.map(PathExplained::from);
+        let heard_ns = known.peer.and_then(|peer| fabric.heard(peer)).map(|ago| ago.as_nanos() as u64);
+        let silent_ns = known.silent_ns.map(|ns| ns.min(heard_ns.unwrap_or(u64::MAX)));
+        Ok(PeerExplained {
+            node: node.0,
+            incarnation: format!("{:x}", known.life.incarnation.0),
+            pid: known.pid,
+            state: state(&known, &statuses, is_self),
+            connected: known.peer.is_some(),
+            provider_reason: capabilities.and_then(|able| core.ground.ways.why(able.provider, &shown)),
+            capabilities: capabilities.map(PeerCapabilities::from),
+            silent_ms: silent_ns.map(|ns| ns / 1_000_000),
+            round_trip_ns: round_trip.map(|time| time.as_nanos() as u64),
+            path,
+            calls_under_way,
+            answers_kept,
+            bytes_quarantined_here: known.bytes_quarantined,
+            bytes_quarantined_there: answer_of(node, &statuses).map(|status| status.bytes_quarantined),
+            cut_off_at,
+            reason: peer_reason(&known, is_self),
+        })
+    }
+}
+
+impl Session {
+    /// What is known of the path to a peer; of one that has just been met, waits a little until that is found out.
+    async fn path_to(&self, peer: Option<PeerId>) -> Option<Path> {
+        let core = &self.inner.core;
+        let looks = PATH_PATIENCE.as_millis() / PATH_LOOK.as_millis();
+        for _ in 0..looks {
+            let path = core.ground.fabric.path(peer?)?;
+            if path.is_known {
+                return Some(path);
+            }
+            core.within(PATH_LOOK, std::future::pending::<()>()).await;
+        }
+        core.ground.fabric.path(peer?)
+    }
+}
+
+/// Explanations.
+impl blocking::Session {
+    /// See [`crate::Session::seen`].
+    pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
+        self.as_async().seen(node)
+    }
+
+    /// See [`crate::Session::explain`].
+    pub fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
+        self.block_on(self.as_async().explain(lh))
+    }
+
+    /// See [`crate::Session::explain_peer`].
+    pub fn explain_peer(&self, node: NodeId) -> Result<PeerExplained, RegionError> {
+        self.block_on(self.as_async().explain_peer(node))
+    }
+}
+
+/// The pieces of a region, those alike taken together, in the order of their first bytes.
+fn pieces(
+    known: &Known,
+    me: NodeLife,
+    capabilities: impl Fn(NodeId) -> Option<Capabilities>,
+) -> Vec<PieceExplained> {
+    let mut pieces: Vec<PieceExplained> = Vec::new();
+    let mut offset = 0;
+    for (extent, place) in &known.pieces {
+        let (node, path) = (extent.owner.node.0, path_to(extent.owner, place, me));
+        match pieces.iter_mut().find(|piece| piece.node == node && piece.path == path) {
+            Some(piece) => {
+                piece.bytes += extent.len;
+                piece.pieces += 1;
+            }
+            None => {
+                let able = capabilities(extent.owner.node);
+                let provider = able.map(|able| able.provider);
+                let coherent = able.is_some_and(|able| able.atomics.are_coherent());
+                let (verbs, reason) = (verbs(path, known, coherent), path.reason());
+                let bytes = extent.len;
+                pieces.push(PieceExplained { node, bytes, pieces: 1, offset, provider, path, verbs, reason });
+            }
+        }
+        offset += extent.len;
+    }
+    pieces
+}
+
+fn path_to(owner: NodeLife, place: &Place, me: NodeLife) -> AccessPath {
+    match place {
+        Place::Direct(_) if owner == me => AccessPath::Local,
+        Place::Direct(_) => AccessPath::Direct,
+        Place::Posted { .. } => AccessPath::Posted,
+        Place::Frozen => AccessPath::Frozen,
+        Place::Down(_) => AccessPath::Down,
+    }
+}
+
+/// What operations come down to, unless this handle may not be used for them.
+fn verbs(path: AccessPath, known: &Known, coherent: bool) -> Verbs {
+    let [read, write, atomic, copy] = match path {
+        AccessPath::Local | AccessPath::Direct => {
+            ["loads", "stores", "atomic instruction", "copied by the caller's thread"]
+        }
+        AccessPath::Posted if coherent => {
+            ["posted read", "posted write", "posted atomic", "command to the owner"]
+        }
+        AccessPath::Posted => ["posted read", "posted write", "call to the owner", "command to the owner"],
+        AccessPath::Frozen => ["waits"; 4],
+        AccessPath::Down => ["fails"; 4],
+    };
+    let unless_barred = |verb, needed: Permissions| match () {
+        () if !known.permissions.contains(needed) => "not permitted",
+        () if known.sealed && needed != Permissions::READ => "sealed",
+        () => verb,
+    };
+    Verbs {
+        read: unless_barred(read, Permissions::READ),
+        write: unless_barred(write, Permissions::WRITE),
+        atomic: unless_barred(atomic, Permissions::ATOMIC),
+        copy: unless_barred(copy, Permissions::WRITE),
+    }
+}
+
+fn answer_of(node: NodeId, statuses: &[NodeStatus]) -> Option<&NodeStatus> {
+    statuses.iter().find(|status| status.node == node && status.state == NodeState::Alive)
+}
+
+/// Who is said to be alive but does not answer is silent.
+fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState {
+    match known.state {
+        NodeState::Alive if !is_self && answer_of(known.life.node, statuses).is_none() => NodeState::Silent,
+        state => state,
+    }
+}
+
+fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
+    let what = match (known.state, known.peer) {
+        _ if is_self => "this is the node that was asked".to_owned(),
+        (_, Some(_)) => "both have introduced themselves, and it is heard".to_owned(),
+        (NodeState::Alive | NodeState::Silent, None) => {
+            "the directory thinks that it lives, but there is no connection: it may be stopped, or joining"
+                .to_owned()
+        }
+        (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss),
+        (NodeState::Left, None) => "it said goodbye".to_owned(),
+    };
+    match known.is_zombie {
+        true => format!("{what}; it is not cut off yet, so memory that it could reach is kept back"),
+        false => what,
+    }
+}
+
+fn reason_of_death(loss: Option<Loss>) -> String {
+    let Some(Loss { cause, age_ns }) = loss else {
+        return "it was killed, crashed, or was silent for longer than its lease".to_owned();
+    };
+    let age_s = age_ns / 1_000_000_000;
+    match cause {
+        LossCause::Left => format!("it said goodbye {age_s} s ago"),
+        LossCause::Exited => format!("its process exited {age_s} s ago, without a goodbye"),
+        LossCause::Killed => format!("it was killed {age_s} s ago, silent for longer than its lease"),
+        LossCause::Unreachable => {
+            format!("it has been unreachable for {age_s} s; that its process has ended is not proven")
+        }
+    }
+}
+
+fn word(state: NodeState) -> &'static str {
+    match state {
+        NodeState::Alive => "alive",
+        NodeState::Silent => "silent",
+        NodeState::Unreachable => "unreachable",
+        NodeState::Dead => "dead",
+        NodeState::Left => "left",
+    }
+}
+
+fn as_text<S: serde::Serializer>(atomics: &Atomics, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(atomics)
+}
+
+fn as_word<S: serde::Serializer>(state: &NodeState, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(word(*state))
+}
+
+fn as_letters<S: serde::Serializer>(permissions: &Permissions, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(permissions)
+}
+
+impl fmt::Display for RegionExplained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Names come from other users: a terminal must not take them for commands.
+        let name = self.name.as_ref().map_or("a region".to_owned(), |name| format!("region {name:?}"));
+        writeln!(f, "{name} ({}): {} bytes", self.region, self.len)?;
+        let epoch =
+            self.epoch.map_or("unknown, since the home does not answer".to_owned(), |n| n.to_string());
+        writeln!(f, "home: node {}; epoch: {epoch}", self.home)?;
+        let sealed = if self.sealed { "; sealed" } else { "" };
+        writeln!(f, "this handle: {}{sealed}", self.permissions)?;
+        self.pieces.iter().try_for_each(|piece| write!(f, "{piece}"))
+    }
+}
+
+impl fmt::Display for PieceExplained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pieces = if self.pieces == 1 { "piece" } else { "pieces" };
+        write!(
+            f,
+            "node {}: {} bytes in {} {pieces}, from offset {}",
+            self.node, self.bytes, self.pieces, self.offset
+        )?;
+        if let Some(provider) = self.provider {
+            write!(f, ", over {provider}")?;
+        }
+        writeln!(f, ": {}", self.path.words())?;
+        let Verbs { read, write, atomic, copy } = self.verbs;
+        writeln!(f, "  read: {read}; write: {write}; atomic: {atomic}; copy: {copy}")?;
+        writeln!(f, "  {}", self.reason)
+    }
+}
+
+impl From<Capabilities> for PeerCapabilities {
+    fn from(capabilities: Capabilities) -> PeerCapabilities {
+        let Capabilities { provider, direct, atomics, lanes, send_bytes_max, inline_bytes_max } =
+            capabilities;
+        let inline_bytes_max = (inline_bytes_max < usize::MAX).then_some(inline_bytes_max as u64);
+        let send_bytes_max = send_bytes_max as u64;
+        PeerCapabilities { provider, direct, atomics, lanes, send_bytes_max, inline_bytes_max }
+    }
+}
+
+impl From<Path> for PathExplained {
+    fn from(path: Path) -> PathExplained {
+        let Path { mtu_bytes, sent, repeated, timeouts, arrived, duplicates, window_packets, ends, .. } =
+            path;
+        let (from, to) = ends;
+        PathExplained { mtu_bytes, sent, repeated, timeouts, arrived, duplicates, window_packets, from, to }
+    }
+}
+
+impl fmt::Display for PathExplained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PathExplained {
+            mtu_bytes, sent, repeated, timeouts, arrived, duplicates, window_packets, ..
+        } = self;
+        let percent = 100.0 * *repeated as f64 / (*sent).max(1) as f64;
+        let windows: Vec<String> = window_packets.iter().map(u32::to_string).collect();
+        writeln!(f, "packets go from {} to {}", self.from, self.to)?;
+        writeln!(f, "path MTU: {mtu_bytes} bytes; window: {} packets", windows.join(" and "))?;
+        writeln!(
+            f,
+            "packets: {sent} sent, {repeated} of them again ({percent:.2} %) after {timeouts} timeouts; \
+             {arrived} arrived, {duplicates} of them again"
+        )
+    }
+}
+
+impl fmt::Display for PeerCapabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reach = if self.direct { "loads and stores reach its memory" } else { "accesses are posted" };
+        let atomics = match self.atomics {
+            Atomics::None => "no atomics, so that ours travel as calls",
+            Atomics::Processor => "atomics as by its processor",
+            Atomics::Adapter => "atomics by its adapter alone, so that ours travel as calls",
+        };
+        let sends = self.send_bytes_max;
+        let lanes = match self.lanes {
+            1 => "one lane for all".to_owned(),
+            lanes => format!("{lanes} lanes"),
+        };
+        write!(f, "provider {}: {reach}; {atomics}; {lanes}; ", self.provider)?;
+        write!(f, "sends of up to {sends} bytes; ")?;
+        match self.inline_bytes_max {
+            Some(bytes) => write!(f, "writes of up to {bytes} bytes inline"),
+            None => write!(f, "all writes inline"),
+        }
+    }
+}
+
+impl fmt::Display for PeerExplained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let connected = if self.connected { "connected" } else { "not connected" };
+        writeln!(f, "node {}: {}, {connected}", self.node, word(self.state))?;
+        writeln!(f, "  {}", self.reason)?;
+        writeln!(f, "process {}, incarnation {}", self.pid, self.incarnation)?;
+        if let Some(capabilities) = &self.capabilities {
+            writeln!(f, "{capabilities}")?;
+        }
+        if let Some(reason) = self.provider_reason {
+            writeln!(f, "  {reason}")?;
+        }
+        if let Some(silent_ms) = self.silent_ms {
+            writeln!(f, "last heard: {silent_ms} ms ago")?;
+        }
+        if let Some(ns) = self.round_trip_ns {
+            writeln!(f, "round trip: {:.1} us", ns as f64 / 1e3)?;
+        }
+        if let Some(path) = &self.path {
+            write!(f, "{path}")?;
+        }
+        writeln!(
+            f,
+            "under way: {} calls to it, {} answers kept for it",
+            self.calls_under_way, self.answers_kept
+        )?;
+        write!(f, "quarantined: {} bytes here because of it", self.bytes_quarantined_here)?;
+        match self.bytes_quarantined_there {
+            Some(bytes) => writeln!(f, ", {bytes} bytes there because of others")?,
+            None => writeln!(f)?,
+        }
+        match self.cut_off_at.iter().map(u32::to_string).collect::<Vec<_>>() {
+            nodes if nodes.is_empty() => Ok(()),
+            nodes => writeln!(f, "cut off from the memory of: node {}", nodes.join(", node ")),
+        }
+    }
+}

@@ -1,0 +1,514 @@
+//! Locks: one session of the cluster at a time.
+//!
+//! ```text
+//!  Idle ── lock ──> Busy ── free, or granted ──> Held ── unlock, or the guard's drop ──> Busy ──> Idle
+//!                     └─ dropped, timeout, error: Idle
+//! ```
+//!
+//! A lock is a word in a region that users do not see (`halite_tier::lockword`).  Where loads and stores reach it, a free
+//! lock is taken and given up by one compare-swap each, and nobody else hears of it.  Otherwise its home is asked, which
+//! knows who waits: over a queue that is one round trip, where two posted atomics would be two, and a future that is
+//! dropped leaves nothing behind that nobody knows of.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use halite_tier::access::{Atomic, Blocked};
+use halite_tier::effect::{Command, CommandError, Outcome, Release};
+use halite_tier::engine::Engine;
+use halite_tier::lockword::{Holder, STATE_OFFSET, TOKENS_OFFSET, token_correction};
+use halite_tier::message::ErrorReply;
+use halite_tier::names::Service;
+use halite_tier::permissions::Permissions;
+
+use crate::error::{LockCause, LockError, RegionCause};
+use crate::runtime::wait::lock;
+use crate::session::{Commanded, Inner, Lh, Session, Who, check_name};
+
+/// All locks that a session has used.
+pub(crate) struct Locks {
+    holder: Holder,
+    by_name: Mutex<BTreeMap<Box<str>, Arc<Named>>>,
+}
+
+impl Locks {
+    pub(crate) fn new(holder: Holder) -> Locks {
+        Locks { holder, by_name: Mutex::default() }
+    }
+}
+
+/// A lock as one session knows it.
+#[derive(Debug)]
+struct Named {
+    name: Box<str>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Of the region that the lock lives in.
+    lh: Option<Lh>,
+    usage: Usage,
+    /// The home may not have heard yet that an earlier request is not wanted any more.  So the next goes there too,
+    /// behind that news, rather than straight to the word.
+    detour: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Usage {
+    Idle,
+    /// Somebody of this session tries to take it, or gives it up.
+    Busy,
+    /// With this token.
+    Held(u64),
+}
+
+/// A lock that is held.  Dropping the guard gives the lock up, without waiting.
+///
+/// ```
+/// # use halite::{Config, LockCause, Node, NodeId};
+/// # let dir = std::env::temp_dir().join(format!("halite-doc-lock-{}", std::process::id()));
+/// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+/// let (ada, bob) = (node.blocking_session(), node.blocking_session());
+/// let first = ada.lock("ledger")?;
+/// assert_eq!(bob.try_lock("ledger").unwrap_err().cause, LockCause::Held);
+/// let first_token = first.token();
+/// drop(first);
+/// let second = bob.lock("ledger")?;
+/// assert!(second.token() > first_token && !second.recovered());
+/// # drop(second);
+/// # drop((ada, bob, node));
+/// # std::fs::remove_dir_all(dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "the lock is given up when its guard is dropped"]
+pub struct Guard {
+    session: Session,
+    named: Arc<Named>,
+    token: u64,
+    recovered: bool,
+    is_over: bool,
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard").field("lock", &self.named.name).field("token", &self.token).finish()
+    }
+}
+
+impl Guard {
+    /// A number that rises with every acquisition of this lock.  What is protected by the lock can refuse who comes with a
+    /// lower token than it has seen: a holder that was stopped for so long that others took it for dead.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Whether the holder before died without giving the lock up: what it protects may be half changed.
+    pub fn recovered(&self) -> bool {
+        self.recovered
+    }
+
+    /// Whether it is still held for sure, as of now; else fails with [`LockCause::Lapsed`].
+    ///
+    /// A holder that loses sight of the node on which the lock lives does not keep others out for ever: it is held for a lease
+    /// ([`Config::lease`](crate::Config)) after the last heartbeat of this node that was acknowledged, by the clock of this node alone, and is given to
+    /// another only after that.  Who is about to do what nobody else may do at the same time asks before, each time; it costs a lock
+    /// of this process, and no message.  What it then does takes time, too: what it has begun may still land at third nodes when another
+    /// has the lock, so that those who must not see that compare [tokens](Guard::token).
+    pub fn check(&self) -> Result<(), LockError> {
+        let kept = self.session.inner.check_kept(&self.named, Some(self.token));
+        kept.map_err(|cause| failed("keep", &self.named.name, cause))
+    }
+
+    /// Gives the lock up, and waits until that is so.
+    pub async fn unlock(mut self) -> Result<(), LockError> {
+        self.is_over = true;
+        self.session.inner.unlock(&self.named, Some(self.token)).await
+    }
+
+    /// Keeps the lock beyond the guard, until [`Session::unlock`] or the end of the session.  Returns the token.
+    pub fn keep(mut self) -> u64 {
+        self.is_over = true;
+        self.token
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // A node that has left, or failed, holds nothing.
+        if !self.is_over && !self.session.inner.core.is_closed() {
+            // What must be said to the home is said when this returns; that is enough.
+            let _ = self.session.inner.begin_unlock(&self.named, Some(self.token));
+        }
+    }
+}
+
+/// Locks.  A lock has a name of its own kind, and comes about when it is first wanted, on a node that stays.  A session is
+/// what excludes others: threads that are to exclude each other use sessions of their own.
+///
+/// A lock whose holder died goes to the next who waits or asks, once that holder can touch nothing any more; that of a holder that is
+/// unreachable, once it [knows that it is over](Guard::check).  A lock
+/// whose home died is made anew by whoever wants it next: then it no longer excludes who held it before, but its tokens are
+/// still higher than before: they begin at the time of day, by the fastest clock of which the cluster has heard.
+impl Session {
+    /// Takes a lock; those who wait get it in the order in which they asked.  That takes as long as others hold it, but where a
+    /// holder's node is silent and cannot be cut off, this fails with [`LockCause::HeldBySilent`] within three leases.
+    pub async fn lock(&self, name: &str) -> Result<Guard, LockError> {
+        Attempt::begin(self, name)?.taken(true).await
+    }
+
+    /// Takes a lock if it is free, else fails with [`LockCause::Held`].
+    pub async fn try_lock(&self, name: &str) -> Result<Guard, LockError> {
+        Attempt::begin(self, name)?.taken(false).await
+    }
+
+    /// Takes a lock, or fails with [`LockCause::Timeout`].
+    pub async fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
+        let core = &self.inner.core;
+        let taken = core.within(timeout, self.lock(name)).await;
+        // A node that leaves rings all timers.
+        let late =
+            || if core.is_closed() { LockCause::Region(RegionCause::NodeClosed) } else { LockCause::Timeout };
+        taken.unwrap_or_else(|| Err(failed("take", name, late())))
+    }
+
+    /// [`Guard::check`] of a lock that this session holds, whether its guard is still there or was [kept](Guard::keep).
+    pub fn check_lock(&self, name: &str) -> Result<(), LockError> {
+        let kept = self.inner.named(name).and_then(|named| self.inner.check_kept(&named, None));
+        kept.map_err(|cause| failed("keep", name, cause))
+    }
+
+    /// Gives up a lock that this session holds, whether its guard is still there or was [kept](Guard::keep).
+    pub async fn unlock(&self, name: &str) -> Result<(), LockError> {
+        let named = self.inner.named(name).map_err(|cause| failed("give up", name, cause))?;
+        self.inner.unlock(&named, None).await
+    }
+
+    /// Asks the home to take a lock from this session, whatever the session knows of it.
+    pub(crate) async fn unlock_unheld(&self, name: &str) -> Result<(), LockError> {
+        let failed = |cause| failed("give up", name, cause);
+        check_name(name).map_err(|cause| failed(cause.into()))?;
+        let opened = self.open(Service::Lock, name, Permissions::ATOMIC).await;
+        let lh = opened.map_err(|cause| failed(cause.into()))?;
+        let given_up = Command::Unlock { slot: lh.slot, release: Release::Used };
+        let ended = Commanded::new(&self.inner, given_up).await;
+        self.forget(lh);
+        ended.map(|_| ()).map_err(|error| failed(error.into()))
+    }
+
+    /// Makes a lock that others may take only if `everyone` has [`Permissions::ATOMIC`], or if they are
+    /// [granted](Session::grant_lock) it.  A lock that comes about by being taken may be taken by everyone.
+    pub async fn create_lock(&self, name: &str, everyone: Permissions) -> Result<(), LockError> {
+        let failed = |cause| failed("create", name, cause);
+        let named = self.inner.named(name).map_err(failed)?;
+        let made = self.anchor(Service::Lock, name, everyone).await;
+        lock(&named.state).lh = Some(made.map_err(|cause| failed(cause.into()))?);
+        Ok(())
+    }
+
+    /// Lets `who` take a lock, if `permissions` has [`Permissions::ATOMIC`].  Needs [`Permissions::MASTER`], which
+    /// whoever made the lock has.
+    pub async fn grant_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
+        let master = self.lock_master("grant", name).await?;
+        let granted = self.grant(master.lh, who, permissions).await;
+        granted.map_err(|error| failed("grant", name, error.cause.into()))
+    }
+
+    /// Takes permissions for a lock away.  Who holds it keeps it.  Needs [`Permissions::MASTER`].
+    pub async fn revoke_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
+        let master = self.lock_master("revoke", name).await?;
+        let revoked = self.revoke(master.lh, who, permissions).await;
+        revoked.map_err(|error| failed("revoke", name, error.cause.into()))
+    }
+
+    /// Gives up what a lock takes in memory: 64 bytes, and its name.  Who wants it next makes a new one, even while
+    /// somebody holds the old one, which does not keep anybody out any more: the new one's tokens are higher.  Needs
+    /// [`Permissions::MASTER`].
+    pub async fn free_lock(&self, name: &str) -> Result<(), LockError> {
+        let master = self.lock_master("free", name).await?;
+        let freed = self.free(master.lh).await;
+        freed.map_err(|error| failed("free", name, error.cause.into()))
+    }
+
+    async fn lock_master(&self, operation: &'static str, name: &str) -> Result<Master, LockError> {
+        let failed = |cause| failed(operation, name, cause);
+        check_name(name).map_err(|cause| failed(cause.into()))?;
+        self.open_master(Service::Lock, name).await.map_err(|cause| failed(cause.into()))
+    }
+}
+
+fn failed(operation: &'static str, name: &str, cause: LockCause) -> LockError {
+    LockError { operation, name: name.to_owned(), cause }
+}
+
+/// The regions behind locks and barriers.
+impl Session {
+    /// Maps the region behind a lock or barrier, and makes it if there is none.
+    pub(crate) async fn open(
+        &self,
+        service: Service,
+        name: &str,
+        wanted: Permissions,
+    ) -> Result<Lh, RegionCause> {
+        loop {
+            let map = Command::Map { name: service.region_name(name), wanted };
+            match self.mapped(map).await {
+                Err(RegionCause::NotFound) => {}
+                other => return other,
+            }
+            match self.anchor(service, name, Permissions::ATOMIC).await {
+                // Somebody else was faster.
+                Err(RegionCause::NameTaken) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// The same, to give orders to it: a handle that was opened to use it gives none.
+    pub(crate) async fn open_master(&self, service: Service, name: &str) -> Result<Master, RegionCause> {
+        let lh = self.open(service, name, Permissions::MASTER).await?;
+        Ok(Master { session: self.clone(), lh })
+    }
+
+    async fn anchor(&self, service: Service, name: &str, everyone: Permissions) -> Result<Lh, RegionCause> {
+        self.mapped(Command::Anchor { service, name: name.to_owned(), everyone }).await
+    }
+
+    async fn mapped(&self, command: Command) -> Result<Lh, RegionCause> {
+        match Commanded::new(&self.inner, command).await.map_err(RegionCause::from)? {
+            Outcome::Mapped { slot, .. } => Ok(Lh { slot, session: self.inner.tag }),
+            _ => unreachable!("a handle was asked for"),
+        }
+    }
+
+    /// Gives up a handle that leads nowhere any more, without waiting.
+    pub(crate) fn forget(&self, lh: Lh) {
+        drop(Commanded::submitted(&self.inner, Command::Unmap(lh.slot)));
+    }
+}
+
+/// A handle of the region behind a lock or barrier for a single order.
+pub(crate) struct Master {
+    session: Session,
+    pub(crate) lh: Lh,
+}
+
+impl Drop for Master {
+    fn drop(&mut self) {
+        self.session.forget(self.lh);
+    }
+}
+
+/// A session's only attempt, for now, to take a lock.
+pub(crate) struct Attempt {
+    session: Session,
+    named: Arc<Named>,
+    is_over: bool,
+}
+
+impl Attempt {
+    pub(crate) fn begin(session: &Session, name: &str) -> Result<Attempt, LockError> {
+        let begun = session.inner.named(name).and_then(|named| {
+            // A node that has left does not learn what became of former attempts.
+            if session.inner.core.is_closed() {
+                return Err(LockCause::Region(RegionCause::NodeClosed));
+            }
+            let mut state = lock(&named.state);
+            if state.usage != Usage::Idle {
+                return Err(LockCause::AlreadyHeld);
+            }
+            state.usage = Usage::Busy;
+            drop(state);
+            Ok(Attempt { session: session.clone(), named, is_over: false })
+        });
+        begun.map_err(|cause| failed("take", name, cause))
+    }
+
+    /// Takes the lock if it is free, and in reach of loads and stores.
+    pub(crate) fn take_free(&mut self) -> Option<Guard> {
+        let inner = &*self.session.inner;
+        let mut state = lock(&self.named.state);
+        let lh = state.lh.filter(|_| !state.detour)?;
+        let take = Atomic::CompareSwap { expected: 0, new: inner.locks.holder.state() };
+        match inner.path.atomic(inner.id, lh.slot, STATE_OFFSET, take) {
+            Ok(0) => {}
+            Err(Blocked::Down(_) | Blocked::Stale) => {
+                state.lh = None;
+                drop(state);
+                self.session.forget(lh);
+                return None;
+            }
+            _ => return None,
+        }
+        drop(state);
+        // If this fails, the home is asked, which sees that the word is ours.
+        let token = inner.next_token(lh)?;
+        Some(self.succeed(token, false))
+    }
+
+    /// Takes the lock, waiting for it only if told to.
+    pub(crate) async fn taken(mut self, wait: bool) -> Result<Guard, LockError> {
+        let taken = self.take(wait).await;
+        taken.map_err(|cause| failed("take", &self.named.name, cause))
+    }
+
+    async fn take(&mut self, wait: bool) -> Result<Guard, LockCause> {
+        loop {
+            if let Some(guard) = self.take_free() {
+                return Ok(guard);
+            }
+            let known = lock(&self.named.state).lh;
+            let lh = match known {
+                Some(lh) => lh,
+                None => {
+                    let lh = self.session.open(Service::Lock, &self.named.name, Permissions::ATOMIC).await?;
+                    *lock(&self.named.state).lh.insert(lh)
+                }
+            };
+            let ask = Command::Lock {
+                slot: lh.slot,
+                wait,
+                base_ns: self.session.inner.core.around().since_1970_ns(),
+            };
+            match Commanded::new(&self.session.inner, ask).await {
+                Ok(Outcome::Locked { token, recovered }) => return Ok(self.succeed(token, recovered)),
+                Ok(_) => unreachable!("a lock was asked for"),
+                // It was freed, or its home was restarted, since it was opened.
+                Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => self.forget(lh),
+                Err(error) => {
+                    if let CommandError::Refused(ErrorReply::PeerDown(_)) = error {
+                        self.forget(lh);
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+
+    fn forget(&self, lh: Lh) {
+        lock(&self.named.state).lh = None;
+        self.session.forget(lh);
+    }
+
+    fn succeed(&mut self, token: u64, recovered: bool) -> Guard {
+        let mut state = lock(&self.named.state);
+        (state.usage, state.detour) = (Usage::Held(token), false);
+        self.is_over = true;
+        let (session, named) = (self.session.clone(), self.named.clone());
+        Guard { session, named, token, recovered, is_over: false }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let mut state = lock(&self.named.state);
+            (state.usage, state.detour) = (Usage::Idle, true);
+        }
+    }
+}
+
+impl Inner {
+    fn named(&self, name: &str) -> Result<Arc<Named>, LockCause> {
+        let mut by_name = lock(&self.locks.by_name);
+        if let Some(named) = by_name.get(name) {
+            return Ok(named.clone());
+        }
+        check_name(name)?;
+        let state = Mutex::new(State { lh: None, usage: Usage::Idle, detour: false });
+        let named = Arc::new(Named { name: name.into(), state });
+        by_name.insert(name.into(), named.clone());
+        Ok(named)
+    }
+
+    /// The token of a lock that was just taken; `None` if it cannot be had at once.
+    fn next_token(&self, lh: Lh) -> Option<u64> {
+        let add = |add| self.path.atomic(self.id, lh.slot, TOKENS_OFFSET, Atomic::FetchAdd { add }).ok();
+        let last = add(1)?;
+        let correction = token_correction(last, || {
+            let heard_ns = self.core.look(|machine| machine.engine().map_or(0, Engine::time_of_day_ns));
+            heard_ns.max(self.core.around().since_1970_ns())
+        });
+        if correction > 0 {
+            add(correction)?;
+        }
+        Some(last.wrapping_add(1).wrapping_add(correction))
+    }
+
+    async fn unlock(&self, named: &Named, token: Option<u64>) -> Result<(), LockError> {
+        let ended = match self.begin_unlock(named, token) {
+            Ok(None) => Ok(()),
+            Ok(Some(asked)) => asked.await.map(|_| ()).map_err(LockCause::from),
+            Err(cause) => Err(cause),
+        };
+        ended.map_err(|cause| failed("give up", &named.name, cause))
+    }
+
+    /// Gives the lock up if it is held, and by the guard of that token if one is given; what remains to be waited for,
+    /// if anything.  Until the word has changed or the home has been asked, no thread of this session may try again.
+    fn begin_unlock(&self, named: &Named, token: Option<u64>) -> Result<Option<Commanded<'_>>, LockCause> {
+        // A node that leaves has given up all that it held.
+        if self.core.is_closed() {
+            return Err(LockCause::Region(RegionCause::NodeClosed));
+        }
+        let mut state = lock(&named.state);
+        let lh = match (state.usage, state.lh) {
+            (Usage::Held(held), Some(lh)) if token.is_none_or(|token| token == held) => lh,
+            _ => return Err(LockCause::NotHeld),
+        };
+        state.usage = Usage::Busy;
+        // Submitting may wake tasks, which may run anything.
+        drop(state);
+        let given_up = self.give_up(lh);
+        lock(&named.state).usage = Usage::Idle;
+        given_up
+    }
+
+    /// Whether it is held for sure, and by the guard of that token if one is given.
+    fn check_kept(&self, named: &Named, token: Option<u64>) -> Result<(), LockCause> {
+        if self.core.is_closed() {
+            return Err(LockCause::Region(RegionCause::NodeClosed));
+        }
+        let lh = match *lock(&named.state) {
+            State { usage: Usage::Held(held), lh: Some(lh), .. }
+                if token.is_none_or(|token| token == held) =>
+            {
+                lh
+            }
+            _ => return Err(LockCause::NotHeld),
+        };
+        let until_ns = self.core.look(|machine| machine.lock_is_kept_until_ns(self.id, lh.slot));
+        if until_ns > Some(self.core.now_ns()) { Ok(()) } else { Err(LockCause::Lapsed) }
+    }
+
+    fn give_up(&self, lh: Lh) -> Result<Option<Commanded<'_>>, LockCause> {
+        let holder = self.locks.holder;
+        let give_up = Atomic::CompareSwap { expected: holder.state(), new: 0 };
+        match self.path.atomic(self.id, lh.slot, STATE_OFFSET, give_up) {
+            Ok(before) if before == holder.state() => Ok(None),
+            Ok(before) if Holder::of_state(before) != Some(holder) => Err(LockCause::NotHeld),
+            _ => Ok(Some(Commanded::submitted(
+                self,
+                Command::Unlock { slot: lh.slot, release: Release::Used },
+            ))),
+        }
+    }
+
+    /// The session ends.
+    pub(crate) fn forsake_locks(&self) {
+        if self.core.is_closed() {
+            return;
+        }
+        for named in lock(&self.locks.by_name).values() {
+            let state = lock(&named.state);
+            if let (Usage::Held(_), Some(lh)) = (state.usage, state.lh) {
+                drop(Commanded::submitted(
+                    self,
+                    Command::Unlock { slot: lh.slot, release: Release::Forsaken },
+                ));
+            }
+        }
+    }
+}

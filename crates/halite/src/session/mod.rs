@@ -1,0 +1,655 @@
+//! Sessions: one application's attachment to its node, acting as one principal.
+//!
+//! Everything here is `async` and runs on any executor; [`crate::blocking`] is the same for threads.  A future
+//! may be dropped at any time: what it began is then undone or has no effect on memory that the caller owns.
+
+mod access;
+mod atomic;
+mod barrier;
+pub mod blocking;
+pub(crate) mod explain;
+pub(crate) mod lock;
+mod memory;
+pub mod typed;
+pub(crate) mod watch;
+
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use halite_mem::Lookup;
+use halite_tier::access::{DataPath, SlotRef};
+use halite_tier::effect::{Command, CommandError, OpId, Outcome};
+use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
+use halite_tier::layout::CHUNK_BYTES_MIN;
+use halite_tier::lockword::Holder;
+use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Reach, RegionCommand, RegionInfo};
+use halite_tier::names;
+use halite_tier::permissions::{self, Permissions};
+
+use crate::error::{AccessError, BatchError, LostRegion, RegionCause, RegionError, UnreachableRegion};
+use crate::runtime::driver::Core;
+use crate::runtime::ticket::{Ending, Undo};
+use crate::session::barrier::Barriers;
+use crate::session::lock::Locks;
+
+pub use halite_tier::effect::Placement;
+
+/// Longest region, in bytes: as much as a process can address.
+pub const REGION_BYTES_MAX: u64 = 1 << 47;
+
+/// A handle: a capability to a region that means something only in the session that got it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Lh {
+    pub(crate) slot: SlotRef,
+    /// Random per session, so that other sessions' handles are recognised.
+    pub(crate) session: u64,
+}
+
+impl fmt::Debug for Lh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lh({}.{})", self.slot.index, self.slot.generation)
+    }
+}
+
+/// For whom a permission is granted or revoked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Who {
+    /// One principal, by name.
+    Principal(String),
+    /// The default for every principal that is not named.
+    Everyone,
+}
+
+/// How a region is to be made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AllocOptions {
+    /// On which nodes.
+    pub placement: Placement,
+    /// What principals other than the session's may do.
+    pub everyone: Permissions,
+    /// Whether the nodes that hold the region take its memory from the system before it is there.  It then counts as
+    /// theirs whoever writes to it, and cannot run out under a writer; making the region takes about 0.3 s per GiB.
+    /// Otherwise each page is taken, and accounted for, by whoever touches it first, which costs nothing here.
+    pub populate: bool,
+}
+
+impl Default for AllocOptions {
+    /// Here if there is room, else where there is; for this principal alone; not populated.
+    fn default() -> AllocOptions {
+        AllocOptions { placement: Placement::Anywhere, everyone: Permissions::empty(), populate: false }
+    }
+}
+
+/// One read of a batch.
+#[derive(Debug)]
+pub struct ReadOp<'a> {
+    /// From which region.
+    pub lh: Lh,
+    /// From where in it, in bytes.
+    pub offset: u64,
+    /// To where, and how much.
+    pub into: &'a mut [u8],
+}
+
+/// One write of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteOp<'a> {
+    /// To which region.
+    pub lh: Lh,
+    /// To where in it, in bytes.
+    pub offset: u64,
+    /// What, and how much.
+    pub from: &'a [u8],
+}
+
+/// An application's attachment to its node.  Clones are the same session; the last one's drop ends it, and with
+/// it all its handles.  What it gives out borrows nothing: guards, watches, calls under way and answers that are lent each count
+/// as a clone.
+///
+/// ```
+/// # use halite::{Config, Node, NodeId, Permissions, Placement};
+/// # let dir = std::env::temp_dir().join(format!("halite-doc-session-{}", std::process::id()));
+/// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+/// let session = node.session();
+/// let greet = async {
+///     let lh = session.alloc(Some("greeting"), 64, Placement::Local, Permissions::READ).await?;
+///     session.write(lh, 0, b"hello").await?;
+///     let mut bytes = [0; 5];
+///     session.read(lh, 0, &mut bytes).await?;
+///     assert_eq!(&bytes, b"hello");
+///     Ok::<(), Box<dyn std::error::Error>>(())
+/// };
+/// // Any executor will do; this one needs no other crate.
+/// session.blocking().block_on(greet)?;
+/// # drop(node);
+/// # std::fs::remove_dir_all(dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Session {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+/// What the clones of a session share.  Aligned, so that counting clones takes no cache line from accesses.
+#[repr(align(64))]
+pub(crate) struct Inner {
+    pub(crate) path: Arc<DataPath>,
+    pub(crate) id: SessionId,
+    pub(crate) tag: u64,
+    pub(crate) core: Arc<Core>,
+    pub(crate) principal: Principal,
+    chunk_bytes: u64,
+    pub(crate) locks: Locks,
+    pub(crate) barriers: Barriers,
+}
+
+impl Session {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        life: NodeLife,
+        id: SessionId,
+        principal: Principal,
+        tag: u64,
+        chunk_bytes: u64,
+    ) -> Session {
+        let (path, locks) = (core.ground.path.clone(), Locks::new(Holder::new(life, id)));
+        let barriers = Barriers::default();
+        Session { inner: Arc::new(Inner { path, id, tag, core, principal, chunk_bytes, locks, barriers }) }
+    }
+
+    /// The same session for threads.
+    pub fn blocking(&self) -> blocking::Session {
+        blocking::Session::new(self.clone())
+    }
+}
+
+/// Regions.
+impl Session {
+    /// Makes a region of `len` bytes, all zero, and maps it.  The session's principal gets all permissions,
+    /// `everyone` is for the others.  A region without a name is reached by its handle only.
+    pub async fn alloc(
+        &self,
+        name: Option<&str>,
+        len: u64,
+        placement: Placement,
+        everyone: Permissions,
+    ) -> Result<Lh, RegionError> {
+        self.alloc_with(name, len, AllocOptions { placement, everyone, populate: false }).await
+    }
+
+    /// As [`Session::alloc`], with more to choose.
+    pub async fn alloc_with(
+        &self,
+        name: Option<&str>,
+        len: u64,
+        options: AllocOptions,
+    ) -> Result<Lh, RegionError> {
+        let object = Object::new(name, len);
+        let chunk_bytes = self.inner.chunk_bytes;
+        check_alloc(name, len, chunk_bytes).map_err(|cause| object.failed("alloc", cause))?;
+        let name = name.map(str::to_owned);
+        let AllocOptions { placement, everyone, populate } = options;
+        let command = Command::Alloc { name, len, chunk_bytes, placement, everyone, populate };
+        self.handle("alloc", object, command).await
+    }
+
+    /// Maps a region by name.  Fails unless its principal has all of `wanted`, and may then be used for just that: even a
+    /// master's handle that was mapped for reading neither writes nor frees.  What is granted later is for handles that
+    /// are mapped later.
+    pub async fn map(&self, name: &str, wanted: Permissions) -> Result<Lh, RegionError> {
+        let object = Object::Name(name);
+        check_name(name).map_err(|cause| object.failed("map", cause))?;
+        self.handle("map", object, Command::Map { name: name.to_owned(), wanted }).await
+    }
+
+    /// Gives a handle up.
+    pub async fn unmap(&self, lh: Lh) -> Result<(), RegionError> {
+        self.own("unmap", lh)?;
+        self.done("unmap", lh, Command::Unmap(lh.slot)).await
+    }
+
+    /// Gives the region and its memory up, for all who map it.  Needs a handle with [`Permissions::MASTER`], as all orders
+    /// do.
+    pub async fn free(&self, lh: Lh) -> Result<(), RegionError> {
+        self.order("free", lh, RegionCommand::Free).await
+    }
+
+    /// Adds to what `who` may do.  Needs [`Permissions::MASTER`].
+    pub async fn grant(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
+        let who = self.who("grant", lh, who)?;
+        self.order("grant", lh, RegionCommand::Grant { who, permissions }).await
+    }
+
+    /// Takes away from what `who` may do; when this returns, no access that it permitted is under way any more.
+    /// Needs [`Permissions::MASTER`].
+    pub async fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
+        let who = self.who("revoke", lh, who)?;
+        self.order("revoke", lh, RegionCommand::Revoke { who, permissions }).await
+    }
+
+    /// Makes another principal a master too.  Needs [`Permissions::MASTER`].
+    pub async fn add_master(&self, lh: Lh, who: &str) -> Result<(), RegionError> {
+        self.grant(lh, Who::Principal(who.to_owned()), Permissions::MASTER).await
+    }
+
+    /// Makes the region immutable for ever.  Needs [`Permissions::MASTER`].
+    pub async fn seal(&self, lh: Lh) -> Result<(), RegionError> {
+        self.order("seal", lh, RegionCommand::Seal).await
+    }
+
+    /// Brings all bytes of the region, and its home, to another node.  Accesses go on meanwhile; each waits
+    /// while its own chunk is under way.  Needs [`Permissions::MASTER`].
+    pub async fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
+        self.order("move", lh, RegionCommand::Move { to: node }).await
+    }
+
+    /// Gives a region that has no name the name by which others map it, so that they find it only when it is ready.
+    /// It then lives on when nobody maps it.  Needs [`Permissions::MASTER`].
+    pub async fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
+        check_name(name).map_err(|cause| self.failed_on("name", lh, cause))?;
+        self.order("name", lh, RegionCommand::SetName { name: name.to_owned() }).await
+    }
+
+    /// Describes a region.
+    pub async fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
+        let object = Object::Name(name);
+        check_name(name).map_err(|cause| object.failed("stat", cause))?;
+        match self.command("stat", object, Command::Stat(name.to_owned())).await? {
+            Outcome::Info(info) => Ok(*info),
+            _ => unreachable!("a description was asked for"),
+        }
+    }
+
+    /// Describes the region of a handle.
+    pub async fn stat_handle(&self, lh: Lh) -> Result<RegionInfo, RegionError> {
+        self.own("stat", lh)?;
+        let object = Object::Handle(self, lh);
+        match self.command("stat", object, Command::StatHandle(lh.slot)).await? {
+            Outcome::Info(info) => Ok(*info),
+            _ => unreachable!("a description was asked for"),
+        }
+    }
+
+    /// Describes all named regions of the cluster whose homes answer, ordered by name.  The others lists
+    /// [`Session::list_unreachable`].
+    pub async fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
+        self.list_all().await.map(|(regions, _)| regions)
+    }
+
+    /// Names all regions of the cluster that exist and whose homes this node does not reach now, ordered by name.
+    pub async fn list_unreachable(&self) -> Result<Vec<UnreachableRegion>, RegionError> {
+        let (_, unreachable) = self.list_all().await?;
+        Ok(unreachable.into_iter().map(|(name, home)| UnreachableRegion { name, home }).collect())
+    }
+
+    async fn list_all(&self) -> Result<(Vec<RegionInfo>, Vec<(String, NodeId)>), RegionError> {
+        match self.command("list", Object::All("regions"), Command::List).await? {
+            Outcome::List { regions, unreachable } => Ok((regions, unreachable)),
+            _ => unreachable!("a list was asked for"),
+        }
+    }
+
+    /// Names all regions of the cluster that were lost with their homes, ordered by name: until somebody makes a region of
+    /// that name, or forgets the name or the node.  Node 0 remembers 10,000 of them, those lost last, and none from before
+    /// it was restarted.
+    pub async fn list_lost(&self) -> Result<Vec<LostRegion>, RegionError> {
+        match self.command("list", Object::All("lost regions"), Command::ListLost).await? {
+            Outcome::Lost(names) => Ok(names.into_iter().map(LostRegion::from).collect()),
+            _ => unreachable!("a list was asked for"),
+        }
+    }
+
+    /// Has a name forgotten whose region was lost: it is then as if it had never been.  Anybody may.
+    pub async fn forget_name(&self, name: &str) -> Result<(), RegionError> {
+        let object = Object::Name(name);
+        check_name(name).map_err(|cause| object.failed("forget", cause))?;
+        self.command("forget", object, Command::ForgetName(name.to_owned())).await.map(|_| ())
+    }
+
+    /// Has a dead node forgotten, with all names that were lost with it.  Fails with [`RegionCause::NodeLives`] if it lives.
+    pub async fn forget_node(&self, node: NodeId) -> Result<(), RegionError> {
+        self.command("forget", Object::Node(node), Command::ForgetNode(node)).await.map(|_| ())
+    }
+
+    /// A number for a node that is to stay: one that no other had, and that is given to no other.
+    pub(crate) async fn take_number(&self) -> Result<NodeId, RegionError> {
+        match self.command("number", Object::All("nodes"), Command::TakeNumber).await? {
+            Outcome::Number(number) => Ok(number),
+            _ => unreachable!("a number was asked for"),
+        }
+    }
+
+    /// Whether what a node has begun may still land in the memory of another, `owner`, as that says.  Each node speaks for its own memory: who
+    /// has lost sight of a writer, and is to take over what that wrote, asks each node that holds a part of it, until the writer is cut off
+    /// there, or paired under a higher number than before.  Neither locks nor the word of any other node stand for that.
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId};
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-reach-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let reach = session.reach(NodeId(0), NodeId(0))?;
+    /// assert!(!reach.is_cut_off, "a node touches its own memory for as long as it lives");
+    /// # drop((session, node));
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Fails with [`RegionCause::UnknownNode`] where no node of that number has been in the cluster, as far as the owner knows, and with
+    /// [`RegionCause::PeerDown`] where the owner itself is not reached.
+    pub async fn reach(&self, node: NodeId, owner: NodeId) -> Result<Reach, RegionError> {
+        match self.command("ask for the reach of", Object::Node(node), Command::Reach { node, owner }).await?
+        {
+            Outcome::Reach(reach) => Ok(reach),
+            _ => unreachable!("a reach was asked for"),
+        }
+    }
+
+    /// Describes all nodes of the cluster, in order.
+    pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
+        match self.command("status", Object::All("nodes"), Command::Status).await? {
+            Outcome::Status(nodes) => Ok(nodes),
+            _ => unreachable!("a status was asked for"),
+        }
+    }
+
+    /// Length in bytes of the region behind a handle.
+    pub fn len(&self, lh: Lh) -> Result<u64, AccessError> {
+        self.inner.len(lh)
+    }
+}
+
+/// Bytes.  Aligned words of up to 8 bytes are read and written in one piece; longer accesses may be seen half
+/// done by others.  A future that is dropped may have written any part of its bytes.
+impl Session {
+    /// Reads from `offset`, as many bytes as `into` takes.
+    pub async fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.inner.read(lh, offset, into, 0).await
+    }
+
+    /// Writes `from` at `offset`.
+    pub async fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.inner.write(lh, offset, from, 0).await
+    }
+
+    /// Reads consecutive bytes from `offset` into several slices.  Nothing is read unless all of it may be.
+    pub async fn read_vectored(
+        &self,
+        lh: Lh,
+        offset: u64,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<(), AccessError> {
+        let len = into.iter().map(|slice| slice.len() as u64).sum();
+        self.inner.check("read", lh, Permissions::READ, offset, len).await?;
+        let mut at = offset;
+        let ops = into.iter_mut().map(|slice| {
+            let op = ReadOp { lh, offset: at, into: slice };
+            at += op.into.len() as u64;
+            op
+        });
+        let mut ops: Vec<_> = ops.collect();
+        self.inner.read_from(&mut ops, 0).await.map_err(|error| of_vector(error, offset, len))
+    }
+
+    /// Writes several slices one behind the other at `offset`.  Nothing is written unless all of it may be.
+    pub async fn write_vectored(&self, lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError> {
+        let len = from.iter().map(|slice| slice.len() as u64).sum();
+        self.inner.check("write", lh, Permissions::WRITE, offset, len).await?;
+        let mut at = offset;
+        let ops = from.iter().map(|slice| {
+            let op = WriteOp { lh, offset: at, from: slice };
+            at += op.from.len() as u64;
+            op
+        });
+        let ops: Vec<_> = ops.collect();
+        self.inner.write_from(&ops, 0).await.map_err(|error| of_vector(error, offset, len))
+    }
+
+    /// Makes several reads, and stops at the first that fails.  Those that must be posted are under way together.
+    pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
+        self.inner.read_from(batch, 0).await
+    }
+
+    /// Makes several writes, and stops at the first that fails.  Those that must be posted are under way together: of
+    /// two that overlap, and lie on one node, the later one stays.
+    pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
+        self.inner.write_from(batch, 0).await
+    }
+
+    /// Reads into a buffer that goes along, as many bytes as it has; for tasks that cannot lend one.
+    pub async fn read_owned(
+        &self,
+        lh: Lh,
+        offset: u64,
+        mut into: Vec<u8>,
+    ) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.read(lh, offset, &mut into).await;
+        (into, done)
+    }
+
+    /// Writes a buffer that goes along.
+    pub async fn write_owned(
+        &self,
+        lh: Lh,
+        offset: u64,
+        from: Vec<u8>,
+    ) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.write(lh, offset, &from).await;
+        (from, done)
+    }
+}
+
+impl Session {
+    async fn order(&self, operation: &'static str, lh: Lh, order: RegionCommand) -> Result<(), RegionError> {
+        self.own(operation, lh)?;
+        self.done(operation, lh, Command::RegionCommand(lh.slot, order)).await
+    }
+
+    async fn done(&self, operation: &'static str, lh: Lh, command: Command) -> Result<(), RegionError> {
+        self.command(operation, Object::Handle(self, lh), command).await.map(|_| ())
+    }
+
+    async fn handle(
+        &self,
+        operation: &'static str,
+        object: Object<'_>,
+        command: Command,
+    ) -> Result<Lh, RegionError> {
+        match self.command(operation, object, command).await? {
+            Outcome::Mapped { slot, .. } => Ok(Lh { slot, session: self.inner.tag }),
+            _ => unreachable!("a handle was asked for"),
+        }
+    }
+
+    async fn command(
+        &self,
+        operation: &'static str,
+        object: Object<'_>,
+        command: Command,
+    ) -> Result<Outcome, RegionError> {
+        // Named regions and lists are found through the first node, whatever node they are on.
+        let by_name = matches!(
+            &command,
+            Command::Alloc { name: Some(_), .. }
+                | Command::Map { .. }
+                | Command::Stat(_)
+                | Command::List
+                | Command::RegionCommand(_, RegionCommand::SetName { .. })
+                | Command::ListLost
+                | Command::ForgetName(_)
+                | Command::ForgetNode(_)
+                | Command::TakeNumber
+        );
+        let ending = Commanded::new(&self.inner, command).await;
+        ending.map_err(|error| match RegionCause::from(error) {
+            RegionCause::PeerDown(NodeId::FIRST) if by_name => {
+                object.failed(operation, RegionCause::DirectoryDown)
+            }
+            cause => object.failed(operation, cause),
+        })
+    }
+
+    pub(crate) fn own(&self, operation: &'static str, lh: Lh) -> Result<(), RegionError> {
+        if self.inner.owns(lh) {
+            return Ok(());
+        }
+        Err(self.failed_on(operation, lh, RegionCause::ForeignHandle))
+    }
+
+    pub(crate) fn failed_on(&self, operation: &'static str, lh: Lh, cause: RegionCause) -> RegionError {
+        Object::Handle(self, lh).failed(operation, cause)
+    }
+
+    fn who(&self, operation: &'static str, lh: Lh, who: Who) -> Result<permissions::Who, RegionError> {
+        match who {
+            Who::Everyone => Ok(permissions::Who::Everyone),
+            Who::Principal(name) if (1..=Principal::BYTES_MAX).contains(&name.len()) => {
+                Ok(permissions::Who::Principal(Principal(name.into())))
+            }
+            Who::Principal(name) => {
+                let cause = RegionCause::BadPrincipal { len: name.len() };
+                Err(Object::Handle(self, lh).failed(operation, cause))
+            }
+        }
+    }
+}
+
+/// The error of a vector of accesses that follow each other, `len` bytes from `offset` on.
+fn of_vector(error: BatchError, offset: u64, len: u64) -> AccessError {
+    let BatchError { index, source, later } = error;
+    AccessError { offset, len, partly: source.partly || index > 0 || later, ..source }
+}
+
+impl Inner {
+    /// Whether the handle was made by this session.
+    #[inline]
+    pub(crate) fn owns(&self, lh: Lh) -> bool {
+        lh.session == self.tag
+    }
+
+    /// What errors call a handle's region.
+    pub(crate) fn describe(&self, lh: Lh) -> String {
+        let pin = self.path.pins().pin();
+        match self.path.slots().get(&pin, lh.slot.index, lh.slot.generation) {
+            Lookup::Found(mapping) if self.owns(lh) => format!("region {}", mapping.region),
+            _ => format!("handle {}.{}", lh.slot.index, lh.slot.generation),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.forsake_locks();
+        self.core.close_session(self.id);
+    }
+}
+
+/// What errors say that an operation was attempted on.
+enum Object<'a> {
+    Name(&'a str),
+    Unnamed(u64),
+    Handle(&'a Session, Lh),
+    All(&'static str),
+    Node(NodeId),
+}
+
+impl<'a> Object<'a> {
+    fn new(name: Option<&'a str>, len: u64) -> Object<'a> {
+        name.map_or(Object::Unnamed(len), Object::Name)
+    }
+
+    #[cold]
+    fn failed(&self, operation: &'static str, cause: RegionCause) -> RegionError {
+        let object = match self {
+            Object::Name(name) => format!("region {name:?}"),
+            Object::Unnamed(len) => format!("a region of {len} bytes without a name"),
+            Object::Handle(session, lh) => session.inner.describe(*lh),
+            Object::All(what) => (*what).to_owned(),
+            Object::Node(node) => format!("node {node}"),
+        };
+        RegionError { operation, object, cause }
+    }
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), RegionCause> {
+    match name.len() {
+        _ if names::is_reserved(name) => Err(RegionCause::NameReserved),
+        0 => Err(RegionCause::NameEmpty),
+        len if len > NAME_BYTES_MAX => Err(RegionCause::NameTooLong { len }),
+        _ => Ok(()),
+    }
+}
+
+fn check_alloc(name: Option<&str>, len: u64, chunk_bytes: u64) -> Result<(), RegionCause> {
+    if let Some(name) = name {
+        check_name(name)?;
+    }
+    if len == 0 {
+        return Err(RegionCause::ZeroLength);
+    }
+    if len > REGION_BYTES_MAX {
+        return Err(RegionCause::TooLarge { len });
+    }
+    if !chunk_bytes.is_power_of_two() || chunk_bytes < CHUNK_BYTES_MIN {
+        return Err(RegionCause::BadChunkSize { chunk_bytes });
+    }
+    Ok(())
+}
+
+/// A command: submitted when first polled, and undone when dropped before its end.
+pub(crate) struct Commanded<'s> {
+    inner: &'s Inner,
+    command: Option<Command>,
+    op: Option<OpId>,
+}
+
+impl<'s> Commanded<'s> {
+    pub(crate) fn new(inner: &'s Inner, command: Command) -> Commanded<'s> {
+        Commanded { inner, command: Some(command), op: None }
+    }
+
+    /// One that is submitted already.
+    pub(crate) fn submitted(inner: &'s Inner, command: Command) -> Commanded<'s> {
+        let undo = Undo::of(&command);
+        Commanded { inner, command: None, op: inner.core.submit(inner.id, command, undo) }
+    }
+}
+
+impl Future for Commanded<'_> {
+    type Output = Ending;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ending> {
+        let core = &self.inner.core;
+        if let Some(command) = self.command.take() {
+            let undo = Undo::of(&command);
+            self.op = core.submit(self.inner.id, command, undo);
+        }
+        let Some(op) = self.op else { return Poll::Ready(Err(crate::runtime::ticket::node_closed())) };
+        let ending = core.poll_ticket(op, context);
+        if ending.is_ready() {
+            self.op = None;
+        }
+        ending.map(|ending| match ending {
+            // A node that leaves makes all handles stale, also for what was submitted just before.
+            Err(CommandError::Stale) if core.is_closed() => Err(crate::runtime::ticket::node_closed()),
+            ending => ending,
+        })
+    }
+}
+
+impl Drop for Commanded<'_> {
+    fn drop(&mut self) {
+        if let Some(op) = self.op {
+            self.inner.core.abandon(op);
+        }
+    }
+}

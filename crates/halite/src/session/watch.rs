@@ -1,0 +1,312 @@
+//! Watching: a write that tells whoever watches the region.
+//!
+//! ```text
+//!   writer                      home of the region              watcher
+//!                                 list of ports  <── Watch ────── watch: opens a port
+//!   write (one-sided)
+//!   ListWatchers ───────────────>
+//!   <──────────────── Watchers ┘
+//!   message to each port ───────────────────────────────────────> recv
+//! ```
+//!
+//! The bytes have landed before the first message leaves.  A watch lives as long as the handle that it was begun with.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use halite_tier::access::Blocked;
+use halite_tier::effect::{Command, Outcome};
+use halite_tier::engine::Engine;
+use halite_tier::ids::{NodeId, NodeLife, RegionId};
+use halite_tier::message::NodeState;
+use halite_tier::permissions::Permissions;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{AccessCause, NotifyCause, NotifyError, RegionCause, RegionError};
+use crate::rpc::{Mailbox, Message, Port, SendCause, SendError, ServeCause, ServeError, ServeOptions};
+use crate::runtime::wait::join_all;
+use crate::session::{Commanded, Inner, Lh, Session};
+
+/// Most notifications that wait for the receiver of a watch; then those who write wait for it.
+pub const NOTIFICATIONS_MAX: usize = 256;
+
+/// How long a watcher's node is waited for that is not known here, unless the lease is shorter.  A connection is noticed
+/// within microseconds; the rest is for nodes that have died and been forgotten here, until the region's home has noticed
+/// as well.
+const ACQUAINTANCE_MAX: Duration = Duration::from_secs(1);
+
+/// Somebody has written to a region.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Notification {
+    /// From where on, in bytes.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+    /// What the writer says about it.
+    pub value: u64,
+    /// As whom the writer acts.
+    pub from: String,
+    /// The writer's node.
+    pub node: NodeId,
+}
+
+/// A notification as it travels.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct Written {
+    region: RegionId,
+    offset: u64,
+    len: u64,
+    value: u64,
+}
+
+/// A region that is watched.  Dropped, it is watched no more, and what nobody has received is gone.
+///
+/// ```
+/// # use halite::{Config, Node, NodeId, Permissions, Placement};
+/// # let dir = std::env::temp_dir().join(format!("halite-doc-watch-{}", std::process::id()));
+/// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+/// let session = node.blocking_session();
+/// let board = session.alloc(Some("board"), 64, Placement::Local, Permissions::READ)?;
+/// let watch = session.watch(board)?;
+/// session.write_notify(board, 8, b"salt", 7)?;
+///
+/// let told = watch.recv()?;
+/// assert_eq!((told.offset, told.len, told.value), (8, 4, 7));
+/// # drop((watch, session, node));
+/// # std::fs::remove_dir_all(dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Watch {
+    session: Session,
+    lh: Lh,
+    region: RegionId,
+    port: Port,
+    mailbox: Mailbox,
+}
+
+/// Watching.
+impl Session {
+    /// Watches a region: from when this returns, each [`Session::write_notify`] tells it.  Needs
+    /// [`READ`](crate::Permissions::READ).
+    pub async fn watch(&self, lh: Lh) -> Result<Watch, RegionError> {
+        let failed = |cause| self.failed_on("watch", lh, cause);
+        let checked = self.inner.check("watch", lh, Permissions::READ, 0, 0).await;
+        checked.map_err(|error| failed(region_cause(error.cause)))?;
+        let (port, mailbox) = self.open_watch_port().map_err(|_| failed(RegionCause::NodeClosed))?;
+        let begun = Commanded::new(&self.inner, Command::Watch { slot: lh.slot, port: port.0 }).await;
+        match begun {
+            Ok(Outcome::Watching { region }) => {
+                Ok(Watch { session: self.clone(), lh, region, port, mailbox })
+            }
+            Ok(_) => unreachable!("a watch was asked for"),
+            Err(error) => Err(failed(error.into())),
+        }
+    }
+
+    /// Writes `from` at `offset`, and then tells all who watch the region, with a `value` that means whatever the two
+    /// sides agree on.  Returns when it is in the queue of each, so that a slow watcher holds up who writes; one that
+    /// has gone away is none.  Needs [`WRITE`](crate::Permissions::WRITE).
+    ///
+    /// Notifications that one writer sends one after the other are received in that order.  Costs the write and a request
+    /// to the region's home, even if nobody watches: a list that was kept here would not know who has just begun to.
+    /// A future that is dropped may have written any part, and told some.  A thread that receives from a watch of its
+    /// own should not fill that by itself.
+    pub async fn write_notify(
+        &self,
+        lh: Lh,
+        offset: u64,
+        from: &[u8],
+        value: u64,
+    ) -> Result<(), NotifyError> {
+        let len = from.len() as u64;
+        let written = self.write(lh, offset, from).await;
+        let told = match written {
+            Ok(()) => self.tell_watchers(lh, offset, len, value).await,
+            Err(error) => Err(NotifyCause::Write { cause: error.cause, partly: error.partly }),
+        };
+        told.map_err(|cause| NotifyError { region: self.inner.describe(lh), offset, len, cause })
+    }
+
+    async fn tell_watchers(&self, lh: Lh, offset: u64, len: u64, value: u64) -> Result<(), NotifyCause> {
+        let (region, watchers) = match Commanded::new(&self.inner, Command::ListWatchers(lh.slot)).await {
+            Ok(Outcome::Watchers { region, watchers }) => (region, watchers),
+            Ok(_) => unreachable!("watchers were asked for"),
+            Err(error) => return Err(NotifyCause::Watchers(error.into())),
+        };
+        let written = postcard::to_stdvec(&Written { region, offset, len, value });
+        let bytes = written.expect("numbers can be encoded");
+        // All at once: a slow one holds up who writes, but not the others.
+        let telling = watchers.into_iter().map(|(life, port)| self.tell(life, Port(port), &bytes));
+        match join_all(telling).await.into_iter().find_map(Result::err) {
+            Some(SendError { node, cause, may_have_arrived, .. }) => {
+                Err(NotifyCause::Telling { node, cause, may_have_arrived })
+            }
+            None => Ok(()),
+        }
+    }
+
+    async fn tell(&self, life: NodeLife, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        let core = &self.inner.core;
+        let lease_ns = core.look(|machine| machine.engine().map_or(0, Engine::lease_ns));
+        let patience = ACQUAINTANCE_MAX.min(Duration::from_nanos(lease_ns));
+        if !core.within(patience, self.meets(life)).await.unwrap_or(false) {
+            // It went away since it was listed, and so did what watched there; or it is out of reach of this node.
+            return Ok(());
+        }
+        match self.send_to_any_port(life.node, port, bytes).await {
+            Err(SendError {
+                cause: SendCause::UnknownPort | SendCause::PeerDown | SendCause::UnknownNode,
+                ..
+            }) => Ok(()),
+            told => told,
+        }
+    }
+
+    /// Waits until a node is connected, or known to be gone: a node that has just joined may watch already, although its
+    /// connection to this one has not been noticed here.
+    async fn meets(&self, life: NodeLife) -> bool {
+        let core = &self.inner.core;
+        loop {
+            let seen = core.ground.changes.count();
+            if let Some(met) =
+                core.look(|machine| machine.engine().map_or(Some(true), |it| has_met(it, life)))
+            {
+                return met;
+            }
+            core.ground.changes.after(seen).await;
+        }
+    }
+
+    fn open_watch_port(&self) -> Result<(Port, Mailbox), ServeError> {
+        let options = ServeOptions { requests_max: NOTIFICATIONS_MAX, ..ServeOptions::default() };
+        loop {
+            // Not counted: that would be a global.  A number comes again once in 2^31 times.
+            let port = Port(Port::RESERVED_MIN.0 | self.inner.core.around().random() as u32);
+            match self.open_any_port(port, options.clone()) {
+                Err(ServeError { cause: ServeCause::Taken { .. }, .. }) => {}
+                opened => return opened.map(|mailbox| (port, mailbox)),
+            }
+        }
+    }
+}
+
+/// Whether a node is connected; `None` if it is neither that nor known to be gone.
+fn has_met(engine: &Engine, life: NodeLife) -> Option<bool> {
+    if engine.life_of(life.node) == Some(life) {
+        return Some(true);
+    }
+    let known = engine.known_peer(0, life.node).filter(|known| known.life == life)?;
+    matches!(known.state, NodeState::Unreachable | NodeState::Dead | NodeState::Left).then_some(false)
+}
+
+impl Watch {
+    /// The next notification.  The region can be read as its writer left it, or as others did since.
+    ///
+    /// Fails when the watch has ended, after what was received before: the region was freed, its handle was unmapped, its
+    /// home is down, or the right to read it was revoked.  A node that leaves takes with it what was not received.  A
+    /// future that is dropped loses nothing.
+    pub async fn recv(&self) -> Result<Notification, RegionError> {
+        loop {
+            // Read before the look, so that a change during it is not missed.
+            let seen = self.inner().core.ground.changes.count();
+            if let Some(notification) = self.try_recv()? {
+                return Ok(notification);
+            }
+            if let Some(message) = self.message_or_change(seen).await
+                && let Some(notification) = self.understand(message?)
+            {
+                return Ok(notification);
+            }
+        }
+    }
+
+    /// The next notification if one is here, `None` if none is.  Fails as [`Watch::recv`] does.
+    pub fn try_recv(&self) -> Result<Option<Notification>, RegionError> {
+        while let Some(message) = self.mailbox.try_recv().map_err(|error| self.closed(error))? {
+            if let Some(notification) = self.understand(message) {
+                return Ok(Some(notification));
+            }
+        }
+        self.check().map(|()| None)
+    }
+
+    /// The next message, or `None` if some region or node has changed first.
+    async fn message_or_change(&self, seen: u64) -> Option<Result<Message, RegionError>> {
+        let mut message = pin!(self.mailbox.recv());
+        let mut change = pin!(self.inner().core.ground.changes.after(seen));
+        poll_fn(|context| match message.as_mut().poll(context) {
+            Poll::Ready(message) => Poll::Ready(Some(message.map_err(|error| self.closed(error)))),
+            Poll::Pending => change.as_mut().poll(context).map(|()| None),
+        })
+        .await
+    }
+
+    /// `None` for nonsense, which only a node that does not keep to the protocol sends.
+    fn understand(&self, message: Message) -> Option<Notification> {
+        let Message { from, node, bytes } = message;
+        let written: Written = postcard::from_bytes(&bytes).ok()?;
+        let Written { region, offset, len, value } = written;
+        (region == self.region).then_some(Notification { offset, len, value, from, node })
+    }
+
+    /// Whether the handle still leads to a region that may be read.
+    fn check(&self) -> Result<(), RegionError> {
+        let inner = self.inner();
+        match inner.path.locate(inner.id, self.lh.slot, Permissions::READ, 0, 1) {
+            Ok(_) | Err(Blocked::Changing | Blocked::Post { .. }) => Ok(()),
+            Err(blocked) => Err(self.failed(region_cause(inner.cause_of(blocked, 0, 0)))),
+        }
+    }
+
+    fn closed(&self, _: ServeError) -> RegionError {
+        // Nobody else has this port, so only the end of the node can close it.
+        self.failed(RegionCause::NodeClosed)
+    }
+
+    fn failed(&self, cause: RegionCause) -> RegionError {
+        RegionError { operation: "watch", object: format!("region {}", self.region), cause }
+    }
+
+    fn inner(&self) -> &Inner {
+        &self.session.inner
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+}
+
+/// Why a region cannot be watched, where an access to none of its bytes fails.
+fn region_cause(cause: AccessCause) -> RegionCause {
+    match cause {
+        AccessCause::Stale => RegionCause::Stale,
+        AccessCause::ForeignHandle => RegionCause::ForeignHandle,
+        AccessCause::UnknownHandle => RegionCause::UnknownHandle,
+        AccessCause::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
+        AccessCause::PeerDown(node) => RegionCause::PeerDown(node),
+        AccessCause::Sealed => RegionCause::Sealed,
+        AccessCause::NodeClosed => RegionCause::NodeClosed,
+        AccessCause::OutOfRange { .. }
+        | AccessCause::Overflow
+        | AccessCause::Unaligned { .. }
+        | AccessCause::Unmapped(_)
+        | AccessCause::UnmappedBy { .. }
+        | AccessCause::NoStaging => unreachable!("no byte is accessed"),
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // A node that has left, or failed, is on no list.
+        if self.inner().core.is_closed() {
+            return;
+        }
+        // First, so that nobody waits for room in a queue that nobody empties.
+        self.mailbox.close();
+        let unwatch = Command::Unwatch { region: self.region, port: self.port.0 };
+        drop(Commanded::submitted(&self.session.inner, unwatch));
+    }
+}
