@@ -81,7 +81,7 @@ pub use rpc::{
     Answer, Call, CallCause, CallError, Function, Mailbox, Message, PendingCall, Port, ReplyCause,
     ReplyError, SendCause, SendError, ServeCause, ServeError, ServeOptions, Server,
 };
-pub use runtime::surroundings::Surroundings;
+pub use runtime::env::Env;
 pub use session::explain::{
     AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,
     Verbs,

@@ -6,8 +6,8 @@
 //!     └── slot <── imm ── whoever polls <───────────────────────── reply into the caller's slot ───────┘
 //! ```
 //!
-//! Immediates are handled by whoever polls, without the machine's lock; a handler never runs there.  What is rare (notes,
-//! answers that did not fit into a queue, deadlines) waits for the machine to settle.  Locks are taken in this order,
+//! Immediates are handled by whoever polls, without the runner's lock; a handler never runs there.  What is rare (notes,
+//! answers that did not fit into a queue, deadlines) waits for the runner to settle.  Locks are taken in this order,
 //! each briefly: a service, a link's outbound, a link's inbound, the slots or what is held back; the fabric's own come last.
 
 mod answer;
@@ -104,7 +104,7 @@ pub(crate) struct Rpc {
     /// Introductions that the fabric did not take yet.
     introductions: Mutex<Vec<(PeerId, Note)>>,
     notes: Mutex<Vec<(PeerId, Note)>>,
-    /// The machine should settle.
+    /// The runner should settle.
     dirty: AtomicBool,
     /// Something may be owed, or a head or an introduction be held back.
     stuck: AtomicBool,
@@ -191,7 +191,7 @@ impl Rpc {
         }
     }
 
-    /// Tries again to post what the fabric did not take.  Under the machine's lock.
+    /// Tries again to post what the fabric did not take.  Under the runner's lock.
     pub(crate) fn retry(&self) {
         // Before what is held back is taken: whatever is held back from then on sets it again.
         self.stuck.store(false, Relaxed);
@@ -279,7 +279,7 @@ impl Rpc {
 
     /// Whether something may wait until the fabric takes it.
     pub(crate) fn is_stuck(&self) -> bool {
-        // A hint: whoever sets it makes the machine settle, which looks again.
+        // A hint: whoever sets it makes the runner settle, which looks again.
         self.stuck.load(Relaxed)
     }
 
@@ -287,9 +287,9 @@ impl Rpc {
     fn set_stuck(&self, attempt: Attempt) {
         self.stuck.store(true, Relaxed);
         match attempt {
-            // That may have been said already: the machine looks once.
+            // That may have been said already: the runner looks once.
             Attempt::First => self.set_dirty(),
-            // Whoever hears it waits for the machine's lock, which is held.
+            // Whoever hears it waits for the runner's lock, which is held.
             Attempt::Again => {}
         }
     }
@@ -353,7 +353,7 @@ impl Rpc {
         self.dirty.store(true, Release);
     }
 
-    /// Whether the machine should settle.
+    /// Whether the runner should settle.
     pub(crate) fn is_dirty(&self) -> bool {
         self.dirty.load(Relaxed)
     }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use halite::{Config, Driven, JoinError, NodeId, Step, Surroundings};
+use halite::{Config, Driven, Env, JoinError, NodeId, Step};
 use halite_fabric::Fabric;
 use halite_sim::{HostClock, HostId, Random, SimFabric, World};
 
@@ -67,7 +67,7 @@ async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Dri
     }
 }
 
-/// What a simulated node takes from its surroundings.
+/// What a simulated node takes from its environment.
 struct Made {
     clock: HostClock,
     /// When the clock showed 0, in nanoseconds since 1970.
@@ -77,7 +77,7 @@ struct Made {
     address: String,
 }
 
-impl Surroundings for Made {
+impl Env for Made {
     fn now_ns(&self) -> u64 {
         self.clock.now_ns()
     }

@@ -8,11 +8,11 @@ use halite_tier::ids::{NodeLife, RegionId};
 use halite_tier::layout::Extent;
 
 use crate::cluster::config::{Config, NodeId};
-use crate::cluster::member::{self, Checked, Member};
+use crate::cluster::inner::{self, Checked, NodeInner};
 use crate::cluster::node::Seat;
 use crate::error::{JoinError, LockError};
+use crate::runtime::env::{Env, NodeEnv};
 use crate::runtime::leaving::{self, Leaving};
-use crate::runtime::surroundings::{Around, Surroundings};
 use crate::session::Session;
 
 /// One node of a cluster that has no thread, looks at no clock and touches no file: for simulated time, and for
@@ -25,13 +25,13 @@ use crate::session::Session;
 /// Dropped without having left, it is a node that has crashed: nobody is told, and its sessions' operations end with
 /// `NodeClosed`.
 pub struct Driven {
-    member: Member,
+    inner: NodeInner,
     leaving: RefCell<Option<Leaving>>,
 }
 
 impl std::fmt::Debug for Driven {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Driven").field("life", &self.member.life).finish_non_exhaustive()
+        f.debug_struct("Driven").field("life", &self.inner.life).finish_non_exhaustive()
     }
 }
 
@@ -49,76 +49,76 @@ impl Driven {
     /// that `open` opens.  It is alone until [`Driven::join`].
     pub fn new(
         config: Config,
-        surroundings: Arc<dyn Surroundings>,
+        env: Arc<dyn Env>,
         open: impl FnOnce(&Seat) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Driven, JoinError> {
         let node =
             config.node.ok_or_else(|| JoinError::BadConfig("a driven node needs a number".to_owned()))?;
         let checked = Checked::new(config)?;
-        let around = Around::Given(surroundings);
-        let life = NodeLife { node, incarnation: member::new_incarnation(&around) };
-        let (name, address) = (format!("node-{node}"), around.address());
-        let seat = Seat { node, name, hosts: None, hello: checked.hello(life, &around, &address) };
-        let member = Member::new(&checked, life, around, address, open(&seat)?, Default::default())?;
-        Ok(Driven { member, leaving: RefCell::new(None) })
+        let env = NodeEnv::Given(env);
+        let life = NodeLife { node, incarnation: inner::new_incarnation(&env) };
+        let (name, address) = (format!("node-{node}"), env.address());
+        let seat = Seat { node, name, hosts: None, hello: checked.hello(life, &env, &address) };
+        let inner = NodeInner::new(&checked, life, env, address, open(&seat)?, Default::default())?;
+        Ok(Driven { inner, leaving: RefCell::new(None) })
     }
 
     /// Joins the other members of the cluster, which are at `addresses` of the fabric.
     pub async fn join(&self, config: &Config, addresses: &[String]) -> Result<(), JoinError> {
-        if !self.member.meet_all(addresses).await {
+        if !self.inner.meet_all(addresses).await {
             return Err(JoinError::NoCluster { dir: config.dir.clone() });
         }
-        self.member.be_known().await;
+        self.inner.be_known().await;
         Ok(())
     }
 
     /// Moves the node forward by all that can be done now.
     pub fn step(&self) -> Step {
-        let core = &self.member.core;
-        let next_ns = core.step();
-        match self.leaving.borrow_mut().as_mut().map(|leaving| leaving.advance(core)) {
+        let driver = &self.inner.driver;
+        let next_ns = driver.step();
+        match self.leaving.borrow_mut().as_mut().map(|leaving| leaving.advance(driver)) {
             None => Step::Next(next_ns),
-            Some(false) => Step::Next(next_ns.min(core.now_ns() + LEAVING_LOOK_NS)),
+            Some(false) => Step::Next(next_ns.min(driver.now_ns() + LEAVING_LOOK_NS)),
             Some(true) => Step::Left,
         }
     }
 
     /// Which node this is.
     pub fn id(&self) -> NodeId {
-        self.member.life.node
+        self.inner.life.node
     }
 
     /// Whether that node is connected, as far as this one knows.
     pub fn is_connected_to(&self, node: NodeId) -> bool {
-        self.member.core.look(|machine| machine.is_connected_to(node))
+        self.inner.driver.look(|runner| runner.is_connected_to(node))
     }
 
     /// How many calls to a node are under way, and how many answers are kept for it: what
     /// [`Session::explain_peer`] tells, without asking anybody.
     pub fn under_way(&self, node: NodeId) -> (usize, usize) {
-        self.member.core.ground.rpc.under_way(node)
+        self.inner.driver.shared.rpc.under_way(node)
     }
 
     /// The memory that accesses of this node may touch now: the region that it is taken to belong to, and where it is.  For
     /// those who look whether two nodes take the same memory for parts of different regions.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
-        self.member.core.look(|machine| machine.engine().map_or_else(Vec::new, |engine| engine.reached()))
+        self.inner.driver.look(|runner| runner.engine().map_or_else(Vec::new, |engine| engine.reached()))
     }
 
     /// Whether `other` may touch memory of this node, as far as this one knows.
     pub fn is_reached_by(&self, other: &Driven) -> bool {
-        let life = other.member.life;
-        self.member.core.look(|machine| machine.engine().is_some_and(|engine| engine.is_reached_by(life)))
+        let life = other.inner.life;
+        self.inner.driver.look(|runner| runner.engine().is_some_and(|engine| engine.is_reached_by(life)))
     }
 
     /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
     pub fn session(&self) -> Session {
-        self.member.session(None)
+        self.inner.session(None)
     }
 
     /// A new session that acts as `principal`: the owner of a driven node is trusted to say for whom it works.
     pub fn session_of(&self, principal: &str) -> Result<Session, JoinError> {
-        Ok(self.member.session(Some(member::principal(principal)?)))
+        Ok(self.inner.session(Some(inner::principal(principal)?)))
     }
 
     /// Has the home of a lock told that `session` gives it up, although it does not hold it.  A session knows better; its
@@ -129,7 +129,7 @@ impl Driven {
 
     /// Begins to leave the cluster; further steps end with [`Step::Left`].
     pub fn begin_to_leave(&self) {
-        self.leaving.borrow_mut().get_or_insert_with(|| Leaving::begin(&self.member.core));
+        self.leaving.borrow_mut().get_or_insert_with(|| Leaving::begin(&self.inner.driver));
     }
 }
 
@@ -138,10 +138,10 @@ const LEAVING_LOOK_NS: u64 = 200_000;
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        let core = &self.member.core;
-        core.set_closed();
-        core.with_unless_failed(|machine, _| machine.close());
+        let driver = &self.inner.driver;
+        driver.set_closed();
+        driver.with_unless_failed(|runner, _| runner.close());
         let stale = self.leaving.take().map(Leaving::into_stale);
-        leaving::close(core, stale.unwrap_or_default());
+        leaving::close(driver, stale.unwrap_or_default());
     }
 }

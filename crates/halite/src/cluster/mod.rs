@@ -6,8 +6,8 @@
 pub mod cluster_dir;
 pub(crate) mod config;
 pub(crate) mod driven;
+pub(crate) mod inner;
 pub(crate) mod join_queue;
-pub(crate) mod member;
 pub(crate) mod networks;
 pub(crate) mod node;
 pub(crate) mod scout;

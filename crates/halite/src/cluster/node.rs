@@ -10,15 +10,15 @@ use halite_tier::ids::{NodeId, NodeLife};
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
-use crate::cluster::member::{self, Checked, FIRST_PATIENCE, Member};
+use crate::cluster::inner::{self, Checked, FIRST_PATIENCE, NodeInner};
 use crate::cluster::networks::{self, MetHosts, Provider};
 use crate::cluster::scout;
 use crate::cluster::ways::{self, Ways};
 use crate::error::JoinError;
+use crate::runtime::env::NodeEnv;
 use crate::runtime::leaving::{self, Leaving};
-use crate::runtime::machine::Machine;
 use crate::runtime::progress::ProgressThread;
-use crate::runtime::surroundings::Around;
+use crate::runtime::runner::Runner;
 use crate::session::Session;
 
 /// Numbers of passing nodes where there are other hosts have it, and are random else.
@@ -51,7 +51,7 @@ impl Seat {
 ///
 /// A process that embeds a node is trusted by all nodes of its cluster directory.
 pub struct Node {
-    member: Member,
+    inner: NodeInner,
     /// Both are there until the node leaves; in this order.
     progress_thread: Option<ProgressThread>,
     lock: Option<NodeLock>,
@@ -60,7 +60,7 @@ pub struct Node {
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("life", &self.member.life).finish_non_exhaustive()
+        f.debug_struct("Node").field("life", &self.inner.life).finish_non_exhaustive()
     }
 }
 
@@ -125,13 +125,13 @@ impl Node {
             // Who comes to join leaves a place where nobody is as it is.
             None => ClusterDir::open(&config.dir)?,
         };
-        let around = Around::process(config.clock_offset_s);
-        let incarnation = member::new_incarnation(&around);
+        let env = NodeEnv::process(config.clock_offset_s);
+        let incarnation = inner::new_incarnation(&env);
         let _joining = JoinLock::take(&dir, incarnation, JOIN_PATIENCE)?;
         dir.clean_residue()?;
         let hosts = MetHosts::of(config, &dir)?;
         // Of several hosts none can count for all: a number that nobody else has is one of many.
-        let passing = hosts.as_ref().map(|_| NodeId(around.random() as u32 | PASSING_NODE_BIT));
+        let passing = hosts.as_ref().map(|_| NodeId(env.random() as u32 | PASSING_NODE_BIT));
         let lock = NodeLock::take(&dir, config.node.or(passing), incarnation)?;
         let life = NodeLife { node: lock.node(), incarnation };
         let name = cluster_dir::node_name(life.node);
@@ -160,23 +160,23 @@ impl Node {
             false => None,
         };
         let (dialled, is_spread) = (ways::hosts_of(&address), hosts.is_some());
-        let hello = checked.hello(life, &around, &address);
+        let hello = checked.hello(life, &env, &address);
         let known = config.hosts.as_ref().and(hosts.as_ref()).map(|hosts| hosts.known.clone());
         let seat = Seat { node: life.node, name, hello, hosts };
         let fabric = open(config, &providers, &seat)?;
-        let member = Member::new(&checked, life, around, address, fabric, (ways, numbers))?;
+        let inner = NodeInner::new(&checked, life, env, address, fabric, (ways, numbers))?;
         let progress_thread =
-            ProgressThread::start(member.core.clone()).map_err(JoinError::io(&config.dir))?;
+            ProgressThread::start(inner.driver.clone()).map_err(JoinError::io(&config.dir))?;
         if let Some(known) = known {
             dir.write_hosts(&known)?;
         }
         let node =
-            Node { member, progress_thread: Some(progress_thread), lock: Some(lock), addresses: dialled };
+            Node { inner, progress_thread: Some(progress_thread), lock: Some(lock), addresses: dialled };
         // From here on, dropping the node is leaving.
-        let mut is_joined = node.member.core.block_on(node.member.meet_all(&addresses));
+        let mut is_joined = node.inner.driver.block_on(node.inner.meet_all(&addresses));
         if !is_joined && is_spread {
             // Whom we have met tells where the first node is.
-            is_joined = node.member.core.block_on(node.member.meet_first(first_patience));
+            is_joined = node.inner.driver.block_on(node.inner.meet_first(first_patience));
         }
         // A part of the cluster may be out of reach, but not because of what this process lacks: the next one to be
         // asked for memory would be that part.
@@ -196,9 +196,9 @@ impl Node {
             let first = others.iter().position(|other| other.node == NodeId::FIRST);
             return Err(node.why_alone(&dir, first.map(|index| &addresses[index])));
         }
-        node.member.core.block_on(node.member.be_known());
+        node.inner.driver.block_on(node.inner.be_known());
         if is_spread {
-            node.member.core.block_on(node.member.meet_others());
+            node.inner.driver.block_on(node.inner.meet_others());
         }
         tracing::info!("node {} has joined the cluster in {}", life.node, config.dir.display());
         Ok(node)
@@ -224,19 +224,19 @@ impl Node {
     }
 
     fn ways_to(&self, hosts: &[SocketAddr]) -> Vec<String> {
-        self.member.core.ground.ways.to(&ways::list(hosts))
+        self.inner.driver.shared.ways.to(&ways::list(hosts))
     }
 
     /// A connection to one of these that has not come about.
     fn failed(&self, ways: &[String]) -> Option<ConnectFailure> {
-        self.member.core.look(|machine| {
-            machine.dialling.failed.iter().find(|failed| ways.contains(&failed.address)).cloned()
+        self.inner.driver.look(|runner| {
+            runner.dialling.failed.iter().find(|failed| ways.contains(&failed.address)).cloned()
         })
     }
 
     /// What this process lacked to connect to all.
     fn shortage(&self) -> Option<ConnectFailure> {
-        self.member.core.look(|machine| machine.dialling.failed.iter().find(|failed| failed.is_ours).cloned())
+        self.inner.driver.look(|runner| runner.dialling.failed.iter().find(|failed| failed.is_ours).cloned())
     }
 
     /// A node that cannot be reached now must not keep others from joining, unless it is the first, which is at that address.
@@ -246,9 +246,9 @@ impl Node {
             Err(error) => return error.into(),
         };
         let runs = nodes.iter().any(|presence| presence.node == NodeId::FIRST && presence.alive);
-        let failed = self.member.core.look(|machine| {
+        let failed = self.inner.driver.look(|runner| {
             // Others may have failed, too, and sooner: the first node is the one that counts.
-            let failed = &machine.dialling.failed;
+            let failed = &runner.dialling.failed;
             failed.iter().find(|failed| Some(&failed.address) == first).or(failed.first()).cloned()
         });
         let dir = dir.path().to_owned();
@@ -290,7 +290,7 @@ fn not_to_be_chosen(node: NodeId) -> JoinError {
 impl Node {
     /// Which node this is.
     pub fn id(&self) -> NodeId {
-        self.member.life.node
+        self.inner.life.node
     }
 
     /// Where nodes of other hosts dial it, if they can; the first that they try.
@@ -307,7 +307,7 @@ impl Node {
     ///
     /// Panics when 65,536 sessions are open.
     pub fn session(&self) -> Session {
-        self.member.session(None)
+        self.inner.session(None)
     }
 
     /// A new session for threads.
@@ -317,8 +317,8 @@ impl Node {
 
     /// Where a node of another host is dialled, if that is known.
     pub(crate) fn addresses_of(&self, node: NodeId) -> Vec<SocketAddr> {
-        let shown = |machine: &Machine| machine.engine()?.address_of(node).map(ways::hosts_of);
-        self.member.core.look(shown).unwrap_or_default()
+        let shown = |runner: &Runner| runner.engine()?.address_of(node).map(ways::hosts_of);
+        self.inner.driver.look(shown).unwrap_or_default()
     }
 
     /// Leaves the cluster.  Its sessions' operations then end with `NodeClosed`, and the regions whose bytes are
@@ -330,15 +330,15 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        tracing::info!("node {} leaves", self.member.life.node);
-        let core = &self.member.core;
-        let mut leaving = Leaving::begin(core);
-        while !leaving.advance(core) {
-            core.drive_for_a_moment();
+        tracing::info!("node {} leaves", self.inner.life.node);
+        let driver = &self.inner.driver;
+        let mut leaving = Leaving::begin(driver);
+        while !leaving.advance(driver) {
+            driver.drive_for_a_moment();
         }
         self.progress_thread = None;
-        leaving::close(core, leaving.into_stale());
-        leaving::see_out(&*core.ground.fabric);
+        leaving::close(driver, leaving.into_stale());
+        leaving::see_out(&*driver.shared.fabric);
         self.lock = None;
     }
 }

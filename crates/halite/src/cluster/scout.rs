@@ -11,7 +11,7 @@ use halite_tier::message::NodeState;
 
 use crate::cluster::cluster_dir::ClusterDir;
 use crate::cluster::config::{Config, Hosts};
-use crate::cluster::member::FIRST_PATIENCE;
+use crate::cluster::inner::FIRST_PATIENCE;
 use crate::cluster::node::Node;
 use crate::cluster::ways;
 use crate::error::JoinError;

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use super::pipeline::{Part, Pipeline, low};
 use super::{Ended, NoStaging, SLICE_BYTES_MAX};
-use crate::runtime::driver::Core;
+use crate::runtime::driver::Driver;
 use crate::runtime::lanes::{ACCESSES, CALLS};
 
 /// Accesses of one kind that are made in order.
@@ -118,11 +118,11 @@ struct Failure {
     stop: Stop,
 }
 
-impl Core {
+impl Driver {
     /// Makes all accesses from `at` on, waiting where it must.  When it fails, nothing of it is under way any more.
     pub(crate) async fn carry<T: Transfer>(&self, transfer: &mut T, at: Cursor) -> Result<(), Failed> {
         let carrying = Carrying {
-            core: self,
+            driver: self,
             transfer,
             at,
             ready: SmallVec::new(),
@@ -136,7 +136,7 @@ impl Core {
 
 /// A transfer that is being carried out.
 struct Carrying<'a, T> {
-    core: &'a Core,
+    driver: &'a Driver,
     transfer: &'a mut T,
     /// What comes before has been done, or is ready or under way.
     at: Cursor,
@@ -150,11 +150,11 @@ struct Carrying<'a, T> {
 
 impl<'a, T: Transfer> Carrying<'a, T> {
     async fn run(mut self) -> Result<(), Failed> {
-        let ground = &self.core.ground;
+        let shared = &self.driver.shared;
         loop {
             // Read before the attempt, so that what happens during it is not missed.
-            let changes = ground.changes.count();
-            let progress = ground.posted.progress_count();
+            let changes = shared.changes.count();
+            let progress = shared.posted.progress_count();
             let hold = self.make_ready();
             self.post_ready();
             if !self.pipeline.is_empty() {
@@ -164,16 +164,16 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                 self.land_until(left).await;
             } else if let Some(first) = self.ready.first() {
                 let (at, len) = (first.at, first.len);
-                match self.core.is_closed() {
+                match self.driver.is_closed() {
                     true => self.fail(at, len, Stop::Closed),
-                    false => ground.posted.progress_after(progress).await,
+                    false => shared.posted.progress_after(progress).await,
                 }
             } else {
                 match hold {
                     Hold::End => return self.result(),
-                    _ if self.core.is_closed() => self.fail(self.at, 0, Stop::Closed),
-                    Hold::Changing => ground.changes.after(changes).await,
-                    Hold::Window | Hold::Short => ground.posted.progress_after(progress).await,
+                    _ if self.driver.is_closed() => self.fail(self.at, 0, Stop::Closed),
+                    Hold::Changing => shared.changes.after(changes).await,
+                    Hold::Window | Hold::Short => shared.posted.progress_after(progress).await,
                 }
             }
         }
@@ -241,11 +241,11 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     /// Begins a part at a place that whoever changes it will wait for, if it is still one of `peer`.
     fn prepare(&self, at: Cursor, peer: PeerId) -> Result<Part<'a>, Unready> {
-        let ground = &self.core.ground;
-        let capabilities = || ground.fabric.capabilities(peer);
+        let shared = &self.driver.shared;
+        let capabilities = || shared.fabric.capabilities(peer);
         let kind = self.transfer.kind();
         let is_call = matches!(kind, Kind::Atomic(_)) && !capabilities().atomics.are_coherent();
-        let begun = if is_call { ground.posted.begin_call(peer) } else { Some(ground.posted.begin(peer)) };
+        let begun = if is_call { shared.posted.begin_call(peer) } else { Some(shared.posted.begin(peer)) };
         let mut operation = begun.ok_or(Unready::Hold(Hold::Window))?;
         let (address, len) = match self.transfer.locate(at) {
             Err(Blocked::Post { peer: found, address, len }) if found == peer => (address, len),
@@ -260,7 +260,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         // Who has nothing under way waits for nothing that others wait for.
         let is_only = self.ready.is_empty() && self.pipeline.is_empty();
         if is_staged {
-            match operation.stage(&*ground.fabric, peer, len, is_only) {
+            match operation.stage(&*shared.fabric, peer, len, is_only) {
                 Ok(true) => {}
                 Ok(false) => return Err(Unready::Hold(Hold::Short)),
                 Err(NoStaging) => return Err(Unready::NoStaging),
@@ -283,7 +283,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         let mut refused: Option<(Cursor, usize, PeerId)> = None;
         for parts in ready.chunk_by_mut(|one, next| one.peer == next.peer) {
             let peer = parts[0].peer;
-            self.core.expect_round_trip(peer);
+            self.driver.expect_round_trip(peer);
             let (count, cause) = self.post(peer, parts);
             let (posted, left) = parts.split_at_mut(count);
             posted.iter_mut().for_each(|part| part.operation.set_posted());
@@ -308,7 +308,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     fn post(&self, peer: PeerId, parts: &[Part<'_>]) -> (usize, Option<PostCause>) {
         let lane = if parts[0].call.is_some() { CALLS } else { ACCESSES };
         let requests: SmallVec<[WorkRequest<'_>; 1]> = parts.iter().map(|part| self.request(part)).collect();
-        match self.core.ground.fabric.post(peer, lane, &requests) {
+        match self.driver.shared.fabric.post(peer, lane, &requests) {
             Ok(()) => (requests.len(), None),
             Err(PostError { cause: PostCause::Malformed, .. }) => {
                 unreachable!("requests keep to the fabric's limits")

@@ -110,7 +110,7 @@ impl Chunk {
         let count = match fabric.post(peer, ACCESSES, &requests) {
             Ok(()) => requests.len(),
             Err(error) => {
-                // Where the queue is full it is tried again when the machine settles, which room that is made sees to.
+                // Where the queue is full it is tried again when the runner settles, which room that is made sees to.
                 if error.cause != PostCause::QueueFull {
                     self.failed = Some(CopyFailure::PeerGone);
                 }

@@ -1,6 +1,6 @@
 //! Atomics by call, at the owner of the words and back at who asked; [`halite_tier::rpc::atomic`] says how they travel.
 //!
-//! The poller carries them out, without the machine's lock.  What arrives of a peer that is not connected, or not any
+//! The poller carries them out, without the runner's lock.  What arrives of a peer that is not connected, or not any
 //! more, changes nothing.
 
 use std::collections::VecDeque;

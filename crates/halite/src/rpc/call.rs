@@ -11,7 +11,7 @@ use super::fetch::fetch;
 use super::pending::{Kept, PendingCall};
 use super::request::{Into, NotPosted, Pending, Reply, Request};
 use super::server::Function;
-use crate::runtime::driver::Core;
+use crate::runtime::driver::Driver;
 use crate::runtime::wait::{AdaptiveSpin, join_all};
 use crate::session::Session;
 
@@ -221,7 +221,7 @@ impl<'s> Calling<'s> {
 
     /// From now on the time runs.
     fn start(&mut self) {
-        self.terms.deadline_ns = self.session.inner.core.now_ns().saturating_add(self.terms.timeout_ns);
+        self.terms.deadline_ns = self.session.inner.driver.now_ns().saturating_add(self.terms.timeout_ns);
     }
 
     /// On threads that spin, the time runs from the end of the spin, which is short.
@@ -243,7 +243,7 @@ impl<'s> Calling<'s> {
     pub(crate) fn run_blocking(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
         match self.try_post(input) {
             Some(mut pending) => self.wait_blocking(&mut pending, into),
-            None => self.session.inner.core.block_on(self.run(input, into)),
+            None => self.session.inner.driver.block_on(self.run(input, into)),
         }
     }
 
@@ -252,7 +252,7 @@ impl<'s> Calling<'s> {
         pending: &mut Pending<'s>,
         mut into: Into<'_>,
     ) -> Result<usize, CallError> {
-        let core: &'s Core = &self.session.inner.core;
+        let driver: &'s Driver = &self.session.inner.driver;
         if self.terms.reply_in_place && self.terms.reply_bytes_max > SOON_COPIED_BYTES_MAX {
             let bytes = self.terms.reply_bytes_max.min(SPUN_BYTES_MAX);
             AdaptiveSpin::change(|patience| patience.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
@@ -260,21 +260,21 @@ impl<'s> Calling<'s> {
         let mut has_spun = false;
         for _ in 0..LOOKS_MAX {
             // Read before the look, so that what arrives after it is not missed.
-            let seen = core.ground.rpc.arrivals();
+            let seen = driver.shared.rpc.arrivals();
             match pending.try_take(into.reborrow()) {
                 Err(ReplyState::Waiting) => {
                     if let Target::Peer(peer) = pending.target() {
-                        core.expect_round_trip(peer);
+                        driver.expect_round_trip(peer);
                     }
                 }
                 Err(look) => return Err(self.failed(self.ended(look))),
                 Ok(Reply::DoneAt(len, address)) => {
                     self.start_unless_started();
-                    return core.block_on(self.fetch_output(pending, len, address, into));
+                    return driver.block_on(self.fetch_output(pending, len, address, into));
                 }
                 Ok(reply) => return self.output_of(reply),
             }
-            has_spun = !core.spin_until(|| core.ground.rpc.arrivals() != seen);
+            has_spun = !driver.spin_until(|| driver.shared.rpc.arrivals() != seen);
             if has_spun {
                 break;
             }
@@ -282,7 +282,7 @@ impl<'s> Calling<'s> {
         if self.start_unless_started() {
             pending.set_deadline(self.terms.deadline_ns);
         }
-        core.block_on_after(has_spun, self.finish(pending, into))
+        driver.block_on_after(has_spun, self.finish(pending, into))
     }
 
     /// Posts a call, where possible without waiting.
@@ -294,7 +294,7 @@ impl<'s> Calling<'s> {
     fn post_one_blocking(self, input: &[u8]) -> Result<PendingCall, CallError> {
         let pending = match self.try_post(input) {
             Some(pending) => pending,
-            None => self.session.inner.core.block_on(self.post(input))?,
+            None => self.session.inner.driver.block_on(self.post(input))?,
         };
         Ok(self.keep(pending))
     }
@@ -319,32 +319,32 @@ impl<'s> Calling<'s> {
         inputs: &'i [I],
         posted: &mut Vec<Result<PendingCall, CallError>>,
     ) -> Option<&'i [u8]> {
-        let core: &'s Core = &self.session.inner.core;
+        let driver: &'s Driver = &self.session.inner.driver;
         loop {
             // DecodedRequest for before any lock is taken: the user's code runs here.
             let left: Vec<_> = inputs[posted.len()..].iter().take(BATCH_MAX).map(AsRef::as_ref).collect();
             let next = *left.first()?;
-            if !posted.is_empty() && core.now_ns() >= self.terms.deadline_ns {
+            if !posted.is_empty() && driver.now_ns() >= self.terms.deadline_ns {
                 posted.resize_with(inputs.len(), || Err(self.not_posted(PostFailure::Timeout)));
                 return None;
             }
-            let went =
-                core.with_calls(|rpc, _| rpc.try_request_batch(self.terms.node, &self.request(next), &left));
+            let went = driver
+                .with_calls(|rpc, _| rpc.try_request_batch(self.terms.node, &self.request(next), &left));
             let Some((target, slots)) = went else { return Some(next) };
-            posted.extend(slots.into_iter().map(|slot| Ok(self.keep(Pending::new(core, target, slot)))));
+            posted.extend(slots.into_iter().map(|slot| Ok(self.keep(Pending::new(driver, target, slot)))));
         }
     }
 
     async fn post(&self, input: &[u8]) -> Result<Pending<'s>, CallError> {
-        let core: &'s Core = &self.session.inner.core;
-        let posted = core.post_request(self.terms.node, &self.request(input)).await;
+        let driver: &'s Driver = &self.session.inner.driver;
+        let posted = driver.post_request(self.terms.node, &self.request(input)).await;
         posted.map_err(|failure| self.not_posted(failure))
     }
 
     /// As `post`, where that needs no waiting.
     pub(crate) fn try_post(&self, input: &[u8]) -> Option<Pending<'s>> {
-        let core: &'s Core = &self.session.inner.core;
-        core.try_post_request(self.terms.node, &self.request(input)).ok()
+        let driver: &'s Driver = &self.session.inner.driver;
+        driver.try_post_request(self.terms.node, &self.request(input)).ok()
     }
 
     pub(crate) async fn finish(&self, pending: &mut Pending<'s>, into: Into<'_>) -> Result<usize, CallError> {
@@ -385,14 +385,14 @@ impl<'s> Calling<'s> {
         address: Address,
         mut into: Into<'_>,
     ) -> Result<usize, CallError> {
-        let core = &self.session.inner.core;
+        let driver = &self.session.inner.driver;
         let target = match into.prepare(len) {
             Ok(target) => target,
             Err(refused) => return self.output_of(refused),
         };
         // The time does not end with the answer: what comes after it would hold the caller up as well.
-        let left = Duration::from_nanos(self.terms.deadline_ns.saturating_sub(core.now_ns()));
-        match core.within(left, fetch(core, pending.target(), address, target)).await {
+        let left = Duration::from_nanos(self.terms.deadline_ns.saturating_sub(driver.now_ns()));
+        match driver.within(left, fetch(driver, pending.target(), address, target)).await {
             Some(Ok(())) => Ok(len),
             Some(Err(_)) => Err(self.failed(CallCause::PeerDown)),
             None => Err(self.failed(self.ended(ReplyState::Overdue))),
@@ -401,7 +401,7 @@ impl<'s> Calling<'s> {
 
     pub(crate) fn ended(&self, look: ReplyState) -> CallCause {
         match look {
-            _ if self.session.inner.core.is_closed() => CallCause::NodeClosed,
+            _ if self.session.inner.driver.is_closed() => CallCause::NodeClosed,
             ReplyState::Overdue => CallCause::Timeout,
             _ => CallCause::PeerDown,
         }
@@ -467,7 +467,7 @@ impl From<PostFailure> for CallCause {
     }
 }
 
-impl Core {
+impl Driver {
     /// Posts a request as soon as there is room for it.
     pub(crate) async fn post_request(
         &self,
@@ -478,9 +478,9 @@ impl Core {
         let mut waits = false;
         loop {
             // Both before the attempt, so that room that is made during it is not missed.
-            let seen = self.ground.posted.progress_count();
+            let seen = self.shared.posted.progress_count();
             if waits {
-                self.ground.rpc.set_hungry();
+                self.shared.rpc.set_hungry();
             }
             match self.try_post_request(node, &request) {
                 Err(None) if !waits => {
@@ -495,22 +495,22 @@ impl Core {
             if left.is_zero() {
                 return Err(PostFailure::Timeout);
             }
-            request.to = request.to.or_else(|| self.look(|machine| machine.target_of(node)));
+            request.to = request.to.or_else(|| self.look(|runner| runner.target_of(node)));
             if request.to.is_none() {
                 return Err(PostFailure::PeerDown);
             }
             // The peer's word of its head is a plain write, which wakes nobody.
-            self.with(|machine, now| machine.look_again_soon(now));
-            self.within(left, self.ground.posted.progress_after(seen)).await;
+            self.with(|runner, now| runner.look_again_soon(now));
+            self.within(left, self.shared.posted.progress_after(seen)).await;
         }
     }
 
     /// Why a node has no link; `None` if the connection that is wanted will have one.
     #[cold]
     fn absence_of(&self, node: NodeId, wanted: Option<Target>) -> Option<PostFailure> {
-        self.look(|machine| match machine.target_of(node) {
+        self.look(|runner| match runner.target_of(node) {
             Some(found) if wanted.is_none_or(|wanted| wanted == found) => None,
-            None if !machine.knows(node) => Some(PostFailure::UnknownNode),
+            None if !runner.knows(node) => Some(PostFailure::UnknownNode),
             _ => Some(PostFailure::PeerDown),
         })
     }

@@ -5,7 +5,7 @@ use halite_tier::access::Blocked;
 use halite_tier::rpc::{Address, Target};
 
 use crate::posted::{Cursor, Kind, Transfer};
-use crate::runtime::driver::Core;
+use crate::runtime::driver::Driver;
 
 /// The peer is gone, or never had such memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,20 +13,20 @@ pub(crate) struct NotFetched;
 
 /// Reads as many bytes as `into` has.
 pub(crate) async fn fetch(
-    core: &Core,
+    driver: &Driver,
     from: Target,
     address: Address,
     into: &mut [u8],
 ) -> Result<(), NotFetched> {
     let Target::Peer(peer) = from else { return Err(NotFetched) };
-    let fabric = &core.ground.fabric;
+    let fabric = &driver.shared.fabric;
     if fabric.capabilities(peer).direct {
         // What cannot be reached that way is gone: to post for it would only cost the memory for the answer.
         let window = fabric.direct(peer, address.key).ok_or(NotFetched)?;
         return window.read(address.offset, into).map_err(|_| NotFetched);
     }
     let mut fetch = Fetch { peer, address: RemoteAddress { key: address.key, offset: address.offset }, into };
-    core.carry(&mut fetch, Cursor::default()).await.map_err(|_| NotFetched)
+    driver.carry(&mut fetch, Cursor::default()).await.map_err(|_| NotFetched)
 }
 
 /// One read, whose place does not change.

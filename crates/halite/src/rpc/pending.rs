@@ -35,7 +35,7 @@ impl PendingCall {
     fn resume(&mut self) -> (Calling<'_>, Pending<'_>) {
         let session = &self.kept.session;
         let (target, slot) = self.kept.posted.take().expect("a call is resumed once");
-        (Calling::resumed(session, self.terms), Pending::new(&session.inner.core, target, slot))
+        (Calling::resumed(session, self.terms), Pending::new(&session.inner.driver, target, slot))
     }
 
     /// Waits for the answer.
@@ -112,7 +112,7 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         if let Some((target, slot)) = self.posted.take() {
-            drop(Pending::new(&self.session.inner.core, target, slot));
+            drop(Pending::new(&self.session.inner.driver, target, slot));
         }
     }
 }

@@ -131,7 +131,7 @@ impl Session {
         granted: Option<Grant<'s>>,
     ) -> Result<Option<Grant<'s>>, SendError> {
         let failed = |cause, may_have_arrived| send_error(node, port, bytes, cause, may_have_arrived);
-        let core = &self.inner.core;
+        let driver = &self.inner.driver;
         let request = Request {
             to: granted.as_ref().map(|grant| grant.at),
             kind: granted.as_ref().map_or(kind, |grant| Kind::GrantedSend(grant.number)),
@@ -142,7 +142,7 @@ impl Session {
             reply_in_place: false,
             deadline_ns: u64::MAX,
         };
-        let mut pending = core.post_request(node, &request).await.map_err(|f| failed(f.into(), false))?;
+        let mut pending = driver.post_request(node, &request).await.map_err(|f| failed(f.into(), false))?;
         if let Some(grant) = granted {
             grant.used();
         }
@@ -153,7 +153,7 @@ impl Session {
                 Ok(Some(number)) => Ok(Some(Grant { session: self, at: pending.target(), port, number })),
                 Err(cause) => Err(failed(cause, cause == SendCause::NotUnderstood)),
             },
-            _ if core.is_closed() => Err(failed(SendCause::NodeClosed, true)),
+            _ if driver.is_closed() => Err(failed(SendCause::NodeClosed, true)),
             _ => Err(failed(SendCause::PeerDown, true)),
         }
     }
@@ -220,7 +220,7 @@ impl Grant<'_> {
 
 impl Drop for Grant<'_> {
     fn drop(&mut self) {
-        let core = &self.session.inner.core;
-        core.with_calls(|rpc, wakes| rpc.decline_room(self.at, self.port.0, self.number, wakes));
+        let driver = &self.session.inner.driver;
+        driver.with_calls(|rpc, wakes| rpc.decline_room(self.at, self.port.0, self.number, wakes));
     }
 }

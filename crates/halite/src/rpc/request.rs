@@ -25,7 +25,7 @@ use super::memory::Block;
 use super::replies::usual_offset;
 use super::service::{Incoming, Services};
 use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
-use crate::runtime::driver::Core;
+use crate::runtime::driver::Driver;
 use crate::runtime::wait::{Wakes, lock};
 
 /// Inputs up to this length travel in the ring, if it takes them; longer ones are read by the server.
@@ -65,7 +65,7 @@ pub(crate) enum NotPosted {
 
 /// A request that has been posted.  Dropped before its answer was taken, it is cancelled.
 pub(crate) struct Pending<'c> {
-    core: &'c Core,
+    driver: &'c Driver,
     slot: SlotId,
     target: Target,
     open: bool,
@@ -427,8 +427,8 @@ impl Into<'_> {
 }
 
 impl<'c> Pending<'c> {
-    pub(crate) fn new(core: &'c Core, target: Target, slot: SlotId) -> Pending<'c> {
-        Pending { core, slot, target, open: true }
+    pub(crate) fn new(driver: &'c Driver, target: Target, slot: SlotId) -> Pending<'c> {
+        Pending { driver, slot, target, open: true }
     }
 
     pub(crate) fn target(&self) -> Target {
@@ -442,12 +442,12 @@ impl<'c> Pending<'c> {
 
     /// Sets the deadline of a call that was posted without one.
     pub(crate) fn set_deadline(&self, deadline_ns: u64) {
-        self.core.with_calls(|rpc, _| rpc.set_deadline(self.slot, deadline_ns));
+        self.driver.with_calls(|rpc, _| rpc.set_deadline(self.slot, deadline_ns));
     }
 
     /// Takes the answer if it is there.  Looks at no clock.
     pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, ReplyState> {
-        let reply = self.core.ground.rpc.try_take(self.slot, into)?;
+        let reply = self.driver.shared.rpc.try_take(self.slot, into)?;
         self.open = reply.needs_slot();
         Ok(reply)
     }
@@ -461,9 +461,9 @@ impl<'c> Pending<'c> {
         // Wakers are cloned and dropped outside of the lock, for they may run anything.
         let mut waker = Some(context.waker().clone());
         let look = {
-            let mut slots = lock(&self.core.ground.rpc.slots);
+            let mut slots = lock(&self.driver.shared.rpc.slots);
             // Read under the lock: whoever looked after overdue calls before did so with an earlier time.
-            let now = self.core.now_ns();
+            let now = self.driver.now_ns();
             slots.wait(self.slot, now, &mut waker)
         };
         match look {
@@ -474,7 +474,7 @@ impl<'c> Pending<'c> {
 
     /// Takes the answer, after [`ReplyState::Replied`].
     pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
-        let reply = self.core.ground.rpc.take_reply(self.slot, into);
+        let reply = self.driver.shared.rpc.take_reply(self.slot, into);
         self.open = reply.needs_slot();
         reply
     }
@@ -483,18 +483,18 @@ impl<'c> Pending<'c> {
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         if self.open {
-            self.core.with_calls(|rpc, wakes| rpc.abandon(self.slot, wakes));
+            self.driver.with_calls(|rpc, wakes| rpc.abandon(self.slot, wakes));
         }
     }
 }
 
-impl Core {
-    /// Does something with calls, and lets the machine settle if that is needed.
+impl Driver {
+    /// Does something with calls, and lets the runner settle if that is needed.
     pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
         let mut wakes = Wakes::default();
-        let result = change(&self.ground.rpc, &mut wakes);
+        let result = change(&self.shared.rpc, &mut wakes);
         wakes.wake_all();
-        if self.ground.rpc.is_dirty() {
+        if self.shared.rpc.is_dirty() {
             self.settle();
         }
         result

@@ -16,7 +16,7 @@ use super::fetch::fetch;
 use super::input::{Bytes, Payload};
 use super::link::Link;
 use super::service::{Closed, Incoming, ServeOptions, Service, ServiceId, Taken};
-use crate::runtime::driver::Core;
+use crate::runtime::driver::Driver;
 use crate::runtime::wait::lock;
 use crate::session::Session;
 
@@ -200,7 +200,7 @@ impl Call {
     fn answer(&mut self, output: &[u8]) -> (Session, Result<(), ReplyError>) {
         let session = self.session.take().expect("a call is answered once");
         let to = &self.incoming.to;
-        let answered = session.inner.core.with_calls(|rpc, wakes| rpc.answer(to, output, wakes));
+        let answered = session.inner.driver.with_calls(|rpc, wakes| rpc.answer(to, output, wakes));
         (session, self.result_of(answered, output))
     }
 
@@ -223,7 +223,7 @@ impl Call {
 fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(Call, O)], results: &mut Vec<Result<(), ReplyError>>) {
     let Some(session) = batch.first().and_then(|(call, _)| call.session.clone()) else { return };
     let parts: Vec<_> = batch.iter().map(|(call, output)| (&call.incoming.to, output.as_ref())).collect();
-    let answered = session.inner.core.with_calls(|rpc, wakes| rpc.answer_batch(&parts, wakes));
+    let answered = session.inner.driver.with_calls(|rpc, wakes| rpc.answer_batch(&parts, wakes));
     for ((call, output), answered) in batch.iter_mut().zip(answered) {
         call.session = None;
         results.push(call.result_of(answered, output.as_ref()));
@@ -234,7 +234,7 @@ impl Drop for Call {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
             let to = &self.incoming.to;
-            session.inner.core.with_calls(|rpc, wakes| rpc.refuse(to, Status::Dropped, wakes));
+            session.inner.driver.with_calls(|rpc, wakes| rpc.refuse(to, Status::Dropped, wakes));
         }
     }
 }
@@ -251,12 +251,12 @@ impl Receiver {
         id: ServiceId,
         options: ServeOptions,
     ) -> Result<Receiver, ServeError> {
-        let core = &session.inner.core;
+        let driver = &session.inner.driver;
         let owner = session.inner.principal.clone();
         let service = Arc::new(Service::new(id, owner, options));
-        let services = &mut core.ground.peers.write().services;
+        let services = &mut driver.shared.peers.write().services;
         // Looked at under the lock: when the node leaves, it first says so, and then ends all services that it finds.
-        if core.is_closed() {
+        if driver.is_closed() {
             return Err(serve_error(id, ServeCause::NodeClosed));
         }
         if let Some(known) = services.get(id) {
@@ -267,8 +267,8 @@ impl Receiver {
         Ok(Receiver { session: session.clone(), service })
     }
 
-    pub(super) fn core(&self) -> &Core {
-        &self.session.inner.core
+    pub(super) fn driver(&self) -> &Driver {
+        &self.session.inner.driver
     }
 
     pub(super) fn join(&self) -> Receiver {
@@ -288,12 +288,12 @@ impl Receiver {
 
     /// As `recv`, on a thread that helps to move the node forward.
     pub(super) fn recv_blocking(&self) -> Result<Box<Incoming>, ServeError> {
-        let core = self.core();
+        let driver = self.driver();
         loop {
             let mut taken = self.service.take_or_look().map_err(|Closed| self.closed())?;
             let mut has_spun = false;
             if taken.is_none() {
-                has_spun = !core.spin_until(|| self.service.is_waiting());
+                has_spun = !driver.spin_until(|| self.service.is_waiting());
                 let (found, heir) = self.service.take_after_look();
                 if let Some(heir) = heir {
                     heir.wake();
@@ -303,9 +303,9 @@ impl Receiver {
             let accepted = match taken {
                 Some(taken) => match self.accept_here(taken) {
                     Ok(accepted) => accepted,
-                    Err(long) => core.block_on(self.accept_long(long)),
+                    Err(long) => driver.block_on(self.accept_long(long)),
                 },
-                None => return core.block_on_after(has_spun, self.recv()),
+                None => return driver.block_on_after(has_spun, self.recv()),
             };
             if let Some(accepted) = accepted {
                 return Ok(accepted);
@@ -318,7 +318,7 @@ impl Receiver {
             let accepted = match self.accept_here(taken) {
                 Ok(accepted) => accepted,
                 // Reading by loads waits for nobody.
-                Err(long) if self.is_within_reach(&long) => self.core().block_on(self.accept_long(long)),
+                Err(long) if self.is_within_reach(&long) => self.driver().block_on(self.accept_long(long)),
                 Err(long) => {
                     self.requeue(long);
                     return Ok(None);
@@ -334,7 +334,7 @@ impl Receiver {
     fn is_within_reach(&self, incoming: &Incoming) -> bool {
         match (incoming.to.target(), &incoming.input) {
             (Target::Peer(peer), Payload::There { address, .. }) => {
-                self.core().ground.fabric.direct(peer, address.key).is_some()
+                self.driver().shared.fabric.direct(peer, address.key).is_some()
             }
             _ => false,
         }
@@ -346,7 +346,7 @@ impl Receiver {
             Ok(Some(waker)) => waker.wake(),
             Ok(None) => {}
             Err(incoming) => {
-                self.core().with_calls(|rpc, wakes| rpc.refuse(&incoming.to, Status::Closed, wakes));
+                self.driver().with_calls(|rpc, wakes| rpc.refuse(&incoming.to, Status::Closed, wakes));
             }
         }
     }
@@ -363,7 +363,7 @@ impl Receiver {
     fn accept_here(&self, taken: Taken) -> Result<Option<Box<Incoming>>, Box<Incoming>> {
         let Taken { incoming, granted } = taken;
         if !granted.is_empty() {
-            self.core().with_calls(|rpc, wakes| rpc.grant(&self.service, granted, wakes));
+            self.driver().with_calls(|rpc, wakes| rpc.grant(&self.service, granted, wakes));
         }
         match incoming {
             Some(long) if matches!(long.input, Payload::There { .. }) => Err(long),
@@ -376,7 +376,7 @@ impl Receiver {
         let Payload::There { address, len } = incoming.input else { unreachable!("the caller looked") };
         let reading = Reading::begin(self, incoming)?;
         let mut bytes = vec![0; len as usize];
-        let fetched = fetch(self.core(), reading.to().target(), address, &mut bytes).await;
+        let fetched = fetch(self.driver(), reading.to().target(), address, &mut bytes).await;
         let mut incoming = reading.end()?;
         match fetched {
             Ok(()) => {
@@ -385,8 +385,8 @@ impl Receiver {
             }
             Err(_) => {
                 // A node that leaves ends what it has posted.
-                let status = if self.core().is_closed() { Status::Closed } else { Status::NoMemory };
-                self.core().with_calls(|rpc, wakes| rpc.refuse(&incoming.to, status, wakes));
+                let status = if self.driver().is_closed() { Status::Closed } else { Status::NoMemory };
+                self.driver().with_calls(|rpc, wakes| rpc.refuse(&incoming.to, status, wakes));
                 None
             }
         }
@@ -396,7 +396,7 @@ impl Receiver {
     fn accepted_long(&self, mut incoming: Box<Incoming>) -> Box<Incoming> {
         if let ServiceId::Port(_) = self.service.id {
             incoming.answered = true;
-            self.core().with_calls(|rpc, wakes| rpc.answer(&incoming.to, &[], wakes));
+            self.driver().with_calls(|rpc, wakes| rpc.answer(&incoming.to, &[], wakes));
         }
         incoming
     }
@@ -408,8 +408,8 @@ impl Receiver {
     }
 
     fn end(&self, ended: super::service::Ended) {
-        self.core().with_calls(|rpc, wakes| {
-            self.core().ground.peers.write().services.remove(&self.service);
+        self.driver().with_calls(|rpc, wakes| {
+            self.driver().shared.peers.write().services.remove(&self.service);
             wakes.extend(ended.wakers);
             for reply in ended.unanswered {
                 rpc.refuse(&reply, Status::Closed, wakes);
@@ -418,7 +418,7 @@ impl Receiver {
     }
 
     fn closed(&self) -> ServeError {
-        let cause = if self.core().is_closed() { ServeCause::NodeClosed } else { ServeCause::Closed };
+        let cause = if self.driver().is_closed() { ServeCause::NodeClosed } else { ServeCause::Closed };
         serve_error(self.service.id, cause)
     }
 }
@@ -490,8 +490,8 @@ impl<'r> Reading<'r> {
         let to = self.to();
         let acknowledge = lock(&to.link().inbound).served.end(to.id, false);
         if acknowledge {
-            let core = self.receiver.core();
-            core.with_calls(|rpc, _| rpc.acknowledge(to.link(), to.id.slot));
+            let driver = self.receiver.driver();
+            driver.with_calls(|rpc, _| rpc.acknowledge(to.link(), to.id.slot));
         }
         !acknowledge
     }

@@ -1,13 +1,13 @@
 //! The driver: lets threads take turns at moving the node forward.
 //!
 //! ```text
-//!   waiting callers ─┐                       ┌─ poll the fabric ──> machine ──> posts, wake-ups
-//!                    ├── whoever holds the ──┤
-//!   progress thread ──────────┘      poll token       └─ jobs (copies, growth), outside of all locks
+//!   waiting callers ─┐                        ┌─ poll the fabric ──> runner ──> posts, wake-ups
+//!                    ├── who holds the ───────┤
+//!   progress thread ─┘   poll token           └─ jobs (copies, growth), outside of all locks
 //! ```
 //!
-//! Who holds the token when, and who sees to arrivals when nobody does, is [`crate::poll_token`]'s to say; how long a
-//! caller spins before it sleeps, [`crate::wait`]'s.
+//! Who holds the token when, and who sees to arrivals when nobody does, is [`crate::runtime::poll_token`]'s to say; how long a
+//! caller spins before it sleeps, [`crate::runtime::wait`]'s.
 
 #[cfg(test)]
 mod tests;
@@ -29,10 +29,10 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::posted::{Ended, Posted, is_operation};
 use crate::rpc::{CALL_WORK, ReceiveBatch, Rpc};
+use crate::runtime::env::NodeEnv;
 use crate::runtime::jobs::{Arena, Job};
-use crate::runtime::machine::{Ground, Machine};
 use crate::runtime::poll_token::{Bell, NextPoll, PollGuard, PollToken};
-use crate::runtime::surroundings::Around;
+use crate::runtime::runner::{Runner, Shared};
 use crate::runtime::ticket::{Ending, Undo};
 use crate::runtime::wait::{AdaptiveSpin, Parker, Parking, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS, lock};
 
@@ -49,21 +49,21 @@ const ROUNDS_FOR_KEEPER: u32 = 128;
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
 /// What all threads and sessions of a node share.
-pub(crate) struct Core {
-    pub(crate) ground: Arc<Ground>,
-    machine: Mutex<Machine>,
+pub(crate) struct Driver {
+    pub(crate) shared: Arc<Shared>,
+    runner: Mutex<Runner>,
     poll_token: PollToken<Poller>,
     arena: Arena,
-    around: Around,
-    /// When the machine needs attention although nothing arrives.
+    env: NodeEnv,
+    /// When the runner needs attention although nothing arrives.
     attention_ns: AtomicU64,
-    /// Until when the progress thread sleeps; 0 while it is awake.  Changed under the machine's lock.
+    /// Until when the progress thread sleeps; 0 while it is awake.  Changed under the runner's lock.
     progress_sleeps_until_ns: AtomicU64,
     /// Threads of the application that have waited for a microsecond at least and have not gone to sleep yet.
     callers_polling: AtomicUsize,
     /// How many of them may spin for long: so many that as many peers can run beside them.
     spinners_max: usize,
-    /// A caller sleeps on the fabric; see [`crate::poll_token`].
+    /// A caller sleeps on the fabric; see [`crate::runtime::poll_token`].
     led: AtomicBool,
     /// The node leaves, has left, or has failed.
     closed: AtomicBool,
@@ -78,18 +78,18 @@ struct Poller {
     awaits_first_words: bool,
 }
 
-impl Core {
-    pub(crate) fn new(ground: Arc<Ground>, around: Around, engine: Engine) -> Arc<Core> {
-        Arc::new(Core {
-            machine: Mutex::new(Machine::new(ground.clone(), engine)),
-            ground,
+impl Driver {
+    pub(crate) fn new(shared: Arc<Shared>, env: NodeEnv, engine: Engine) -> Arc<Driver> {
+        Arc::new(Driver {
+            runner: Mutex::new(Runner::new(shared.clone(), engine)),
+            shared,
             poll_token: PollToken::new(Poller::default()),
             arena: Arena::default(),
             attention_ns: AtomicU64::new(0),
             progress_sleeps_until_ns: AtomicU64::new(0),
             callers_polling: AtomicUsize::new(0),
-            spinners_max: around.parallelism().div_ceil(2),
-            around,
+            spinners_max: env.parallelism().div_ceil(2),
+            env,
             led: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
@@ -97,51 +97,51 @@ impl Core {
 
     /// Nanoseconds on the engine's clock, the only one that is read.
     pub(crate) fn now_ns(&self) -> u64 {
-        self.around.now_ns()
+        self.env.now_ns()
     }
 
     /// What else comes from outside.
-    pub(crate) fn around(&self) -> &Around {
-        &self.around
+    pub(crate) fn env(&self) -> &NodeEnv {
+        &self.env
     }
 
-    /// Changes the machine, lets it settle, and wakes whoever should know.
-    pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Machine, u64) -> R) -> R {
+    /// Changes the runner, lets it settle, and wakes whoever should know.
+    pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Runner, u64) -> R) -> R {
         let (result, wakes) = self.change(change);
         wakes.wake_all();
         result
     }
 
-    /// Changes the machine and lets it settle; the wakers are to be called when no lock is held.
-    fn change<R>(&self, change: impl FnOnce(&mut Machine, u64) -> R) -> (R, Wakes) {
-        let mut machine = self.machine();
+    /// Changes the runner and lets it settle; the wakers are to be called when no lock is held.
+    fn change<R>(&self, change: impl FnOnce(&mut Runner, u64) -> R) -> (R, Wakes) {
+        let mut runner = self.runner();
         let now = self.now_ns();
-        let result = change(&mut machine, now);
-        machine.settle(now);
-        let attention = machine.attention_ns(now);
+        let result = change(&mut runner, now);
+        runner.settle(now);
+        let attention = runner.attention_ns(now);
         // The lock orders this for the progress thread; for pollers it is only a hint.
         self.attention_ns.store(attention, Relaxed);
         let progress_is_late = attention < self.progress_sleeps_until_ns.load(Relaxed);
-        let wakes = std::mem::take(&mut machine.wakes);
-        drop(machine);
+        let wakes = std::mem::take(&mut runner.wakes);
+        drop(runner);
         if progress_is_late {
-            self.ground.fabric.wake();
+            self.shared.fabric.wake();
         }
         (result, wakes)
     }
 
-    fn machine(&self) -> MutexGuard<'_, Machine> {
+    fn runner(&self) -> MutexGuard<'_, Runner> {
         #[cfg(test)]
         tests::note_lock();
-        lock(&self.machine)
+        lock(&self.runner)
     }
 
-    /// Looks at the machine without changing it.
-    pub(crate) fn look<R>(&self, look: impl FnOnce(&Machine) -> R) -> R {
-        look(&self.machine())
+    /// Looks at the runner without changing it.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&Runner) -> R) -> R {
+        look(&self.runner())
     }
 
-    /// Lets the machine settle.
+    /// Lets the runner settle.
     pub(crate) fn settle(&self) {
         self.with_unless_failed(|_, _| ());
     }
@@ -153,24 +153,24 @@ impl Core {
         if self.is_closed() {
             return None;
         }
-        self.with(|machine, now| machine.submit(now, session, command, undo))
+        self.with(|runner, now| runner.submit(now, session, command, undo))
     }
 
     pub(crate) fn poll_ticket(&self, op: OpId, context: &mut Context<'_>) -> Poll<Ending> {
-        self.machine().tickets.poll(op, context)
+        self.runner().tickets.poll(op, context)
     }
 
     pub(crate) fn abandon(&self, op: OpId) {
-        self.with_unless_failed(|machine, now| machine.abandon(now, op));
+        self.with_unless_failed(|runner, now| runner.abandon(now, op));
     }
 
     pub(crate) fn close_session(&self, session: SessionId) {
-        self.with_unless_failed(|machine, _| machine.tickets.close(session));
+        self.with_unless_failed(|runner, _| runner.tickets.close(session));
     }
 
     /// For destructors, which must not panic because the node did.
-    pub(crate) fn with_unless_failed(&self, change: impl FnOnce(&mut Machine, u64)) {
-        if !self.machine.is_poisoned() {
+    pub(crate) fn with_unless_failed(&self, change: impl FnOnce(&mut Runner, u64)) {
+        if !self.runner.is_poisoned() {
             self.with(change);
         }
     }
@@ -181,14 +181,14 @@ impl Core {
     pub(crate) fn try_token(&self) -> Option<Polling<'_>> {
         let guard = self.poll_token.try_take(self)?;
         let unwinding = std::thread::panicking();
-        Some(Polling { core: self, guard: Some(guard), wakes: Wakes::default(), unwinding })
+        Some(Polling { driver: self, guard: Some(guard), wakes: Wakes::default(), unwinding })
     }
 
     /// Does the jobs that wait.
     pub(crate) fn run_jobs(&self) {
         while let Some(job) = self.poll_job() {
-            let done = self.arena.run(job, &*self.ground.fabric, &self.around);
-            self.with(|machine, now| machine.handle_job_done(now, done));
+            let done = self.arena.run(job, &*self.shared.fabric, &self.env);
+            self.with(|runner, now| runner.handle_job_done(now, done));
             // Jobs may come in long rows: who is heard in between is not taken for dead.
             if let Some(mut token) = self.try_token() {
                 token.drive();
@@ -203,7 +203,7 @@ impl Core {
     }
 
     fn poll_job(&self) -> Option<Job> {
-        if self.has_jobs() { self.machine().poll_job() } else { None }
+        if self.has_jobs() { self.runner().poll_job() } else { None }
     }
 
     /// Runs a future on the calling thread, which helps to move the node forward while it waits.
@@ -211,7 +211,7 @@ impl Core {
         self.block_on_after(false, future)
     }
 
-    /// As [`Core::block_on`]; if the thread `has_spun` in vain for what the future waits for, it sleeps at once.
+    /// As [`Driver::block_on`]; if the thread `has_spun` in vain for what the future waits for, it sleeps at once.
     pub(crate) fn block_on_after<F: Future>(&self, mut has_spun: bool, future: F) -> F::Output {
         let parking = Parking::take();
         let mut context = Context::from_waker(parking.waker());
@@ -232,7 +232,7 @@ impl Core {
     }
 
     /// Moves the node forward until `done`, for as long as that is likely to pay.  Returns whether it is done; if
-    /// not, the thread is to [`Core::sleep`].
+    /// not, the thread is to [`Driver::sleep`].
     pub(crate) fn spin_until(&self, done: impl Fn() -> bool) -> bool {
         let mut spin = Spin::new(self);
         while !done() {
@@ -258,7 +258,7 @@ impl Core {
 
     /// The calling thread is about to wait for `peer`.
     pub(crate) fn expect_round_trip(&self, peer: PeerId) {
-        if let Some(round_trip) = self.ground.fabric.round_trip(peer) {
+        if let Some(round_trip) = self.shared.fabric.round_trip(peer) {
             AdaptiveSpin::change(|patience| patience.expect_round_trip(round_trip));
         }
     }
@@ -278,7 +278,7 @@ impl Core {
 
     /// Sleeps on the fabric until `parker` is notified; whether it was.  If not, another caller leads or polls.
     fn lead(&self, parker: &Parker) -> bool {
-        let fabric = &self.ground.fabric;
+        let fabric = &self.shared.fabric;
         while let Some(mut token) = self.token_to_lead() {
             // Read before anything is looked at, so that what rings from here on ends the sleep.
             let seen = fabric.doorbell();
@@ -309,9 +309,9 @@ impl Core {
         let mut timeout = None;
         loop {
             if wakes.is_empty() {
-                parker.sleep_on(&self.ground.fabric, seen, timeout);
+                parker.sleep_on(&self.shared.fabric, seen, timeout);
             }
-            seen = self.ground.fabric.doorbell();
+            seen = self.shared.fabric.doorbell();
             if let Some(token) = self.try_token() {
                 self.led.store(false, Relaxed);
                 wakes.append(token.rest_for_now());
@@ -320,7 +320,7 @@ impl Core {
             if !wakes.is_empty() || parker.is_notified() {
                 self.led.store(false, Relaxed);
                 // Who polls may just have armed the doorbell for us.
-                self.ground.fabric.wake();
+                self.shared.fabric.wake();
                 return wakes;
             }
             // The holder of the token may have polled for the last time before the doorbell rang.
@@ -338,14 +338,14 @@ impl Core {
 
     /// Moves the node forward by what has arrived, for a thread that has nothing better to do.
     pub(crate) fn drive_for_a_moment(&self) {
-        let seen = self.ground.fabric.doorbell();
+        let seen = self.shared.fabric.doorbell();
         if let Some(mut token) = self.try_token() {
             token.drive_at(self.now_ns());
             token.rest();
         }
         self.run_jobs();
         // The progress thread may take what we wait for, hence not for long.
-        self.ground.fabric.wait(Sleeper::Progress, seen, Some(LOOK_AGAIN));
+        self.shared.fabric.wait(Sleeper::Progress, seen, Some(LOOK_AGAIN));
     }
 
     /// Moves a node forward that has no progress thread, by all that can be done now.  Returns when to do so again, unless the
@@ -383,27 +383,27 @@ impl Core {
     }
 
     fn begin_sleep_until(&self, look: NextPoll) -> u64 {
-        let machine = self.machine();
+        let runner = self.runner();
         let now = self.now_ns();
         let until = match look {
-            NextPoll::WhenRung => machine.attention_ns(now),
-            NextPoll::Within(watch_ns) => machine.attention_ns(now).min(now + watch_ns),
+            NextPoll::WhenRung => runner.attention_ns(now),
+            NextPoll::Within(watch_ns) => runner.attention_ns(now).min(now + watch_ns),
         };
-        let timeout = self.ground.fabric.poll_timeout().unwrap_or(Duration::MAX);
+        let timeout = self.shared.fabric.poll_timeout().unwrap_or(Duration::MAX);
         let until = until.min(now.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)));
         self.progress_sleeps_until_ns.store(until, Relaxed);
         until
     }
 
     pub(crate) fn end_sleep(&self) {
-        let _machine = self.machine();
+        let _machine = self.runner();
         self.progress_sleeps_until_ns.store(0, Relaxed);
     }
 
     // The end.
 
     pub(crate) fn is_closed(&self) -> bool {
-        // Only ever set; whoever acts on it looks at the machine under its lock.
+        // Only ever set; whoever acts on it looks at the runner under its lock.
         self.closed.load(Relaxed)
     }
 
@@ -414,21 +414,21 @@ impl Core {
     /// Ends all waiting after a panic inside the node, so that no caller hangs.
     pub(crate) fn fail(&self) {
         self.set_closed();
-        let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
-        machine.close();
-        let wakes = std::mem::take(&mut machine.wakes);
-        drop(machine);
+        let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
+        runner.close();
+        let wakes = std::mem::take(&mut runner.wakes);
+        drop(runner);
         wakes.wake_all();
     }
 }
 
-impl Bell for Core {
+impl Bell for Driver {
     fn arm(&self, sleeper: Option<Sleeper>) {
-        self.ground.fabric.arm(sleeper);
+        self.shared.fabric.arm(sleeper);
     }
 
     fn ring(&self) {
-        self.ground.fabric.wake();
+        self.shared.fabric.wake();
     }
 
     fn is_led(&self) -> bool {
@@ -439,7 +439,7 @@ impl Bell for Core {
 
 /// The right to poll; see the module's documentation.  Dropped by a thread that may be back soon.
 pub(crate) struct Polling<'c> {
-    core: &'c Core,
+    driver: &'c Driver,
     /// `None` once given up.
     guard: Option<PollGuard<'c, Poller>>,
     /// Called when the token has been given up, since they may run anything.
@@ -452,7 +452,7 @@ impl Polling<'_> {
     /// Polls until `done`, for as long as `spin` lasts, and gives the token up.  Returns early if there is something
     /// to be done without the token.
     fn drive_until(mut self, spin: &mut Spin<'_>, done: impl Fn() -> bool) {
-        while !done() && self.wakes.is_empty() && !self.core.has_jobs() {
+        while !done() && self.wakes.is_empty() && !self.driver.has_jobs() {
             if spin.is_over() {
                 return self.rest();
             }
@@ -469,15 +469,15 @@ impl Polling<'_> {
     /// Takes in what has arrived, once.  Returns whether anything had.
     pub(crate) fn drive(&mut self) -> bool {
         let guard = self.guard.as_mut().expect("the token is held until given up");
-        drive(self.core, guard.poller(), &mut self.wakes)
+        drive(self.driver, guard.poller(), &mut self.wakes)
     }
 
     /// As [`Polling::drive`], and sees to what is due.
     pub(crate) fn drive_at(&mut self, now_ns: u64) -> bool {
         let arrived = self.drive();
         // Attention is only a hint here: the progress thread sleeps no longer than it.
-        if self.core.attention_ns.load(Relaxed) <= now_ns {
-            self.wakes.append(self.core.change(|_, _| ()).1);
+        if self.driver.attention_ns.load(Relaxed) <= now_ns {
+            self.wakes.append(self.driver.change(|_, _| ()).1);
         }
         arrived
     }
@@ -495,46 +495,46 @@ impl Polling<'_> {
     /// As [`Polling::rest`], for a thread that is not to wake anybody just now.  Returns whom to wake.
     fn rest_for_now(mut self) -> Wakes {
         let guard = self.guard.take().expect("the token is held until given up");
-        guard.rest(self.core, |poller| drive(self.core, poller, &mut self.wakes));
+        guard.rest(self.driver, |poller| drive(self.driver, poller, &mut self.wakes));
         std::mem::take(&mut self.wakes)
     }
 
     /// Gives the token up, for the progress thread.
     pub(crate) fn keep(mut self, now_ns: u64) -> NextPoll {
         let guard = self.guard.take().expect("the token is held until given up");
-        guard.keep(self.core, now_ns, |poller| drive(self.core, poller, &mut self.wakes))
+        guard.keep(self.driver, now_ns, |poller| drive(self.driver, poller, &mut self.wakes))
     }
 }
 
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
-        let core = self.core;
+        let driver = self.driver;
         if std::thread::panicking() && !self.unwinding {
             // The panic came from inside: the token's lock stays poisoned, and the progress thread raises the alarm.
             self.guard = None;
-            core.ground.fabric.wake();
+            driver.shared.fabric.wake();
             return;
         }
         if let Some(guard) = self.guard.take() {
-            guard.pass(core, || core.now_ns(), |poller| drive(core, poller, &mut self.wakes));
+            guard.pass(driver, || driver.now_ns(), |poller| drive(driver, poller, &mut self.wakes));
         }
         std::mem::take(&mut self.wakes).wake_all();
     }
 }
 
 /// See [`Polling::drive`].
-fn drive(core: &Core, poller: &mut Poller, wakes: &mut Wakes) -> bool {
-    let arrived = core.ground.fabric.poll(&mut poller.events) > 0;
+fn drive(driver: &Driver, poller: &mut Poller, wakes: &mut Wakes) -> bool {
+    let arrived = driver.shared.fabric.poll(&mut poller.events) > 0;
     if arrived {
-        poller.introduce(core, wakes);
-        poller.handle_unlocked(&core.ground.rpc, &core.ground.posted, wakes);
+        poller.introduce(driver, wakes);
+        poller.handle_unlocked(&driver.shared.rpc, &driver.shared.posted, wakes);
     }
-    if arrived && core.ground.rpc.take_hungry() {
+    if arrived && driver.shared.rpc.take_hungry() {
         // What has arrived may have made room.
-        core.ground.posted.retry(wakes);
+        driver.shared.posted.retry(wakes);
     }
-    if !poller.events.is_empty() || core.ground.rpc.is_dirty() {
-        wakes.append(core.change(|machine, now| poller.hand_over(machine, now)).1);
+    if !poller.events.is_empty() || driver.shared.rpc.is_dirty() {
+        wakes.append(driver.change(|runner, now| poller.hand_over(runner, now)).1);
     }
     arrived
 }
@@ -564,7 +564,7 @@ fn are_notices_of_one(one: &Event, next: &Event) -> bool {
     notice_of(one).zip(notice_of(next)).is_some_and(|((peer, _), (other, _))| peer == other)
 }
 
-/// Whether it is handled without the machine.
+/// Whether it is handled without the runner.
 fn is_handled_unlocked(event: &Event) -> bool {
     let Event::Completed(completion) = event else { return false };
     match completion.kind {
@@ -583,7 +583,7 @@ fn is_refusal(status: Status) -> bool {
 
 /// A caller's polling for its own end, in rounds.
 struct Spin<'c> {
-    core: &'c Core,
+    driver: &'c Driver,
     rounds: u32,
     /// When it began and how long it may last, once the clock has been read.
     limit: Option<(u64, u64)>,
@@ -594,8 +594,8 @@ struct Spin<'c> {
 }
 
 impl<'c> Spin<'c> {
-    fn new(core: &'c Core) -> Spin<'c> {
-        Spin { core, rounds: 0, limit: None, now_ns: None, is_crowded: false }
+    fn new(driver: &'c Driver) -> Spin<'c> {
+        Spin { driver, rounds: 0, limit: None, now_ns: None, is_crowded: false }
     }
 
     /// Begins a round, unless the spin has lasted long enough.
@@ -603,7 +603,7 @@ impl<'c> Spin<'c> {
         self.rounds += 1;
         // A round with a yield in it takes longer than the clock.
         let reads = self.rounds > ROUNDS_BEFORE_YIELD || self.rounds.is_multiple_of(ROUNDS_PER_CLOCK);
-        self.now_ns = reads.then(|| self.core.now_ns());
+        self.now_ns = reads.then(|| self.driver.now_ns());
         self.now_ns.is_some_and(|now| self.is_over_at(now))
     }
 
@@ -626,8 +626,8 @@ impl<'c> Spin<'c> {
     /// Counts the caller among those that poll; returns for how long it may.
     fn join_pollers_ns(&self) -> u64 {
         // A hint: it orders nothing.
-        let others = self.core.callers_polling.fetch_add(1, Relaxed);
-        if others < self.core.spinners_max { AdaptiveSpin::of_thread().spin_ns() } else { SPIN_SHORT_NS }
+        let others = self.driver.callers_polling.fetch_add(1, Relaxed);
+        if others < self.driver.spinners_max { AdaptiveSpin::of_thread().spin_ns() } else { SPIN_SHORT_NS }
     }
 
     /// What a round without an arrival ends with.
@@ -635,7 +635,7 @@ impl<'c> Spin<'c> {
         // Before that it does not even pause: a round looks at other memory than the last one, and a pause takes as
         // long as two rounds.
         if self.rounds >= ROUNDS_BEFORE_YIELD {
-            self.is_crowded = self.core.yield_processor();
+            self.is_crowded = self.driver.yield_processor();
             if self.is_crowded {
                 AdaptiveSpin::change(AdaptiveSpin::note_crowd);
             }
@@ -646,7 +646,7 @@ impl<'c> Spin<'c> {
 impl Drop for Spin<'_> {
     fn drop(&mut self) {
         if self.limit.is_some() {
-            self.core.callers_polling.fetch_sub(1, Relaxed);
+            self.driver.callers_polling.fetch_sub(1, Relaxed);
         }
     }
 }
@@ -655,20 +655,20 @@ impl Drop for Spin<'_> {
 /// the order in which it came: all that a peer said is handled before its end.
 impl Poller {
     /// New peers are known before anything of theirs is handled, and so is which connection they have chosen.
-    fn introduce(&mut self, core: &Core, wakes: &mut Wakes) {
+    fn introduce(&mut self, driver: &Driver, wakes: &mut Wakes) {
         let is_new = |event: &mut Event| matches!(event, Event::Connected { .. });
         if !self.awaits_first_words && !self.events.iter_mut().any(is_new) {
             return;
         }
-        let introduced = core.change(|machine, now| {
-            self.events.extract_if(.., is_new).for_each(|event| machine.handle_event(now, event));
-            self.events.iter().filter_map(heard_of).for_each(|peer| machine.handle_heard(now, peer));
-            self.awaits_first_words = machine.awaits_first_words();
+        let introduced = driver.change(|runner, now| {
+            self.events.extract_if(.., is_new).for_each(|event| runner.handle_event(now, event));
+            self.events.iter().filter_map(heard_of).for_each(|peer| runner.handle_heard(now, peer));
+            self.awaits_first_words = runner.awaits_first_words();
         });
         wakes.append(introduced.1);
     }
 
-    /// What calls and posted operations need is handled in order, and without the machine's lock.
+    /// What calls and posted operations need is handled in order, and without the runner's lock.
     fn handle_unlocked(&mut self, rpc: &Rpc, posted: &Posted, wakes: &mut Wakes) {
         let Poller { events, intake, .. } = self;
         for row in events.chunk_by(are_notices_of_one) {
@@ -698,9 +698,9 @@ impl Poller {
         events.retain(|event| !is_handled_unlocked(event));
     }
 
-    fn hand_over(&mut self, machine: &mut Machine, now: u64) {
+    fn hand_over(&mut self, runner: &mut Runner, now: u64) {
         for event in self.events.drain(..) {
-            machine.handle_event(now, event);
+            runner.handle_event(now, event);
         }
     }
 }

@@ -7,7 +7,7 @@ use halite_fabric::{Fabric, Key};
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_tier::effect::Token;
 
-use crate::runtime::surroundings::Around;
+use crate::runtime::env::NodeEnv;
 use crate::runtime::wait::lock;
 
 /// Something to be done.
@@ -57,9 +57,9 @@ pub(crate) struct Arena {
 
 impl Arena {
     /// Does a job on the calling thread.
-    pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric, around: &Around) -> Done {
+    pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric, env: &NodeEnv) -> Done {
         match job {
-            Job::Grow(len) => Done::Grown(self.grow(len, fabric, around)),
+            Job::Grow(len) => Done::Grown(self.grow(len, fabric, env)),
             Job::Copy { token, from, to } => {
                 let len = to.len().min(from.len());
                 to.copy_from(0, &from, 0, len).expect("the length is in both windows");
@@ -70,10 +70,10 @@ impl Arena {
                 Done::Copied(token)
             }
             Job::Populate { token, key, offset, len } => {
-                Done::Populated { token, len, is_done: self.populate(key, offset, len, around) }
+                Done::Populated { token, len, is_done: self.populate(key, offset, len, env) }
             }
             Job::Discard { token, key, offset, len } => {
-                let done = self.discard_for_a_while(key, offset, len, around);
+                let done = self.discard_for_a_while(key, offset, len, env);
                 match len - done {
                     0 => Done::Discarded(token),
                     len => Done::Partly(Job::Discard { token, key, offset: offset + done, len }),
@@ -83,8 +83,8 @@ impl Arena {
     }
 
     /// The engine tries less where the system refuses.
-    fn grow(&self, len: u64, fabric: &dyn Fabric, around: &Around) -> Option<(Key, Window)> {
-        match self.try_growing(len, fabric, around) {
+    fn grow(&self, len: u64, fabric: &dyn Fabric, env: &NodeEnv) -> Option<(Key, Window)> {
+        match self.try_growing(len, fabric, env) {
             Ok(grown) => {
                 tracing::info!("the arena has grown by {len} bytes");
                 Some(grown)
@@ -96,8 +96,8 @@ impl Arena {
         }
     }
 
-    fn try_growing(&self, len: u64, fabric: &dyn Fabric, around: &Around) -> Result<(Key, Window), String> {
-        if !around.has_addresses(len) {
+    fn try_growing(&self, len: u64, fabric: &dyn Fabric, env: &NodeEnv) -> Result<(Key, Window), String> {
+        if !env.has_addresses(len) {
             return Err("the limit on address space (ulimit -v) leaves too little for it".to_owned());
         }
         let segment = Segment::create("halite-arena", len, PagePolicy::Huge);
@@ -109,10 +109,10 @@ impl Arena {
     }
 
     /// Whether the system gave the memory.
-    fn populate(&self, key: Key, offset: u64, len: u64, around: &Around) -> bool {
+    fn populate(&self, key: Key, offset: u64, len: u64, env: &NodeEnv) -> bool {
         // It would rather end some process, this one perhaps, than say that there is no more.
         let asks = len >= HEADROOM_BYTES_MIN;
-        if asks && !around.has_free(len) {
+        if asks && !env.has_free(len) {
             tracing::warn!("the system has no {len} bytes of memory left for a region");
             return false;
         }
@@ -122,9 +122,9 @@ impl Arena {
 
     /// Giving memory back takes about 0.15 s for each GiB that was touched, and next to nothing for what was not:
     /// so the slices grow while they are cheap.  Returns how many bytes were discarded.
-    fn discard_for_a_while(&self, key: Key, offset: u64, len: u64, around: &Around) -> u64 {
-        let begin_ns = around.now_ns();
-        let elapsed_ns = || around.now_ns() - begin_ns;
+    fn discard_for_a_while(&self, key: Key, offset: u64, len: u64, env: &NodeEnv) -> u64 {
+        let begin_ns = env.now_ns();
+        let elapsed_ns = || env.now_ns() - begin_ns;
         let (mut done, mut slice) = (0, DISCARD_BYTES_MIN);
         while done < len && elapsed_ns() < PATIENCE_NS {
             let part = slice.min(len - done);

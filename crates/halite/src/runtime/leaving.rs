@@ -11,8 +11,8 @@ use halite_fabric::{Fabric, Sleeper};
 use halite_mem::Elapsed;
 
 use crate::posted::Mark;
-use crate::runtime::driver::Core;
-use crate::runtime::machine::Machine;
+use crate::runtime::driver::Driver;
+use crate::runtime::runner::Runner;
 
 /// How long each part of leaving may take, when peers do not read what they are told.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Leaving {
     part: Part,
     deadline_ns: u64,
-    /// Handles that are stale.  Until the machine is closed it may still change what is behind them, and nobody else is
+    /// Handles that are stale.  Until the runner is closed it may still change what is behind them, and nobody else is
     /// given their numbers.
     stale: Vec<u32>,
 }
@@ -40,32 +40,32 @@ enum Part {
 
 impl Leaving {
     /// No operation begins from here on.
-    pub(crate) fn begin(core: &Core) -> Leaving {
-        core.set_closed();
-        let (stale, _) = retire_handles(core);
-        let mark = core.ground.posted.mark_all();
-        Leaving { part: Part::Ending { mark }, deadline_ns: deadline_ns(core), stale }
+    pub(crate) fn begin(driver: &Driver) -> Leaving {
+        driver.set_closed();
+        let (stale, _) = retire_handles(driver);
+        let mark = driver.shared.posted.mark_all();
+        Leaving { part: Part::Ending { mark }, deadline_ns: deadline_ns(driver), stale }
     }
 
-    /// Goes on with it, after the node has been moved forward.  Returns whether the machine is closed.
-    pub(crate) fn advance(&mut self, core: &Core) -> bool {
-        let is_late = core.now_ns() >= self.deadline_ns;
+    /// Goes on with it, after the node has been moved forward.  Returns whether the runner is closed.
+    pub(crate) fn advance(&mut self, driver: &Driver) -> bool {
+        let is_late = driver.now_ns() >= self.deadline_ns;
         match &mut self.part {
             Part::Ending { mark } => {
                 // Peers take "I leave" to mean that nothing of theirs is touched any more.  Where that is not so, the
                 // fabric tells them when it is.
-                let is_over = core.look(|machine| is_over(core, machine, mark));
+                let is_over = driver.look(|runner| is_over(driver, runner, mark));
                 if is_over {
-                    core.with(|machine, now| machine.leave(now));
+                    driver.with(|runner, now| runner.leave(now));
                 }
                 if is_over || is_late {
-                    (self.part, self.deadline_ns) = (Part::Telling, deadline_ns(core));
-                    return self.advance(core);
+                    (self.part, self.deadline_ns) = (Part::Telling, deadline_ns(driver));
+                    return self.advance(driver);
                 }
             }
             Part::Telling => {
-                if is_late || core.look(Machine::is_quiet) {
-                    core.with(|machine, _| machine.close());
+                if is_late || driver.look(Runner::is_quiet) {
+                    driver.with(|runner, _| runner.close());
                     self.part = Part::Closed;
                 }
             }
@@ -80,24 +80,24 @@ impl Leaving {
     }
 }
 
-fn is_over(core: &Core, machine: &Machine, mark: &mut Mark) -> bool {
-    let has_commands = machine.engine().is_some_and(|engine| engine.has_commands_under_way());
-    core.ground.posted.is_over(mark) && !has_commands
+fn is_over(driver: &Driver, runner: &Runner, mark: &mut Mark) -> bool {
+    let has_commands = runner.engine().is_some_and(|engine| engine.has_commands_under_way());
+    driver.shared.posted.is_over(mark) && !has_commands
 }
 
-fn deadline_ns(core: &Core) -> u64 {
-    core.now_ns() + LEAVE_PATIENCE.as_nanos() as u64
+fn deadline_ns(driver: &Driver) -> u64 {
+    driver.now_ns() + LEAVE_PATIENCE.as_nanos() as u64
 }
 
 /// The last of a node: handles that came about while it left are stale, too, and the fabric is closed, which waits
 /// for the windows behind them all.
-pub(crate) fn close(core: &Core, stale: Vec<u32>) {
-    let (late, elapsed) = retire_handles(core);
+pub(crate) fn close(driver: &Driver, stale: Vec<u32>) {
+    let (late, elapsed) = retire_handles(driver);
     for index in stale.into_iter().chain(late) {
         // Fails only where the engine, to which the region was dropped meanwhile, has reclaimed it.
-        let _ = core.ground.path.slots().reclaim(index, elapsed);
+        let _ = driver.shared.path.slots().reclaim(index, elapsed);
     }
-    core.ground.fabric.close();
+    driver.shared.fabric.close();
 }
 
 /// Polls a fabric that was closed, and that nobody else polls any more, for as long as it has something to do by time: what
@@ -119,8 +119,8 @@ pub(crate) fn see_out(fabric: &dyn Fabric) {
 }
 
 /// Makes all handles stale, and waits until no access is under way.  Returns those that were not stale before.
-fn retire_handles(core: &Core) -> (Vec<u32>, Elapsed) {
-    let path = &core.ground.path;
+fn retire_handles(driver: &Driver) -> (Vec<u32>, Elapsed) {
+    let path = &driver.shared.path;
     let mut handles = Vec::new();
     path.slots().iter_with(|index, _, _| handles.push(index));
     // The engine may have retired one meanwhile, and reclaims it then.

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Who is up is served and asked.  Who is down may still write to our memory: the ring that it writes to, and the slots that
-//! it was to reply to, stay reserved until it is cut off.  The engine decides, the machine tells all parts, once and in one
-//! place ([`crate::machine`]), and no part draws conclusions of its own from what the fabric refuses.
+//! it was to reply to, stay reserved until it is cut off.  The engine decides, the runner tells all parts, once and in one
+//! place ([`crate::runtime::runner`]), and no part draws conclusions of its own from what the fabric refuses.
 //!
 //! What peers may ask for stands under the same lock, since each request needs both.
 
@@ -111,7 +111,7 @@ impl Peers {
         self.read().peers.get(&peer).map(|peer| peer.life)
     }
 
-    // The transitions, which only the machine makes.
+    // The transitions, which only the runner makes.
 
     /// See [`Effect::PeerUp`](halite_tier::effect::Effect::PeerUp).
     pub(crate) fn set_up(&self, peer: PeerId, life: NodeLife, link: Option<Arc<Link>>) {

@@ -10,24 +10,24 @@ use std::thread::JoinHandle;
 
 use halite_fabric::Sleeper;
 
-use crate::runtime::driver::{Core, Polling};
+use crate::runtime::driver::{Driver, Polling};
 use crate::runtime::poll_token::NextPoll;
 use crate::runtime::wait::AdaptiveSpin;
 
 /// The thread; ends when dropped.
 pub(crate) struct ProgressThread {
-    core: Arc<Core>,
+    driver: Arc<Driver>,
     stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ProgressThread {
-    pub(crate) fn start(core: Arc<Core>) -> std::io::Result<ProgressThread> {
+    pub(crate) fn start(driver: Arc<Driver>) -> std::io::Result<ProgressThread> {
         let stopping = Arc::new(AtomicBool::new(false));
-        let (shared, stop) = (core.clone(), stopping.clone());
+        let (shared, stop) = (driver.clone(), stopping.clone());
         let builder = std::thread::Builder::new().name("halite-progress".to_owned());
         let thread = builder.spawn(move || keep(&shared, &stop))?;
-        Ok(ProgressThread { core, stopping, thread: Some(thread) })
+        Ok(ProgressThread { driver, stopping, thread: Some(thread) })
     }
 }
 
@@ -35,7 +35,7 @@ impl Drop for ProgressThread {
     fn drop(&mut self) {
         // Pairs with the Acquire in keep(); the ring makes the thread look.
         self.stopping.store(true, Release);
-        self.core.ground.fabric.wake();
+        self.driver.shared.fabric.wake();
         let ended = self.thread.take().expect("it is dropped once").join();
         if let Err(panic) = ended
             && !std::thread::panicking()
@@ -45,9 +45,9 @@ impl Drop for ProgressThread {
     }
 }
 
-fn keep(core: &Core, stopping: &AtomicBool) {
-    let _guard = PanicGuard(core);
-    let fabric = &core.ground.fabric;
+fn keep(driver: &Driver, stopping: &AtomicBool) {
+    let _guard = PanicGuard(driver);
+    let fabric = &driver.shared.fabric;
     let mut arrivals = Arrivals { patience: AdaptiveSpin::NEW, last_ns: 0, quiet_at_ns: 0 };
     let mut look = NextPoll::WhenRung;
     loop {
@@ -57,42 +57,42 @@ fn keep(core: &Core, stopping: &AtomicBool) {
         if stopping.load(Acquire) {
             return;
         }
-        look = look_after(core, &mut arrivals).unwrap_or(look.again());
-        core.run_jobs();
-        fabric.wait(Sleeper::Progress, seen, Some(core.begin_sleep(look)));
-        core.end_sleep();
+        look = look_after(driver, &mut arrivals).unwrap_or(look.again());
+        driver.run_jobs();
+        fabric.wait(Sleeper::Progress, seen, Some(driver.begin_sleep(look)));
+        driver.end_sleep();
     }
 }
 
 /// Takes in what has arrived, and what follows on its heels.  Returns when to look again; `None` if somebody else polls.
-fn look_after(core: &Core, arrivals: &mut Arrivals) -> Option<NextPoll> {
-    while let Some(token) = core.try_token() {
-        let look = poll_until_quiet(core, token, arrivals);
+fn look_after(driver: &Driver, arrivals: &mut Arrivals) -> Option<NextPoll> {
+    while let Some(token) = driver.try_token() {
+        let look = poll_until_quiet(driver, token, arrivals);
         if look.is_some() {
             return look;
         }
     }
-    core.see_to_what_is_due();
+    driver.see_to_what_is_due();
     None
 }
 
 /// Polls until nothing is likely to follow.  Returns early, with nothing, if the token had to be given up for
 /// somebody to be woken.
-fn poll_until_quiet(core: &Core, mut token: Polling<'_>, arrivals: &mut Arrivals) -> Option<NextPoll> {
+fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arrivals) -> Option<NextPoll> {
     loop {
-        let now = core.now_ns();
+        let now = driver.now_ns();
         if token.drive_at(now) {
             arrivals.note(now);
         }
         let woke = token.has_wakes();
         // A caller that waits for its answer polls better: it need not be woken.
-        let leaves = now >= arrivals.quiet_at_ns || core.has_jobs() || core.has_polling_caller();
+        let leaves = now >= arrivals.quiet_at_ns || driver.has_jobs() || driver.has_polling_caller();
         if woke || leaves {
             let look = token.keep(now);
             return if woke { None } else { Some(look) };
         }
         // As in the driver's Spin::pause().
-        if core.yield_processor() {
+        if driver.yield_processor() {
             arrivals.note_crowd(now);
         }
     }
@@ -122,7 +122,7 @@ impl Arrivals {
 }
 
 /// Ends all waiting when the progress thread panics; `ProgressThread::drop` then passes the panic on.
-struct PanicGuard<'c>(&'c Core);
+struct PanicGuard<'c>(&'c Driver);
 
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {

@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::runtime::driver::Core;
+use crate::runtime::driver::Driver;
 use crate::runtime::wait::Wakes;
 
 /// All tasks of a node that wait for a point in time.
@@ -37,7 +37,7 @@ impl Timers {
 
 /// Waits until a point in time on the node's clock.
 struct Timer<'c> {
-    core: &'c Core,
+    driver: &'c Driver,
     at_ns: u64,
     number: Option<u64>,
 }
@@ -46,13 +46,13 @@ impl Future for Timer<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.core.now_ns() >= self.at_ns || self.core.is_closed() {
+        if self.driver.now_ns() >= self.at_ns || self.driver.is_closed() {
             return Poll::Ready(());
         }
         let (at_ns, waker, before) = (self.at_ns, context.waker().clone(), self.number);
-        let number = self.core.with(|machine, _| {
-            let number = before.unwrap_or_else(|| machine.timers.number());
-            machine.timers.due.insert((at_ns, number), waker);
+        let number = self.driver.with(|runner, _| {
+            let number = before.unwrap_or_else(|| runner.timers.number());
+            runner.timers.due.insert((at_ns, number), waker);
             number
         });
         self.number = Some(number);
@@ -63,17 +63,17 @@ impl Future for Timer<'_> {
 impl Drop for Timer<'_> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            self.core.with_unless_failed(|machine, _| drop(machine.timers.due.remove(&(self.at_ns, number))));
+            self.driver.with_unless_failed(|runner, _| drop(runner.timers.due.remove(&(self.at_ns, number))));
         }
     }
 }
 
-impl Core {
+impl Driver {
     /// What comes of `future`, or `None`, with `future` dropped, if that takes longer than `timeout`.
     pub(crate) async fn within<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let at_ns = self.now_ns().saturating_add(timeout_ns);
-        let mut alarm = pin!(Timer { core: self, at_ns, number: None });
+        let mut alarm = pin!(Timer { driver: self, at_ns, number: None });
         let mut future = pin!(future);
         std::future::poll_fn(|context| match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),

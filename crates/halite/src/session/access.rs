@@ -173,7 +173,7 @@ impl Inner {
 
     /// Makes accesses, of whose first one `done` bytes are there already.
     pub(crate) async fn make<A: Accesses>(&self, accesses: &mut A, done: usize) -> Result<(), BatchError> {
-        let carried = self.core.carry(accesses, Cursor { index: 0, done }).await;
+        let carried = self.driver.carry(accesses, Cursor { index: 0, done }).await;
         carried.map_err(|failed| self.batch_error(accesses, failed))
     }
 
@@ -217,7 +217,7 @@ impl Inner {
             return Err(failed(AccessCause::ForeignHandle));
         }
         loop {
-            let seen = self.core.ground.changes.count();
+            let seen = self.driver.shared.changes.count();
             match self.path.check(self.id, lh.slot, wanted, offset, len) {
                 Ok(()) => return Ok(()),
                 Err(Blocked::Changing) => self.wait_for_change(seen).await.map_err(failed)?,
@@ -227,10 +227,10 @@ impl Inner {
     }
 
     pub(crate) async fn wait_for_change(&self, seen: u64) -> Result<(), AccessCause> {
-        if self.core.is_closed() {
+        if self.driver.is_closed() {
             return Err(AccessCause::NodeClosed);
         }
-        self.core.ground.changes.after(seen).await;
+        self.driver.shared.changes.after(seen).await;
         Ok(())
     }
 
@@ -241,10 +241,10 @@ impl Inner {
             // The peer does not know the segment any more: it was given up between the look-up and the copy.
             Status::RemoteAccess => (AccessCause::Stale, false),
             Status::Unmapped => (self.cause_of_unmapped(peer), false),
-            Status::Flushed if self.core.is_closed() => (AccessCause::NodeClosed, false),
+            Status::Flushed if self.driver.is_closed() => (AccessCause::NodeClosed, false),
             Status::Flushed => (self.cause_of_peer(peer), false),
             // Others may reach the peer that we do not reach, and see what was done there.
-            Status::PeerGone | Status::RetryExceeded if self.core.is_closed() => {
+            Status::PeerGone | Status::RetryExceeded if self.driver.is_closed() => {
                 (AccessCause::NodeClosed, true)
             }
             Status::PeerGone | Status::RetryExceeded => (self.cause_of_peer(peer), true),
@@ -254,7 +254,7 @@ impl Inner {
 
     #[cold]
     pub(crate) fn cause_of_peer(&self, peer: PeerId) -> AccessCause {
-        match self.core.ground.peers.life_of(peer) {
+        match self.driver.shared.peers.life_of(peer) {
             Some(life) => self.cause_of_down(life),
             // Forgotten when it was cut off: nothing that it held can come back.
             None => AccessCause::Stale,
@@ -262,13 +262,13 @@ impl Inner {
     }
 
     fn cause_of_unmapped(&self, peer: PeerId) -> AccessCause {
-        let life = self.core.ground.peers.life_of(peer);
+        let life = self.driver.shared.peers.life_of(peer);
         life.map_or(AccessCause::Stale, |life| AccessCause::Unmapped(life.node))
     }
 
     /// A node that was restarted has lost what it held; one that is down may only be out of reach.
     fn cause_of_down(&self, life: NodeLife) -> AccessCause {
-        match self.core.look(|machine| machine.life_of(life.node)) {
+        match self.driver.look(|runner| runner.life_of(life.node)) {
             Some(current) if current != life => AccessCause::Stale,
             _ => AccessCause::PeerDown(life.node),
         }
@@ -278,7 +278,7 @@ impl Inner {
     pub(crate) fn cause_of(&self, blocked: Blocked, offset: u64, len: u64) -> AccessCause {
         match blocked {
             Blocked::Unknown => AccessCause::UnknownHandle,
-            Blocked::Stale if self.core.is_closed() => AccessCause::NodeClosed,
+            Blocked::Stale if self.driver.is_closed() => AccessCause::NodeClosed,
             Blocked::Stale => AccessCause::Stale,
             Blocked::Denied(missing) => AccessCause::PermissionDenied { missing },
             Blocked::Sealed => AccessCause::Sealed,

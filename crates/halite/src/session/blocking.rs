@@ -42,7 +42,7 @@ impl Session {
 
     /// Runs any future on this thread, which helps to move the node forward while it waits.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        self.session.inner.core.block_on(future)
+        self.session.inner.driver.block_on(future)
     }
 }
 

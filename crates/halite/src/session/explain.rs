@@ -215,13 +215,13 @@ pub struct PeerSeen {
 impl Session {
     /// Tells how this node sees another, without asking anybody; `None` if it has never heard of it.
     pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
-        let core = &self.inner.core;
-        let now = core.now_ns();
-        let (known, shown) = core.look(|machine| {
-            let engine = machine.engine()?;
+        let driver = &self.inner.driver;
+        let now = driver.now_ns();
+        let (known, shown) = driver.look(|runner| {
+            let engine = runner.engine()?;
             Some((engine.known_peer(now, node)?, engine.address_of(node).map(str::to_owned)))
         })?;
-        let fabric = &core.ground.fabric;
+        let fabric = &driver.shared.fabric;
         let heard = known.peer.and_then(|peer| fabric.heard(peer)).unwrap_or(Duration::MAX);
         let path = known.peer.and_then(|peer| fabric.path(peer));
         let hosts = shown.as_deref().map(ways::hosts_of).unwrap_or_default();
@@ -238,22 +238,22 @@ impl Session {
     /// is down.
     pub async fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
         self.own("explain", lh)?;
-        let core = &self.inner.core;
-        if core.is_closed() {
+        let driver = &self.inner.driver;
+        if driver.is_closed() {
             return Err(self.failed_on("explain", lh, RegionCause::NodeClosed));
         }
         let info = self.stat_handle(lh).await.ok();
-        let now = core.now_ns();
-        let (found, me) = core.look(|machine| {
-            let engine = machine.engine();
+        let now = driver.now_ns();
+        let (found, me) = driver.look(|runner| {
+            let engine = runner.engine();
             (engine.and_then(|engine| engine.known_region(self.inner.id, lh.slot)), engine.map(|e| e.life()))
         });
         let (Some(known), Some(me)) = (found, me) else {
             return Err(self.failed_on("explain", lh, RegionCause::Stale));
         };
         let capabilities = |node| {
-            let known = core.look(|machine| machine.engine()?.known_peer(now, node));
-            Some(core.ground.fabric.capabilities(known?.peer?))
+            let known = driver.look(|runner| runner.engine()?.known_peer(now, node));
+            Some(driver.shared.fabric.capabilities(known?.peer?))
         };
         let pieces = pieces(&known, me, capabilities);
         Ok(RegionExplained {
@@ -285,18 +285,18 @@ impl Session {
                 cut_off_at.push(owner.0);
             }
         }
-        let core = &self.inner.core;
-        let now = core.now_ns();
-        let (found, is_self) = core.look(|machine| {
-            let engine = machine.engine();
+        let driver = &self.inner.driver;
+        let now = driver.now_ns();
+        let (found, is_self) = driver.look(|runner| {
+            let engine = runner.engine();
             let is_self = engine.is_some_and(|engine| engine.life().node == node);
             (engine.and_then(|engine| engine.known_peer(now, node)), is_self)
         });
         let known = found.ok_or_else(|| failed(RegionCause::UnknownNode(node)))?;
-        let shown = core.look(|machine| machine.engine()?.address_of(node).map(str::to_owned));
+        let shown = driver.look(|runner| runner.engine()?.address_of(node).map(str::to_owned));
         let shown = shown.unwrap_or_default();
-        let (calls_under_way, answers_kept) = core.ground.rpc.under_way(node);
-        let fabric = &core.ground.fabric;
+        let (calls_under_way, answers_kept) = driver.shared.rpc.under_way(node);
+        let fabric = &driver.shared.fabric;
         let capabilities = known.peer.map(|peer| fabric.capabilities(peer));
         let round_trip = known.peer.and_then(|peer| fabric.round_trip(peer));
         let path = self.path_to(known.peer).await.map(PathExplained::from);
@@ -308,7 +308,7 @@ impl Session {
             pid: known.pid,
             state: state(&known, &statuses, is_self),
             connected: known.peer.is_some(),
-            provider_reason: capabilities.and_then(|able| core.ground.ways.why(able.provider, &shown)),
+            provider_reason: capabilities.and_then(|able| driver.shared.ways.why(able.provider, &shown)),
             capabilities: capabilities.map(PeerCapabilities::from),
             silent_ms: silent_ns.map(|ns| ns / 1_000_000),
             round_trip_ns: round_trip.map(|time| time.as_nanos() as u64),
@@ -326,16 +326,16 @@ impl Session {
 impl Session {
     /// What is known of the path to a peer; of one that has just been met, waits a little until that is found out.
     async fn path_to(&self, peer: Option<PeerId>) -> Option<Path> {
-        let core = &self.inner.core;
+        let driver = &self.inner.driver;
         let looks = PATH_PATIENCE.as_millis() / PATH_LOOK.as_millis();
         for _ in 0..looks {
-            let path = core.ground.fabric.path(peer?)?;
+            let path = driver.shared.fabric.path(peer?)?;
             if path.is_known {
                 return Some(path);
             }
-            core.within(PATH_LOOK, std::future::pending::<()>()).await;
+            driver.within(PATH_LOOK, std::future::pending::<()>()).await;
         }
-        core.ground.fabric.path(peer?)
+        driver.shared.fabric.path(peer?)
     }
 }
 

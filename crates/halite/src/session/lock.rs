@@ -138,7 +138,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         // A node that has left, or failed, holds nothing.
-        if !self.is_over && !self.session.inner.core.is_closed() {
+        if !self.is_over && !self.session.inner.driver.is_closed() {
             // What must be said to the home is said when this returns; that is enough.
             let _ = self.session.inner.begin_unlock(&self.named, Some(self.token));
         }
@@ -166,11 +166,12 @@ impl Session {
 
     /// Takes a lock, or fails with [`LockCause::Timeout`].
     pub async fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
-        let core = &self.inner.core;
-        let taken = core.within(timeout, self.lock(name)).await;
+        let driver = &self.inner.driver;
+        let taken = driver.within(timeout, self.lock(name)).await;
         // A node that leaves rings all timers.
-        let late =
-            || if core.is_closed() { LockCause::Region(RegionCause::NodeClosed) } else { LockCause::Timeout };
+        let late = || {
+            if driver.is_closed() { LockCause::Region(RegionCause::NodeClosed) } else { LockCause::Timeout }
+        };
         taken.unwrap_or_else(|| Err(failed("take", name, late())))
     }
 
@@ -312,7 +313,7 @@ impl Attempt {
     pub(crate) fn begin(session: &Session, name: &str) -> Result<Attempt, LockError> {
         let begun = session.inner.named(name).and_then(|named| {
             // A node that has left does not learn what became of former attempts.
-            if session.inner.core.is_closed() {
+            if session.inner.driver.is_closed() {
                 return Err(LockCause::Region(RegionCause::NodeClosed));
             }
             let mut state = lock(&named.state);
@@ -370,7 +371,7 @@ impl Attempt {
             let ask = Command::Lock {
                 slot: lh.slot,
                 wait,
-                base_ns: self.session.inner.core.around().since_1970_ns(),
+                base_ns: self.session.inner.driver.env().since_1970_ns(),
             };
             match Commanded::new(&self.session.inner, ask).await {
                 Ok(Outcome::Locked { token, recovered }) => return Ok(self.succeed(token, recovered)),
@@ -428,8 +429,8 @@ impl Inner {
         let add = |add| self.path.atomic(self.id, lh.slot, TOKENS_OFFSET, Atomic::FetchAdd { add }).ok();
         let last = add(1)?;
         let correction = token_correction(last, || {
-            let heard_ns = self.core.look(|machine| machine.engine().map_or(0, Engine::time_of_day_ns));
-            heard_ns.max(self.core.around().since_1970_ns())
+            let heard_ns = self.driver.look(|runner| runner.engine().map_or(0, Engine::time_of_day_ns));
+            heard_ns.max(self.driver.env().since_1970_ns())
         });
         if correction > 0 {
             add(correction)?;
@@ -450,7 +451,7 @@ impl Inner {
     /// if anything.  Until the word has changed or the home has been asked, no thread of this session may try again.
     fn begin_unlock(&self, named: &Named, token: Option<u64>) -> Result<Option<Commanded<'_>>, LockCause> {
         // A node that leaves has given up all that it held.
-        if self.core.is_closed() {
+        if self.driver.is_closed() {
             return Err(LockCause::Region(RegionCause::NodeClosed));
         }
         let mut state = lock(&named.state);
@@ -468,7 +469,7 @@ impl Inner {
 
     /// Whether it is held for sure, and by the guard of that token if one is given.
     fn check_kept(&self, named: &Named, token: Option<u64>) -> Result<(), LockCause> {
-        if self.core.is_closed() {
+        if self.driver.is_closed() {
             return Err(LockCause::Region(RegionCause::NodeClosed));
         }
         let lh = match *lock(&named.state) {
@@ -479,8 +480,8 @@ impl Inner {
             }
             _ => return Err(LockCause::NotHeld),
         };
-        let until_ns = self.core.look(|machine| machine.lock_is_kept_until_ns(self.id, lh.slot));
-        if until_ns > Some(self.core.now_ns()) { Ok(()) } else { Err(LockCause::Lapsed) }
+        let until_ns = self.driver.look(|runner| runner.lock_is_kept_until_ns(self.id, lh.slot));
+        if until_ns > Some(self.driver.now_ns()) { Ok(()) } else { Err(LockCause::Lapsed) }
     }
 
     fn give_up(&self, lh: Lh) -> Result<Option<Commanded<'_>>, LockCause> {
@@ -498,7 +499,7 @@ impl Inner {
 
     /// The session ends.
     pub(crate) fn forsake_locks(&self) {
-        if self.core.is_closed() {
+        if self.driver.is_closed() {
             return;
         }
         for named in lock(&self.locks.by_name).values() {

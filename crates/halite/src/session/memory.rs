@@ -217,7 +217,7 @@ impl Inner {
         }
         loop {
             // Read before the attempt, so that a change during it is not missed.
-            let seen = self.core.ground.changes.count();
+            let seen = self.driver.shared.changes.count();
             let stopped = match self.step_on(bulk) {
                 Ok(()) => return Ok(()),
                 Err((_, Blocked::Post { .. })) => match self.command_step(bulk).await {

@@ -30,7 +30,7 @@ use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
 use crate::error::{AccessError, BatchError, LostRegion, RegionCause, RegionError, UnreachableRegion};
-use crate::runtime::driver::Core;
+use crate::runtime::driver::Driver;
 use crate::runtime::ticket::{Ending, Undo};
 use crate::session::barrier::Barriers;
 use crate::session::lock::Locks;
@@ -145,7 +145,7 @@ pub(crate) struct Inner {
     pub(crate) path: Arc<DataPath>,
     pub(crate) id: SessionId,
     pub(crate) tag: u64,
-    pub(crate) core: Arc<Core>,
+    pub(crate) driver: Arc<Driver>,
     pub(crate) principal: Principal,
     chunk_bytes: u64,
     pub(crate) locks: Locks,
@@ -154,16 +154,16 @@ pub(crate) struct Inner {
 
 impl Session {
     pub(crate) fn new(
-        core: Arc<Core>,
+        driver: Arc<Driver>,
         life: NodeLife,
         id: SessionId,
         principal: Principal,
         tag: u64,
         chunk_bytes: u64,
     ) -> Session {
-        let (path, locks) = (core.ground.path.clone(), Locks::new(Holder::new(life, id)));
+        let (path, locks) = (driver.shared.path.clone(), Locks::new(Holder::new(life, id)));
         let barriers = Barriers::default();
-        Session { inner: Arc::new(Inner { path, id, tag, core, principal, chunk_bytes, locks, barriers }) }
+        Session { inner: Arc::new(Inner { path, id, tag, driver, principal, chunk_bytes, locks, barriers }) }
     }
 
     /// The same session for threads.
@@ -549,7 +549,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.forsake_locks();
-        self.core.close_session(self.id);
+        self.driver.close_session(self.id);
     }
 }
 
@@ -620,7 +620,7 @@ impl<'s> Commanded<'s> {
     /// One that is submitted already.
     pub(crate) fn submitted(inner: &'s Inner, command: Command) -> Commanded<'s> {
         let undo = Undo::of(&command);
-        Commanded { inner, command: None, op: inner.core.submit(inner.id, command, undo) }
+        Commanded { inner, command: None, op: inner.driver.submit(inner.id, command, undo) }
     }
 }
 
@@ -628,19 +628,19 @@ impl Future for Commanded<'_> {
     type Output = Ending;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ending> {
-        let core = &self.inner.core;
+        let driver = &self.inner.driver;
         if let Some(command) = self.command.take() {
             let undo = Undo::of(&command);
-            self.op = core.submit(self.inner.id, command, undo);
+            self.op = driver.submit(self.inner.id, command, undo);
         }
         let Some(op) = self.op else { return Poll::Ready(Err(crate::runtime::ticket::node_closed())) };
-        let ending = core.poll_ticket(op, context);
+        let ending = driver.poll_ticket(op, context);
         if ending.is_ready() {
             self.op = None;
         }
         ending.map(|ending| match ending {
             // A node that leaves makes all handles stale, also for what was submitted just before.
-            Err(CommandError::Stale) if core.is_closed() => Err(crate::runtime::ticket::node_closed()),
+            Err(CommandError::Stale) if driver.is_closed() => Err(crate::runtime::ticket::node_closed()),
             ending => ending,
         })
     }
@@ -649,7 +649,7 @@ impl Future for Commanded<'_> {
 impl Drop for Commanded<'_> {
     fn drop(&mut self) {
         if let Some(op) = self.op {
-            self.inner.core.abandon(op);
+            self.inner.driver.abandon(op);
         }
     }
 }

@@ -149,10 +149,10 @@ impl Session {
     }
 
     async fn tell(&self, life: NodeLife, port: Port, bytes: &[u8]) -> Result<(), SendError> {
-        let core = &self.inner.core;
-        let lease_ns = core.look(|machine| machine.engine().map_or(0, Engine::lease_ns));
+        let driver = &self.inner.driver;
+        let lease_ns = driver.look(|runner| runner.engine().map_or(0, Engine::lease_ns));
         let patience = ACQUAINTANCE_MAX.min(Duration::from_nanos(lease_ns));
-        if !core.within(patience, self.meets(life)).await.unwrap_or(false) {
+        if !driver.within(patience, self.meets(life)).await.unwrap_or(false) {
             // It went away since it was listed, and so did what watched there; or it is out of reach of this node.
             return Ok(());
         }
@@ -168,15 +168,15 @@ impl Session {
     /// Waits until a node is connected, or known to be gone: a node that has just joined may watch already, although its
     /// connection to this one has not been noticed here.
     async fn meets(&self, life: NodeLife) -> bool {
-        let core = &self.inner.core;
+        let driver = &self.inner.driver;
         loop {
-            let seen = core.ground.changes.count();
+            let seen = driver.shared.changes.count();
             if let Some(met) =
-                core.look(|machine| machine.engine().map_or(Some(true), |it| has_met(it, life)))
+                driver.look(|runner| runner.engine().map_or(Some(true), |it| has_met(it, life)))
             {
                 return met;
             }
-            core.ground.changes.after(seen).await;
+            driver.shared.changes.after(seen).await;
         }
     }
 
@@ -184,7 +184,7 @@ impl Session {
         let options = ServeOptions { requests_max: NOTIFICATIONS_MAX, ..ServeOptions::default() };
         loop {
             // Not counted: that would be a global.  A number comes again once in 2^31 times.
-            let port = Port(Port::RESERVED_MIN.0 | self.inner.core.around().random() as u32);
+            let port = Port(Port::RESERVED_MIN.0 | self.inner.driver.env().random() as u32);
             match self.open_any_port(port, options.clone()) {
                 Err(ServeError { cause: ServeCause::Taken { .. }, .. }) => {}
                 opened => return opened.map(|mailbox| (port, mailbox)),
@@ -211,7 +211,7 @@ impl Watch {
     pub async fn recv(&self) -> Result<Notification, RegionError> {
         loop {
             // Read before the look, so that a change during it is not missed.
-            let seen = self.inner().core.ground.changes.count();
+            let seen = self.inner().driver.shared.changes.count();
             if let Some(notification) = self.try_recv()? {
                 return Ok(notification);
             }
@@ -236,7 +236,7 @@ impl Watch {
     /// The next message, or `None` if some region or node has changed first.
     async fn message_or_change(&self, seen: u64) -> Option<Result<Message, RegionError>> {
         let mut message = pin!(self.mailbox.recv());
-        let mut change = pin!(self.inner().core.ground.changes.after(seen));
+        let mut change = pin!(self.inner().driver.shared.changes.after(seen));
         poll_fn(|context| match message.as_mut().poll(context) {
             Poll::Ready(message) => Poll::Ready(Some(message.map_err(|error| self.closed(error)))),
             Poll::Pending => change.as_mut().poll(context).map(|()| None),
@@ -301,7 +301,7 @@ fn region_cause(cause: AccessCause) -> RegionCause {
 impl Drop for Watch {
     fn drop(&mut self) {
         // A node that has left, or failed, is on no list.
-        if self.inner().core.is_closed() {
+        if self.inner().driver.is_closed() {
             return;
         }
         // First, so that nobody waits for room in a queue that nobody empties.

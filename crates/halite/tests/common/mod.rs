@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Instant;
 
-use halite::{Config, JoinError, Node, NodeId, Surroundings};
+use halite::{Config, Env, JoinError, Node, NodeId};
 use halite_fabric::Fabric;
 
 /// A cluster directory that goes away with the test.
@@ -65,7 +65,7 @@ impl Process {
     }
 }
 
-impl Surroundings for Process {
+impl Env for Process {
     fn now_ns(&self) -> u64 {
         self.0.elapsed().as_nanos() as u64
     }

@@ -20,7 +20,7 @@ thread_local! {
     static LOCKED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The calling thread takes the lock of a machine.
+/// The calling thread takes the lock of a runner.
 pub(super) fn note_lock() {
     LOCKED.set(LOCKED.get() + 1);
 }
@@ -153,7 +153,7 @@ fn a_peer_whose_queue_is_full_costs_operations_on_others_nothing() {
     }
     let (locked, refused) = (LOCKED.get() - before, full.refused.load(Relaxed) - refused);
     full.is_full.store(false, Relaxed);
-    // Whatever has the machine settle tries them again.
+    // Whatever has the runner settle tries them again.
     session.stat("salt").expect("it is there");
     for answer in pending {
         assert_eq!(answer.answer().as_deref(), Ok(&b"pepper"[..]));

@@ -19,7 +19,7 @@ impl Watch {
 
     /// See [`crate::Watch::recv`].
     pub fn recv(&self) -> Result<Notification, RegionError> {
-        self.watch.session().inner.core.block_on(self.watch.recv())
+        self.watch.session().inner.driver.block_on(self.watch.recv())
     }
 
     /// See [`crate::Watch::try_recv`].

@@ -1,4 +1,4 @@
-//! A member of a cluster: what nodes with a thread of their own and driven ones have in common.
+//! What nodes with a thread of their own and driven ones have in common.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use crate::cluster::ways::Ways;
 use crate::error::JoinError;
 use crate::posted::Posted;
 use crate::rpc::Rpc;
-use crate::runtime::driver::Core;
-use crate::runtime::machine::{Ground, Machine};
+use crate::runtime::driver::Driver;
+use crate::runtime::env::NodeEnv;
 use crate::runtime::peers::Peers;
-use crate::runtime::surroundings::Around;
+use crate::runtime::runner::{Runner, Shared};
 use crate::runtime::wait::Event;
 use crate::session::Session;
 
@@ -39,8 +39,8 @@ pub(crate) struct Checked {
 }
 
 /// See the module's documentation.
-pub(crate) struct Member {
-    pub(crate) core: Arc<Core>,
+pub(crate) struct NodeInner {
+    pub(crate) driver: Arc<Driver>,
     pub(crate) life: NodeLife,
     principal: Principal,
     chunk_bytes: u64,
@@ -54,91 +54,91 @@ impl Checked {
     }
 
     /// What peers who connect are to be shown; `address` is where they dial the node when they have lost sight of it.
-    pub(crate) fn hello(&self, life: NodeLife, around: &Around, address: &str) -> Vec<u8> {
+    pub(crate) fn hello(&self, life: NodeLife, env: &NodeEnv, address: &str) -> Vec<u8> {
         let bytes_total = self.config.arena_bytes;
         let address = address.to_owned();
-        Hello { life, pid: around.pid(), bytes_total, address }.encode()
+        Hello { life, pid: env.pid(), bytes_total, address }.encode()
     }
 }
 
 /// Tells this life of a node from its others.
-pub(crate) fn new_incarnation(around: &Around) -> Incarnation {
-    Incarnation(around.random().max(1))
+pub(crate) fn new_incarnation(env: &NodeEnv) -> Incarnation {
+    Incarnation(env.random().max(1))
 }
 
-impl Member {
+impl NodeInner {
     /// Knows nobody yet.
     pub(crate) fn new(
         checked: &Checked,
         life: NodeLife,
-        around: Around,
+        env: NodeEnv,
         address: String,
         fabric: Arc<dyn Fabric>,
         (ways, numbers): (Ways, Option<TakenNumbers>),
-    ) -> Result<Member, JoinError> {
+    ) -> Result<NodeInner, JoinError> {
         let config = &checked.config;
         let path = Arc::new(DataPath::default());
         let reach = Arc::new(FabricReach(fabric.clone()));
-        let now_ns = around.now_ns();
+        let now_ns = env.now_ns();
         let mut engine =
-            Engine::new(engine_config(config, life, &around, address, &*fabric), path.clone(), reach, now_ns);
+            Engine::new(engine_config(config, life, &env, address, &*fabric), path.clone(), reach, now_ns);
         if let Some(numbers) = &numbers {
             engine.restore_numbers(numbers.next);
         }
-        let posted = Arc::new(Posted::new(around.parallelism()));
+        let posted = Arc::new(Posted::new(env.parallelism()));
         let peers = Arc::new(Peers::new(life.node));
         let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
-        let ground = Ground { fabric, path, posted, peers, rpc, ways, numbers, changes: Event::default() };
-        let core = Core::new(Arc::new(ground), around, engine);
-        Ok(Member { core, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
+        let shared = Shared { fabric, path, posted, peers, rpc, ways, numbers, changes: Event::default() };
+        let driver = Driver::new(Arc::new(shared), env, engine);
+        Ok(NodeInner { driver, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
     }
 
     /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
     pub(crate) fn session(&self, principal: Option<Principal>) -> Session {
         let principal = principal.unwrap_or_else(|| self.principal.clone());
-        let id = self.core.with(|machine, _| machine.open_session(principal.clone()));
+        let id = self.driver.with(|runner, _| runner.open_session(principal.clone()));
         let id = id.expect("a node has at most 65,536 sessions at a time");
-        let random = self.core.around().random();
-        Session::new(self.core.clone(), self.life, id, principal, random, self.chunk_bytes)
+        let random = self.driver.env().random();
+        Session::new(self.driver.clone(), self.life, id, principal, random, self.chunk_bytes)
     }
 
     /// Connects to all other members, which are at `addresses`; whether the first node is among them, or this is it.
     pub(crate) async fn meet_all(&self, addresses: &[String]) -> bool {
-        self.core.with(|machine, _| machine.begin_to_meet(addresses));
-        let hello = self.core.look(|machine| machine.hello());
+        self.driver.with(|runner, _| runner.begin_to_meet(addresses));
+        let hello = self.driver.look(|runner| runner.hello());
         for address in addresses {
-            self.core.ground.fabric.connect(address, &hello);
+            self.driver.shared.fabric.connect(address, &hello);
         }
         self.all_dialled().await;
-        self.core.with(|machine, now| machine.handle_all_met(now));
-        let is_joined = |machine: &Machine| machine.is_connected_to(NodeId::FIRST);
-        self.life.node == NodeId::FIRST || self.core.look(is_joined)
+        self.driver.with(|runner, now| runner.handle_all_met(now));
+        let is_joined = |runner: &Runner| runner.is_connected_to(NodeId::FIRST);
+        self.life.node == NodeId::FIRST || self.driver.look(is_joined)
     }
 
     /// Waits until the first node is met, of which others tell where it is; whether it is in time.
     pub(crate) async fn meet_first(&self, patience: Duration) -> bool {
-        let is_over = |machine: &Machine| machine.is_connected_to(NodeId::FIRST) || machine.is_alone();
-        self.core.within(patience, self.until(is_over)).await;
-        self.core.look(|machine| machine.is_connected_to(NodeId::FIRST))
+        let is_over = |runner: &Runner| runner.is_connected_to(NodeId::FIRST) || runner.is_alone();
+        self.driver.within(patience, self.until(is_over)).await;
+        self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))
     }
 
     /// Waits until those are met of whom the directory has told, unless they take long: they may be dead.
     pub(crate) async fn meet_others(&self) {
-        let is_over = |machine: &Machine| !machine.is_meeting_others();
-        self.core.within(OTHERS_PATIENCE, self.until(is_over)).await;
+        let is_over = |runner: &Runner| !runner.is_meeting_others();
+        self.driver.within(OTHERS_PATIENCE, self.until(is_over)).await;
     }
 
     async fn all_dialled(&self) {
-        self.until(|machine| machine.has_met_all()).await;
+        self.until(|runner| runner.has_met_all()).await;
     }
 
     /// Waits until something is so, or the node is closed.
-    async fn until(&self, is_so: impl Fn(&Machine) -> bool) {
-        let changes = &self.core.ground.changes;
+    async fn until(&self, is_so: impl Fn(&Runner) -> bool) {
+        let changes = &self.driver.shared.changes;
         loop {
             let seen = changes.count();
-            if self.core.is_closed() || self.core.look(&is_so) {
+            if self.driver.is_closed() || self.driver.look(&is_so) {
                 return;
             }
             changes.after(seen).await;
@@ -183,17 +183,17 @@ pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
 fn engine_config(
     config: &Config,
     life: NodeLife,
-    around: &Around,
+    env: &NodeEnv,
     address: String,
     fabric: &dyn Fabric,
 ) -> EngineConfig {
     EngineConfig {
         life,
-        pid: around.pid(),
+        pid: env.pid(),
         lease_ns: config.lease.as_nanos() as u64,
         bytes_total: config.arena_bytes,
         segment_bytes: config.segment_bytes.min(config.arena_bytes),
-        epoch_ns: around.since_1970_ns().saturating_sub(around.now_ns()),
+        epoch_ns: env.since_1970_ns().saturating_sub(env.now_ns()),
         address,
         provider: fabric.providers().join("+"),
     }

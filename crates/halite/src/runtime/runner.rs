@@ -1,6 +1,6 @@
-//! The machine: the engine and everything that must change in step with it, under one lock.
+//! The runner: the engine and everything that must change in step with it, under one lock.
 //!
-//! Whoever changes it lets it settle before letting go of the lock: effects are carried out, graces ended and
+//! Who changes it lets it settle before letting go of the lock: effects are carried out, grace periods ended and
 //! messages posted.  It never blocks; what takes long becomes a job for whoever has no lock.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -35,8 +35,8 @@ const LOOK_AGAIN_NS: u64 = 1_000_000;
 /// descheduled in the middle.
 const GRACE_LOOK_NS: u64 = 50_000;
 
-/// What the machine and everybody else use without its lock.
-pub(crate) struct Ground {
+/// What the runner and everybody else use without its lock.
+pub(crate) struct Shared {
     pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) path: Arc<DataPath>,
     pub(crate) posted: Arc<Posted>,
@@ -51,8 +51,8 @@ pub(crate) struct Ground {
 }
 
 /// See the module's documentation.
-pub(crate) struct Machine {
-    ground: Arc<Ground>,
+pub(crate) struct Runner {
+    shared: Arc<Shared>,
     /// None when the node has left.
     engine: Option<Engine>,
     pub(crate) tickets: Tickets,
@@ -129,10 +129,10 @@ impl Dialling {
     }
 }
 
-impl Machine {
-    pub(crate) fn new(ground: Arc<Ground>, engine: Engine) -> Machine {
-        Machine {
-            ground,
+impl Runner {
+    pub(crate) fn new(shared: Arc<Shared>, engine: Engine) -> Runner {
+        Runner {
+            shared,
             engine: Some(engine),
             tickets: Tickets::default(),
             wakes: Wakes::default(),
@@ -191,7 +191,7 @@ impl Machine {
         match event {
             FabricEvent::Completed(completion) => self.handle_completion(now, completion),
             FabricEvent::Connected { peer, hello, dialled } => {
-                let send_bytes_max = self.ground.fabric.capabilities(peer).send_bytes_max;
+                let send_bytes_max = self.shared.fabric.capabilities(peer).send_bytes_max;
                 let connection = Connection { peer, dialled: dialled.is_some(), send_bytes_max };
                 engine.handle_connected(now, connection, &hello);
                 if let Some(address) = dialled {
@@ -203,8 +203,8 @@ impl Machine {
                 engine.handle_stranger(&failure.address);
                 self.dialling.failed.push(failure);
             }
-            // Who waits in the machine tries again when it settles.
-            FabricEvent::Room { .. } => self.ground.posted.retry(&mut self.wakes),
+            // Who waits in the runner tries again when it settles.
+            FabricEvent::Room { .. } => self.shared.posted.retry(&mut self.wakes),
             // A node's memory stays registered as long as the node lives.
             FabricEvent::Deregistered { .. } => {}
             FabricEvent::Disconnected { peer } => {
@@ -218,7 +218,7 @@ impl Machine {
     // What becomes of peers.  Nobody else tells the parts, and none of them finds out by itself.
 
     fn take_up(&mut self, peer: PeerId, life: NodeLife) {
-        let Ground { peers, rpc, .. } = &*self.ground;
+        let Shared { peers, rpc, .. } = &*self.shared;
         let link = rpc.make_link(peer, life.node);
         peers.set_up(peer, life, link.clone());
         if let Some(link) = link {
@@ -227,7 +227,7 @@ impl Machine {
     }
 
     fn take_down(&mut self, peer: PeerId) {
-        let Ground { peers, rpc, posted, .. } = &*self.ground;
+        let Shared { peers, rpc, posted, .. } = &*self.shared;
         let Some(became) = peers.set_down(peer) else { return };
         self.outbox.handle_down(peer);
         posted.handle_down(peer, &mut self.wakes);
@@ -237,7 +237,7 @@ impl Machine {
     }
 
     fn note_cut_off(&mut self, peer: PeerId) {
-        let Ground { peers, rpc, .. } = &*self.ground;
+        let Shared { peers, rpc, .. } = &*self.shared;
         if let Some(link) = peers.set_cut_off(peer).and_then(|became| became.link) {
             rpc.handle_cut_off(peer, &link);
         }
@@ -245,7 +245,7 @@ impl Machine {
 
     /// Nothing comes of the peer any more, whether or not the engine gave it up before.
     fn end_connection(&mut self, peer: PeerId) {
-        let Ground { peers, posted, .. } = &*self.ground;
+        let Shared { peers, posted, .. } = &*self.shared;
         if peers.set_closed(peer) {
             posted.handle_closed(peer, &mut self.wakes);
         }
@@ -270,14 +270,14 @@ impl Machine {
 
     /// The oldest connection that we began to `address` has come about or failed.
     fn answered(&mut self, address: &str) -> Option<Dial> {
-        self.ground.changes.happen(&mut self.wakes);
+        self.shared.changes.happen(&mut self.wakes);
         self.dialling.take(address)
     }
 
     /// Connections to all who are there, at `addresses`, are about to be begun.
     pub(crate) fn begin_to_meet(&mut self, addresses: &[String]) {
         for address in addresses {
-            self.dialling.begin(as_told(&*self.ground.fabric, address), Dial::Joining);
+            self.dialling.begin(as_told(&*self.shared.fabric, address), Dial::Joining);
         }
         if let Some(engine) = &mut self.engine {
             engine.begin_to_meet();
@@ -311,7 +311,7 @@ impl Machine {
         match done {
             Done::Grown(segment) => {
                 if let Some((key, window)) = &segment {
-                    self.ground.peers.write().arena.insert(*key, window.clone());
+                    self.shared.peers.write().arena.insert(*key, window.clone());
                 }
                 engine.handle_grown(now, segment);
             }
@@ -328,7 +328,7 @@ impl Machine {
     pub(crate) fn settle(&mut self, now: u64) {
         if self.engine.as_ref().and_then(Engine::poll_timeout).is_some_and(|due| due <= now) {
             let engine = self.engine.as_mut().expect("it has a timeout");
-            let fabric = &self.ground.fabric;
+            let fabric = &self.shared.fabric;
             engine
                 .handle_signs_of_life(|peer| Some(now.saturating_sub(fabric.heard(peer)?.as_nanos() as u64)));
             engine.handle_timeout(now);
@@ -336,11 +336,11 @@ impl Machine {
         self.timers.ring(now, &mut self.wakes);
         if self.retry_ns.is_some_and(|due| due <= now) {
             self.retry_ns = None;
-            self.ground.rpc.end_shortage();
-            self.ground.posted.retry(&mut self.wakes);
+            self.shared.rpc.end_shortage();
+            self.shared.posted.retry(&mut self.wakes);
         }
-        if self.ground.rpc.next_deadline_ns() <= now {
-            self.ground.rpc.handle_time(now, &mut self.wakes);
+        if self.shared.rpc.next_deadline_ns() <= now {
+            self.shared.rpc.handle_time(now, &mut self.wakes);
         }
         loop {
             while let Some(effect) = self.engine.as_mut().and_then(Engine::poll_effect) {
@@ -353,19 +353,19 @@ impl Machine {
             }
         }
         self.settle_calls();
-        if self.ground.rpc.is_short() {
+        if self.shared.rpc.is_short() {
             self.look_again_soon(now);
         }
-        self.outbox.flush(&*self.ground.fabric);
+        self.outbox.flush(&*self.shared.fabric);
     }
 
     fn settle_calls(&mut self) {
-        let rpc = &self.ground.rpc;
+        let rpc = &self.shared.rpc;
         if rpc.take_dirty() || rpc.is_stuck() {
             rpc.retry();
             for (peer, note) in rpc.take_notes() {
                 // Who is down needs none.
-                if self.ground.peers.is_up(peer) {
+                if self.shared.peers.is_up(peer) {
                     let bytes = note.emit();
                     self.outbox.push(peer, OutMessage { imm: NOTE_IMM, bytes, solicited: true });
                 }
@@ -382,18 +382,18 @@ impl Machine {
             Effect::PeerDown(peer) => self.take_down(peer),
             Effect::CutOff(peer) => self.cut_off(now, peer),
             Effect::PeerCutOff(peer) => self.note_cut_off(peer),
-            Effect::Warn { peer, text } => self.ground.fabric.warn(peer, &text),
+            Effect::Warn { peer, text } => self.shared.fabric.warn(peer, &text),
             Effect::News(news) if news.is_trouble() => tracing::warn!("{news}"),
             Effect::News(news) => tracing::info!("{news}"),
             Effect::NumbersTaken { next } => {
-                self.ground.numbers.iter().for_each(|numbers| numbers.note(next))
+                self.shared.numbers.iter().for_each(|numbers| numbers.note(next))
             }
-            Effect::Disconnect(peer) => self.ground.fabric.disconnect(peer),
+            Effect::Disconnect(peer) => self.shared.fabric.disconnect(peer),
             Effect::Dial { address } => self.dial(address),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
             Effect::Quiesce(Quiesce { token, posted }) => {
-                let grace = self.ground.path.pins().start_grace();
-                let mark = self.ground.posted.mark(&posted);
+                let grace = self.shared.path.pins().start_grace();
+                let mark = self.shared.posted.mark(&posted);
                 self.graces.push(Waiting { token, grace, mark });
             }
             Effect::Copy { token, from, to } => self.jobs.push_back(Job::Copy { token, from, to }),
@@ -412,24 +412,24 @@ impl Machine {
                     self.do_chore(now, chore);
                 }
             }
-            Effect::Changed => self.ground.changes.happen(&mut self.wakes),
+            Effect::Changed => self.shared.changes.happen(&mut self.wakes),
         }
     }
 
     fn cut_off(&mut self, now: u64, peer: PeerId) {
-        let begun = self.ground.fabric.cut_off(peer);
+        let begun = self.shared.fabric.cut_off(peer);
         let Some(engine) = &mut self.engine else { return };
         match begun {
             CutOff::Done => engine.handle_cut_off(now, peer, false),
             CutOff::Started => engine.handle_kill(now, peer),
             // The engine keeps what the peer could reach in quarantine, until the peer hears of this, and lets go by itself.
-            CutOff::NotPermitted => self.ground.fabric.disconnect(peer),
+            CutOff::NotPermitted => self.shared.fabric.disconnect(peer),
         }
     }
 
     /// Connects to somebody whom the engine has lost sight of.
     fn dial(&mut self, shown: String) {
-        let ways = self.ground.ways.to(&shown).into();
+        let ways = self.shared.ways.to(&shown).into();
         self.dial_next(Dialled { shown, ways });
     }
 
@@ -437,12 +437,12 @@ impl Machine {
         match (dialled.ways.pop_front(), &mut self.engine) {
             (Some(way), Some(engine)) => {
                 let hello = engine.hello();
-                self.dialling.begin(as_told(&*self.ground.fabric, &way), Dial::Wanted(dialled));
-                self.ground.fabric.connect(&way, &hello);
+                self.dialling.begin(as_told(&*self.shared.fabric, &way), Dial::Wanted(dialled));
+                self.shared.fabric.connect(&way, &hello);
             }
             (None, Some(engine)) => {
                 engine.handle_dial_failed(&dialled.shown);
-                self.ground.changes.happen(&mut self.wakes);
+                self.shared.changes.happen(&mut self.wakes);
             }
             (_, None) => {}
         }
@@ -460,10 +460,10 @@ impl Machine {
     fn end_graces(&mut self, now: u64) -> bool {
         let Some(engine) = &mut self.engine else { return false };
         let before = self.graces.len();
-        let ground = &self.ground;
+        let shared = &self.shared;
         self.graces.retain_mut(|waiting| {
-            let elapsed = waiting.grace.elapsed(ground.path.pins());
-            let Some(elapsed) = elapsed.filter(|_| ground.posted.is_over(&mut waiting.mark)) else {
+            let elapsed = waiting.grace.elapsed(shared.path.pins());
+            let Some(elapsed) = elapsed.filter(|_| shared.posted.is_over(&mut waiting.mark)) else {
                 return true;
             };
             engine.handle_quiescent(now, waiting.token, elapsed);
@@ -474,7 +474,7 @@ impl Machine {
 
     /// Goes on with what is read from peers; whether anything of that has ended.
     fn settle_fetches(&mut self, now: u64) -> bool {
-        let ended = self.fetches.go_on(&*self.ground.fabric);
+        let ended = self.fetches.go_on(&*self.shared.fabric);
         let any = !ended.is_empty();
         for (token, result) in ended {
             match (&mut self.engine, result) {
@@ -493,14 +493,14 @@ impl Machine {
         self.jobs.pop_front()
     }
 
-    /// When somebody must look after the machine, if nothing happens before.
+    /// When somebody must look after the runner, if nothing happens before.
     pub(crate) fn attention_ns(&self, now: u64) -> u64 {
         if !self.jobs.is_empty() {
             return 0;
         }
         let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
         let grace = if self.graces.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
-        let overdue = self.ground.rpc.next_deadline_ns();
+        let overdue = self.shared.rpc.next_deadline_ns();
         let alarm = self.timers.next_ns().unwrap_or(u64::MAX);
         let retry = self.retry_ns.unwrap_or(u64::MAX);
         timeout.min(grace).min(retry).min(overdue).min(alarm)
@@ -576,9 +576,9 @@ impl Machine {
         self.jobs.clear();
         self.graces.clear();
         self.tickets.end_all(&mut self.wakes);
-        self.ground.posted.close(&mut self.wakes);
-        self.ground.rpc.close(&mut self.wakes);
-        self.ground.changes.happen(&mut self.wakes);
+        self.shared.posted.close(&mut self.wakes);
+        self.shared.rpc.close(&mut self.wakes);
+        self.shared.changes.happen(&mut self.wakes);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a node takes from its surroundings: the time, the date, random numbers, and a number for people to see.
+//! What a node takes from its environment: the time, the date, random numbers, and a number for people to see.
 //!
 //! Nothing else in a node comes from outside of what its fabric and its sessions tell it.
 
@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Instant, SystemTime};
 
-use crate::runtime::headroom;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// The surroundings of a [`crate::Driven`] node, which may be made up: the same surroundings and the same fabric
-/// make the same node do the same.
-pub trait Surroundings: Send + Sync {
+use crate::runtime::headroom;
+
+/// The environment of a [`crate::Driven`] node, which may be made up: the same environment and the same fabric make the same node do
+/// the same.
+pub trait Env: Send + Sync {
     /// Nanoseconds on the node's clock.  Never runs backwards.
     fn now_ns(&self) -> u64;
 
@@ -32,89 +33,89 @@ pub trait Surroundings: Send + Sync {
     }
 }
 
-/// The surroundings of a node, of which the usual ones cost no look-up.
+/// The environment of a node, of which the usual one costs no look-up.
 #[derive(Clone)]
-pub(crate) enum Around {
+pub(crate) enum NodeEnv {
     /// This process, since it began, with a clock of day that is so far ahead.
     Process {
         begin: Instant,
         clock_offset_s: i64,
     },
-    Given(Arc<dyn Surroundings>),
+    Given(Arc<dyn Env>),
 }
 
-impl Around {
-    pub(crate) fn process(clock_offset_s: i64) -> Around {
-        Around::Process { begin: Instant::now(), clock_offset_s }
+impl NodeEnv {
+    pub(crate) fn process(clock_offset_s: i64) -> NodeEnv {
+        NodeEnv::Process { begin: Instant::now(), clock_offset_s }
     }
 
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         match self {
-            Around::Process { begin, .. } => begin.elapsed().as_nanos() as u64,
-            Around::Given(surroundings) => surroundings.now_ns(),
+            NodeEnv::Process { begin, .. } => begin.elapsed().as_nanos() as u64,
+            NodeEnv::Given(env) => env.now_ns(),
         }
     }
 
     pub(crate) fn since_1970_ns(&self) -> u64 {
         match self {
-            Around::Process { clock_offset_s, .. } => since_1970_ns(*clock_offset_s),
-            Around::Given(surroundings) => surroundings.since_1970_ns(),
+            NodeEnv::Process { clock_offset_s, .. } => since_1970_ns(*clock_offset_s),
+            NodeEnv::Given(env) => env.since_1970_ns(),
         }
     }
 
     pub(crate) fn random(&self) -> u64 {
         match self {
-            Around::Process { .. } => random(),
-            Around::Given(surroundings) => surroundings.random(),
+            NodeEnv::Process { .. } => random(),
+            NodeEnv::Given(env) => env.random(),
         }
     }
 
     /// How many threads run at once.
     pub(crate) fn parallelism(&self) -> usize {
         match self {
-            Around::Process { .. } => thread::available_parallelism().map_or(1, NonZeroUsize::get),
-            Around::Given(_) => 1,
+            NodeEnv::Process { .. } => thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            NodeEnv::Given(_) => 1,
         }
     }
 
     /// Whether the system could give `len` bytes of memory now.
     pub(crate) fn has_free(&self, len: u64) -> bool {
         match self {
-            Around::Process { .. } => headroom::has_free(len),
-            Around::Given(_) => true,
+            NodeEnv::Process { .. } => headroom::has_free(len),
+            NodeEnv::Given(_) => true,
         }
     }
 
     /// Whether a segment of `len` bytes leaves enough addresses for others.
     pub(crate) fn has_addresses(&self, len: u64) -> bool {
         match self {
-            Around::Process { .. } => headroom::has_addresses(len),
-            Around::Given(_) => true,
+            NodeEnv::Process { .. } => headroom::has_addresses(len),
+            NodeEnv::Given(_) => true,
         }
     }
 
-    /// Where others dial the node, if its surroundings say.
+    /// Where others dial the node, if its environment say.
     pub(crate) fn address(&self) -> String {
         match self {
-            Around::Process { .. } => String::new(),
-            Around::Given(surroundings) => surroundings.address(),
+            NodeEnv::Process { .. } => String::new(),
+            NodeEnv::Given(env) => env.address(),
         }
     }
 
     pub(crate) fn pid(&self) -> u32 {
         match self {
-            Around::Process { .. } => std::process::id(),
-            Around::Given(surroundings) => surroundings.pid(),
+            NodeEnv::Process { .. } => std::process::id(),
+            NodeEnv::Given(env) => env.pid(),
         }
     }
 }
 
-impl fmt::Debug for Around {
+impl fmt::Debug for NodeEnv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Around::Process { .. } => "Around::Process",
-            Around::Given(_) => "Around::Given",
+            NodeEnv::Process { .. } => "NodeEnv::Process",
+            NodeEnv::Given(_) => "NodeEnv::Given",
         })
     }
 }
