@@ -41,7 +41,7 @@ use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
 
 use self::answer::DeferredReply;
 use self::memory::{Block, Pool};
-use crate::posted::Posted;
+use crate::posted::InFlight;
 use crate::runtime::peers::Peers;
 use crate::runtime::wait::{Wakes, lock};
 
@@ -63,11 +63,11 @@ pub(crate) use self::service::Services;
 pub(crate) const CALL_WORK: WorkId = WorkId(0);
 /// Requests and replies up to this length are put together and posted in one piece.
 pub(crate) const PART_BYTES_MAX: usize = 512;
-/// Slots in the usual place: as many calls may be under way before each needs memory of its own.
-const USUAL_SLOTS: u16 = 1024;
-/// Bytes of a slot in the usual place: a page and a cache line, so that slots do not all compete for the same lines of
+/// Default slots: as many calls may be under way before each needs memory of its own.
+const DEFAULT_SLOTS: u16 = 1024;
+/// Bytes of a default slot: a page and a cache line, so that slots do not all compete for the same lines of
 /// a cache.
-const USUAL_SLOT_BYTES: u64 = 4096 + 64;
+const DEFAULT_SLOT_BYTES: u64 = 4096 + 64;
 /// Most calls under way.
 const SLOTS_MAX: usize = 1 << 16;
 /// How much of a request is looked at first: header, name and input of a small one.
@@ -75,8 +75,8 @@ const FIRST_LOOK_BYTES: usize = 64;
 
 /// What a slot holds while it is in use.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
-    /// Where the reply goes, if not to the usual place.
+pub(crate) struct SlotResources {
+    /// Where the reply goes, if not to the default slot.
     reply: Option<Block>,
     /// The input, if it is read by the server.
     input: Option<Block>,
@@ -87,13 +87,13 @@ pub(crate) struct Held {
 /// See the header of this file.
 pub(crate) struct Rpc {
     fabric: Arc<dyn Fabric>,
-    posted: Arc<Posted>,
+    posted: Arc<InFlight>,
     pool: Arc<Pool>,
     ring_bytes: u64,
     peers: Arc<Peers>,
-    /// The usual places of our slots.
-    usual: Block,
-    slots: Mutex<ReplySlots<Held>>,
+    /// The default slots.
+    default_slots: Block,
+    slots: Mutex<ReplySlots<SlotResources>>,
     /// How many replies have arrived.
     arrivals: AtomicU64,
     owed: Mutex<Vec<DeferredReply>>,
@@ -102,11 +102,11 @@ pub(crate) struct Rpc {
     /// Peers whose head the fabric did not take yet.
     heads: Mutex<BTreeSet<PeerId>>,
     /// Introductions that the fabric did not take yet.
-    introductions: Mutex<Vec<(PeerId, Note)>>,
+    handshakes: Mutex<Vec<(PeerId, Note)>>,
     notes: Mutex<Vec<(PeerId, Note)>>,
     /// The runner should settle.
     dirty: AtomicBool,
-    /// Something may be owed, or a head or an introduction be held back.
+    /// Something may be owed, or a head or a handshake be held back.
     stuck: AtomicBool,
     /// Somebody waits for room in a ring.
     ring_waiters: AtomicBool,
@@ -125,25 +125,25 @@ impl Rpc {
     /// `None` if the system has no memory for the slots.
     pub(crate) fn new(
         fabric: Arc<dyn Fabric>,
-        posted: Arc<Posted>,
+        posted: Arc<InFlight>,
         peers: Arc<Peers>,
         ring_bytes: u64,
     ) -> Option<Rpc> {
         let pool = Arc::new(Pool::default());
-        let usual = pool.allocate(&*fabric, u64::from(USUAL_SLOTS) * USUAL_SLOT_BYTES)?;
+        let default_slots = pool.allocate(&*fabric, u64::from(DEFAULT_SLOTS) * DEFAULT_SLOT_BYTES)?;
         Some(Rpc {
             fabric,
             posted,
             pool,
             ring_bytes,
             peers,
-            usual,
-            slots: Mutex::new(ReplySlots::new(usize::from(USUAL_SLOTS), SLOTS_MAX)),
+            default_slots,
+            slots: Mutex::new(ReplySlots::new(usize::from(DEFAULT_SLOTS), SLOTS_MAX)),
             arrivals: AtomicU64::new(0),
             owed: Mutex::default(),
             late_atomics: Mutex::default(),
             heads: Mutex::default(),
-            introductions: Mutex::default(),
+            handshakes: Mutex::default(),
             notes: Mutex::default(),
             dirty: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
@@ -168,26 +168,26 @@ impl Rpc {
 
     /// A peer is up: it is told what it needs, in front of all requests and of all that the outbox holds for it.
     pub(crate) fn handle_up(&self, peer: PeerId, link: &Link) {
-        let introduction = {
+        let handshake = {
             let inbound = lock(&link.inbound);
             let ring = inbound.ring.as_ref().zip(inbound.head.as_ref());
-            ring.map(|((_, ring), head)| self.introduction(ring, head))
+            ring.map(|((_, ring), head)| self.handshake(ring, head))
         };
-        if let Some(introduction) = introduction {
-            self.introduce(peer, link, introduction, Attempt::First);
+        if let Some(handshake) = handshake {
+            self.send_handshake(peer, link, handshake, Attempt::First);
         }
     }
 
-    fn introduce(&self, peer: PeerId, link: &Link, note: Note, attempt: Attempt) {
+    fn send_handshake(&self, peer: PeerId, link: &Link, note: Note, attempt: Attempt) {
         let operation = Operation::Send { bytes: &note.emit(), imm: NOTE_IMM };
         match self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
         {
             Err(PostCause::QueueFull) => {
-                lock(&self.introductions).push((peer, note));
+                lock(&self.handshakes).push((peer, note));
                 self.set_stuck(attempt);
             }
             // A peer that is gone needs none.
-            _ => link.set_introduced(),
+            _ => link.set_handshake_sent(),
         }
     }
 
@@ -196,11 +196,11 @@ impl Rpc {
         // Before what is held back is taken: whatever is held back from then on sets it again.
         self.stuck.store(false, Relaxed);
         // Taken before the loops, whose heads would hold the locks while they run.
-        let introductions = std::mem::take(&mut *lock(&self.introductions));
+        let handshakes = std::mem::take(&mut *lock(&self.handshakes));
         let heads = std::mem::take(&mut *lock(&self.heads));
-        for (peer, note) in introductions {
+        for (peer, note) in handshakes {
             if let Some(link) = self.peers.link_of(peer) {
-                self.introduce(peer, &link, note, Attempt::Again);
+                self.send_handshake(peer, &link, note, Attempt::Again);
             }
         }
         for peer in heads {
@@ -215,8 +215,8 @@ impl Rpc {
         self.retry_atomics();
     }
 
-    fn introduction(&self, ring: &Block, head: &Block) -> Note {
-        let (ring_at, head_at, slots_at) = (ring.address(), head.address(), self.usual.address());
+    fn handshake(&self, ring: &Block, head: &Block) -> Note {
+        let (ring_at, head_at, slots_at) = (ring.address(), head.address(), self.default_slots.address());
         Note::Open {
             ring_key: ring_at.key.0,
             ring_offset: ring_at.offset,
@@ -225,8 +225,8 @@ impl Rpc {
             head_offset: head_at.offset,
             slots_key: slots_at.key.0,
             slots_offset: slots_at.offset,
-            slot_bytes: USUAL_SLOT_BYTES as u32,
-            slots: u32::from(USUAL_SLOTS),
+            slot_bytes: DEFAULT_SLOT_BYTES as u32,
+            slots: u32::from(DEFAULT_SLOTS),
         }
     }
 
@@ -379,7 +379,7 @@ mod tests {
     fn a_link_that_was_called_through_does_not_outlive_its_node() {
         let dir = std::env::temp_dir().join(format!("halite-rpc-links-{}", std::process::id()));
         let fabric = ShmFabric::open(ShmConfig::new(&dir, "one")).unwrap();
-        let (posted, peers) = (Arc::new(Posted::new(1)), Arc::new(Peers::new(NodeId(0))));
+        let (posted, peers) = (Arc::new(InFlight::new(1)), Arc::new(Peers::new(NodeId(0))));
         let rpc = Rpc::new(fabric.clone(), posted, peers.clone(), 1 << 16).unwrap();
         // Of a peer that is still there when the node ends, and of the node itself.
         let life = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };

@@ -52,7 +52,7 @@ fn calls_of_a_batch_that_were_not_posted_keep_no_slots() {
         let serving = scope.spawn(|| serve_batches(&server, 16));
         let told = catch_unwind(AssertUnwindSafe(|| {
             for _ in 0..3000 {
-                // Longer than what fits into the usual place of an answer.
+                // Longer than what fits into a default slot.
                 for call in session.post_calls(THERE, ECHO, &[b"salt"; 16], 10_000, PATIENCE) {
                     assert_eq!(call.expect("there is a slot for it").answer().unwrap(), b"salt");
                 }

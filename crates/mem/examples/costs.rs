@@ -1,4 +1,4 @@
-//! What the small operations cost: pins, lookups, graces and the allocator.
+//! What the small operations cost: pins, lookups, grace periods and the allocator.
 //!
 //! `cargo run --release -p halite-mem --example costs [-- smoke]` prints nanoseconds per operation, best of
 //! several rounds, and a checksum of what was done.
@@ -17,7 +17,7 @@ fn main() {
     let pins = Arc::new(Pins::new());
     report("pin and unpin", iterations, |_| drop(black_box(pins.pin())));
     report("start a grace, ask whether it is over", iterations / 100, |_| {
-        checksum += u64::from(pins.start_grace().is_over(&pins));
+        checksum += u64::from(pins.start_grace_period().is_over(&pins));
     });
 
     let slots = Slots::new(pins.clone());

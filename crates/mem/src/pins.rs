@@ -1,7 +1,7 @@
 //! Pins: local threads publish that they are using shared objects, and reclaim waits for them.
 //!
 //! A reader holds a [`Pin`] while it uses what it looked up.  A writer first makes an object unreachable, then
-//! starts a [`Grace`], and frees the object once the grace is over: by then every thread that was pinned when
+//! starts a [`GracePeriod`], and frees the object once the grace period is over: by then every thread that was pinned when
 //! it began has unpinned, and later ones cannot find the object any more.
 //!
 //! ```text
@@ -32,7 +32,7 @@ use crate::sync::{AtomicU64, Mutex, fence, lock, thread_locals};
 /// # use halite_mem::Pins;
 /// let pins = Pins::new();
 /// let pin = pins.pin();
-/// let grace = pins.start_grace();
+/// let grace = pins.start_grace_period();
 /// assert!(!grace.is_over(&pins));
 /// drop(pin);
 /// assert!(grace.is_over(&pins));
@@ -41,7 +41,7 @@ use crate::sync::{AtomicU64, Mutex, fence, lock, thread_locals};
 pub struct Pins {
     /// Never given to another `Pins` of this process.
     id: u64,
-    /// How many graces have been started, plus one.
+    /// How many grace periods have been started, plus one.
     epoch: AtomicU64,
     /// Whether the heavy fence makes light ones do.
     asymmetric: bool,
@@ -59,14 +59,14 @@ pub struct Pin<'a> {
 
 /// The time until all threads that were pinned at its start have unpinned at least once.
 #[derive(Debug)]
-pub struct Grace {
+pub struct GracePeriod {
     pins_id: u64,
     epoch: u64,
     /// Whether the heavy fence has been executed since the start.
     fenced: AtomicBool,
 }
 
-/// Proof that a grace is over.  Stays true for ever.
+/// Proof that a grace period is over.  Stays true for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Elapsed {
     pins_id: u64,
@@ -101,17 +101,17 @@ impl Pins {
     }
 
     /// Begins to wait for all threads that are pinned now.  Never blocks; costs a few microseconds.
-    pub fn start_grace(&self) -> Grace {
+    pub fn start_grace_period(&self) -> GracePeriod {
         // Release: what the caller unlinked before is visible to those who pin with the new epoch (pairs with
         // the Acquire in publish()).  SeqCst only to be no weaker than epoch_now().
         let epoch = self.epoch.fetch_add(1, SeqCst) + 1;
         let fenced = AtomicBool::new(self.fence_heavy());
-        Grace { pins_id: self.id, epoch, fenced }
+        GracePeriod { pins_id: self.id, epoch, fenced }
     }
 
-    /// The current epoch: a grace whose epoch is higher was started after this call, by whatever thread.
+    /// The current epoch: a grace period whose epoch is higher was started after this call, by whatever thread.
     pub(crate) fn epoch_now(&self) -> u64 {
-        // A read-modify-write, since a plain load might miss a grace that another thread has just started.
+        // A read-modify-write, since a plain load might miss a grace period that another thread has just started.
         self.epoch.fetch_add(0, SeqCst)
     }
 
@@ -128,7 +128,7 @@ impl Pins {
 
     #[inline]
     fn publish(&self, slot: &ThreadSlot) {
-        // Acquire pairs with the Release in start_grace(): with a new epoch comes the sight of what was
+        // Acquire pairs with the Release in start_grace_period(): with a new epoch comes the sight of what was
         // unlinked.  Release pairs with the Acquire in elapsed(): whoever sees that we have pinned anew has also
         // seen the end of what we did under the pin before.
         slot.epoch.store(self.epoch.load(Acquire), Release);
@@ -144,7 +144,7 @@ impl Pins {
     /// Pairs with the light fence in publish().  Returns whether it was executed.
     fn fence_heavy(&self) -> bool {
         fence(SeqCst);
-        // The kernel may run out of memory here; the grace then tries again before it ends.
+        // The kernel may run out of memory here; the grace period then tries again before it ends.
         !self.asymmetric || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
@@ -196,7 +196,7 @@ impl Drop for Pin<'_> {
     }
 }
 
-impl Grace {
+impl GracePeriod {
     /// Whether all threads that were pinned at the start have unpinned at least once.  Never blocks.
     ///
     /// `pins` must be those that started it.  A thread that was about to pin at the start may be waited for too.
@@ -204,9 +204,9 @@ impl Grace {
         self.elapsed(pins).is_some()
     }
 
-    /// As [`Grace::is_over`], with a proof to show to [`crate::Slots`].
+    /// As [`GracePeriod::is_over`], with a proof to show to [`crate::Slots`].
     pub fn elapsed(&self, pins: &Pins) -> Option<Elapsed> {
-        assert_eq!(self.pins_id, pins.id, "a grace was shown to other pins than its own");
+        assert_eq!(self.pins_id, pins.id, "a grace period was shown to other pins than its own");
         if !self.fenced.load(Acquire) {
             if !pins.fence_heavy() {
                 return None;
@@ -228,7 +228,7 @@ impl Grace {
 }
 
 impl Elapsed {
-    /// Whether the grace was one of `pins`, started after [`Pins::epoch_now`] had returned `epoch`.
+    /// Whether the grace period was one of `pins`, started after [`Pins::epoch_now`] had returned `epoch`.
     pub(crate) fn began_after(&self, pins: &Pins, epoch: u64) -> bool {
         self.pins_id == pins.id && self.epoch > epoch
     }
@@ -360,7 +360,7 @@ mod loom_tests {
 
     fn unlink_and_destroy(world: &World) {
         world.is_linked.store(0, Relaxed);
-        let grace = world.pins.start_grace();
+        let grace = world.pins.start_grace_period();
         if grace.is_over(&world.pins) {
             // SAFETY: as claimed.
             world.object.with_mut(|object| unsafe { *object = 0 });

@@ -11,10 +11,10 @@
 //!   |                  +------------------------------------+ |
 //!   +---------------------------------------------------------+
 //!                             reclaim*
-//!         * takes a proof that a grace begun after freeze or retire is over
+//!         * takes a proof that a grace period begun after freeze or retire is over
 //! ```
 //!
-//! Slots know nothing of what they hold, and start no grace themselves.
+//! Slots know nothing of what they hold, and start no grace period themselves.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -38,7 +38,7 @@ use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, lock};
 /// slots.retire(index)?;
 /// assert_eq!(slots.get(&pin, index, generation), Lookup::Stale);
 /// drop(pin);
-/// let grace = pins.start_grace();
+/// let grace = pins.start_grace_period();
 /// let elapsed = grace.elapsed(&pins).expect("nobody is pinned");
 /// assert_eq!(slots.reclaim(index, elapsed)?, "salt");
 /// # Ok::<(), halite_mem::SlotError>(())
@@ -73,8 +73,8 @@ pub enum SlotError {
         /// On which slot.
         index: u32,
     },
-    /// The grace began before the slot was frozen or retired, or is one of other pins.
-    #[error("cannot {attempted} slot {index}: the grace does not cover it")]
+    /// The grace period began before the slot was frozen or retired, or is one of other pins.
+    #[error("cannot {attempted} slot {index}: the grace period does not cover it")]
     WrongGrace {
         /// What was tried.
         attempted: &'static str,
@@ -101,8 +101,8 @@ impl<T> Slots<T> {
         // Pairs with the Release in Slot::set_state(): with the state comes the sight of the value.
         let state = slot.state.load(Acquire);
         if state == pack(generation, LIVE) {
-            // SAFETY: a live slot holds a value, written before its state.  It stays until a grace has passed
-            // since the slot left this state, and that grace waits for `pin`, which outlives the reference.
+            // SAFETY: a live slot holds a value, written before its state.  It stays until a grace period has passed
+            // since the slot left this state, and that grace period waits for `pin`, which outlives the reference.
             return Lookup::Found(unsafe { slot.value() });
         }
         if state == pack(generation, FROZEN) { Lookup::Busy } else { Lookup::Stale }
@@ -141,12 +141,12 @@ impl<T> Slots<T> {
 
     /// Replaces the value of a frozen slot and thaws it.  Returns the value that was there before.
     ///
-    /// `elapsed` proves that a grace which began after [`Slots::freeze`] is over.
+    /// `elapsed` proves that a grace period which began after [`Slots::freeze`] is over.
     pub fn update(&self, index: u32, elapsed: Elapsed, value: T) -> Result<T, SlotError> {
         let _writer = lock(&self.writer);
         let slot = self.slot_in(index, &[FROZEN], "update")?;
         self.check_grace(slot, index, elapsed, "update")?;
-        // SAFETY: the grace shows that no reader has a reference any more, none can get one while the slot is
+        // SAFETY: the grace period shows that no reader has a reference any more, none can get one while the slot is
         // frozen, and we hold the writers' lock; a frozen slot holds a value.
         let old = unsafe { std::ptr::replace(slot.value.get().cast::<T>(), value) };
         slot.set_state(slot.generation(), LIVE);
@@ -165,7 +165,7 @@ impl<T> Slots<T> {
 
     /// Takes the value out of a retired slot, which can then be used again under its next generation.
     ///
-    /// `elapsed` proves that a grace which began after [`Slots::retire`] is over.
+    /// `elapsed` proves that a grace period which began after [`Slots::retire`] is over.
     pub fn reclaim(&self, index: u32, elapsed: Elapsed) -> Result<T, SlotError> {
         let mut writer = lock(&self.writer);
         let slot = self.slot_in(index, &[RETIRED], "reclaim")?;

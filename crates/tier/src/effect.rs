@@ -27,7 +27,7 @@ pub enum CopyFailure {
     Unmapped,
 }
 
-/// A grace: the end of all accesses by loads and stores that have begun, and of what was posted.
+/// A grace period: the end of all accesses by loads and stores that have begun, and of what was posted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Quiesce {
     /// What to call back with.
@@ -344,7 +344,7 @@ pub enum Effect {
         /// In bytes.
         len: u64,
     },
-    /// Start a grace and tell `handle_quiescent` when it is over.
+    /// Start a grace period and tell `handle_quiescent` when it is over.
     Quiesce(Quiesce),
     /// Copy all of `from` to `to` (of the same length); `handle_copied` when done.
     Copy {

@@ -1,7 +1,7 @@
 //! The engine: one node's brain.  Messages, events and commands in; effects out.
 //!
 //! ```text
-//!   sessions ── submit ──┐                        ┌── poll_effect ──> driver (sends, copies, graces)
+//!   sessions ── submit ──┐                        ┌── poll_effect ──> driver (sends, copies, grace periods)
 //!   fabric  ── handle_* ─┴──>  Engine { members,  ┘
 //!                                directory, homes, store, mapper }
 //! ```
@@ -153,8 +153,7 @@ pub struct Engine {
     evidence: evidence::Evidence,
     directory: Box<dyn Directory>,
     homes: BTreeMap<RegionId, Box<Region>>,
-    /// Where regions have moved that were homed here.
-    moved: BTreeMap<RegionId, NodeId>,
+    moved: moving::Moved,
     making: BTreeMap<RegionId, home::Making>,
     store: Store,
     /// Requests that wait for the arena to grow, or for freed memory to be clean.
@@ -216,7 +215,7 @@ impl Engine {
             evidence: evidence::Evidence::default(),
             directory,
             homes: BTreeMap::new(),
-            moved: BTreeMap::new(),
+            moved: moving::Moved::default(),
             making: BTreeMap::new(),
             store: Store::new(config.life, config.bytes_total, config.segment_bytes),
             short: Vec::new(),
@@ -420,8 +419,8 @@ impl Engine {
             Notice::Unmapped { region, upto } => self.handle_unmapped(region, from, upto),
             Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
             Notice::Swept { homes } => {
-                let severed = self.mapper.disown(from, &homes);
-                self.effects.extend(severed.into_iter().map(Effect::Quiesce));
+                let disowned = self.mapper.disown(from, &homes);
+                self.effects.extend(disowned.into_iter().map(Effect::Quiesce));
             }
             Notice::Names { names, done } => self.handle_names(from, names, done),
             Notice::NameLost { name, region } => self.lose_name(from, &name, region),
@@ -472,7 +471,7 @@ impl Engine {
         for requester in self.owed.remove(&token).unwrap_or_default() {
             self.say_when_over(memory::DeferredAck::Answer(requester));
         }
-        self.finish_forsaking(token);
+        self.finish_abandoning(token);
         if let Some(unmapping) = self.unmapping.remove(&token) {
             self.say_when_over(memory::DeferredAck::Unmapped(unmapping));
         }
@@ -584,7 +583,7 @@ impl Engine {
         }
     }
 
-    /// Asks for a grace, at whose end `requester` gets its answer.
+    /// Asks for a grace period, at whose end `requester` gets its answer.
     fn owe(&mut self, quiesce: Quiesce, requester: Requester) {
         self.owed.entry(quiesce.token).or_default().push(requester);
         self.effects.push_back(Effect::Quiesce(quiesce));

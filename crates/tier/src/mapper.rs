@@ -73,7 +73,7 @@ struct Changing {
 enum Waiting {
     Region(RegionId),
     Retired(Vec<u32>),
-    Barrier,
+    Quiesced,
 }
 
 /// All regions that sessions of this node map.
@@ -84,14 +84,18 @@ pub struct Mapper {
     more: BTreeMap<RegionId, Vec<u32>>,
     large: BTreeMap<RegionId, Large>,
     /// Owners, and homes that are dead for them.
-    severed: BTreeSet<(NodeLife, NodeLife)>,
+    disowned: BTreeSet<(NodeLife, NodeLife)>,
     changing: BTreeMap<RegionId, Changing>,
     waiting: BTreeMap<Token, Waiting>,
-    lives: Vec<NodeLife>,
+    /// Homes and owners of what we map.
+    lives: BTreeMap<u32, NodeLife>,
     /// The owners' keys for the segments that regions are reached in as one window: there are few of them, and
     /// millions of regions, which therefore do not keep theirs.
     keys: BTreeMap<(u32, usize), Key>,
+    /// Those that are not reached.
     dead: BTreeSet<NodeLife>,
+    /// Those that never will be again, and that we map something of.
+    over: BTreeSet<NodeLife>,
     principals: BTreeMap<SessionId, Principal>,
     last_session: SessionId,
     tokens: u64,
@@ -105,12 +109,13 @@ impl Mapper {
             regions: BTreeMap::new(),
             more: BTreeMap::new(),
             large: BTreeMap::new(),
-            severed: BTreeSet::new(),
+            disowned: BTreeSet::new(),
             changing: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            lives: Vec::new(),
+            lives: BTreeMap::new(),
             keys: BTreeMap::new(),
             dead: BTreeSet::new(),
+            over: BTreeSet::new(),
             principals: BTreeMap::new(),
             last_session: SessionId(u16::MAX),
             tokens: 0,
@@ -203,11 +208,16 @@ impl Mapper {
     }
 
     fn life_index(&mut self, life: NodeLife) -> u32 {
-        let index = self.lives.iter().position(|known| *known == life).unwrap_or_else(|| {
-            self.lives.push(life);
-            self.lives.len() - 1
-        });
-        index as u32
+        self.index_of(life).unwrap_or_else(|| {
+            let mut all = 0..SEVERAL;
+            let index = all.find(|index| !self.lives.contains_key(index)).expect("so many were never met");
+            self.lives.insert(index, life);
+            index
+        })
+    }
+
+    fn index_of(&self, life: NodeLife) -> Option<u32> {
+        self.lives.iter().find(|(_, known)| **known == life).map(|(index, _)| *index)
     }
 
     /// The region and home behind a handle of `session`.
@@ -242,10 +252,10 @@ impl Mapper {
 
     /// The home of a region that we map.
     pub fn home_of(&self, region: RegionId) -> Option<NodeLife> {
-        self.regions.get(&region).map(|mapped| self.lives[mapped.home as usize])
+        self.regions.get(&region).map(|mapped| self.lives[&mapped.home])
     }
 
-    /// Removes a handle.  Returns its region, whether it was the last handle of it, and the grace after whose
+    /// Removes a handle.  Returns its region, whether it was the last handle of it, and the grace period after whose
     /// end no access through it is under way.
     pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Quiesce)> {
         let region = self.path.slots().inspect(index, |mapping| mapping.region)?;
@@ -255,7 +265,7 @@ impl Mapper {
             changing.slots.remove(&index);
         }
         let last = self.forget_handle(region, index);
-        Some((region, last, self.quiesce(posted, Waiting::Retired(vec![index]))))
+        Some((region, last, self.quiesce_for(posted, Waiting::Retired(vec![index]))))
     }
 
     /// The handles of a session.
@@ -301,7 +311,7 @@ impl Mapper {
         }
     }
 
-    fn quiesce(&mut self, posted: PostedTo, waiting: Waiting) -> Quiesce {
+    fn quiesce_for(&mut self, posted: PostedTo, waiting: Waiting) -> Quiesce {
         self.tokens += 1;
         let token = Token(self.tokens);
         self.waiting.insert(token, waiting);
@@ -323,15 +333,15 @@ impl Mapper {
         PostedTo::Peers(peers.into_iter().collect())
     }
 
-    /// A grace whose end shows that no access is under way which began before now.
-    pub fn barrier(&mut self) -> Quiesce {
-        self.quiesce(PostedTo::Anybody, Waiting::Barrier)
+    /// A grace period whose end shows that no access is under way which began before now.
+    pub fn quiesce(&mut self) -> Quiesce {
+        self.quiesce_for(PostedTo::Anybody, Waiting::Quiesced)
     }
 
-    /// Applies a change that the region's home announced.  It is to be acknowledged when the grace is over, also where
+    /// Applies a change that the region's home announced.  It is to be acknowledged when the grace period is over, also where
     /// the region is not mapped any more: an access through a handle that is being given up may still be under way.
     pub fn change(&mut self, region: RegionId, change: Change) -> Result<Quiesce, BadChange> {
-        let Some(len) = self.len_of(region) else { return Ok(self.barrier()) };
+        let Some(len) = self.len_of(region) else { return Ok(self.quiesce()) };
         if !is_possible(&change, len) {
             return Err(BadChange);
         }
@@ -361,7 +371,7 @@ impl Mapper {
         }
         self.forget_region(region);
         self.changing.remove(&region);
-        self.quiesce(posted, Waiting::Retired(handles))
+        self.quiesce_for(posted, Waiting::Retired(handles))
     }
 
     /// Whom accesses through the handles of a region may be under way to, also through one that is being given up.
@@ -405,7 +415,7 @@ impl Mapper {
     fn freeze_handles(&mut self, region: RegionId) -> Quiesce {
         let handles = self.handles(region);
         let posted = self.owners_of(region, &handles);
-        let quiesce = self.quiesce(posted, Waiting::Region(region));
+        let quiesce = self.quiesce_for(posted, Waiting::Region(region));
         let changing = self.changing.entry(region).or_default();
         changing.tokens.insert(quiesce.token);
         for handle in handles {
@@ -416,30 +426,52 @@ impl Mapper {
         quiesce
     }
 
-    /// `owner` does not hold anything any more for these homes, whatever they say.  Returns the graces after which nothing
+    /// `owner` does not hold anything any more for these homes, whatever they say.  Returns the grace periods after which nothing
     /// of that is being accessed.
     pub fn disown(&mut self, owner: NodeLife, homes: &[NodeLife]) -> Vec<Quiesce> {
-        self.severed.retain(|(other, _)| other.node != owner.node || *other == owner);
-        self.severed.extend(homes.iter().map(|home| (owner, *home)));
+        self.disowned.retain(|(other, _)| other.node != owner.node || *other == owner);
+        self.disowned.extend(homes.iter().map(|home| (owner, *home)));
         let affected = self.regions_touching(owner).into_iter();
-        let severed =
+        let disowned =
             affected.filter(|region| self.home_of(*region).is_some_and(|home| homes.contains(&home)));
-        severed.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
+        disowned.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// A node is not reached: neither is what it owns or is home of.  Returns the graces to wait for.
+    /// A node is not reached: neither is what it owns or is home of.  Returns the grace periods to wait for.
     pub fn handle_down(&mut self, life: NodeLife) -> Vec<Quiesce> {
         self.dead.insert(life);
         self.regions_touching(life).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// All graces that are waited for.
-    pub fn graces(&self) -> impl Iterator<Item = Token> {
+    /// The life of a node is over.  What is known of it is forgotten with the last region of it that we map: nodes come and go with
+    /// every command.
+    pub fn handle_ended(&mut self, life: NodeLife) {
+        self.over.insert(life);
+        for life in std::mem::take(&mut self.over) {
+            if self.regions_touching(life).is_empty() {
+                self.forget(life);
+            } else {
+                self.over.insert(life);
+            }
+        }
+    }
+
+    fn forget(&mut self, life: NodeLife) {
+        self.dead.remove(&life);
+        self.disowned.retain(|(owner, home)| *owner != life && *home != life);
+        if let Some(index) = self.index_of(life) {
+            self.lives.remove(&index);
+            self.keys.retain(|(owner, _), _| *owner != index);
+        }
+    }
+
+    /// All grace periods that are waited for.
+    pub fn grace_periods(&self) -> impl Iterator<Item = Token> {
         self.waiting.keys().copied()
     }
 
     /// A node is reached again.  What we mapped of it may have changed since, or may change without our hearing of it: the
-    /// handles are dropped, and have to be mapped anew.  Returns the regions, their homes and the graces.
+    /// handles are dropped, and have to be mapped anew.  Returns the regions, their homes and the grace periods.
     pub fn handle_up(&mut self, life: NodeLife) -> Vec<(RegionId, NodeLife, Quiesce)> {
         self.dead.remove(&life);
         let regions = self.regions_touching(life).into_iter();
@@ -456,7 +488,10 @@ impl Mapper {
 
     /// All regions that the node is home of, or owns bytes of.
     fn regions_touching(&self, life: NodeLife) -> Vec<RegionId> {
-        let index = self.lives.iter().position(|known| *known == life).map(|index| index as u32);
+        let index = self.index_of(life);
+        if index.is_none() && self.large.is_empty() {
+            return Vec::new();
+        }
         let owned = |large: &Large| large.extents.iter().any(|extent| extent.owner == life);
         let touching = self.regions.iter().filter(|(region, mapped)| {
             let known = index.is_some_and(|index| mapped.home == index || mapped.owner == index);
@@ -468,7 +503,7 @@ impl Mapper {
     /// No access that began before the token was given out is under way any more.
     pub fn handle_quiescent(&mut self, token: Token, elapsed: Elapsed, locate: &dyn Locate) {
         match self.waiting.remove(&token) {
-            None | Some(Waiting::Barrier) => {}
+            None | Some(Waiting::Quiesced) => {}
             Some(Waiting::Retired(handles)) => {
                 for handle in handles {
                     // Fails only for a handle that another token has reclaimed.
@@ -503,13 +538,13 @@ impl Mapper {
     /// Gives `mapping` the view that its region has now.
     fn renew(&self, region: RegionId, mapping: &mut Mapping, locate: &dyn Locate) {
         let Some(mapped) = self.regions.get(&region) else { return };
-        let home = self.lives[mapped.home as usize];
+        let home = self.lives[&mapped.home];
         if let Some(large) = self.large.get(&region) {
             mapping.view = self.view(home, &large.extents, large.frozen, locate);
             return;
         }
-        let owner = self.lives[mapped.owner as usize];
-        let is_severed = self.severed.contains(&(owner, home));
+        let owner = self.lives[&mapped.owner];
+        let is_severed = self.disowned.contains(&(owner, home));
         if let Some(dead) =
             [home, owner].into_iter().find(|life| self.dead.contains(life) || is_severed && *life == home)
         {
@@ -578,7 +613,7 @@ impl Mapper {
     fn piece_place(&self, home: NodeLife, extent: &Extent, frozen: bool, locate: &dyn Locate) -> Place {
         match [home, extent.owner].into_iter().find(|life| self.dead.contains(life)) {
             Some(dead) => Place::Down(dead),
-            None if self.severed.contains(&(extent.owner, home)) => Place::Down(home),
+            None if self.disowned.contains(&(extent.owner, home)) => Place::Down(home),
             None if frozen => Place::Frozen,
             None => locate.place(extent),
         }
@@ -620,5 +655,61 @@ pub fn place_at(reach: &dyn Reach, peer: PeerId, extent: &Extent) -> Place {
             None => Place::Down(extent.owner),
         },
         None => Place::Posted { peer, address: RemoteAddress { key: extent.key, offset: extent.offset } },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halite_fabric::RemoteAddress;
+
+    use super::*;
+    use crate::ids::{Epoch, Incarnation, NodeId};
+
+    struct Elsewhere;
+
+    impl Locate for Elsewhere {
+        fn place(&self, extent: &Extent) -> Place {
+            let address = RemoteAddress { key: extent.key, offset: extent.offset };
+            Place::Posted { peer: PeerId(extent.owner.node.0), address }
+        }
+    }
+
+    /// What it maps of a home that holds the bytes itself.
+    fn map(mapper: &mut Mapper, session: SessionId, home: NodeLife, serial: u64) -> SlotRef {
+        let region = RegionId { origin: home.incarnation, serial };
+        let extent = Extent { owner: home, key: Key(0), offset: 0, len: 4096 };
+        let reply = MappedReply {
+            region,
+            home,
+            epoch: Epoch(0),
+            len: 4096,
+            chunk_bytes: 4096,
+            access: AccessList::new(Principal("ada".into()), Permissions::all()),
+            sealed: false,
+            extents: [extent].into_iter().collect(),
+            frozen: None,
+        };
+        mapper.insert(&reply, session, Permissions::all(), &Elsewhere)
+    }
+
+    #[test]
+    fn nothing_is_kept_of_nodes_that_came_and_went_once_nothing_of_them_is_mapped() {
+        let mut mapper = Mapper::new(Arc::new(DataPath::default()));
+        let session = mapper.open_session(Principal("ada".into())).expect("it is the first");
+        for node in 0..1000 {
+            let home = NodeLife { node: NodeId(node), incarnation: Incarnation(u64::from(node) + 1) };
+            let slot = map(&mut mapper, session, home, 1);
+            let other = map(&mut mapper, session, home, 2);
+            mapper.remove(slot.index).expect("it is mapped");
+            mapper.handle_down(home);
+            mapper.disown(home, &[NodeLife { incarnation: Incarnation(9), ..home }]);
+            mapper.handle_ended(home);
+            assert!(mapper.dead.contains(&home), "a handle is left, and has to fail");
+            mapper.remove(other.index).expect("it is mapped");
+        }
+        let nobody = NodeLife { node: NodeId(1000), incarnation: Incarnation(1) };
+        mapper.handle_ended(nobody);
+        assert_eq!((mapper.lives.len(), mapper.dead.len(), mapper.over.len()), (0, 0, 0));
+        assert_eq!((mapper.disowned.len(), mapper.keys.len()), (0, 0));
     }
 }

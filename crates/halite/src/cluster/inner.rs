@@ -17,7 +17,7 @@ use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::config::Config;
 use crate::cluster::ways::Ways;
 use crate::error::JoinError;
-use crate::posted::Posted;
+use crate::posted::InFlight;
 use crate::rpc::Rpc;
 use crate::runtime::driver::Driver;
 use crate::runtime::env::NodeEnv;
@@ -85,7 +85,7 @@ impl NodeInner {
         if let Some(numbers) = &numbers {
             engine.restore_numbers(numbers.next);
         }
-        let posted = Arc::new(Posted::new(env.parallelism()));
+        let posted = Arc::new(InFlight::new(env.parallelism()));
         let peers = Arc::new(Peers::new(life.node));
         let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;

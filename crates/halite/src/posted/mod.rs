@@ -9,7 +9,7 @@
 //! ```
 //!
 //! An operation is begun *before* its address is looked up, so that whoever changes the address afterwards knows
-//! by [`Posted::is_over`] that nobody uses the old one any more.
+//! by [`InFlight::is_over`] that nobody uses the old one any more.
 //!
 //! What takes several operations keeps a window of them under way: accesses of sessions ([`carry`]), and those that the engine
 //! asks for ([`fetches`]).  An operation of up to 256 bytes
@@ -41,7 +41,7 @@ pub(crate) const SLICE_BYTES_MAX: usize = 32 << 10;
 
 /// All posted operations of a node.
 #[derive(Debug)]
-pub(crate) struct Posted {
+pub(crate) struct InFlight {
     table: Table,
     staging: Staging,
     /// The fabric may take more.
@@ -69,25 +69,25 @@ impl std::fmt::Debug for KeepAlive {
 #[derive(Debug)]
 pub(crate) struct Mark(Vec<OperationId>);
 
-impl Posted {
+impl InFlight {
     /// For so many threads that post at once.
-    pub(crate) fn new(threads: usize) -> Posted {
+    pub(crate) fn new(threads: usize) -> InFlight {
         let shards = threads.clamp(1, Table::SHARDS_MAX);
-        Posted { table: Table::new(shards), staging: Staging::new(shards), progress: Event::default() }
+        InFlight { table: Table::new(shards), staging: Staging::new(shards), progress: Event::default() }
     }
 
     /// Begins an operation on memory of `peer`.  Its address must be looked up after this.
     #[inline]
-    pub(crate) fn begin(&self, peer: PeerId) -> Operation<'_> {
+    pub(crate) fn begin(&self, peer: PeerId) -> PendingOperation<'_> {
         let id = self.table.begin(peer);
-        Operation { posted: self, id, phase: Phase::Begun, slot: None }
+        PendingOperation { posted: self, id, phase: Phase::Begun, slot: None }
     }
 
-    /// As [`Posted::begin`], of one that travels as a call: it ends by [`Posted::answer`], or with the peer.  `None` if as many
-    /// are under way as may be; then there is [`Posted::progress_after`].
-    pub(crate) fn begin_call(&self, peer: PeerId) -> Option<Operation<'_>> {
+    /// As [`InFlight::begin`], of one that travels as a call: it ends by [`InFlight::answer`], or with the peer.  `None` if as many
+    /// are under way as may be; then there is [`InFlight::progress_after`].
+    pub(crate) fn begin_call(&self, peer: PeerId) -> Option<PendingOperation<'_>> {
         let id = self.table.begin_call(peer)?;
-        Some(Operation { posted: self, id, phase: Phase::Begun, slot: None })
+        Some(PendingOperation { posted: self, id, phase: Phase::Begun, slot: None })
     }
 
     /// What is under way to the memory of some peers.
@@ -160,12 +160,12 @@ impl Posted {
         self.table.withdraw(OperationId::of(id));
     }
 
-    /// Waits until the fabric may take more; `seen` is [`Posted::progress_count`] before it was tried.
+    /// Waits until the fabric may take more; `seen` is [`InFlight::progress_count`] before it was tried.
     pub(crate) async fn progress_after(&self, seen: u64) {
         self.progress.after(seen).await;
     }
 
-    /// See [`Posted::progress_after`].
+    /// See [`InFlight::progress_after`].
     pub(crate) fn progress_count(&self) -> u64 {
         self.progress.count()
     }
@@ -198,8 +198,8 @@ impl Ended {
 
 /// An operation that has begun.
 #[derive(Debug)]
-pub(crate) struct Operation<'p> {
-    posted: &'p Posted,
+pub(crate) struct PendingOperation<'p> {
+    posted: &'p InFlight,
     id: OperationId,
     phase: Phase,
     /// What the operation uses while it is under way.
@@ -216,7 +216,7 @@ enum Phase {
     Over,
 }
 
-impl Operation<'_> {
+impl PendingOperation<'_> {
     /// What to call it when it is posted.
     pub(crate) fn id(&self) -> WorkId {
         self.id.work_id()
@@ -286,7 +286,7 @@ impl Operation<'_> {
     }
 }
 
-impl Drop for Operation<'_> {
+impl Drop for PendingOperation<'_> {
     fn drop(&mut self) {
         let slot = self.slot.take();
         let free = match self.phase {

@@ -6,7 +6,7 @@ use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::rpc::atomic::ATOMIC_CALL_BYTES;
 
 use super::carry::Cursor;
-use super::{Ended, Operation};
+use super::{Ended, PendingOperation};
 
 /// Most parts that one access has under way.
 const PARTS_MAX: usize = 64;
@@ -29,7 +29,7 @@ pub(super) fn low(parts: usize) -> usize {
 /// A part of an access.
 #[derive(Debug)]
 pub(super) struct Part<'p> {
-    pub(super) operation: Operation<'p>,
+    pub(super) operation: PendingOperation<'p>,
     pub(super) peer: PeerId,
     pub(super) address: RemoteAddress,
     /// Where it begins.

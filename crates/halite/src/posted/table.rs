@@ -421,19 +421,19 @@ mod tests {
     use halite_fabric::Status;
 
     use super::*;
-    use crate::posted::Posted;
+    use crate::posted::InFlight;
     use crate::runtime::wait::Wakes;
 
     const PEER: PeerId = PeerId(1);
     const DONE: Ended = Ended { status: Status::Success, old: 7 };
 
-    fn is_under_way(posted: &Posted, id: WorkId) -> bool {
+    fn is_under_way(posted: &InFlight, id: WorkId) -> bool {
         posted.table.is_under_way(OperationId::of(id))
     }
 
     #[test]
     fn a_call_ends_by_the_answer_of_its_peer_and_nothing_else_does() {
-        let (posted, wakes) = (Posted::new(1), &mut Wakes::default());
+        let (posted, wakes) = (InFlight::new(1), &mut Wakes::default());
         let (read, call) = (posted.begin(PEER), posted.begin_call(PEER).unwrap());
         posted.answer(PEER, read.id(), DONE, wakes);
         posted.answer(PeerId(2), call.id(), DONE, wakes);
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_peer_that_is_down_is_told_but_changes_wait_until_its_connection_has_ended() {
-        let (posted, wakes) = (Posted::new(1), &mut Wakes::default());
+        let (posted, wakes) = (InFlight::new(1), &mut Wakes::default());
         let mut context = Context::from_waker(Waker::noop());
         let [mut waiting, unpolled, answered] = [(); 3].map(|()| posted.begin_call(PEER).unwrap());
         let mut mark = posted.mark_all();
@@ -467,7 +467,7 @@ mod tests {
 
     #[test]
     fn calls_have_a_window_that_their_ends_open_again() {
-        let (posted, wakes) = (Posted::new(1), &mut Wakes::default());
+        let (posted, wakes) = (InFlight::new(1), &mut Wakes::default());
         let calls: Vec<_> = (0..CALLS_PER_SHARD_MAX).map(|_| posted.begin_call(PEER).unwrap()).collect();
         assert!(posted.begin_call(PEER).is_none());
         let other = posted.begin_call(PeerId(2)).expect("those to others take none of its room");

@@ -18,7 +18,7 @@ use super::answer::{Answered, ReplyTo, remote};
 use super::input::{Bytes, Payload};
 use super::link::{Inbound, Link, Outbound, PeerParameters};
 use super::service::{Admission, Incoming, Service, ServiceId, Services};
-use super::{Attempt, CALL_WORK, FIRST_LOOK_BYTES, Held, Rpc};
+use super::{Attempt, CALL_WORK, FIRST_LOOK_BYTES, Rpc, SlotResources};
 use crate::runtime::wait::{Wakes, lock};
 
 /// Requests on their way from a ring to their queues; kept by whoever polls, for the sake of its memory.
@@ -118,7 +118,7 @@ impl Rpc {
     }
 
     /// Those who spin look again.  Counted under the lock of the slots.
-    pub(super) fn arrived(&self, _: &ReplySlots<Held>) {
+    pub(super) fn arrived(&self, _: &ReplySlots<SlotResources>) {
         // Pairs with the Acquire in arrivals(): whoever sees the count finds the reply.
         self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
     }
@@ -356,7 +356,7 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
     reader.advance(len);
     let caller = inbound.caller(link, name)?;
     let id = inbound.served.open(header.slot)?;
-    let theirs = inbound.theirs.ok_or(Violation("a request before the introduction"))?;
+    let theirs = inbound.theirs.ok_or(Violation("a request before the handshake"))?;
     let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
     let bytes_max = header.reply_bytes_max;
     let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max };

@@ -85,7 +85,7 @@ mod tests {
     use halite_tier::ids::{Incarnation, NodeId, NodeLife};
 
     use super::*;
-    use crate::posted::Posted;
+    use crate::posted::InFlight;
     use crate::runtime::peers::Peers;
 
     const PEER: PeerId = PeerId(7);
@@ -103,7 +103,7 @@ mod tests {
         // Nobody connects through it.
         std::fs::remove_dir_all(dir).unwrap();
         let fabric = FaultInjector::new(fabric, FaultPlan::new(0).rule(rule));
-        let (posted, peers) = (Arc::new(Posted::new(1)), Arc::new(Peers::new(NodeId(0))));
+        let (posted, peers) = (Arc::new(InFlight::new(1)), Arc::new(Peers::new(NodeId(0))));
         let rpc = Rpc::new(Arc::new(fabric), posted, peers, 1 << 16).unwrap();
         let window = Segment::create("halite-test", 64, PagePolicy::Normal).unwrap().window(0, 64).unwrap();
         rpc.peers.write().arena.insert(ARENA, window.clone());

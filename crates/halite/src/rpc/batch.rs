@@ -11,14 +11,14 @@ use halite_tier::rpc::{Address, Imm, ReplyHeader, SlotId, Status, Target};
 use super::answer::{Answered, LINE_BYTES, ReplyTo, remote};
 use super::link::{Link, Outbound};
 use super::request::{Request, header_of};
-use super::{CALL_WORK, PART_BYTES_MAX, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
+use super::{CALL_WORK, DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, PART_BYTES_MAX, Rpc};
 use crate::runtime::lanes::CALLS;
 use crate::runtime::wait::{Wakes, lock};
 
 /// Longest batch: what is posted is under a lock meanwhile, and seen by its peer only little by little.
 pub(crate) const BATCH_MAX: usize = 16;
 
-/// A slot, and the place of its memory and how many bytes it has, if that is not the usual one.
+/// A slot, and the place of its memory and how many bytes it has, if that is not the default slot.
 type OpenSlot = (SlotId, Option<(Address, u32)>);
 
 /// Writes with immediates, one behind the other.
@@ -77,7 +77,7 @@ impl Rpc {
         let table = self.peers.read();
         let link = table.link_to(node)?;
         let mut outbound = lock(&link.outbound);
-        let outbound = outbound.as_mut().filter(|_| link.is_introduced())?;
+        let outbound = outbound.as_mut().filter(|_| link.has_sent_handshake())?;
         let slots = self.post_batch(link, outbound, request, inputs);
         (!slots.is_empty()).then_some((link.target, slots))
     }
@@ -117,10 +117,10 @@ impl Rpc {
         slots.into_iter().map(|(slot, _)| slot).collect()
     }
 
-    /// As many slots as there are, up to `count`, and where their memory is if not in the usual place.
+    /// As many slots as there are, up to `count`, and where their memory is if not in the default slot.
     fn open_slots(&self, target: Target, request: &Request<'_>, count: usize) -> Vec<OpenSlot> {
         let reply_len = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
-        if reply_len > USUAL_SLOT_BYTES && request.reply_in_place {
+        if reply_len > DEFAULT_SLOT_BYTES && request.reply_in_place {
             return (0..count).map_while(|_| self.open_slot(target, request, None).ok()).collect();
         }
         let mut slots = lock(&self.slots);
@@ -128,7 +128,7 @@ impl Rpc {
         while opened.len() < count
             && let Some(slot) = slots.open(target)
         {
-            if slot.index >= USUAL_SLOTS {
+            if slot.index >= DEFAULT_SLOTS {
                 slots.free(slot);
                 break;
             }

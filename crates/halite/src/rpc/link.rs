@@ -26,7 +26,7 @@ pub(crate) struct Link {
     pub(crate) outbound: Mutex<Option<Outbound>>,
     pub(crate) inbound: Mutex<Inbound>,
     gone: AtomicBool,
-    introduced: AtomicBool,
+    handshake_sent: AtomicBool,
     /// How many calls the peer has cancelled.
     cancels: AtomicU32,
     drops: DropCount,
@@ -118,21 +118,21 @@ impl Link {
                 caller: None,
             }),
             gone: AtomicBool::new(false),
-            introduced: AtomicBool::new(false),
+            handshake_sent: AtomicBool::new(false),
             cancels: AtomicU32::new(0),
             drops,
         }
     }
 
-    /// Whether the fabric has taken our introduction: requests come behind it.
-    pub(crate) fn is_introduced(&self) -> bool {
-        // Pairs with the Release in set_introduced(): the post is over.
-        self.introduced.load(Acquire)
+    /// Whether the fabric has taken our handshake: requests come behind it.
+    pub(crate) fn has_sent_handshake(&self) -> bool {
+        // Pairs with the Release in set_handshake_sent(): the post is over.
+        self.handshake_sent.load(Acquire)
     }
 
-    pub(crate) fn set_introduced(&self) {
-        // Pairs with the Acquire in is_introduced().
-        self.introduced.store(true, Release);
+    pub(crate) fn set_handshake_sent(&self) {
+        // Pairs with the Acquire in has_sent_handshake().
+        self.handshake_sent.store(true, Release);
     }
 
     /// Whether the peer is down: nothing need be done for it any more.
@@ -217,7 +217,7 @@ impl PeerParameters {
         }
     }
 
-    /// The usual place of a slot, and how many bytes fit there.
+    /// The default slot, and how many bytes fit there.
     pub(crate) fn slot(&self, id: SlotId) -> Result<(Address, u32), Violation> {
         let index = u32::from(id.index);
         if index >= self.slot_count || (self.slot_bytes as usize) < REPLY_HEADER_BYTES {

@@ -5,7 +5,7 @@ use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
 use halite_tier::rpc::{Note, ReplyHeader, SlotId, Status, Target};
 
 use super::memory::Block;
-use super::{Held, Rpc, USUAL_SLOT_BYTES};
+use super::{DEFAULT_SLOT_BYTES, Rpc, SlotResources};
 use crate::runtime::wait::{Wakes, lock};
 
 impl Rpc {
@@ -14,8 +14,8 @@ impl Rpc {
         let own =
             lock(&self.slots).held(slot).and_then(|held| held.reply.as_ref().map(|b| b.window().clone()));
         own.unwrap_or_else(|| {
-            let window = self.usual.window().slice(usual_offset(slot), USUAL_SLOT_BYTES);
-            window.expect("slots beyond the usual ones hold memory")
+            let window = self.default_slots.window().slice(default_offset(slot), DEFAULT_SLOT_BYTES);
+            window.expect("slots beyond the default ones hold memory")
         })
     }
 
@@ -23,7 +23,7 @@ impl Rpc {
     pub(super) fn give_slot_memory(&self, slot: SlotId, block: Block) -> bool {
         let mut slots = lock(&self.slots);
         let Some(held) = slots.take_held(slot) else { return false };
-        slots.hold(slot, Held { reply: Some(block), ..held.unwrap_or_default() });
+        slots.hold(slot, SlotResources { reply: Some(block), ..held.unwrap_or_default() });
         true
     }
 
@@ -72,9 +72,9 @@ impl Rpc {
     }
 }
 
-/// Where a slot is in the memory of the usual places.
-pub(super) fn usual_offset(slot: SlotId) -> u64 {
-    u64::from(slot.index) * USUAL_SLOT_BYTES
+/// Where a slot is in the memory of the default slots.
+pub(super) fn default_offset(slot: SlotId) -> u64 {
+    u64::from(slot.index) * DEFAULT_SLOT_BYTES
 }
 
 /// A reply is found by a caller that sleeps, by one that spins, and by one that gives up at the same moment.

@@ -22,9 +22,9 @@ use super::input::{Bytes, Payload};
 use super::lent::Lent;
 use super::link::{Link, Outbound};
 use super::memory::Block;
-use super::replies::usual_offset;
+use super::replies::default_offset;
 use super::service::{Incoming, Services};
-use super::{Held, Rpc, USUAL_SLOT_BYTES, USUAL_SLOTS};
+use super::{DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, Rpc, SlotResources};
 use crate::runtime::driver::Driver;
 use crate::runtime::wait::{Wakes, lock};
 
@@ -116,7 +116,7 @@ impl Rpc {
         wakes: &mut Wakes,
     ) -> Result<SlotId, NotPosted> {
         let (slot, reply_at) = self.open_slot(Target::Own, request, None)?;
-        let (at, room) = reply_at.unwrap_or((self.usual.address(), USUAL_SLOT_BYTES as u32));
+        let (at, room) = reply_at.unwrap_or((self.default_slots.address(), DEFAULT_SLOT_BYTES as u32));
         let name = request.principal.0.as_bytes();
         let (id, caller) = {
             let mut inbound = lock(&link.inbound);
@@ -137,7 +137,7 @@ impl Rpc {
         let Some(outbound) = outbound.as_mut() else {
             return Err(if link.is_gone() { NotPosted::Gone } else { NotPosted::Full });
         };
-        if !link.is_introduced() {
+        if !link.has_sent_handshake() {
             return Err(NotPosted::Full);
         }
         let at = input.as_ref().map(|block| block.address());
@@ -174,7 +174,7 @@ impl Rpc {
         Ok(Some(block))
     }
 
-    /// A slot for the reply, and where that is if not in the usual place.
+    /// A slot for the reply, and where that is if not in the default slot.
     pub(super) fn open_slot(
         &self,
         target: Target,
@@ -190,17 +190,17 @@ impl Rpc {
             slot
         };
         let wanted = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
-        let room = if request.reply_in_place { wanted.max(USUAL_SLOT_BYTES) } else { USUAL_SLOT_BYTES };
-        if room == USUAL_SLOT_BYTES
-            && slot.index < USUAL_SLOTS
+        let room = if request.reply_in_place { wanted.max(DEFAULT_SLOT_BYTES) } else { DEFAULT_SLOT_BYTES };
+        if room == DEFAULT_SLOT_BYTES
+            && slot.index < DEFAULT_SLOTS
             && input.is_none()
             && request.kind == Kind::Call
         {
             // Most calls hold nothing, and to say so takes time.
             return Ok((slot, None));
         }
-        let mut held = Held { input, ..Held::default() };
-        if room > USUAL_SLOT_BYTES || slot.index >= USUAL_SLOTS {
+        let mut held = SlotResources { input, ..SlotResources::default() };
+        if room > DEFAULT_SLOT_BYTES || slot.index >= DEFAULT_SLOTS {
             held.reply = self.pool.allocate(&*self.fabric, room);
             if held.reply.is_none() {
                 self.free_slot(slot);
@@ -252,7 +252,7 @@ impl Rpc {
             }
             look => return Err(look),
         }
-        let reply = read_reply(self.usual.window(), usual_offset(slot), USUAL_SLOT_BYTES, into);
+        let reply = read_reply(self.default_slots.window(), default_offset(slot), DEFAULT_SLOT_BYTES, into);
         if !reply.needs_slot() {
             slots.free(slot);
         }
@@ -273,7 +273,12 @@ impl Rpc {
         self.keep_deadline(&mut lock(&self.slots), slot, deadline_ns);
     }
 
-    pub(super) fn keep_deadline(&self, slots: &mut ReplySlots<Held>, slot: SlotId, deadline_ns: u64) {
+    pub(super) fn keep_deadline(
+        &self,
+        slots: &mut ReplySlots<SlotResources>,
+        slot: SlotId,
+        deadline_ns: u64,
+    ) {
         let before = slots.next_deadline_ns();
         slots.set_deadline(slot, deadline_ns);
         if deadline_ns < before {

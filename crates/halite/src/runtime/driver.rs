@@ -27,7 +27,7 @@ use halite_tier::ids::SessionId;
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_IMM, ATOMIC_IMM};
 use halite_tier::rpc::wire::NOTE_IMM;
 
-use crate::posted::{Ended, Posted, is_operation};
+use crate::posted::{Ended, InFlight, is_operation};
 use crate::rpc::{CALL_WORK, ReceiveBatch, Rpc};
 use crate::runtime::env::NodeEnv;
 use crate::runtime::jobs::{Arena, Job};
@@ -526,7 +526,7 @@ impl Drop for Polling<'_> {
 fn drive(driver: &Driver, poller: &mut Poller, wakes: &mut Wakes) -> bool {
     let arrived = driver.shared.fabric.poll(&mut poller.events) > 0;
     if arrived {
-        poller.introduce(driver, wakes);
+        poller.handle_new_peers(driver, wakes);
         poller.handle_unlocked(&driver.shared.rpc, &driver.shared.posted, wakes);
     }
     if arrived && driver.shared.rpc.take_hungry() {
@@ -655,21 +655,21 @@ impl Drop for Spin<'_> {
 /// the order in which it came: all that a peer said is handled before its end.
 impl Poller {
     /// New peers are known before anything of theirs is handled, and so is which connection they have chosen.
-    fn introduce(&mut self, driver: &Driver, wakes: &mut Wakes) {
+    fn handle_new_peers(&mut self, driver: &Driver, wakes: &mut Wakes) {
         let is_new = |event: &mut Event| matches!(event, Event::Connected { .. });
         if !self.awaits_first_words && !self.events.iter_mut().any(is_new) {
             return;
         }
-        let introduced = driver.change(|runner, now| {
+        let handled = driver.change(|runner, now| {
             self.events.extract_if(.., is_new).for_each(|event| runner.handle_event(now, event));
             self.events.iter().filter_map(heard_of).for_each(|peer| runner.handle_heard(now, peer));
             self.awaits_first_words = runner.awaits_first_words();
         });
-        wakes.append(introduced.1);
+        wakes.append(handled.1);
     }
 
     /// What calls and posted operations need is handled in order, and without the runner's lock.
-    fn handle_unlocked(&mut self, rpc: &Rpc, posted: &Posted, wakes: &mut Wakes) {
+    fn handle_unlocked(&mut self, rpc: &Rpc, posted: &InFlight, wakes: &mut Wakes) {
         let Poller { events, intake, .. } = self;
         for row in events.chunk_by(are_notices_of_one) {
             let Event::Completed(Completion { peer, ref kind, status }) = row[0] else { continue };

@@ -1,6 +1,6 @@
 //! Which lane a request takes: two to each peer, in no order with each other.
 //!
-//! What messages and calls say of each other they say by their order: an introduction comes before all requests, a request before its
+//! What messages and calls say of each other they say by their order: a handshake comes before all requests, a request before its
 //! cancel, the bytes of an answer before the word that they are there.  So all of these are in one lane.  Accesses to regions and
 //! transfers of long payloads complete one by one, and who needs an order between one of them and anything else waits for that: decision
 //! 014 goes through all that does.

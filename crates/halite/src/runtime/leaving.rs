@@ -125,7 +125,7 @@ fn retire_handles(driver: &Driver) -> (Vec<u32>, Elapsed) {
     path.slots().iter_with(|index, _, _| handles.push(index));
     // The engine may have retired one meanwhile, and reclaims it then.
     handles.retain(|index| path.slots().retire(*index).is_ok());
-    let grace = path.pins().start_grace();
+    let grace = path.pins().start_grace_period();
     loop {
         match grace.elapsed(path.pins()) {
             Some(elapsed) => return (handles, elapsed),

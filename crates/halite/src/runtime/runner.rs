@@ -9,7 +9,7 @@ use std::sync::Arc;
 use halite_fabric::{
     Completion, CompletionKind, ConnectFailure, CutOff, Event as FabricEvent, Fabric, PeerId,
 };
-use halite_mem::Grace;
+use halite_mem::GracePeriod;
 use halite_tier::access::{DataPath, SlotRef};
 use halite_tier::effect::{Command, Effect, OpId, Quiesce, Token};
 use halite_tier::engine::{Connection, Engine};
@@ -19,7 +19,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::ways::Ways;
-use crate::posted::{Fetch, Fetches, Mark, Posted};
+use crate::posted::{Fetch, Fetches, InFlight, Mark};
 use crate::rpc::Rpc;
 use crate::runtime::jobs::{Done, Job};
 use crate::runtime::outbox::{OutMessage, Outbox};
@@ -39,7 +39,7 @@ const GRACE_LOOK_NS: u64 = 50_000;
 pub(crate) struct Shared {
     pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) path: Arc<DataPath>,
-    pub(crate) posted: Arc<Posted>,
+    pub(crate) posted: Arc<InFlight>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) rpc: Rpc,
     /// How others are dialled.
@@ -59,7 +59,7 @@ pub(crate) struct Runner {
     pub(crate) wakes: Wakes,
     outbox: Outbox,
     jobs: VecDeque<Job>,
-    graces: Vec<Waiting>,
+    grace_periods: Vec<Waiting>,
     fetches: Fetches,
     pub(crate) timers: Timers,
     /// When those look again who are told by nobody.
@@ -71,7 +71,7 @@ pub(crate) struct Runner {
 #[derive(Debug)]
 struct Waiting {
     token: Token,
-    grace: Grace,
+    grace: GracePeriod,
     mark: Mark,
 }
 
@@ -138,7 +138,7 @@ impl Runner {
             wakes: Wakes::default(),
             outbox: Outbox::default(),
             jobs: VecDeque::new(),
-            graces: Vec::new(),
+            grace_periods: Vec::new(),
             fetches: Fetches::default(),
             timers: Timers::default(),
             retry_ns: None,
@@ -392,9 +392,9 @@ impl Runner {
             Effect::Dial { address } => self.dial(address),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
             Effect::Quiesce(Quiesce { token, posted }) => {
-                let grace = self.shared.path.pins().start_grace();
+                let grace = self.shared.path.pins().start_grace_period();
                 let mark = self.shared.posted.mark(&posted);
-                self.graces.push(Waiting { token, grace, mark });
+                self.grace_periods.push(Waiting { token, grace, mark });
             }
             Effect::Copy { token, from, to } => self.jobs.push_back(Job::Copy { token, from, to }),
             Effect::Fill { token, window, byte } => self.jobs.push_back(Job::Fill { token, window, byte }),
@@ -456,12 +456,12 @@ impl Runner {
         }
     }
 
-    /// Whether a grace was over.
+    /// Whether a grace period was over.
     fn end_graces(&mut self, now: u64) -> bool {
         let Some(engine) = &mut self.engine else { return false };
-        let before = self.graces.len();
+        let before = self.grace_periods.len();
         let shared = &self.shared;
-        self.graces.retain_mut(|waiting| {
+        self.grace_periods.retain_mut(|waiting| {
             let elapsed = waiting.grace.elapsed(shared.path.pins());
             let Some(elapsed) = elapsed.filter(|_| shared.posted.is_over(&mut waiting.mark)) else {
                 return true;
@@ -469,7 +469,7 @@ impl Runner {
             engine.handle_quiescent(now, waiting.token, elapsed);
             false
         });
-        self.graces.len() < before
+        self.grace_periods.len() < before
     }
 
     /// Goes on with what is read from peers; whether anything of that has ended.
@@ -499,14 +499,14 @@ impl Runner {
             return 0;
         }
         let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
-        let grace = if self.graces.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
+        let grace = if self.grace_periods.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
         let overdue = self.shared.rpc.next_deadline_ns();
         let alarm = self.timers.next_ns().unwrap_or(u64::MAX);
         let retry = self.retry_ns.unwrap_or(u64::MAX);
         timeout.min(grace).min(retry).min(overdue).min(alarm)
     }
 
-    /// Somebody waits, by [`Posted::progress_after`], for what nobody tells.
+    /// Somebody waits, by [`InFlight::progress_after`], for what nobody tells.
     pub(crate) fn look_again_soon(&mut self, now: u64) {
         self.retry_ns.get_or_insert(now + LOOK_AGAIN_NS);
     }
@@ -566,7 +566,7 @@ impl Runner {
 
     /// Whether nothing is left to be said, and nobody to be waited for.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.outbox.is_empty() && self.graces.is_empty()
+        self.outbox.is_empty() && self.grace_periods.is_empty()
     }
 
     /// Forgets everything, and tells all who wait that nothing will come.
@@ -574,7 +574,7 @@ impl Runner {
         self.engine = None;
         self.timers.ring(u64::MAX, &mut self.wakes);
         self.jobs.clear();
-        self.graces.clear();
+        self.grace_periods.clear();
         self.tickets.end_all(&mut self.wakes);
         self.shared.posted.close(&mut self.wakes);
         self.shared.rpc.close(&mut self.wakes);

@@ -498,7 +498,7 @@ impl Inner {
     }
 
     /// The session ends.
-    pub(crate) fn forsake_locks(&self) {
+    pub(crate) fn abandon_locks(&self) {
         if self.driver.is_closed() {
             return;
         }

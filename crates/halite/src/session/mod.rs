@@ -548,7 +548,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.forsake_locks();
+        self.abandon_locks();
         self.driver.close_session(self.id);
     }
 }

@@ -13,7 +13,7 @@ use super::turns::{poll_at_most, scope};
 
 const ECHO: Function = Function(7);
 const THERE: NodeId = NodeId(1);
-/// Longer than most answers here, and short enough for the usual place of answers.
+/// Longer than most answers here, and short enough for a default slot.
 const ANSWER_BYTES_MAX: usize = 4000;
 
 /// Answers calls with their inputs, backwards, as many together as there are, until the server is closed.  Returns whether
@@ -86,7 +86,7 @@ pub fn a_batch_may_have_calls_of_all_lengths(h: &dyn Harness) {
         let inputs: Vec<_> = lens.iter().map(|len| pattern(*len, *len)).collect();
         check_batch(&here, THERE, &inputs, 300_000);
         let short: Vec<_> = (0..50).map(|number| pattern(number * 10, number)).collect();
-        // In the usual place of answers, in memory of their own, and so much that they are fetched.
+        // In default slots, in memory of their own, and so much that they are fetched.
         for answer_bytes_max in [490, 4152, 4153, 1 << 20, 65 << 20] {
             check_batch(&here, THERE, &short, answer_bytes_max);
         }

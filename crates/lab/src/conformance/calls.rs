@@ -462,7 +462,7 @@ pub fn a_small_ring_goes_round_and_round(h: &dyn Harness) {
     });
 }
 
-/// More calls than there are slots in the usual place, all at once.
+/// More calls than there are default slots, all at once.
 pub fn thousands_of_calls_wait_side_by_side(h: &dyn Harness) {
     let calls = h.count(1100, 3000);
     let cluster = Cluster::new(h, 2);

@@ -1,4 +1,4 @@
-//! Stories of pins and graces.
+//! Stories of pins and grace periods.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -9,7 +9,7 @@ use super::*;
 fn a_grace_waits_for_those_pinned_at_its_start_only() {
     let pins = Pins::new();
     let before = pins.pin();
-    let grace = pins.start_grace();
+    let grace = pins.start_grace_period();
     thread::scope(|scope| {
         scope.spawn(|| {
             let _later = pins.pin();
@@ -26,13 +26,13 @@ fn a_grace_waits_for_those_pinned_at_its_start_only() {
 fn nested_pins_count_as_one() {
     let pins = Pins::new();
     let outer = pins.pin();
-    let grace = pins.start_grace();
+    let grace = pins.start_grace_period();
     let inner = pins.pin();
     drop(outer);
     assert!(!grace.is_over(&pins));
     drop(inner);
     assert!(grace.is_over(&pins));
-    assert!(pins.start_grace().is_over(&pins));
+    assert!(pins.start_grace_period().is_over(&pins));
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn other_threads_are_waited_for_with_either_kind_of_fence() {
                 drop(pin);
             });
             wait_pinned.recv().unwrap();
-            let grace = pins.start_grace();
+            let grace = pins.start_grace_period();
             assert!(!grace.is_over(pins));
             release.send(()).unwrap();
             reader.join().unwrap();
@@ -79,7 +79,7 @@ fn one_thread_uses_many_pins_and_forgets_dead_ones() {
         assert!(again.is_of(&kept) && !again.is_of(&short_lived));
     }
     assert!(THREAD.with(|thread| thread.borrow().slots.len()) <= 2);
-    let grace = kept.start_grace();
+    let grace = kept.start_grace_period();
     assert!(!grace.is_over(&kept));
     drop(pin);
     assert!(grace.is_over(&kept));
@@ -89,9 +89,9 @@ fn one_thread_uses_many_pins_and_forgets_dead_ones() {
 fn a_leaked_pin_protects_for_ever_even_after_its_thread() {
     let pins = Pins::new();
     thread::scope(|scope| scope.spawn(|| std::mem::forget(pins.pin())).join().unwrap());
-    assert!(!pins.start_grace().is_over(&pins));
+    assert!(!pins.start_grace_period().is_over(&pins));
     thread::scope(|scope| scope.spawn(|| drop(pins.pin())).join().unwrap());
-    assert!(!pins.start_grace().is_over(&pins));
+    assert!(!pins.start_grace_period().is_over(&pins));
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn destructors_of_an_exiting_thread_can_still_pin() {
         fn drop(&mut self) {
             let pin = self.0.pin();
             let _nested = self.0.pin();
-            let grace = self.0.start_grace();
+            let grace = self.0.start_grace_period();
             assert!(!grace.is_over(&self.0));
             drop(pin);
         }
@@ -115,7 +115,7 @@ fn destructors_of_an_exiting_thread_can_still_pin() {
         drop(theirs.pin());
     });
     exiting.join().unwrap();
-    assert!(pins.start_grace().is_over(&pins));
+    assert!(pins.start_grace_period().is_over(&pins));
     let slots = lock(&pins.registry.slots);
     assert_eq!(slots.all.len(), slots.free.len());
 }
@@ -123,5 +123,5 @@ fn destructors_of_an_exiting_thread_can_still_pin() {
 #[test]
 #[should_panic(expected = "other pins")]
 fn a_grace_of_other_pins_proves_nothing() {
-    Pins::new().start_grace().is_over(&Pins::new());
+    Pins::new().start_grace_period().is_over(&Pins::new());
 }

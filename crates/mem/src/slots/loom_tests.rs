@@ -61,7 +61,7 @@ fn a_reader_never_meets_a_reclaimed_value_nor_its_successor() {
         },
         |pins, slots| {
             slots.retire(0).unwrap();
-            if let Some(elapsed) = pins.start_grace().elapsed(pins) {
+            if let Some(elapsed) = pins.start_grace_period().elapsed(pins) {
                 drop(slots.reclaim(0, elapsed).unwrap());
                 assert_eq!(slots.insert(Tracked::new(8)), (0, 2));
             }
@@ -82,7 +82,7 @@ fn a_reader_sees_the_old_value_or_the_new_one() {
         },
         |pins, slots| {
             slots.freeze(0).unwrap();
-            match pins.start_grace().elapsed(pins) {
+            match pins.start_grace_period().elapsed(pins) {
                 Some(elapsed) => drop(slots.update(0, elapsed, Tracked::new(8)).unwrap()),
                 None => slots.thaw(0).unwrap(),
             }

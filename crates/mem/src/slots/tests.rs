@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use proptest::prelude::*;
 
 use super::*;
-use crate::pins::Grace;
+use crate::pins::GracePeriod;
 
 fn table<T>() -> (Arc<Pins>, Slots<T>) {
     let pins = Arc::new(Pins::new());
@@ -14,7 +14,7 @@ fn table<T>() -> (Arc<Pins>, Slots<T>) {
 }
 
 fn elapsed(pins: &Pins) -> Elapsed {
-    pins.start_grace().elapsed(pins).expect("nobody is pinned")
+    pins.start_grace_period().elapsed(pins).expect("nobody is pinned")
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn an_update_waits_for_readers_and_is_busy_meanwhile() {
     let pin = pins.pin();
     let Lookup::Found(old) = slots.get(&pin, index, generation) else { panic!("not found") };
     slots.freeze(index).unwrap();
-    let grace = pins.start_grace();
+    let grace = pins.start_grace_period();
     assert_eq!(slots.get(&pin, index, generation), Lookup::Busy);
     assert_eq!(grace.elapsed(&pins), None);
     assert_eq!(old, "old");
@@ -166,7 +166,7 @@ fn readers_on_other_threads_never_see_a_half_made_value() {
         }
         for round in 1..2000 {
             slots.freeze(index).unwrap();
-            let grace = pins.start_grace();
+            let grace = pins.start_grace_period();
             while !grace.is_over(&pins) {
                 std::thread::yield_now();
             }
@@ -226,7 +226,7 @@ proptest! {
             let handle = handles[at % handles.len()];
             let state = model[&handle];
             if state == Model::Gone { continue } // Its slot may belong to another handle now.
-            let proof = Grace::elapsed(&pins.start_grace(), &pins).unwrap();
+            let proof = GracePeriod::elapsed(&pins.start_grace_period(), &pins).unwrap();
             let index = handle.0;
             let next = match (step, state) {
                 (Step::Freeze(_), _) => slots.freeze(index).is_ok().then_some(match state {

@@ -55,6 +55,14 @@ struct Said {
     cut_off: BTreeSet<NodeLife>,
 }
 
+impl Evidence {
+    /// Nobody takes the answers.
+    pub(super) fn forget_what_is_asked_by(&mut self, home: NodeLife) {
+        self.owed.retain(|(requester, ..)| requester.life != home);
+        self.relayed.retain(|relayed| relayed.requester.life != home);
+    }
+}
+
 /// The side of the home.
 impl Engine {
     /// An order waits for a mapper that we are not paired with: asks all other owners of the region's chunks.

@@ -217,8 +217,8 @@ impl Engine {
     }
 
     pub(super) fn answer_absent(&mut self, requester: Requester, region: RegionId) {
-        let reply = match self.moved.get(&region) {
-            Some(home) => Ok(Reply::MovedTo { home: *home }),
+        let reply = match self.moved.home_of(region) {
+            Some(home) => Ok(Reply::MovedTo { home }),
             None => Err(ErrorReply::NotFound),
         };
         self.answer(requester, reply);
@@ -435,7 +435,7 @@ impl Engine {
                 found.remove_mapper(life, upto);
                 found.moving().filter(|moving| moving.adopting).map(|moving| moving.to.node)
             }
-            None => self.moved.get(&region).copied(),
+            None => self.moved.home_of(region),
         };
         if let Some(home) = next_home {
             self.notify(home, Notice::UnmappedBy { region, node: life, upto });

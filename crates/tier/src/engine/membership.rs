@@ -297,6 +297,8 @@ impl Engine {
         if !self.store.holds_any_for(home) {
             return;
         }
+        // Who is told of ends hears of it from the directory, too.
+        self.swept.retain(|home| self.pairings.has_ended(*home));
         self.swept.insert(home);
         let me = self.config.life;
         let asked: BTreeSet<NodeLife> = self.members.peers().map(|(_, peer)| peer.life).chain([me]).collect();
@@ -348,9 +350,9 @@ impl Engine {
 
     /// A node that holds chunks for `home` found it dead.  It speaks for its memory: that we drop, and cut nobody off.
     pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeLife) {
-        let severed = self.mapper.disown(requester.life, &[home]);
-        self.effects.extend(severed.into_iter().map(Effect::Quiesce));
-        let quiesce = self.mapper.barrier();
+        let disowned = self.mapper.disown(requester.life, &[home]);
+        self.effects.extend(disowned.into_iter().map(Effect::Quiesce));
+        let quiesce = self.mapper.quiesce();
         self.owe(quiesce, requester);
     }
 

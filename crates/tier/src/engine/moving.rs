@@ -12,11 +12,48 @@
 //!   Adopt --------------------------------------------------> now the home, and says so to the mappers
 //! ```
 
+use std::collections::{BTreeMap, VecDeque};
+
 use super::{Engine, Purpose, Requester};
 use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
 use crate::region::{Busy, Moving, Presence, Region, Stage};
+
+/// So many regions that have moved away are remembered: the directory knows their homes by then, for who finds them by name.
+const MOVED_MAX: usize = 16 << 10;
+
+/// Where regions are that were homed here.
+#[derive(Debug, Default)]
+pub(super) struct Moved {
+    homes: BTreeMap<RegionId, NodeId>,
+    /// In the order in which they have moved.
+    order: VecDeque<RegionId>,
+}
+
+impl Moved {
+    pub(super) fn home_of(&self, region: RegionId) -> Option<NodeId> {
+        self.homes.get(&region).copied()
+    }
+
+    fn insert(&mut self, region: RegionId, home: NodeId) {
+        self.forget(region);
+        if self.order.len() == MOVED_MAX
+            && let Some(first) = self.order.pop_front()
+        {
+            self.homes.remove(&first);
+        }
+        self.order.push_back(region);
+        self.homes.insert(region, home);
+    }
+
+    /// It is here again.
+    fn forget(&mut self, region: RegionId) {
+        if self.homes.remove(&region).is_some() {
+            self.order.retain(|other| *other != region);
+        }
+    }
+}
 
 impl Engine {
     pub(super) fn start_moving(&mut self, requester: Requester, region: RegionId, to: NodeId) {
@@ -274,7 +311,7 @@ impl Engine {
             self.notify(self.directory.seat(), Notice::Names { names, done: false });
         }
         self.store.adopt(&region.extents);
-        self.moved.remove(&id);
+        self.moved.forget(id);
         self.homes.insert(id, Box::new(region));
         self.settle_mappers(id, me);
         self.answer(requester, Ok(Reply::Done));
@@ -326,4 +363,27 @@ fn chunk_places(region: &Region, moving: &Moving) -> (Extent, Extent) {
     let from = layout::chunk_extent(&region.extents, chunk_bytes, moving.at / chunk_bytes);
     let to = layout::slice(&moving.places, moving.used, moving.used + from.len);
     (from, to[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Incarnation;
+
+    #[test]
+    fn of_many_regions_that_have_moved_the_latest_are_remembered() {
+        let region = |serial| RegionId { origin: Incarnation(1), serial };
+        let mut moved = Moved::default();
+        let count = MOVED_MAX as u64 + 3;
+        (0..count).for_each(|serial| moved.insert(region(serial), NodeId(7)));
+        assert_eq!((moved.homes.len(), moved.order.len()), (MOVED_MAX, MOVED_MAX));
+        assert_eq!(
+            [0, 2, 3, count - 1].map(|serial| moved.home_of(region(serial)).is_some()),
+            [false, false, true, true]
+        );
+        moved.insert(region(5), NodeId(8));
+        moved.forget(region(6));
+        assert_eq!([5, 6].map(|serial| moved.home_of(region(serial))), [Some(NodeId(8)), None]);
+        assert_eq!(moved.homes.len(), moved.order.len());
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!               lease over, connection lost, the other has ended it
-//!   reachable ────────────────────────────────────────────────────> ending ── cut off, grace over ──> unreachable
+//!   reachable ────────────────────────────────────────────────────> ending ── cut off, grace period over ──> unreachable
 //!       ▲                                                                                                  │
 //!       └──────────────────────────── paired anew, under the next number ──────────────────────────────────┘
 //!   any of them ── exit shown, left, forgotten, seen in a newer life ──> dead
@@ -54,7 +54,7 @@ struct Pairing {
     address: String,
     is_up: bool,
     /// Accesses of ours under the last pairing that may be under way.
-    graces: BTreeSet<Token>,
+    grace_periods: BTreeSet<Token>,
     is_dialled: bool,
     /// The directory does not hear it either: nobody waits for it.
     is_doubtful: bool,
@@ -110,10 +110,10 @@ impl Pairings {
         }
     }
 
-    fn note_down(&mut self, life: NodeLife, graces: impl Iterator<Item = Token>) {
+    fn note_down(&mut self, life: NodeLife, grace_periods: impl Iterator<Item = Token>) {
         let pairing = self.by_life.entry(life).or_default();
         pairing.is_up = false;
-        pairing.graces.extend(graces);
+        pairing.grace_periods.extend(grace_periods);
     }
 
     /// The directory says that it is over, and we see that it is not.
@@ -125,12 +125,12 @@ impl Pairings {
 
     /// Whether a pairing ends with that grace.
     pub(super) fn awaits(&self, token: Token) -> bool {
-        self.by_life.values().any(|pairing| pairing.graces.contains(&token))
+        self.by_life.values().any(|pairing| pairing.grace_periods.contains(&token))
     }
 
-    /// A grace is over; whether somebody may be ready for that.
+    /// A grace period is over; whether somebody may be ready for that.
     pub(super) fn note_quiescent(&mut self, token: Token) -> bool {
-        let over = self.by_life.values_mut().map(|pairing| pairing.graces.remove(&token));
+        let over = self.by_life.values_mut().map(|pairing| pairing.grace_periods.remove(&token));
         over.fold(false, |any, is_over| any | is_over)
     }
 
@@ -213,7 +213,7 @@ impl Engine {
 
     /// Whether nothing is in the way of a pairing with that life: nothing is left of the last, and no other life has its number.
     pub(super) fn is_ready_for(&mut self, life: NodeLife) -> bool {
-        let is_ending = self.pairings.is(life, |pairing| !pairing.graces.is_empty());
+        let is_ending = self.pairings.is(life, |pairing| !pairing.grace_periods.is_empty());
         let is_left = self.members.is_zombie(life) || self.is_running_for(life);
         if is_ending || is_left || self.pairings.has_ended(life) {
             return false;
@@ -415,7 +415,7 @@ impl Engine {
         let own = self.config.life.node;
         for (life, pairing) in &mut self.pairings.by_life {
             let is_ours = life.node < own && !pairing.address.is_empty() && !self.meeting.has(*life);
-            if is_ours && !pairing.is_up && !pairing.is_dialled && pairing.graces.is_empty() {
+            if is_ours && !pairing.is_up && !pairing.is_dialled && pairing.grace_periods.is_empty() {
                 pairing.is_dialled = true;
                 self.effects.push_back(Effect::Dial { address: pairing.address.clone() });
             }
@@ -459,10 +459,10 @@ impl Engine {
             self.say_down(peer);
         }
         self.tell_directory(Word::Parted(life));
-        let graces = self.mapper.handle_down(life);
-        self.effects.extend(graces.into_iter().map(Effect::Quiesce));
+        let grace_periods = self.mapper.handle_down(life);
+        self.effects.extend(grace_periods.into_iter().map(Effect::Quiesce));
         // Also those of regions that were dropped before, of which it has not heard.
-        self.pairings.note_down(life, self.mapper.graces());
+        self.pairings.note_down(life, self.mapper.grace_periods());
         self.freed_early.remove(&life);
         self.forget_what_is_asked_by(life);
         self.break_off_for(life);
@@ -480,6 +480,7 @@ impl Engine {
     /// Requests that wait for something are not answered any more: in the next pairing nobody would know of what they bring.
     fn forget_what_is_asked_by(&mut self, life: NodeLife) {
         self.short.retain(|(requester, _)| requester.life != life);
+        self.evidence.forget_what_is_asked_by(life);
         self.making.values_mut().for_each(|making| making.lose_requester(life));
         for moving in self.homes.values_mut().filter_map(|found| found.moving_mut()) {
             moving.parked.retain(|(requester, _)| requester.life != life);
@@ -503,6 +504,7 @@ impl Engine {
         }
         let state = if parting.cause == LossCause::Left { NodeState::Left } else { NodeState::Dead };
         self.members.end(life, state, parting);
+        self.mapper.handle_ended(life);
         self.tell_directory(Word::Ended { life, parting });
         self.tell_of_end(life, parting);
         self.start_sweep(life);
@@ -587,7 +589,7 @@ impl Engine {
         if self.pairings.number(home) <= pairing {
             self.part(home);
         }
-        let quiesce = self.mapper.barrier();
+        let quiesce = self.mapper.quiesce();
         self.owe(quiesce, requester);
     }
 }
@@ -617,6 +619,19 @@ mod tests {
 
     use super::*;
     use crate::ids::Incarnation;
+
+    #[test]
+    fn ends_of_nodes_that_stay_are_not_forgotten_for_those_of_nodes_that_pass() {
+        let life = |node, incarnation| NodeLife { node: NodeId(node), incarnation: Incarnation(incarnation) };
+        let mut ended = Ended::default();
+        ended.insert(life(3, 1));
+        let passing = |number: u32| life(NodeId::EPHEMERAL_MIN.0 + number, 1);
+        (0..10_000).for_each(|number| ended.insert(passing(number)));
+        assert!(ended.contains(life(3, 1)) && ended.contains(passing(9_999)) && !ended.contains(passing(9)));
+        (2..=100).for_each(|incarnation| ended.insert(life(3, incarnation)));
+        assert!(!ended.contains(life(3, 1)) && ended.contains(life(3, 100)));
+        assert_eq!(ended.all().len(), ENDED_OF_NODE_MAX + ENDED_PASSING_MAX);
+    }
 
     #[test]
     fn what_is_left_of_an_extent_is_all_that_nobody_else_has() {

@@ -17,7 +17,7 @@ use crate::message::{ErrorReply, Notice, Reply, Request};
 pub(super) struct Waits {
     waiting: BTreeMap<OpId, Wait>,
     /// Locks of sessions that have ended: given up when what those posted is over.
-    forsaking: BTreeMap<Token, (OpId, NodeId, Request)>,
+    abandoned: BTreeMap<Token, (OpId, NodeId, Request)>,
 }
 
 /// What is asked of the home of a lock or barrier, and how it is told that nobody waits for it any more.
@@ -100,13 +100,13 @@ impl Engine {
         if release != Release::Forsaken {
             return self.ask(home, request, Purpose::User(op, UserStep::Unlock));
         }
-        let quiesce = self.mapper.barrier();
-        self.waits.forsaking.insert(quiesce.token, (op, home, request));
+        let quiesce = self.mapper.quiesce();
+        self.waits.abandoned.insert(quiesce.token, (op, home, request));
         self.effects.push_back(Effect::Quiesce(quiesce));
     }
 
-    pub(super) fn finish_forsaking(&mut self, token: Token) {
-        if let Some((op, home, request)) = self.waits.forsaking.remove(&token) {
+    pub(super) fn finish_abandoning(&mut self, token: Token) {
+        if let Some((op, home, request)) = self.waits.abandoned.remove(&token) {
             self.ask(home, request, Purpose::User(op, UserStep::Unlock));
         }
     }

@@ -42,10 +42,10 @@ impl Mapper {
         let mapped = self.regions.get(&region).ok_or(Blocked::Stale)?;
         let (extents, frozen) = self.layout(region, mapped).ok_or(Blocked::Stale)?;
         let extents = layout::slice(&extents, at.offset, at.offset + len);
-        let home = self.lives[mapped.home as usize];
+        let home = self.lives[&mapped.home];
         let mut lives = extents.iter().map(|extent| extent.owner).chain([home]);
         if let Some(dead) =
-            lives.find(|life| self.dead.contains(life) || self.severed.contains(&(*life, home)))
+            lives.find(|life| self.dead.contains(life) || self.disowned.contains(&(*life, home)))
         {
             return Err(Blocked::Down(dead));
         }
@@ -74,7 +74,7 @@ impl Mapper {
         let mut reached = Vec::new();
         for (region, mapped) in settled {
             let Some((extents, frozen)) = self.layout(*region, mapped) else { continue };
-            let pieces = self.places(self.lives[mapped.home as usize], &extents, frozen, locate);
+            let pieces = self.places(self.lives[&mapped.home], &extents, frozen, locate);
             let touched = pieces
                 .into_iter()
                 .filter(|(_, place)| matches!(place, Place::Direct(_) | Place::Posted { .. }));
@@ -88,7 +88,7 @@ impl Mapper {
         if let Some(Large { extents, frozen }) = self.large.get(&region) {
             return Some((Cow::Borrowed(extents), *frozen));
         }
-        let owner = *self.lives.get(mapped.owner as usize)?;
+        let owner = *self.lives.get(&mapped.owner)?;
         let place = |mapping: &Mapping| match &mapping.view {
             View::Whole(window) => {
                 let key = self.keys.get(&(mapped.owner, segment_of(window)));

@@ -93,7 +93,7 @@ pub enum Input {
 ///
 /// ```text
 ///   0 kind | 1 name len | 2 slot u16 | 4 generation u16 | 6 flags u16 | 8 number u32 | 12 input len u32 | 16 reply max u32
-///  20 [key u32 | room u32 | offset u64]    where the reply goes, unless it is the slot's usual place
+///  20 [key u32 | room u32 | offset u64]    where the reply goes, unless it is the default slot
 ///     [key u32 | zero u32 | offset u64]    where the input is, unless it follows
 ///     name of the principal
 /// ```
@@ -105,7 +105,7 @@ pub struct RequestHeader {
     pub number: u32,
     /// The caller's slot.
     pub slot: SlotId,
-    /// Where the reply goes and how many bytes fit there, if not in the slot's usual place.
+    /// Where the reply goes and how many bytes fit there, if not in the default slot.
     pub reply_at: Option<(Address, u32)>,
     /// Longest reply that the caller takes, in bytes.
     pub reply_bytes_max: u32,
@@ -326,7 +326,7 @@ pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
 /// What nodes tell each other about calls outside of rings and slots, in sends with [`NOTE_IMM`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Note {
-    /// Here is what you need to call me: your ring, and my reply slots' usual places.
+    /// Here is what you need to call me: your ring, and my default reply slots.
     Open {
         /// The ring's segment.
         ring_key: u32,
@@ -338,13 +338,13 @@ pub enum Note {
         head_key: u32,
         /// The word there.
         head_offset: u64,
-        /// The segment of the usual places of my reply slots.
+        /// The segment of my default reply slots.
         slots_key: u32,
         /// Where they begin.
         slots_offset: u64,
         /// Bytes from one slot to the next.
         slot_bytes: u32,
-        /// How many slots are in the usual place.
+        /// How many default slots there are.
         slots: u32,
     },
     /// The caller has lost interest in the reply to this slot.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use halite_fabric::{Key, PeerId};
-use halite_mem::{Grace, PagePolicy, Segment, Window};
+use halite_mem::{GracePeriod, PagePolicy, Segment, Window};
 use halite_tier::access::{DataPath, SlotRef};
 use halite_tier::directory::Directory;
 use halite_tier::effect::{
@@ -83,7 +83,7 @@ struct Posted {
 /// What a host waits for: accesses by loads and stores, and posted ones.
 struct Waited {
     token: Token,
-    grace: Grace,
+    grace: GracePeriod,
     posted: Vec<u64>,
 }
 
@@ -100,7 +100,7 @@ pub struct Host {
     pub life: NodeLife,
     pub session: SessionId,
     pub running: bool,
-    graces: Vec<Waited>,
+    grace_periods: Vec<Waited>,
     finished: BTreeMap<OpId, Result<Outcome, CommandError>>,
     cut_offs: Vec<PeerId>,
     /// What the engine has said of each; it says each thing once, and in this order.
@@ -225,14 +225,14 @@ impl Cluster {
             Some(of) => Engine::with_directory(config, path.clone(), reach, of(NodeId(node)), self.now_ns),
         };
         let session = engine.open_session(Principal("ada".into())).unwrap();
-        let (graces, cut_offs, finished) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let (grace_periods, cut_offs, finished) = (Vec::new(), Vec::new(), BTreeMap::new());
         self.hosts.push(Host {
             engine,
             path,
             life,
             session,
             running: true,
-            graces,
+            grace_periods,
             finished,
             cut_offs,
             peers: BTreeMap::new(),
@@ -336,8 +336,8 @@ impl Cluster {
                     };
                     let own = self.writes.iter().filter(|(_, write)| write.host == index);
                     let posted = own.filter(|(_, write)| is_waited_for(write)).map(|(id, _)| *id).collect();
-                    let grace = host.path.pins().start_grace();
-                    host.graces.push(Waited { token: quiesce.token, grace, posted });
+                    let grace = host.path.pins().start_grace_period();
+                    host.grace_periods.push(Waited { token: quiesce.token, grace, posted });
                 }
                 Effect::Copy { token, from, to } => {
                     self.copies.push((index, token, Work::Copy { from, to }));
@@ -505,15 +505,15 @@ impl Cluster {
 
     fn poll_graces(&mut self, index: usize) -> bool {
         let host = &mut self.hosts[index];
-        let before = host.graces.len();
-        for waited in std::mem::take(&mut host.graces) {
+        let before = host.grace_periods.len();
+        for waited in std::mem::take(&mut host.grace_periods) {
             let is_under_way = waited.posted.iter().any(|id| self.writes.contains_key(id));
             match waited.grace.elapsed(host.path.pins()).filter(|_| !is_under_way) {
                 Some(elapsed) => host.engine.handle_quiescent(self.now_ns, waited.token, elapsed),
-                None => host.graces.push(waited),
+                None => host.grace_periods.push(waited),
             }
         }
-        host.graces.len() < before
+        host.grace_periods.len() < before
     }
 
     /// The process dies, and everybody sees it.
