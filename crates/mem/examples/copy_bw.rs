@@ -1,7 +1,7 @@
-//! How fast windows copy, beside libc's memcpy of plain memory of the same size and alignment.
+//! How fast windows copy and fill, beside libc's memcpy and memset of plain memory of the same size and alignment.
 //!
 //! `cargo run --release -p halite-mem --example copy_bw [-- smoke]` prints, per size, the best of several rounds
-//! in GB/s and the time of one copy, for both, and a checksum of what was copied.
+//! in GB/s and the time of one copy or fill, and a checksum of what was copied.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -23,8 +23,8 @@ fn main() {
     let mut plain = vec![0u8; BYTES_MAX];
 
     println!(
-        "{:>9} {:>6} {:>16} {:>16} {:>16} {:>16}",
-        "bytes", "shift", "libc", "write", "read", "copy_from"
+        "{:>9} {:>6} {:>16} {:>16} {:>16} {:>16} {:>16} {:>16}",
+        "bytes", "shift", "libc", "write", "read", "copy_from", "memset", "fill"
     );
     for shift in [0usize, 5] {
         for size in
@@ -32,7 +32,7 @@ fn main() {
         {
             let size = size - if size > 4096 { 64 } else { 0 };
             let iterations = (bytes_per_round / size).clamp(1, 1_000_000);
-            let mut best = [f64::MAX; 4];
+            let mut best = [f64::MAX; 6];
             for _ in 0..rounds {
                 let libc = || {
                     // SAFETY: both buffers have BYTES_MAX >= shift + size bytes and are distinct.
@@ -52,6 +52,15 @@ fn main() {
                 let copy =
                     || target.copy_from(black_box(shift as u64), &window, 0, size as u64).expect("in bounds");
                 best[3] = best[3].min(time(iterations, copy));
+                let memset = || {
+                    // SAFETY: the buffer has BYTES_MAX >= shift + size bytes.
+                    unsafe {
+                        libc::memset(black_box(plain.as_mut_ptr().wrapping_add(shift)).cast(), 7, size);
+                    }
+                };
+                best[4] = best[4].min(time(iterations, memset));
+                let fill = || target.fill(black_box(shift as u64), size as u64, 7).expect("in bounds");
+                best[5] = best[5].min(time(iterations, fill));
             }
             print!("{size:>9} {shift:>6}");
             for seconds in best {

@@ -148,10 +148,12 @@ mod tests {
 
     #[test]
     fn fills_touch_nothing_else() {
-        let fills: [unsafe fn(*mut u8, u8, usize); 2] = [fill, portable::fill];
+        let mut fills: Vec<unsafe fn(*mut u8, u8, usize)> = vec![fill, portable::fill];
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        fills.push(x86_64::fill_sse);
         for (fill, len, at) in fills
             .into_iter()
-            .flat_map(|fill| (0..300).flat_map(move |len| (0..17).map(move |at| (fill, len, at))))
+            .flat_map(|fill| (0..300).flat_map(move |len| (0..33).map(move |at| (fill, len, at))))
         {
             let mut buffer = vec![7; 400];
             // SAFETY: at + len < 400.
@@ -164,7 +166,18 @@ mod tests {
 
     #[test]
     fn aligned_words_never_tear() {
-        // A writer alternates between two patterns; whoever copies must see one or the other.
+        let by_copy = |target: *mut u8, byte: u8, size| {
+            // SAFETY: the callers' words outlive the call, and the source is as long.
+            unsafe { copy(target, [byte; 8].as_ptr(), size) }
+        };
+        // SAFETY: as above.
+        let by_fill = |target: *mut u8, byte: u8, size| unsafe { fill(target, byte, size) };
+        never_tear(by_copy);
+        never_tear(by_fill);
+    }
+
+    /// A writer alternates between two patterns: a copy shows one or the other.
+    fn never_tear(write: impl Fn(*mut u8, u8, usize) + Sync) {
         for size in [2, 4, 8] {
             let mut word = 0u64;
             let word = (&raw mut word) as usize;
@@ -172,9 +185,7 @@ mod tests {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     for round in 0..200_000u32 {
-                        let source = [u64::MAX * u64::from(round & 1)];
-                        // SAFETY: the word outlives the scope.
-                        unsafe { copy(word as *mut u8, source.as_ptr().cast(), size) };
+                        write(word as *mut u8, 255 * (round & 1) as u8, size);
                     }
                     is_over.store(true, Relaxed);
                 });

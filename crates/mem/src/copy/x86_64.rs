@@ -25,7 +25,7 @@
 //! So there it does the longest copies.
 
 use std::arch::asm;
-use std::arch::x86_64::{__cpuid, __m128i, _mm_set1_epi8};
+use std::arch::x86_64::__cpuid;
 use std::sync::LazyLock;
 
 /// Below this, going to the AVX loop costs more than it saves.
@@ -236,23 +236,60 @@ pub(super) unsafe fn copy_downwards(target: *mut u8, source: *const u8, len: usi
 /// # Safety
 /// As [`super::fill`].
 pub(super) unsafe fn fill(target: *mut u8, byte: u8, len: usize) {
-    // SAFETY: every x86_64 machine has SSE2.
-    let vector: __m128i = unsafe { _mm_set1_epi8(byte as i8) };
+    if len < AVX_BYTES_MIN || !is_x86_feature_detected!("avx") {
+        // SAFETY: per the caller.
+        return unsafe { fill_sse(target, byte, len) };
+    }
+    let head = target.addr().wrapping_neg() % 32;
+    let body = (len - head) & !127;
+    let tail = head + body;
+    // SAFETY: per the caller: the three are the range.
+    unsafe { fill_sse(target, byte, head) };
+    // SAFETY: as above, and the machine has AVX.
+    unsafe { fill_avx(target.wrapping_add(head), byte, body) };
+    // SAFETY: as above.
+    unsafe { fill_sse(target.wrapping_add(tail), byte, len - tail) };
+}
+
+/// # Safety
+/// As [`fill`], on a machine with AVX, from a multiple of 32 on, and of a multiple of 128 bytes.
+unsafe fn fill_avx(target: *mut u8, byte: u8, len: usize) {
+    if len == 0 {
+        return;
+    }
+    // SAFETY: per the caller; the loop covers exactly `len` bytes.
+    unsafe {
+        asm!(
+            "vbroadcastf128 ymm0, [{pattern}]",
+            ".p2align 5",
+            "2:",
+            "vmovaps [{target}], ymm0",
+            "vmovaps [{target} + 32], ymm0",
+            "vmovaps [{target} + 64], ymm0",
+            "vmovaps [{target} + 96], ymm0",
+            "add {target}, 128",
+            "sub {left}, 128",
+            "jnz 2b",
+            "vzeroupper",
+            pattern = in(reg) [byte; 16].as_ptr(),
+            target = inout(reg) target => _,
+            left = inout(reg) len => _,
+            out("xmm0") _,
+            options(nostack)
+        );
+    }
+}
+
+/// # Safety
+/// As [`fill`].
+pub(super) unsafe fn fill_sse(target: *mut u8, byte: u8, len: usize) {
+    let pattern = [byte; 16];
     let mut at = 0;
     while len - at >= 16 {
         // SAFETY: at + 16 <= len.
-        unsafe {
-            asm!("movups [{target}], {vector}", target = in(reg) target.wrapping_add(at),
-                vector = in(xmm_reg) vector, options(nostack, preserves_flags));
-        }
+        unsafe { copy_16(target.wrapping_add(at), pattern.as_ptr()) };
         at += 16;
     }
-    while at < len {
-        // SAFETY: at < len.
-        unsafe {
-            asm!("mov byte ptr [{target}], {byte}", target = in(reg) target.wrapping_add(at),
-                byte = in(reg_byte) byte, options(nostack, preserves_flags));
-        }
-        at += 1;
-    }
+    // SAFETY: per the caller; what is left is shorter than the pattern.
+    unsafe { copy_upwards_sse(target.wrapping_add(at), pattern.as_ptr(), len - at) };
 }
