@@ -1,4 +1,5 @@
-//! Rules for documents: relative links lead to files of the tree, and the changelog has an open section.
+//! Rules for documents: relative links lead to files of the tree, functions that are named by their file exist, and the changelog has
+//! an open section.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -20,6 +21,30 @@ pub fn broken_links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Ve
         }
     }
     findings
+}
+
+/// What the text at `path` names as `` `FILE.rs: function` `` and is not there; `source` reads a file of the tree.  And how many are.
+pub fn missing_functions(
+    path: &str,
+    text: &str,
+    source: impl Fn(&str) -> Option<String>,
+) -> (usize, Vec<Finding>) {
+    let (mut found, mut findings) = (0, Vec::new());
+    for (number, line) in prose_lines(text) {
+        let named = line.split('`').skip(1).step_by(2).filter_map(|code| code.split_once(".rs: "));
+        for (file, function) in named {
+            let file = format!("{file}.rs");
+            let is_there = source(&file).is_some_and(|source| source.contains(&format!("fn {function}")));
+            match is_there {
+                true => found += 1,
+                false => findings.push(Finding::new(
+                    format!("{path}:{number}"),
+                    format!("there is no function {function} in {file}"),
+                )),
+            }
+        }
+    }
+    (found, findings)
 }
 
 /// Whether the changelog has a section for what is not released yet.
@@ -92,6 +117,17 @@ mod tests {
         check("[a](protocol.md#words) [b](../README.md) [c](./protocol.md) [d](..//docs)", 0);
         check("[web](https://example.org/x.md) [here](#words) [mail](mailto:a@example.org)", 0);
         check("```\n[in code](missing.md)\n```\nand `[inline](missing.md)`", 0);
+    }
+
+    #[test]
+    fn functions_that_are_named_and_not_there_are_found() {
+        let source = |path: &str| (path == "a.rs").then(|| "pub fn walk() {}".to_owned());
+        let text = "1. `a.rs: walk`: goes, `fn`.\n2. `a.rs: run`, or `b.rs: walk`.\n";
+        let (found, missing) = missing_functions("A.md", text, source);
+        let missing: Vec<String> = missing.iter().map(Finding::to_string).collect();
+        assert_eq!(found, 1);
+        assert_eq!(missing.len(), 2, "{missing:?}");
+        assert!(missing.iter().all(|finding| finding.starts_with("A.md:2")), "{missing:?}");
     }
 
     #[test]

@@ -83,6 +83,15 @@ fn links_in_documents_lead_somewhere() {
 }
 
 #[test]
+fn the_newcomers_walk_leads_along_functions_that_exist() {
+    let architecture = tree::files(|path| path == "ARCHITECTURE.md").pop().expect("it is there").text;
+    let source = |path: &str| tree::files(|other| other == path).pop().map(|file| file.text);
+    let (found, missing) = documents::missing_functions("ARCHITECTURE.md", &architecture, source);
+    check(missing);
+    assert!(found >= 32, "the walk has lost its steps: {found}");
+}
+
+#[test]
 fn the_changelog_has_a_place_for_what_comes_next() {
     let changelog =
         tree::files(|path| path == "CHANGELOG.md").pop().map(|file| file.text).unwrap_or_default();
