@@ -67,7 +67,7 @@ pub struct Capabilities {
 /// One network, as one node sees it.
 ///
 /// All methods may be called from any thread.  `poll` hands each event to
-/// exactly one caller; the tier lets one thread at a time poll (whoever holds the poll token).
+/// exactly one caller; the tier lets one thread at a time poll (the holder of the poll token).
 pub trait Fabric: Send + Sync {
     /// The names of the providers, as users see them.
     fn providers(&self) -> Vec<&'static str>;

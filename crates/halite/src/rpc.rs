@@ -1,12 +1,12 @@
 //! Calls and messages: the node's side, between sessions and the fabric.
 //!
 //! ```text
-//!   caller ── request ──> ring at the server ── imm ──> whoever polls ──> queue of the function ──> handler
+//!   caller ── request ──> ring at the server ── imm ──> polling thread ──> queue of the function ──> handler
 //!     ^                                                                                                │
-//!     └── slot <── imm ── whoever polls <───────────────────────── reply into the caller's slot ───────┘
+//!     └── slot <── imm ── polling thread <──────────────────────── reply into the caller's slot ───────┘
 //! ```
 //!
-//! Immediates are handled by whoever polls, without the runner's lock; a handler never runs there.  What is rare (notes,
+//! Immediates are handled by the polling thread, without the runner's lock; a handler never runs there.  What is rare (notes,
 //! answers that did not fit into a queue, deadlines) waits for the runner to settle.  Locks are taken in this order,
 //! each briefly: a service, a link's outbound, a link's inbound, the slots or what is held back; the fabric's own come last.
 
@@ -279,7 +279,7 @@ impl Rpc {
 
     /// Whether something may wait until the fabric takes it.
     pub(crate) fn is_stuck(&self) -> bool {
-        // A hint: whoever sets it makes the runner settle, which looks again.
+        // A hint: who sets it makes the runner settle, which looks again.
         self.stuck.load(Relaxed)
     }
 
@@ -289,7 +289,7 @@ impl Rpc {
         match attempt {
             // That may have been said already: the runner looks once.
             Attempt::First => self.set_dirty(),
-            // Whoever hears it waits for the runner's lock, which is held.
+            // The thread that hears it waits for the runner's lock, which is held.
             Attempt::Again => {}
         }
     }

@@ -1,6 +1,6 @@
 //! The allocator: which bytes of the segments are whose.
 //!
-//! It deals in offsets only and touches no memory, so that its owner may keep it private whoever writes to the
+//! It deals in offsets only and touches no memory, so that its owner may keep it private although others write to the
 //! segments.  Up to 4 KiB come from slabs of equal objects, more from free extents kept in order of size and of
 //! address; both take a time that does not depend on the size.  It is not shared between threads: lock it.
 

@@ -1,7 +1,7 @@
 //! Memory that other processes may write.
 //!
 //! A [`Segment`] is mapped by several processes at once; a [`Window`] is a bounds-checked view of a part of
-//! one.  Whoever else maps the segment may write to it at any time, so this memory is never lent as `&[u8]`:
+//! one.  Other processes that map the segment may write to it at any time, so this memory is never lent as `&[u8]`:
 //! it is copied, or touched through atomics.  This crate knows no network, no names and no permissions.
 
 pub mod allocator;

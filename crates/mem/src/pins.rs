@@ -129,7 +129,7 @@ impl Pins {
     #[inline]
     fn publish(&self, slot: &ThreadSlot) {
         // Acquire pairs with the Release in start_grace_period(): with a new epoch comes the sight of what was
-        // unlinked.  Release pairs with the Acquire in elapsed(): whoever sees that we have pinned anew has also
+        // unlinked.  Release pairs with the Acquire in elapsed(): who sees that we have pinned anew has also
         // seen the end of what we did under the pin before.
         slot.epoch.store(self.epoch.load(Acquire), Release);
         // Pairs with fence_heavy(): either the scan in elapsed() sees the store above, or what follows here

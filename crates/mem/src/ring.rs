@@ -220,7 +220,7 @@ impl Producer {
         }
         let header = Header { kind, imm, len: len as u32 };
         let lap = Lap::of(self.tail, self.memory.capacity());
-        // Pairs with the Acquire in the consumer's load_header(): whoever sees the header sees the payload.
+        // Pairs with the Acquire in the consumer's load_header(): who sees the header sees the payload.
         self.memory.store_header(self.tail, header.pack(lap));
         self.tail += record_bytes(len);
         Ok(())

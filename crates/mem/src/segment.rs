@@ -182,7 +182,7 @@ impl Segment {
     }
 
     /// Takes the pages of `len` bytes from `offset` from the system now, for this process to account for, and leaves
-    /// what they hold as it is.  Pages that nobody has touched otherwise count as taken by whoever touches them first.
+    /// what they hold as it is.  Pages that nobody has touched otherwise count as taken by the process that touches them first.
     ///
     /// May race with any use of the same bytes.  Where it fails, some of the pages have been taken.
     pub fn populate(self: &Arc<Segment>, offset: u64, len: u64) -> io::Result<()> {

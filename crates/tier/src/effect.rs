@@ -282,7 +282,7 @@ pub enum CommandError {
     /// A table is full.
     #[error("{0}")]
     TableFull(&'static str),
-    /// Whoever gave the command does not want it any more.
+    /// The giver of the command does not want it any more.
     #[error("the command was abandoned")]
     Abandoned,
 }
@@ -408,7 +408,7 @@ pub enum Effect {
         /// How.
         outcome: Result<Outcome, CommandError>,
     },
-    /// Some mapping or member changed: whoever waits for [`crate::access::Blocked::Changing`] tries again.
+    /// Some mapping or member changed: who waits for [`crate::access::Blocked::Changing`] tries again.
     Changed,
     /// Something has happened that people may want to know.
     News(News),

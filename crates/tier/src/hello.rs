@@ -22,7 +22,7 @@ pub struct Hello {
     pub address: String,
 }
 
-/// Why whoever connected is none of this cluster.
+/// Why a peer that connected is none of this cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadHello {
     /// What it shows is no hello.

@@ -6,7 +6,7 @@
 //!   8  tokens   the last fencing token given out
 //! ```
 //!
-//! A free lock is taken by a compare-swap from 0, by whoever wants it, and given up by one to 0.  While somebody waits
+//! A free lock is taken by a compare-swap from 0, by the session that wants it, and given up by one to 0.  While somebody waits
 //! neither succeeds: then all go through the home, which alone sets and clears the bit, and nobody is overtaken.
 
 use halite_mem::Window;

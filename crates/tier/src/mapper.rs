@@ -366,7 +366,7 @@ impl Mapper {
         let handles = self.handles(region);
         let posted = self.owners_of(region, &handles);
         for handle in &handles {
-            // A handle that is retired already is being reclaimed by whoever retired it.
+            // A handle that is retired already is being reclaimed.
             let _ = self.path.slots().retire(*handle);
         }
         self.forget_region(region);

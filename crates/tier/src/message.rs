@@ -108,7 +108,7 @@ pub enum Request {
     FillBytes { region: RegionId, parts: Extents, byte: u8 },
     /// To the owner of memory: copy into it, one copy segment after the other; `backward` if each must begin at its end.
     CopyBytes { to: RegionId, from: RegionId, copy_segments: Vec<CopySegment>, backward: bool },
-    /// To a region's home: whoever writes with a notification is to tell that port of the asking node.
+    /// To a region's home: writers with a notification are to tell that port of the asking node.
     Watch { region: RegionId, principal: Principal, port: u32 },
     /// To a region's home: that port of the asking node is not to be told any more.
     Unwatch { region: RegionId, port: u32 },
@@ -353,7 +353,7 @@ pub struct NodeStatus {
     pub regions: u64,
     /// Handles of its sessions.
     pub mappings: u64,
-    /// How and when it was lost, if it was, and whoever was asked knows that.
+    /// How and when it was lost, if it was, and the asked node knows that.
     pub loss: Option<Loss>,
 }
 
@@ -435,9 +435,9 @@ pub enum Notice {
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
     /// By the directory, to a home: another region has this name already, so yours has none any more.
     NameLost { name: String, region: RegionId },
-    /// To the home of a lock: whoever made that request of mine does not want it any more.
+    /// To the home of a lock: the maker of that request of mine does not want it any more.
     CancelLock { region: RegionId, session: SessionId, request: RequestId },
-    /// To the home of a barrier: whoever made that request of mine does not wait any more.
+    /// To the home of a barrier: the maker of that request of mine does not wait any more.
     Withdraw { region: RegionId, request: RequestId },
     /// To the owner of chunks: nobody uses them any more.
     Return { extents: Extents },

@@ -68,7 +68,7 @@ pub enum News {
         /// Whether it was killed for its silence.
         killed: bool,
     },
-    /// Whoever connected was turned away.
+    /// A peer that connected was turned away.
     Refused(BadHello),
     /// Memory is kept back, since a dead node could reach it.
     Quarantined {
@@ -128,7 +128,7 @@ impl fmt::Display for News {
             }
             News::Exited { who, killed: false } => write!(f, "{who} has exited"),
             News::Exited { who, killed: true } => write!(f, "{who} has exited, killed"),
-            News::Refused(why) => write!(f, "whoever connected was refused: {why}"),
+            News::Refused(why) => write!(f, "a peer that connected was refused: {why}"),
             News::Quarantined { bytes } => {
                 write!(f, "quarantine: {bytes} bytes are kept back, since a dead node could reach them")
             }

@@ -143,7 +143,7 @@ impl Store {
     fn shortage(&mut self, now_ns: u64, missing: u64, chunk_bytes: u64) -> Shortage {
         let growth = if self.growth.is_open(now_ns) { self.growth_max() } else { 0 };
         let available = self.allocator.bytes_free() + growth;
-        // Waiting comes first: it takes microseconds for memory that was not touched, and whoever frees and
+        // Waiting comes first: it takes microseconds for memory that was not touched, and who frees and
         // allocates in turn would otherwise grow the arena to its limit.
         if !self.discarding.is_empty() {
             return Shortage::Wait;

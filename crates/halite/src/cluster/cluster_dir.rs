@@ -79,7 +79,7 @@ pub struct ClusterDir {
     dir: Arc<PrivateDir>,
 }
 
-/// Held by whoever starts a cluster, so that no other takes its first files for an earlier cluster's.
+/// Held by the node that starts a cluster, so that no other takes its first files for an earlier cluster's.
 #[derive(Debug)]
 pub struct Starting(#[allow(dead_code, reason = "it is held")] NameLock);
 
@@ -123,7 +123,7 @@ impl ClusterDir {
             opened => return opened,
         }
         let dir = PrivateDir::open_or_create(path)?;
-        // Others may found it at the same time: whoever comes second finds the marker.
+        // Others may found it at the same time: the second finds the marker.
         if !dir.entries()?.is_empty() && !dir.has(MARKER, Kind::File)? {
             return Err(ClusterDirError::NotOurs { dir: path.to_owned() });
         }
@@ -287,7 +287,7 @@ impl ClusterDir {
                         lock.remove();
                     }
                 }
-                // Somebody looks at it, and whoever comes next cleans.
+                // Somebody looks at it, and the next node cleans.
                 Ok(None) => {}
                 // It has just left.
                 Err(error) if error::is_missing(&error) => {}
@@ -333,7 +333,7 @@ impl ClusterDir {
 /// "PID INCARNATION", or zeros where it is not (yet) there.
 fn read_owner(file: &mut File) -> (u32, u64) {
     let mut text = Vec::new();
-    // No more than was ever written there, whoever replaced the file.
+    // No more than was ever written there, even if the file was replaced.
     let _: io::Result<usize> = file.take(64).read_to_end(&mut text);
     let text = String::from_utf8_lossy(&text);
     let mut words = text.split_whitespace();

@@ -145,7 +145,7 @@ impl NodeInner {
         }
     }
 
-    /// Waits until all others have taken us in: whoever answers may be asked for our memory from then on.  A node
+    /// Waits until all others have taken us in: who answers may be asked for our memory from then on.  A node
     /// that dies meanwhile is no reason not to join.
     pub(crate) async fn be_known(&self) {
         let _ = self.session(None).status().await;

@@ -137,7 +137,7 @@ impl MetHosts {
                 let secret_file = std::path::absolute(secret_file).map_err(JoinError::io(secret_file))?;
                 (listen.clone(), KnownHosts { addresses, secret_file })
             }
-            // Who has a number of its own is told by whoever runs it.
+            // Who has a number of its own is told by its operator.
             None if config.node.is_some() => return Ok(None),
             None => match dir.hosts()? {
                 // Applications of two hosts meet, too.

@@ -53,7 +53,7 @@ pub enum LockCause {
         "held by a silent node that can't be cut off: node {0}; end that node's process, or wait until it goes on"
     )]
     HeldBySilent(NodeId),
-    /// The node that the lock lives on is down, and the lock with it: whoever held it no longer excludes others.
+    /// The node that the lock lives on is down, and the lock with it: its holder no longer excludes others.
     #[error("node {0}, on which it lives, is down; the next who takes it makes it anew")]
     PeerDown(NodeId),
     /// The region behind the lock could not be had, or refuses.

@@ -239,7 +239,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         Hold::End
     }
 
-    /// Begins a part at a place that whoever changes it will wait for, if it is still one of `peer`.
+    /// Begins a part at a place whose next change will wait for it, if it is still one of `peer`.
     fn prepare(&self, at: Cursor, peer: PeerId) -> Result<Part<'a>, Unready> {
         let shared = &self.driver.shared;
         let capabilities = || shared.fabric.capabilities(peer);

@@ -8,7 +8,7 @@
 //!              └ dropped: gone      └ dropped ──> Abandoned ── complete: slot is free
 //! ```
 //!
-//! An operation is begun *before* its address is looked up, so that whoever changes the address afterwards knows
+//! An operation is begun *before* its address is looked up, so that a later change of the address knows
 //! by [`InFlight::is_over`] that nobody uses the old one any more.
 //!
 //! What takes several operations keeps a window of them under way: accesses of sessions ([`carry`]), and those that the engine

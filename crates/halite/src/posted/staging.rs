@@ -88,7 +88,7 @@ impl Staging {
         Staging { small_bytes, memory: OnceLock::new(), registering: Mutex::new(()) }
     }
 
-    /// A slot of `len` bytes for an operation on memory of `peer`.  `None` if others should have what is left, which they do not wait for: whoever
+    /// A slot of `len` bytes for an operation on memory of `peer`.  `None` if others should have what is left, which they do not wait for: who
     /// keeps a slot may do so for ever.  An access that has none yet `needs` one.
     pub(super) fn slot(
         &self,

@@ -1,6 +1,6 @@
 //! The operations under way, in shards, so that threads do not meet in one lock.
 //!
-//! A thread's operations stand in its own shard, whose lock only whoever handles their completions takes besides.
+//! A thread's operations stand in its own shard, whose lock only the handler of their completions takes besides.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

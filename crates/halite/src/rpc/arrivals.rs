@@ -1,4 +1,4 @@
-//! What arrives: requests, replies and notes, handled by whoever polls.
+//! What arrives: requests, replies and notes, handled by the polling thread.
 //!
 //! Nothing here waits, and no handler runs here.  A peer that does not follow the protocol loses its connection.
 
@@ -21,7 +21,7 @@ use super::service::{Admission, Incoming, Service, ServiceId, Services};
 use super::{Attempt, CALL_WORK, FIRST_LOOK_BYTES, Rpc, SlotResources};
 use crate::runtime::wait::{Wakes, lock};
 
-/// Requests on their way from a ring to their queues; kept by whoever polls, for the sake of its memory.
+/// Requests on their way from a ring to their queues; kept by the polling thread, for the sake of its memory.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveBatch {
     asked: Vec<DecodedRequest>,
@@ -119,7 +119,7 @@ impl Rpc {
 
     /// Those who spin look again.  Counted under the lock of the slots.
     pub(super) fn arrived(&self, _: &ReplySlots<SlotResources>) {
-        // Pairs with the Acquire in arrivals(): whoever sees the count finds the reply.
+        // Pairs with the Acquire in arrivals(): who sees the count finds the reply.
         self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
     }
 
@@ -163,7 +163,7 @@ impl Rpc {
         read
     }
 
-    /// A plain write: whoever waits for room looks.  Under the lock of the link's inbound side, lest an older head land
+    /// A plain write: the client that waits for room looks.  Under the lock of the link's inbound side, lest an older head land
     /// behind a newer one: who has no room sends nothing that would bring another.
     pub(super) fn return_head(&self, peer: PeerId, (at, head): (Address, u64), attempt: Attempt) {
         let bytes = head.to_le_bytes();

@@ -40,7 +40,7 @@ pub enum CallCause {
     #[error("the cluster has no such node now; try again when it has joined")]
     UnknownNode,
     /// The server's node is down, or died or left before there was an answer.  A call ends with the life of the node
-    /// that it was sent to: to call again is to call whoever has the number then, a successor that was given it or
+    /// that it was sent to: to call again is to call the node that has the number then, a successor that was given it or
     /// nobody.  Numbers that nodes were given when they joined ([`EPHEMERAL_NODE_MIN`](crate::EPHEMERAL_NODE_MIN) and
     /// more) go to no other while the cluster lives.
     #[error("the node is down")]
@@ -55,7 +55,7 @@ pub enum CallCause {
     #[error("too many calls wait for it; try again later")]
     Busy,
     /// The principal may not call it.
-    #[error("permission denied; whoever serves it decides who may call")]
+    #[error("permission denied; its server decides who may call")]
     PermissionDenied,
     /// The handler ran, but its answer is longer than the caller takes.
     #[error("its answer has {len} bytes, and the caller had room for {max}")]
@@ -160,7 +160,7 @@ pub enum SendCause {
     #[error("the port is full; `send` waits until there is room")]
     WouldBlock,
     /// The principal may not.
-    #[error("permission denied; whoever opened the port decides who may send")]
+    #[error("permission denied; its owner decides who may send")]
     PermissionDenied,
     /// Longer than any message.
     #[error("a message has at most {PAYLOAD_BYTES_MAX} bytes")]

@@ -1,4 +1,4 @@
-//! Long payloads: read from a peer's memory by whoever wants them, on its own thread.
+//! Long payloads: read from a peer's memory by the thread that wants them.
 
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::access::Blocked;

@@ -1,7 +1,7 @@
 //! Answers that are lent: read where they have arrived, instead of copied out first.
 //!
 //! A long answer costs a copy into the caller's slot; to copy it out again costs more than that, for every byte comes over from
-//! the processor that wrote it.  Whoever wants only a part of it, or puts it somewhere else anyway, does without.
+//! the processor that wrote it.  A caller that wants only a part of it, or puts it somewhere else anyway, does without.
 
 use std::fmt;
 

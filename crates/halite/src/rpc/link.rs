@@ -38,7 +38,7 @@ pub(crate) struct DropCount(Arc<AtomicU64>);
 
 impl DropCount {
     fn add(&self) {
-        // Pairs with the Acquire in count(): whoever sees the count sees that they are unwanted.
+        // Pairs with the Acquire in count(): who sees the count sees that they are unwanted.
         self.0.fetch_add(1, Release);
     }
 

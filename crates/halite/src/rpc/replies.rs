@@ -103,7 +103,7 @@ mod loom_tests {
             (Arc::new(Node { slots: Mutex::new(slots), arrivals: AtomicU64::new(0) }), slot)
         }
 
-        /// As `Rpc::handle_replies` does with each, for whoever polls.
+        /// As `Rpc::handle_replies` does with each, for the polling thread.
         fn reply(&self, slot: SlotId) {
             let mut slots = self.slots.lock().unwrap();
             let waker = match slots.handle_reply(SERVER, slot).unwrap() {

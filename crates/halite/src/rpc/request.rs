@@ -282,7 +282,7 @@ impl Rpc {
         let before = slots.next_deadline_ns();
         slots.set_deadline(slot, deadline_ns);
         if deadline_ns < before {
-            // Whoever sleeps until the next deadline is to sleep less.
+            // The thread that sleeps until the next deadline is to sleep less.
             self.set_dirty();
         }
     }
@@ -467,7 +467,7 @@ impl<'c> Pending<'c> {
         let mut waker = Some(context.waker().clone());
         let look = {
             let mut slots = lock(&self.driver.shared.rpc.slots);
-            // Read under the lock: whoever looked after overdue calls before did so with an earlier time.
+            // Read under the lock: overdue calls were looked for before with an earlier time.
             let now = self.driver.now_ns();
             slots.wait(self.slot, now, &mut waker)
         };

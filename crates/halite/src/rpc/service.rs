@@ -240,7 +240,7 @@ impl Service {
         state.bytes += incoming.input.bytes_here();
         state.queue.push_back(incoming);
         self.waiting.store(state.queue.len(), Relaxed);
-        // Whoever is awake takes one each; for the rest, somebody must be woken.
+        // Threads that are awake take one each; for the rest, somebody must be woken.
         if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
     }
 
@@ -299,7 +299,7 @@ impl Service {
         Ok(Some(taken).filter(|taken| taken.incoming.is_some() || !taken.granted.is_empty()))
     }
 
-    /// Whoever took a request could not accept it: the next one gets it.  Handed back once the service has ended.
+    /// The thread that took a request could not accept it: the next one gets it.  Handed back once the service has ended.
     pub(crate) fn requeue(&self, incoming: Box<Incoming>) -> Result<Option<Waker>, Box<Incoming>> {
         let mut state = lock(&self.state);
         if state.closed {

@@ -105,7 +105,7 @@ impl Driver {
         &self.env
     }
 
-    /// Changes the runner, lets it settle, and wakes whoever should know.
+    /// Changes the runner, lets it settle, and wakes those concerned.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Runner, u64) -> R) -> R {
         let (result, wakes) = self.change(change);
         wakes.wake_all();
@@ -362,7 +362,7 @@ impl Driver {
 
     /// Whether a caller polls, or would if it had the token.
     pub(crate) fn has_polling_caller(&self) -> bool {
-        // A hint: whoever misses it polls a little longer than it need.
+        // A hint: who misses it polls a little longer than it need.
         self.callers_polling.load(Relaxed) > 0
     }
 
@@ -376,7 +376,7 @@ impl Driver {
         }
     }
 
-    /// How long the progress thread may sleep.  Whoever makes that too long rings.
+    /// How long the progress thread may sleep.  Who makes that too long rings.
     pub(crate) fn begin_sleep(&self, look: NextPoll) -> Duration {
         let until = self.begin_sleep_until(look);
         Duration::from_nanos(until.saturating_sub(self.now_ns()))
@@ -403,7 +403,7 @@ impl Driver {
     // The end.
 
     pub(crate) fn is_closed(&self) -> bool {
-        // Only ever set; whoever acts on it looks at the runner under its lock.
+        // Only ever set; who acts on it looks at the runner under its lock.
         self.closed.load(Relaxed)
     }
 

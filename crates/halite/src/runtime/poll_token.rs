@@ -14,7 +14,7 @@
 //!
 //! The word that arms a doorbell stands in a cache line that every peer reads when it posts: to disarm and arm it
 //! around each turn would cost more than the turn.  While turns are frequent they see to arrivals anyway, so
-//! the progress thread's look is only for what comes right after the last of them.  A look interrupts whoever computes or polls on
+//! the progress thread's look is only for what comes right after the last of them.  A look interrupts the thread that computes or polls on
 //! that processor, for some 50 us on a virtual machine: so each look that finds the node hot doubles the time to the next,
 //! up to WATCH_NS_MAX.
 //!
@@ -24,8 +24,8 @@
 //!
 //! No arrival is left without somebody to handle it:
 //!
-//! - Whoever arms polls once more before letting go: what that poll does not see will ring.
-//! - Whoever makes the node hot rings: the progress thread, however deep its sleep, will look.
+//! - The arming thread polls once more before letting go: what that poll does not see will ring.
+//! - The thread that makes the node hot rings: the progress thread, however deep its sleep, will look.
 //! - Only the progress thread makes the node cold again, by arming, and it sleeps for long only after that.
 //! - A caller begins to lead with the token in its hand, so that each turn that ends later arms the doorbell for it.  It leads
 //!   only while it sleeps: it ends that with the token in its hand, and arms the doorbell for the progress thread; if somebody else has
@@ -96,7 +96,7 @@ struct TokenState<P> {
 }
 
 /// The token in the hand of a thread.  It is to be given back by one of the methods that take it; a turn that
-/// is merely dropped, as by a panic, leaves arrivals to whoever comes next.
+/// is merely dropped, as by a panic, leaves arrivals to the next thread.
 #[derive(Debug)]
 pub(crate) struct PollGuard<'t, P> {
     seat: MutexGuard<'t, TokenState<P>>,

@@ -1,7 +1,7 @@
 //! The runner: the engine and everything that must change in step with it, under one lock.
 //!
 //! Who changes it lets it settle before letting go of the lock: effects are carried out, grace periods ended and
-//! messages posted.  It never blocks; what takes long becomes a job for whoever has no lock.
+//! messages posted.  It never blocks; what takes long becomes a job for a thread that holds no lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -488,7 +488,7 @@ impl Runner {
 
     // What others want to know.
 
-    /// A job to be done by whoever holds no lock.
+    /// A job to be done by a thread that holds no lock.
     pub(crate) fn poll_job(&mut self) -> Option<Job> {
         self.jobs.pop_front()
     }

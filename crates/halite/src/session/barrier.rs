@@ -55,7 +55,7 @@ impl Session {
     }
 
     /// Gives up what a barrier takes in memory: 64 bytes, and its name.  Who comes next makes a new one.  Needs
-    /// [`Permissions::MASTER`], which whoever came first has.
+    /// [`Permissions::MASTER`], which the first participant has.
     pub async fn free_barrier(&self, name: &str) -> Result<(), BarrierError> {
         let failed = |cause| BarrierError { name: name.to_owned(), cause };
         check_name(name).map_err(|cause| failed(cause.into()))?;

@@ -150,7 +150,7 @@ impl Drop for Guard {
 ///
 /// A lock whose holder died goes to the next who waits or asks, once that holder can touch nothing any more; that of a holder that is
 /// unreachable, once it [knows that it is over](Guard::check).  A lock
-/// whose home died is made anew by whoever wants it next: then it no longer excludes who held it before, but its tokens are
+/// whose home died is made anew by the next session that wants it: then it no longer excludes who held it before, but its tokens are
 /// still higher than before: they begin at the time of day, by the fastest clock of which the cluster has heard.
 impl Session {
     /// Takes a lock; those who wait get it in the order in which they asked.  That takes as long as others hold it, but where a
@@ -210,7 +210,7 @@ impl Session {
     }
 
     /// Lets `who` take a lock, if `permissions` has [`Permissions::ATOMIC`].  Needs [`Permissions::MASTER`], which
-    /// whoever made the lock has.
+    /// the maker of the lock has.
     pub async fn grant_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
         let master = self.lock_master("grant", name).await?;
         let granted = self.grant(master.lh, who, permissions).await;

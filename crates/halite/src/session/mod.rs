@@ -71,8 +71,8 @@ pub struct AllocOptions {
     /// What principals other than the session's may do.
     pub everyone: Permissions,
     /// Whether the nodes that hold the region take its memory from the system before it is there.  It then counts as
-    /// theirs whoever writes to it, and cannot run out under a writer; making the region takes about 0.3 s per GiB.
-    /// Otherwise each page is taken, and accounted for, by whoever touches it first, which costs nothing here.
+    /// theirs and not the writers', and cannot run out under a writer; making the region takes about 0.3 s per GiB.
+    /// Otherwise each page is taken, and accounted for, by the process that touches it first, which costs nothing here.
     pub populate: bool,
 }
 

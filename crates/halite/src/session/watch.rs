@@ -1,4 +1,4 @@
-//! Watching: a write that tells whoever watches the region.
+//! Watching: a write that tells the watchers of the region.
 //!
 //! ```text
 //!   writer                      home of the region              watcher

@@ -289,7 +289,7 @@ mod model {
             }
             let start = at + word.len();
             self.rest.with_mut(|line| {
-                // SAFETY: loom lends the pointer for this call and reports whoever else has it.
+                // SAFETY: loom lends the pointer for this call and reports who else has it.
                 let line = unsafe { &mut *line };
                 line[start..start + rest.len()].copy_from_slice(rest);
             });

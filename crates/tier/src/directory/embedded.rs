@@ -239,7 +239,7 @@ impl Table {
     fn lose_home(&mut self, home: NodeLife, parting: Parting) -> usize {
         let mut count = 0;
         for (name, _) in self.names.extract_if(.., |_, entry| entry.home == home) {
-            // Locks and barriers are made anew by whoever needs them next.
+            // Locks and barriers are made anew by the next session that needs them.
             if !names::is_reserved(&name) {
                 self.lost.insert(name, home, parting);
                 count += 1;

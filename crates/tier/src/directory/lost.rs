@@ -1,4 +1,4 @@
-//! Names whose regions were lost with their homes: kept so that whoever asks is told what has become of them.
+//! Names whose regions were lost with their homes: kept so that who asks is told what has become of them.
 //!
 //! A name stays here until somebody is done with it (`forget`), it is taken anew, or so many were lost after it that
 //! there is no room.
@@ -67,7 +67,7 @@ impl LostNames {
         }
     }
 
-    /// Whoever exited was killed; whether that is news of any name.
+    /// The process that exited was killed; whether that is news of any name.
     pub(super) fn note_killed(&mut self, home: NodeLife) -> bool {
         let of_home = self.names.values_mut().filter(|entry| entry.home == home);
         of_home.filter_map(|entry| entry.parting.note_killed().then_some(())).count() > 0

@@ -1,6 +1,6 @@
 //! The home's side of barriers: who is there, and until when they wait.
 //!
-//! The number of participants is that of whoever comes first in a round.  A round ends when all are there, or for
+//! The number of participants is that of the first to come in a round.  A round ends when all are there, or for
 //! all who are there when the first of them has waited for as long as it would: the home alone decides which, so that
 //! all learn the same.
 

@@ -11,7 +11,7 @@
 //!
 //! A node speaks for its own memory only.  So a change goes on when the mapper has let go, or when each owner of a chunk
 //! has itself cut the mapper off; silence says nothing.  What an owner said stays true until the mapper is paired anew with
-//! the home: whoever is paired anew with an owner has let go of what it mapped there.
+//! the home: who is paired anew with an owner has let go of what it mapped there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::region::Stage;
 
-/// For so many leases an order waits for evidence before whoever gave it is told that it is not done yet.
+/// For so many leases an order waits for evidence before its giver is told that it is not done yet.
 const PATIENCE_LEASES: u64 = 3;
 
 /// For so many leases an owner waits until a mapper lets go: one in which the mapper may wait itself for who is gone.
@@ -222,7 +222,7 @@ impl Engine {
         }
     }
 
-    /// Whoever gave an order is told in time that it may take longer; the change goes on all the same.  A move is taken back:
+    /// The giver of an order is told in time that it may take longer; the change goes on all the same.  A move is taken back:
     /// others wait for the chunk that it has frozen.
     pub(super) fn excuse_the_stalled(&mut self) {
         let patience_ns = PATIENCE_LEASES * self.config.lease_ns;

@@ -325,7 +325,7 @@ impl Engine {
         busy.has_name = name.is_some();
         found.busy = Some(Box::new(busy));
         if let Some(name) = name {
-            // Whoever hears that the region is free may use its name.
+            // Who hears that the region is free may use its name.
             let release = Request::ReleaseName { name: name.into(), region };
             self.ask_directory(release, Purpose::Release(region));
         }

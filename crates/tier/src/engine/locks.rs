@@ -197,7 +197,7 @@ impl Engine {
         self.answer(requester, body);
     }
 
-    /// Gives the lock to whoever has waited longest.
+    /// Gives the lock to the session that has waited longest.
     fn pass_on(&mut self, region: RegionId, words: &LockWords, recovered: bool) {
         let next = self.locks.queues.get_mut(&region).and_then(VecDeque::pop_front);
         let contended = self.locks.queues.get(&region).is_some_and(|queue| !queue.is_empty());
@@ -206,7 +206,7 @@ impl Engine {
         }
         match next {
             Some(waiter) => self.give_lock(region, words, &waiter, contended, recovered),
-            // Whoever asks next is to know that it is recovered.
+            // The next to ask is to know that it is recovered.
             None if recovered => words.give(Holder::NOBODY, false),
             None => words.make_free(),
         }

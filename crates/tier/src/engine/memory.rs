@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nobody but its owner writes to memory by command, so an owner knows by itself how long it must keep memory back
-//! that was freed meanwhile, whoever has died.  What the session's node maps stays as it is until the answer has
+//! that was freed meanwhile, also after deaths.  What the session's node maps stays as it is until the answer has
 //! come: until then it acknowledges no change, and announces no unmapping.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -300,7 +300,7 @@ impl Engine {
         peer.is_some_and(|(_, peer)| self.now_ns.saturating_sub(peer.heard_ns) <= self.config.lease_ns / 2)
     }
 
-    /// Whoever lost sight of the directory before that was restarted would not find it.
+    /// A node that lost sight of the directory before that was restarted would not find it.
     fn tell_where_the_directory_is(&mut self, newcomer: NodeLife) {
         let (living, unreachable, ended) = (self.seat().into_iter().collect(), Vec::new(), Vec::new());
         let known = Notice::Known { living, unreachable, ended };
@@ -515,7 +515,7 @@ impl Engine {
         self.effects.push_back(Effect::Changed);
     }
 
-    /// All hear of an end from the directory, which hears of it from whoever has seen it.
+    /// All hear of an end from the directory, which hears of it from a witness.
     fn tell_of_end(&mut self, life: NodeLife, parting: Parting) {
         let seat = self.directory.seat();
         if seat == self.config.life.node {

@@ -1,7 +1,7 @@
 //! Populating: taking the memory of new chunks of ours from the system before anybody uses them.
 //!
-//! The system counts a page as taken by whoever touches it first.  Here that is this node, whose memory it is, and not
-//! whoever happens to write to a region first; and who is told of a region need not fear for its memory.  It is done
+//! The system counts a page as taken by the process that touches it first.  Here that is this node, whose memory it is, and not
+//! the first writer to a region; and who is told of a region need not fear for its memory.  It is done
 //! in pieces, so that others have their turn, and stops when nobody waits for it any more.
 
 use std::collections::BTreeSet;

@@ -111,7 +111,7 @@ impl Engine {
         }
     }
 
-    /// Whoever gave a command does not wait for its end.  Ends waiting for locks and at barriers; all others go on to
+    /// The giver of a command does not wait for its end.  Ends waiting for locks and at barriers; all others go on to
     /// their end.
     pub fn abandon(&mut self, now_ns: u64, op: OpId) {
         self.now_ns = now_ns;

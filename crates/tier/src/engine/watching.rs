@@ -1,6 +1,6 @@
 //! The home's side of watching: who is to be told of what is written to a region with a notification.
 //!
-//! The home keeps the list only: whoever has written asks for it and tells all by messages.  So a notification never
+//! The home keeps the list only: the writer asks for it and tells all by messages.  So a notification never
 //! comes before its bytes, and a slow watcher holds up those who write, not the home.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::message::{ErrorReply, Reply, Request, Watcher};
 use crate::permissions::Permissions;
 use crate::region::{Busy, Region, Stage};
 
-/// Most watchers of a region: whoever writes with a notification has so many to tell.
+/// Most watchers of a region: a write with a notification has so many to tell.
 pub const WATCHERS_MAX: usize = 4096;
 
 /// The watchers of all regions that are at home here.

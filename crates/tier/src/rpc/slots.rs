@@ -10,7 +10,7 @@
 //!                    └─────── handle_reply (late) ──> Replied ────> Free
 //! ```
 //!
-//! Whoever waits holds a slot's number only.  A slot is free again only when nothing can be written to it any more;
+//! A waiter holds a slot's number only.  A slot is free again only when nothing can be written to it any more;
 //! then the next use has another generation, so that even a peer that breaks this rule is found out.
 
 use std::task::Waker;
@@ -87,7 +87,7 @@ pub enum Arrival {
     Posthumous,
 }
 
-/// What there is to see for whoever waits.
+/// What a waiter sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyState {
     /// Nothing yet.
@@ -151,7 +151,7 @@ impl<H> ReplySlots<H> {
 
     /// Until when the reply is waited for; at first, for ever.
     pub fn set_deadline(&mut self, id: SlotId, at_ns: u64) {
-        let slot = self.slot_mut(id).expect("whoever opened a slot holds it");
+        let slot = self.slot_mut(id).expect("its opener holds it");
         if let State::Waiting { deadline_ns, .. } = &mut slot.state {
             *deadline_ns = at_ns;
             self.next_deadline_ns = self.next_deadline_ns.min(at_ns);
@@ -160,7 +160,7 @@ impl<H> ReplySlots<H> {
 
     /// Leaves something with a slot that is in use, until it is free again.
     pub fn hold(&mut self, id: SlotId, held: H) {
-        self.slot_mut(id).expect("whoever opened a slot holds it").held = Some(held);
+        self.slot_mut(id).expect("its opener holds it").held = Some(held);
     }
 
     /// Who is to answer into a slot that is in use.
@@ -196,7 +196,7 @@ impl<H> ReplySlots<H> {
                 Ok(Arrival::Expected(waker))
             }
             State::Abandoned => {
-                // From here on only whoever looks at it frees it.
+                // From here on only its waiter frees it.
                 slot.state = State::Replied;
                 Ok(Arrival::Late)
             }
@@ -208,13 +208,13 @@ impl<H> ReplySlots<H> {
 
     /// Looks after a slot.
     pub fn look(&mut self, id: SlotId, now_ns: u64) -> ReplyState {
-        let slot = self.slot_mut(id).expect("whoever waits for a slot holds it");
+        let slot = self.slot_mut(id).expect("its waiter holds it");
         match &slot.state {
             State::Waiting { deadline_ns, .. } if *deadline_ns <= now_ns => ReplyState::Overdue,
             State::Waiting { .. } => ReplyState::Waiting,
             State::Replied => ReplyState::Replied,
             State::Down { .. } => ReplyState::Down,
-            State::Free | State::Abandoned => unreachable!("whoever waits for a slot holds it"),
+            State::Free | State::Abandoned => unreachable!("its waiter holds it"),
         }
     }
 
@@ -232,7 +232,7 @@ impl<H> ReplySlots<H> {
 
     /// Nobody waits for this slot any more.
     pub fn abandon(&mut self, id: SlotId) -> Abandoned<H> {
-        let slot = self.slot_mut(id).expect("whoever abandons a slot holds it");
+        let slot = self.slot_mut(id).expect("its waiter holds it");
         match &mut slot.state {
             State::Waiting { waker, .. } => {
                 let waker = waker.take();
@@ -258,7 +258,7 @@ impl<H> ReplySlots<H> {
 
     /// The slot is free again; returns what it held.
     pub fn free(&mut self, id: SlotId) -> Option<H> {
-        let slot = self.slot_mut(id).expect("whoever frees a slot holds it");
+        let slot = self.slot_mut(id).expect("its waiter holds it");
         slot.state = State::Free;
         slot.generation = next_generation(slot.generation);
         let held = slot.held.take();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_overdue_is_woken_and_the_others_are_not() {
+    fn overdue_waiters_are_woken_and_the_others_are_not() {
         let mut slots = slots();
         let (soon, later) = (open(&mut slots), open(&mut slots));
         slots.set_deadline(soon, 10);

@@ -82,7 +82,7 @@ impl NodeLock {
 
 impl Drop for NodeLock {
     fn drop(&mut self) {
-        // Whoever comes next removes what cannot be removed now.
+        // The next node removes what cannot be removed now.
         let _ = self.dir.remove_files_of(self.node);
         self.lock.remove();
     }

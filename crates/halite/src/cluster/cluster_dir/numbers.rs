@@ -1,6 +1,6 @@
 //! Numbers for nodes that have none of their own, none of which is given out twice in a cluster's life.
 //!
-//! The file holds the next one in ten digits, and is rewritten in place by one write of those: whoever is killed has
+//! The file holds the next one in ten digits, and is rewritten in place by one write of those: a killed process has
 //! done it or not.  Only those who hold the join lock come here.
 
 use std::fs::File;

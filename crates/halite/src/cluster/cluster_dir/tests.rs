@@ -68,7 +68,7 @@ fn a_number_that_was_given_out_is_not_given_out_again_while_the_cluster_lives() 
     assert_eq!((one.node().0, two.node().0), (1000, 1001));
     drop(one);
     assert_eq!(take(&dir, None).node().0, 1002, "1000 is free, and was somebody");
-    // The first node may come and go, and whoever cleans leaves the count to the living.
+    // The first node may come and go, and cleaning leaves the count to the living.
     drop(first);
     dir.clean().unwrap();
     let first = take(&dir, Some(0));
@@ -263,7 +263,7 @@ fn who_waits_too_long_for_another_to_join_learns_its_process() {
 }
 
 #[test]
-fn the_process_of_a_node_is_whoever_listens_and_not_what_a_file_says() {
+fn the_process_of_a_node_is_the_one_that_listens_and_not_what_a_file_says() {
     let (scratch, dir) = Scratch::founded("process");
     std::fs::write(scratch.0.join("node-1.lock"), "1 1\n").unwrap();
     assert!(dir.process_of(NodeId(1)).unwrap().is_none());
