@@ -90,7 +90,7 @@ impl Acceptor<'_> {
     fn admit(&self, accepted: OwnedFd) {
         if self.core.is_crowded() {
             let reason = "this node has as many peers as it takes".to_owned();
-            tracing::warn!("whoever connected was refused: {reason}");
+            tracing::warn!("a process that connected was refused: {reason}");
             let _ = socket::send(std::os::fd::AsFd::as_fd(&accepted), &Message::Refused { reason }, &[]);
             return;
         }

@@ -277,7 +277,7 @@ impl Link {
         let reason: String = trouble.to_string().chars().take(REASON_CHARS_MAX).collect();
         match &state.phase {
             Phase::Greeting { .. } if self.dialled.is_none() && state.socket.is_some() => {
-                tracing::warn!("whoever connected was refused: {reason}");
+                tracing::warn!("a process that connected was refused: {reason}");
             }
             Phase::Connected { peer } => {
                 tracing::info!("the connection to process {} ends: {reason}", peer.process.pid);
