@@ -57,7 +57,12 @@ pub enum Word {
         done: bool,
     },
     /// This node hears nothing from us any more, and we nothing from it.
-    Parted(NodeLife),
+    Parted {
+        /// Which node.
+        life: NodeLife,
+        /// Whether it is about to come, and to tell its names.
+        is_expected: bool,
+    },
     /// The life of a node is over, and its regions are lost.
     Ended {
         /// Whose.

@@ -431,7 +431,7 @@ impl Engine {
                 self.withdraw(region, Requester { life: from, id: request })
             }
             Notice::Return { extents } => self.handle_return(from, extents),
-            Notice::Missing { missing, ended } => self.handle_missing(missing, ended),
+            Notice::Seen { members, ended } => self.handle_seen(members, ended),
             Notice::Killing { life } => self.handle_killing(from, life),
         }
     }

@@ -447,8 +447,8 @@ pub enum Notice {
     /// By the directory: these nodes are of the cluster, and are dialled at these addresses; and these lives are over.
     /// Those that it does not hear itself are not waited for by who joins.
     Known { living: Vec<(NodeLife, String)>, unreachable: Vec<(NodeLife, String)>, ended: Vec<NodeLife> },
-    /// To the directory: these nodes I know and do not hear, and they are dialled at these addresses; and these lives are over.
-    Missing { missing: Vec<(Member, String)>, ended: Vec<NodeLife> },
+    /// To the directory, which may have restarted: these nodes I know, and they are dialled at these addresses; and these lives are over.
+    Seen { members: Vec<(Member, String)>, ended: Vec<NodeLife> },
     /// To the directory, which tells what becomes of nodes: I end that one's process, for I have not heard it for longer
     /// than its lease.
     Killing { life: NodeLife },

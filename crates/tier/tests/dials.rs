@@ -358,6 +358,7 @@ fn who_does_not_say_which_connection_it_has_chosen_is_not_waited_for() {
 #[test]
 fn to_join_costs_a_few_messages_per_peer() {
     let mut world = World::new(1, 3);
+    world.nodes[2].engine.begin_to_meet();
     for (from, to) in [(2, 1), (2, 0)] {
         world.dial(from, to);
     }

@@ -494,6 +494,18 @@ impl World {
         }
     }
 
+    /// Node 0 is restarted, and told of one host.
+    fn join_by_way_of(&mut self, host: usize) -> usize {
+        let others: Vec<usize> = (0..self.count()).filter(|other| *other != host).collect();
+        let were_running: Vec<bool> = others.iter().map(|other| self.cluster.hosts[*other].running).collect();
+        others.iter().for_each(|other| self.cluster.hosts[*other].running = false);
+        let directory = self.cluster.add_late(0, ARENA_BYTES);
+        for (other, was_running) in others.into_iter().zip(were_running) {
+            self.cluster.hosts[other].running = was_running;
+        }
+        directory
+    }
+
     /// Everybody knows that the home of the wide region is dead, and holds nothing for it any more.
     fn check_that_all_know_of_the_end_of(&mut self, host: usize, survivors: &[usize]) {
         for survivor in survivors {
@@ -677,4 +689,39 @@ fn chunks_that_are_freed_while_their_owner_tells_what_it_holds_are_given_back() 
         assert_eq!(cluster.outcome(0, op), Some(Ok(Outcome::Done)));
     }
     assert_eq!([0, 1].map(|host| cluster.memory(host)), [(0, 0); 2]);
+}
+
+/// It gave names away that regions had whose homes had yet to dial it.
+#[test]
+fn a_directory_that_is_restarted_waits_for_all_whom_the_first_that_it_meets_knows() {
+    let mut world = World::of(4);
+    world.cluster.kill(0);
+    world.sleep(1);
+    // It joins by way of host 1; the others dial it when they look for it next.
+    world.part(&[4], &[2, 3]);
+    let directory = world.join_by_way_of(1);
+    world.cluster.run();
+    let taken = |name: &str| common::allocation(Some(name), CHUNK_BYTES, Placement::Local);
+    let asked = world.cluster.submit(directory, taken(&name_of(2)));
+    world.cluster.run();
+    assert!(!world.cluster.has_ended(directory, asked), "host 2 may have that name");
+    world.cluster.cut.clear();
+    world.sleep(2);
+    assert_eq!(world.cluster.outcome(directory, asked), Some(Err(ErrorReply::NameTaken.into())));
+}
+
+#[test]
+fn a_directory_that_is_restarted_waits_a_lease_for_who_does_not_come() {
+    let mut world = World::of(3);
+    world.cluster.kill(0);
+    world.sleep(1);
+    world.part(&[3], &[2]);
+    let directory = world.join_by_way_of(1);
+    world.cluster.run();
+    let new = common::allocation(Some("new"), CHUNK_BYTES, Placement::Local);
+    let asked = world.cluster.submit(directory, new);
+    world.cluster.run();
+    assert!(!world.cluster.has_ended(directory, asked));
+    world.sleep(2);
+    assert!(matches!(world.cluster.outcome(directory, asked), Some(Ok(Outcome::Mapped { .. }))));
 }

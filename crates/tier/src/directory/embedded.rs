@@ -114,11 +114,13 @@ impl Embedded {
         }
     }
 
-    fn part_from(&mut self, life: NodeLife, now_ns: u64) {
+    fn part_from(&mut self, life: NodeLife, is_expected: bool, now_ns: u64) {
         // A name given to who does not hear of it would never be free again.
         self.parked.retain(|(requester, _)| requester.life != life);
         self.telling.remove(&life);
-        self.awaited.remove(&life);
+        if !is_expected {
+            self.awaited.remove(&life);
+        }
         self.unpark(now_ns);
     }
 }
@@ -162,13 +164,13 @@ impl Directory for Embedded {
                     self.unpark(now_ns);
                 }
             }
-            Word::Parted(life) => self.part_from(life, now_ns),
+            Word::Parted { life, is_expected } => self.part_from(life, is_expected, now_ns),
             Word::Ended { life, parting } => {
                 let count = self.table.lose_home(life, parting);
                 if count > 0 {
                     self.said.push_back(Said::News(News::NamesLost { count, life }));
                 }
-                self.part_from(life, now_ns);
+                self.part_from(life, false, now_ns);
             }
             Word::Corrected { life, parting } => self.table.lost.correct(life, parting),
             Word::Killed { life, by, is_told } => {

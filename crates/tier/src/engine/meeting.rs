@@ -17,7 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use halite_fabric::PeerId;
 
 use super::{Connection, Engine};
-use crate::directory::Word;
 use crate::effect::Effect;
 use crate::hello::{BadHello, Hello};
 use crate::ids::{NodeId, NodeLife};
@@ -241,7 +240,7 @@ impl Engine {
     /// A connection is gone before it was up: if it was the only one, nobody waits for what its other end would say.
     fn give_up_meeting(&mut self, life: NodeLife) {
         if !self.members.is_alive(life) && !self.meeting.has(life) {
-            self.tell_directory(Word::Parted(life));
+            self.tell_directory_of_parting(life);
             self.abandon_sweeps_by(life);
             self.handle_reach_changed(life);
         }

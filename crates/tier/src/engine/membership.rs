@@ -104,7 +104,7 @@ impl Engine {
 
     pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId, Epoch)>, done: bool) {
         if done {
-            self.members.note_names_told(from);
+            self.note_names_told(from);
         }
         self.tell_directory(Word::Names { from, names, done });
     }
@@ -402,6 +402,7 @@ impl Engine {
             }
         }
         self.drop_those_unheard_of();
+        self.expect_names_no_longer();
         self.cut_off_the_deaf();
         self.excuse_the_stalled();
         self.dial_the_unreachable();

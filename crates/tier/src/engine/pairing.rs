@@ -58,6 +58,8 @@ struct Pairing {
     is_dialled: bool,
     /// The directory does not hear it either: nobody waits for it.
     is_doubtful: bool,
+    /// Until when the directory, which has heard of it from others, waits for the names of its regions.
+    names_due_ns: Option<u64>,
     /// Whether the directory says that the life is over: it is so for us when we lose sight of it, or its number is claimed.
     is_succeeded: bool,
 }
@@ -270,7 +272,7 @@ impl Engine {
         if self.directory.seat() != self.config.life.node {
             if self.directory.seat() == newcomer.node {
                 self.tell_where_the_directory_is(newcomer);
-                self.tell_who_is_missing();
+                self.tell_whom_we_know();
             }
             return;
         }
@@ -309,37 +311,72 @@ impl Engine {
         others.collect::<Vec<_>>().into_iter().for_each(|node| self.notify(node, known.clone()));
     }
 
-    /// The directory may have restarted, and of who is not there know less than we do.
-    fn tell_who_is_missing(&mut self) {
-        let described = self.members.described(self.now_ns);
-        let missing = described.filter_map(|member| {
-            let pairing = self.pairings.by_life.get(&member.life).filter(|pairing| !pairing.is_up)?;
+    /// The directory may have restarted, and know less than we do.  A newcomer has nothing to say.
+    fn tell_whom_we_know(&mut self) {
+        if self.meeting.is_joining {
+            return;
+        }
+        let seat = self.directory.seat();
+        let described = self.members.described(self.now_ns).filter(|member| member.life.node != seat);
+        let members = described.filter_map(|member| {
+            let pairing = self.pairings.by_life.get(&member.life)?;
             Some((member, pairing.address.clone()))
         });
-        let (missing, ended): (Vec<_>, Vec<_>) = (missing.collect(), self.pairings.ended.all());
-        if !missing.is_empty() || !ended.is_empty() {
-            self.notify(self.directory.seat(), Notice::Missing { missing, ended });
-        }
+        let (members, ended) = (members.collect(), self.pairings.ended.all());
+        self.notify(seat, Notice::Seen { members, ended });
     }
 
-    /// Another node knows of these that they are not there, or that their lives are over.
-    pub(super) fn handle_missing(&mut self, missing: Vec<(Member, String)>, ended: Vec<NodeLife>) {
+    /// Another node knows of these that they are there, or were, or that their lives are over.  Those that are there will say which names
+    /// their regions have: as long as we have not heard that, a name that seems free may not be.
+    pub(super) fn handle_seen(&mut self, members: Vec<(Member, String)>, ended: Vec<NodeLife>) {
         if self.directory.seat() != self.config.life.node {
             return;
         }
         self.note_ended(ended);
-        for (member, address) in missing {
+        for (member, address) in members {
             let life = member.life;
             if life.node == self.config.life.node || self.pairings.may_live(life) {
                 continue;
             }
-            if let Some(pairing) = self.pairings.note_known(life, address) {
-                pairing.is_doubtful = true;
-                self.members.note_missing(member, self.now_ns);
-                self.note_number_of(life.node);
+            let is_there = member.state == NodeState::Alive;
+            let Some(pairing) = self.pairings.note_known(life, address) else { continue };
+            pairing.is_doubtful = !is_there;
+            pairing.names_due_ns = is_there.then_some(self.now_ns + self.config.lease_ns);
+            self.members.note_missing(member, self.now_ns);
+            self.note_number_of(life.node);
+            if is_there {
+                self.tell_directory(Word::Expected(life));
             }
         }
         self.dial_the_unreachable();
+    }
+
+    /// Who has not come for a lease is not waited for: what it calls as others do will be renamed.
+    pub(super) fn expect_names_no_longer(&mut self) {
+        let (now_ns, members) = (self.now_ns, &self.members);
+        let is_over = |pairing: &Pairing| pairing.names_due_ns.is_some_and(|due_ns| due_ns < now_ns);
+        let mut over = Vec::new();
+        for (life, pairing) in self.pairings.by_life.iter_mut().filter(|(_, pairing)| is_over(pairing)) {
+            pairing.names_due_ns = None;
+            if !members.is_alive(*life) {
+                over.push(*life);
+            }
+        }
+        over.into_iter().for_each(|life| self.tell_directory_of_parting(life));
+    }
+
+    /// A connection has ended, or has come to nothing.
+    pub(super) fn tell_directory_of_parting(&mut self, life: NodeLife) {
+        let is_expected = self.pairings.is(life, |pairing| pairing.names_due_ns.is_some());
+        self.tell_directory(Word::Parted { life, is_expected });
+    }
+
+    /// It has told all names of its regions.
+    pub(super) fn note_names_told(&mut self, life: NodeLife) {
+        if let Some(pairing) = self.pairings.by_life.get_mut(&life) {
+            pairing.names_due_ns = None;
+        }
+        self.members.note_names_told(life);
     }
 
     /// Others say that these lives are over.  Who is paired with us is not dead on their word alone.
@@ -458,7 +495,7 @@ impl Engine {
         if state != NodeState::Left {
             self.say_down(peer);
         }
-        self.tell_directory(Word::Parted(life));
+        self.tell_directory_of_parting(life);
         let grace_periods = self.mapper.handle_down(life);
         self.effects.extend(grace_periods.into_iter().map(Effect::Quiesce));
         // Also those of regions that were dropped before, of which it has not heard.
@@ -521,7 +558,7 @@ impl Engine {
         if seat == self.config.life.node {
             self.tell_all(Notice::Known { living: Vec::new(), unreachable: Vec::new(), ended: vec![life] });
         } else if parting.cause != LossCause::Unreachable {
-            self.notify(seat, Notice::Missing { missing: Vec::new(), ended: vec![life] });
+            self.notify(seat, Notice::Seen { members: Vec::new(), ended: vec![life] });
         }
     }
 
