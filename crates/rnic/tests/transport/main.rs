@@ -5,5 +5,6 @@ mod hostile;
 mod pair;
 mod paths;
 mod repairing;
+mod single;
 mod walk;
 mod working;
