@@ -29,6 +29,7 @@ enum State {
 struct Entry {
     state: State,
     left_ns: u64,
+    first_left_ns: u64,
     order: u64,
     copies: u32,
     /// It is answered by more than an acknowledgement.
@@ -62,6 +63,8 @@ pub(super) struct News {
     pub arrived: u32,
     /// When the newest packet left whose arrival was told at once.
     pub left_ns: Option<u64>,
+    /// When one left first that was sent more than once: of which it was, nobody knows.
+    pub first_left_ns: Option<u64>,
 }
 
 impl Scoreboard {
@@ -103,7 +106,8 @@ impl Scoreboard {
             debug_assert_eq!(sequence, self.una + self.entries.len() as u64, "no gaps");
             self.open += u32::from(is_answered);
             let (state, order, copies) = (State::Done, 0, 0);
-            self.entries.push_back(Entry { state, left_ns: 0, order, copies, is_answered, asks });
+            let (left_ns, first_left_ns) = (now_ns, now_ns);
+            self.entries.push_back(Entry { state, left_ns, first_left_ns, order, copies, is_answered, asks });
         }
         let (order, index) = (self.order_next, (sequence - self.una) as usize);
         self.order_next += 1;
@@ -137,6 +141,10 @@ impl Scoreboard {
         }
         if copies == 1 && (asks || is_answered || state == State::Kept) {
             self.news.left_ns = self.news.left_ns.max(Some(left_ns));
+        }
+        if copies > 1 {
+            let first_ns = self.entries[index].first_left_ns;
+            self.news.first_left_ns = self.news.first_left_ns.max(Some(first_ns));
         }
         self.news.arrived += 1;
         self.set(index, state);

@@ -79,7 +79,7 @@ impl Requester {
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Failure> {
-        let (now_ns, config) = (at.now_ns, at.config);
+        let (now_ns, config, granted) = (at.now_ns, at.config, self.limit(at.config));
         let Some(selective) = &mut self.selective else { return Ok(None) };
         selective.paced_until_ns = None;
         let lost = selective.board.next_lost();
@@ -88,15 +88,15 @@ impl Requester {
         if self.is_probing || !self.may_send_selective(config, work, sequence, lost.is_some()) {
             return Ok(None);
         }
+        let Some(selective) = &mut self.selective else { return Ok(None) };
         let piece = work.layout.piece((sequence - work.first) as u32);
         let is_answered = work.request.operation.is_answered();
-        let quarter = u64::from(self.limit(config)).div_ceil(4);
+        let quarter = u64::from(selective.limit(granted)).div_ceil(4);
         let asks = !is_answered
             && (work.request.signalled && piece.is_end
                 || sequence + 1 - self.asked_end.min(sequence) >= quarter
                 || lost.is_some());
         let (signals, trip_ns) = (is_answered || asks, self.trip.smoothed_ns());
-        let Some(selective) = &mut self.selective else { return Ok(None) };
         // [ROCE-CC-2]
         if let (Some(window), Some(trip_ns)) = (selective.window_packets(), trip_ns) {
             selective.paced_until_ns = selective.pacer.wait_until(now_ns, window, trip_ns);
@@ -105,7 +105,6 @@ impl Requester {
             }
             selective.pacer.note_sent(now_ns, window, trip_ns);
         }
-        let work = &self.works[self.works.partition_point(|work| work.end <= sequence)];
         let len = write_packet(at.memory, work, sequence, &piece, asks, dest_qp, buffer)?;
         selective.board.note_sent(now_ns, sequence, is_answered, asks);
         if self.una == self.next && self.attempts == 0 {
@@ -270,6 +269,13 @@ impl Requester {
         let trip_ns = news.left_ns.filter(|_| !was_silent).map(|left_ns| now_ns - left_ns);
         if let Some(trip_ns) = trip_ns {
             self.trip.note(trip_ns);
+            self.silences = 0;
+        } else if was_silent && let Some(left_ns) = news.left_ns.or(news.first_left_ns) {
+            // Where each packet seems to be lost, the path is longer than it was thought to be.
+            self.silences += 1;
+            if self.trip.smoothed_ns().is_none() || self.silences >= SILENCES_IN_A_ROW {
+                self.trip.note(now_ns - left_ns);
+            }
         }
         let mut lost = self.find_lost(now_ns);
         let Some(selective) = &mut self.selective else { return };
@@ -316,6 +322,9 @@ impl Requester {
         }
     }
 }
+
+/// How often in a row an answer comes only after it was asked for again, before its time counts for the round trip.
+const SILENCES_IN_A_ROW: u32 = 4;
 
 /// How late a packet may be at least before it is lost, though others that left later have come.
 const LATE_NS_MIN: u64 = 50_000;

@@ -61,7 +61,7 @@ pub struct TestMemory {
 }
 
 impl TestMemory {
-    fn new() -> TestMemory {
+    pub fn new() -> TestMemory {
         let keys = [KEY, READ_ONLY].map(|key| (key, vec![0; MEMORY_BYTES]));
         TestMemory { keys: RefCell::new(keys.into()), reads_left: Cell::new(None) }
     }
