@@ -13,6 +13,8 @@ use std::collections::VecDeque;
 /// After how many that left later a packet is lost: at first, and at most where the network keeps no order.
 const TOLERANCE_MIN: u64 = 3;
 const TOLERANCE_MAX: u64 = 96;
+/// Of one that left more often nobody says how long it took.
+const COPIES_TIMED_MAX: u32 = 6;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -111,7 +113,10 @@ impl Scoreboard {
         }
         let (order, index) = (self.order_next, (sequence - self.una) as usize);
         self.order_next += 1;
-        self.set(index, State::UnderWay);
+        // Who is asked by one that it keeps has nothing new to say of that.
+        if self.entries[index].state != State::Kept {
+            self.set(index, State::UnderWay);
+        }
         let entry = &mut self.entries[index];
         (entry.left_ns, entry.order, entry.copies) = (now_ns, order, entry.copies + 1);
     }
@@ -142,7 +147,7 @@ impl Scoreboard {
         if copies == 1 && (asks || is_answered || state == State::Kept) {
             self.news.left_ns = self.news.left_ns.max(Some(left_ns));
         }
-        if copies > 1 {
+        if (2..=COPIES_TIMED_MAX).contains(&copies) {
             let first_ns = self.entries[index].first_left_ns;
             self.news.first_left_ns = self.news.first_left_ns.max(Some(first_ns));
         }

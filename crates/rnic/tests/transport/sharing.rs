@@ -44,6 +44,7 @@ fn goodput_by_loss_and_round_trip_is_that_of_the_table() {
     let mut of_delay = Vec::new();
     for (name, config, trip_us) in [
         ("all behind, grant", going_back(), 1_000),
+        ("single, grant", ends(Congestion::Grant), 1_000),
         ("single, delay", ends(Congestion::Delay), 100),
         ("single, delay", ends(Congestion::Delay), 1_000),
         ("single, delay", ends(Congestion::Delay), 10_000),

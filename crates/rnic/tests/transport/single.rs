@@ -172,6 +172,36 @@ fn a_hole_that_is_filled_while_the_acknowledgement_is_lost_does_not_wait_for_eve
 }
 
 #[test]
+fn a_repetition_that_is_lost_while_the_rest_is_known_to_be_kept_is_repeated_within_milliseconds() {
+    for times in 1..8 {
+        let mut pair = acquainted();
+        pair.tell(move |sent| match (sent.from, sent.psn) {
+            (A, 2) if sent.repetition < times => Fate::IsLost,
+            _ => Fate::Arrives,
+        });
+        let begin = pair.now_ns;
+        write_all(&mut pair, 8);
+        // Each time the newest is asked by once, and the answer to that is that nothing has changed.
+        let took_ns = pair.now_ns - begin;
+        assert!(took_ns < 4_000_000 * times as u64, "{times}: {took_ns}, {:?}", pair.told);
+    }
+}
+
+#[test]
+fn a_path_that_becomes_much_longer_is_used_as_before_after_a_while() {
+    let mut pair = acquainted();
+    pair.tell(|sent| if sent.from == A { Fate::IsLate(30_000_000) } else { Fate::Arrives });
+    for _ in 0..20 {
+        write_all(&mut pair, 1);
+    }
+    let before = pair.a().qp.counters().repeated;
+    for _ in 0..20 {
+        write_all(&mut pair, 1);
+    }
+    assert_eq!(pair.a().qp.counters().repeated, before, "it has been found out how long it takes");
+}
+
+#[test]
 fn duplicates_never_land_however_late_they_come() {
     let mut pair = acquainted();
     pair.tell(|sent| match (sent.from, sent.repetition) {
