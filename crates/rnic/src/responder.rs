@@ -222,7 +222,9 @@ impl Responder {
     /// Keeps a packet that came before its turn, if that is within the bound, and has the peer told what is missing.
     // [ROCE-SEL-1]
     fn keep(&mut self, at: &mut Surroundings<'_>, sequence: u64, packet: &Packet<'_>) {
-        if sequence - self.expected > span(self.grant) {
+        // One that is too long never fits, whenever its turn comes.
+        let fits = packet.payload.len() <= at.config.mtu.bytes() as usize;
+        if !fits || sequence - self.expected > span(self.grant) {
             at.counters.ahead += 1;
         } else if self.kept.keep(sequence, packet) {
             at.counters.kept += 1;

@@ -272,6 +272,17 @@ fn what_comes_before_its_turn_is_kept_within_the_bound_and_beyond_it_is_dropped(
 }
 
 #[test]
+fn what_is_longer_than_any_packet_is_not_kept() {
+    let mut pair = acquainted();
+    let (psn, payload) = (pair.psn(A, 3), [1; 300]);
+    let headers = Headers::WriteOnly { reth: RethRepr { address: 0, rkey: KEY, len: 300 }, imm: None };
+    let dest_qp = Qpn::new(0xbbb);
+    pair.forge(B, &Packet { dest_qp, psn, ack_request: false, solicited: false, headers, payload: &payload });
+    assert_eq!((pair.b().qp.counters().kept, pair.b().qp.counters().ahead), (0, 1));
+    write_all(&mut pair, 8);
+}
+
+#[test]
 fn numbers_wrap_around_under_what_is_kept_and_missing() {
     for first in 0xff_ffe0..=0xff_ffff {
         let mut pair = acquainted_as(selective(), [first, first ^ 0x55]);
