@@ -114,8 +114,6 @@ pub(crate) struct Requester {
     in_vain: u32,
     /// Parts in which the longest packet leaves.
     parts: u32,
-    /// Times in a row that something was heard only after silence.
-    silences: u32,
     /// `None` where all behind a lost packet is sent again.
     selective: Option<Selective>,
 }
@@ -146,7 +144,6 @@ impl Requester {
             trip: RoundTrip::default(),
             in_vain: 0,
             parts: 1,
-            silences: 0,
             selective: None,
         }
     }

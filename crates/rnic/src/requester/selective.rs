@@ -267,15 +267,12 @@ impl Requester {
         }
         // Nothing that was delayed by silence tells of the path.
         let trip_ns = news.left_ns.filter(|_| !was_silent).map(|left_ns| now_ns - left_ns);
-        if let Some(trip_ns) = trip_ns {
+        // Who waits too briefly for the path never hears of a packet that left once.  Only the first time: with each that is lost more such times would
+        // have it wait for longer.
+        let at_first =
+            news.first_left_ns.filter(|_| self.trip.smoothed_ns().is_none()).map(|left_ns| now_ns - left_ns);
+        if let Some(trip_ns) = trip_ns.or(at_first) {
             self.trip.note(trip_ns);
-            self.silences = 0;
-        } else if was_silent && let Some(left_ns) = news.left_ns.or(news.first_left_ns) {
-            // Where each packet seems to be lost, the path is longer than it was thought to be.
-            self.silences += 1;
-            if self.trip.smoothed_ns().is_none() || self.silences >= SILENCES_IN_A_ROW {
-                self.trip.note(now_ns - left_ns);
-            }
         }
         let mut lost = self.find_lost(now_ns);
         let Some(selective) = &mut self.selective else { return };
@@ -322,9 +319,6 @@ impl Requester {
         }
     }
 }
-
-/// How often in a row an answer comes only after it was asked for again, before its time counts for the round trip.
-const SILENCES_IN_A_ROW: u32 = 4;
 
 /// How late a packet may be at least before it is lost, though others that left later have come.
 const LATE_NS_MIN: u64 = 50_000;
