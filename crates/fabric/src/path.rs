@@ -13,6 +13,10 @@ pub struct Path {
     pub sent: u64,
     /// Of these, those that had been sent before: at least so many were lost, or late.
     pub repeated: u64,
+    /// Whether both ends repeat single packets; else all behind one that is lost is sent again.
+    pub repeats_single: bool,
+    /// Packets that came before others that were lost or late, and were kept until those had come.
+    pub kept: u64,
     /// How often an answer was waited for in vain.
     pub timeouts: u64,
     /// Packets that arrived.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::congestion::Congestion;
+
 /// Most payload of a packet (verbs' path MTU).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Mtu {
@@ -59,6 +61,11 @@ pub struct Config {
     /// Whether the peer is one of our own ends: credits are grants of packets, and keys exist even where nothing is moved.  Towards
     /// others, none are given or heeded, and a request without bytes may have any key.
     pub grants: bool,
+    /// Whether single packets are repeated: what comes before its turn is kept until then.  Both ends do so, or neither; and they
+    /// grant.
+    pub selective: bool,
+    /// What decides how much may be under way in the network, if it is not the peer's grant alone; of those that repeat selectively.
+    pub congestion: Congestion,
     /// Whether it is found out how long packets come through, and those that do not leave in parts.  Both ends do so, or neither.
     pub finds_path: bool,
     /// Most packets of a message into the peer's memory.  Packets of one length make longer trains where each is a message of its own,
@@ -87,6 +94,8 @@ impl Default for Config {
             send_queue_max: 1024,
             send_bytes_max: 1 << 16,
             grants: true,
+            selective: false,
+            congestion: Congestion::Grant,
             finds_path: false,
             write_packets_max: u32::MAX,
             read_packets_max: u32::MAX,

@@ -17,7 +17,9 @@ pub struct Counters {
     pub out_of_window: u64,
     /// Dropped: requests behind one that is missing.
     pub ahead: u64,
-    /// Requests that had been carried out, and were answered again.
+    /// Requests that came before their turn, and were kept until then.
+    pub kept: u64,
+    /// Requests that had been carried out, or kept, and were answered again.
     pub duplicates: u64,
     /// Dropped: answers to what has been answered, or that nothing asked for.
     pub stale: u64,
@@ -42,6 +44,7 @@ impl Add for Counters {
             misdirected: self.misdirected + other.misdirected,
             out_of_window: self.out_of_window + other.out_of_window,
             ahead: self.ahead + other.ahead,
+            kept: self.kept + other.kept,
             duplicates: self.duplicates + other.duplicates,
             stale: self.stale + other.stale,
             malformed: self.malformed + other.malformed,

@@ -11,7 +11,9 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod congestion;
 mod counters;
+mod kept;
 mod layout;
 mod memory;
 mod parts;
@@ -25,6 +27,7 @@ pub mod wire;
 mod work;
 
 pub use config::{Config, Mtu, Retry};
+pub use congestion::{Congestion, Controller};
 pub use counters::Counters;
 pub use memory::{Access, Memory, Refused};
 pub use queue_pair::{QueuePair, State};

@@ -64,11 +64,11 @@ impl QueuePair {
             path: config.finds_path.then(|| Path::new(config.mtu, psn)),
             cutter: Cutter::default(),
             assembly: Assembly::default(),
+            requester: Requester::new(FIRST + u64::from(psn.value())).repeating_as(&config),
             config,
             qpn,
             peer_qp: Qpn::new(0),
             state: State::Init,
-            requester: Requester::new(FIRST + u64::from(psn.value())),
             responder: Responder::new(FIRST),
             events: VecDeque::new(),
             counters: Counters::default(),
@@ -116,7 +116,7 @@ impl QueuePair {
         self.requester.round_trip_ns()
     }
 
-    /// Packets that the peer has granted.
+    /// Packets that may be under way: what the peer has granted, or less where the network takes less.
     pub fn window_packets(&self) -> u32 {
         self.requester.window()
     }
@@ -398,7 +398,7 @@ impl QueuePair {
             return;
         }
         self.state = State::Error;
-        self.requester.flush(failure, &mut self.events);
+        self.requester.flush(&self.config, failure, &mut self.events);
         self.cutter.forget();
         self.responder.end();
         self.events.push_back(Event::Broken { cause });

@@ -10,10 +10,14 @@
 //! oldest that is not acknowledged, in the middle of a read the next one to arrive.  Going back N is `next = una`.
 //! Silence alone is no loss: the peer may wait for its processor.  So the timer has only the newest packet sent again, and the
 //! peer's answer to that says what is missing.
-//! A peer that keeps what arrives out of order would let single packets be repeated: that is where `go_back` would differ.
+//! A peer that keeps what arrives out of order lets single packets be repeated: see [`selective`].
+
+mod scoreboard;
+mod selective;
 
 use std::collections::VecDeque;
 
+use self::selective::Selective;
 use crate::config::{Config, Retry, nanoseconds};
 use crate::counters::Counters;
 use crate::layout::{Layout, Piece};
@@ -27,6 +31,9 @@ use crate::work::{Cause, Event, Operation, PostError, Remote, Request, Source, S
 
 /// Most packets of an answer that one read request asks for.
 const READ_PACKETS_MAX: u32 = 64;
+
+/// After so many attempts in vain, what was known of the path may be over.
+const SILENT_ATTEMPTS: u32 = 3;
 
 /// The longest message that the architecture has.
 const MESSAGE_BYTES_MAX: u32 = 1 << 31;
@@ -56,6 +63,8 @@ struct Work {
     first: u64,
     /// The number behind its last packet's.
     end: u64,
+    /// What an atomic found, if that was told before its turn to complete.
+    old: Option<u64>,
 }
 
 /// A packet that has left.
@@ -105,6 +114,8 @@ pub(crate) struct Requester {
     in_vain: u32,
     /// Parts in which the longest packet leaves.
     parts: u32,
+    /// `None` where all behind a lost packet is sent again.
+    selective: Option<Selective>,
 }
 
 impl Requester {
@@ -133,7 +144,14 @@ impl Requester {
             trip: RoundTrip::default(),
             in_vain: 0,
             parts: 1,
+            selective: None,
         }
+    }
+
+    /// It repeats single packets, if that is agreed on.
+    pub fn repeating_as(mut self, config: &Config) -> Requester {
+        self.selective = config.selective.then(|| Selective::new(config, self.una));
+        self
     }
 
     pub fn post(&mut self, config: &Config, request: Request) -> Result<(), PostError> {
@@ -154,6 +172,8 @@ impl Requester {
             | Operation::CompareSwap { remote, .. } => remote.address,
         };
         let message_packets_max = match request.operation {
+            // [ROCE-SEL-6]
+            Operation::Read { .. } | Operation::Write { .. } if config.selective => 1,
             // Two under way keep the room full.
             Operation::Read { .. } => {
                 (config.room_packets / 2).min(config.read_packets_max).clamp(1, READ_PACKETS_MAX)
@@ -167,7 +187,7 @@ impl Requester {
         let layout = Layout::new(config.mtu.bytes(), address, len, message_packets_max);
         let (first, end) = (self.end, self.end + u64::from(layout.packets()));
         self.end = end;
-        self.works.push_back(Work { request, layout, first, end });
+        self.works.push_back(Work { request, layout, first, end, old: None });
         Ok(())
     }
 
@@ -184,9 +204,12 @@ impl Requester {
         }
         self.rnr_until_ns = None;
         if std::mem::take(&mut self.probe_is_due)
-            && let Some(newest) = self.under_way.back().map(|packet| packet.end - 1)
+            && let Some(newest) = self.newest_to_ask_by()
         {
             return self.write_probe(at, dest_qp, newest, buffer).map(Some);
+        }
+        if self.selective.is_some() {
+            return self.poll_selective(at, dest_qp, buffer);
         }
         if self.next == self.end {
             return Ok(None);
@@ -223,7 +246,7 @@ impl Requester {
     /// before it: an acknowledgement or an answer, that they have arrived; a refusal, which one has not.
     // [ROCE-TIME-2]
     fn write_probe(
-        &self,
+        &mut self,
         at: &mut Surroundings<'_>,
         dest_qp: Qpn,
         newest: u64,
@@ -235,8 +258,18 @@ impl Requester {
         if is_answered {
             piece = piece.alone();
         }
+        if let Some(selective) = &mut self.selective {
+            selective.note_probe(at.now_ns, newest, is_answered);
+        }
         at.counters.repeated += 1;
         write_packet(at.memory, work, newest, &piece, !is_answered, dest_qp, buffer)
+    }
+
+    fn newest_to_ask_by(&self) -> Option<u64> {
+        match &self.selective {
+            Some(selective) => selective.newest_open(),
+            None => self.under_way.back().map(|packet| packet.end - 1),
+        }
     }
 
     /// Keeps the books of a packet that has left.
@@ -302,7 +335,18 @@ impl Requester {
             return Ok(());
         };
         at.counters.stale += u64::from(sequence < self.una);
+        if self.selective.is_some() {
+            if let Some(aeth) = packet.headers.aeth() {
+                self.granted(at.config, sequence, aeth);
+            }
+            return self.handle_selective(at, sequence, packet);
+        }
         match packet.headers {
+            // Nobody said that it is understood.
+            Headers::Missing(_) => {
+                at.counters.malformed += 1;
+                Ok(())
+            }
             Headers::Acknowledge(aeth) => self.acknowledged(at, sequence, aeth),
             Headers::ReadResponseFirst(aeth)
             | Headers::ReadResponseLast(aeth)
@@ -373,12 +417,7 @@ impl Requester {
                     return Ok(());
                 }
                 self.advance(at, sequence);
-                let status = match nak {
-                    Nak::RemoteAccess => Status::RemoteAccess,
-                    Nak::InvalidRequest => Status::RemoteInvalidRequest,
-                    Nak::RemoteOperation | Nak::Sequence => Status::RemoteOperation,
-                };
-                return Err(Failure { sequence, status, cause: Cause::Refused(nak) });
+                return Err(Failure { sequence, status: nak.into(), cause: Cause::Refused(nak) });
             }
         }
         Ok(())
@@ -530,7 +569,10 @@ impl Requester {
 
     /// When something is to be done even if nothing arrives.
     pub fn poll_timeout(&self) -> Option<u64> {
-        [self.timer_ns, self.rnr_until_ns].into_iter().flatten().min()
+        let selective = self.selective.as_ref().and_then(Selective::poll_timeout);
+        // What is lost or kept back by its pace waits for that, too.
+        let selective = selective.map(|at| at.max(self.rnr_until_ns.unwrap_or(0)));
+        [self.timer_ns, self.rnr_until_ns, selective].into_iter().flatten().min()
     }
 
     // [ROCE-TIME-2]
@@ -541,7 +583,13 @@ impl Requester {
         counters: &mut Counters,
     ) -> Result<(), Failure> {
         self.rnr_until_ns = self.rnr_until_ns.filter(|until| now_ns < *until);
+        self.handle_lost_by_time(now_ns);
         if self.timer_ns.is_none_or(|at| now_ns < at) {
+            return Ok(());
+        }
+        if self.selective.as_ref().is_some_and(|selective| !selective.is_waiting()) {
+            // What is lost waits for its pace, and nothing for an answer.
+            self.timer_ns = Some(now_ns.saturating_add(self.wait_ns(config)));
             return Ok(());
         }
         counters.timeouts += 1;
@@ -564,6 +612,9 @@ impl Requester {
             }
             // An adapter says only once what is missing.
             Retry::Count { .. } => self.go_back(),
+        }
+        if let Some(selective) = self.selective.as_mut().filter(|_| self.attempts == SILENT_ATTEMPTS) {
+            selective.handle_silence();
         }
         self.is_probing = true;
         // Not beyond the end of the lease: the issuer is told in time.
@@ -593,7 +644,7 @@ impl Requester {
 
     /// Completes all posted requests with an error; `failure` names the request that caused it.
     // [ROCE-END-2]
-    pub fn flush(&mut self, failure: Option<Failure>, events: &mut VecDeque<Event>) {
+    pub fn flush(&mut self, config: &Config, failure: Option<Failure>, events: &mut VecDeque<Event>) {
         for work in std::mem::take(&mut self.works) {
             let status = match failure {
                 Some(failure) if (work.first..work.end).contains(&failure.sequence) => failure.status,
@@ -605,15 +656,17 @@ impl Requester {
             };
             events.push_back(Event::Completed { id: work.request.id, status, old: None });
         }
-        *self = Requester { parts: self.parts, ..Requester::new(self.end) };
+        *self = Requester { parts: self.parts, ..Requester::new(self.end) }.repeating_as(config);
     }
 
     pub fn round_trip_ns(&self) -> Option<u64> {
         self.trip.smoothed_ns()
     }
 
+    /// Packets that may be under way.
     pub fn window(&self) -> u32 {
-        self.window
+        let congestion = self.selective.as_ref().and_then(Selective::window_packets);
+        congestion.map_or(self.window, |window| self.window.min(window.ceil() as u32))
     }
 
     pub fn posted(&self) -> usize {

@@ -4,16 +4,17 @@
 //!                       expected
 //!   carried out           │ not arrived
 //!  ───────────────────────┼──────────────────►  packets, numbered in 64 bits
-//!   repeated: answered     │ this one: carried out     behind it: dropped, and what is missing is asked for once
-//!   again, or dropped
+//!   repeated: answered     │ this one: carried out     behind it: kept until its turn, between ends that repeat selectively,
+//!   again, or dropped                                  else dropped, and what is missing is asked for once
 //! ```
 //!
 //! What leaves is in the order of these numbers: an acknowledgement speaks for all before it, so answers to reads and atomics go
-//! first.  A packet ahead of its turn ends in `ahead`, which is where one would be kept by a responder that repeats selectively.
+//! first.  What came early is carried out in its turn as if it came then, so nothing of what memory shows depends on what was lost.
 
 use std::collections::VecDeque;
 
 use crate::config::{Config, nanoseconds};
+use crate::kept::{Kept, span};
 use crate::layout::packets;
 use crate::memory::{Access, Memory, Refused};
 use crate::surroundings::Surroundings;
@@ -91,6 +92,10 @@ pub(crate) struct Responder {
     ack_at_ns: Option<u64>,
     /// A refusal that is to leave.
     nak: Option<Syndrome>,
+    /// What came before its turn.
+    kept: Kept,
+    /// Something came before its turn, and all before that has not come yet.
+    is_missing: bool,
     /// When the peer was last told what is missing, or that there is no receive, if it has not sent it since.
     told_ns: Option<u64>,
     /// The refusal that has ended the connection; said again to who did not hear it.
@@ -112,6 +117,8 @@ impl Responder {
             unacknowledged: 0,
             ack_at_ns: None,
             nak: None,
+            kept: Kept::default(),
+            is_missing: false,
             told_ns: None,
             last_word: None,
         }
@@ -138,13 +145,40 @@ impl Responder {
             return Ok(());
         };
         if sequence > self.expected {
-            self.ahead(at, packet);
+            match at.config.selective {
+                true => self.keep(at, sequence, packet),
+                false => self.ahead(at, packet),
+            }
             return Ok(());
         }
         if sequence < self.expected {
             self.repeated(at, sequence, packet);
             return Ok(());
         }
+        self.take_turn(at, packet)?;
+        if self.is_missing {
+            self.take_turns(at)?;
+        }
+        Ok(())
+    }
+
+    /// Something that was missing has come: what was kept behind it follows, up to what is missing next.
+    // [ROCE-SEL-2]
+    fn take_turns(&mut self, at: &mut Surroundings<'_>) -> Result<(), Nak> {
+        while let Some(early) = self.kept.take(self.expected) {
+            let before = self.expected;
+            self.take_turn(at, &early.packet(before))?;
+            if self.expected == before {
+                break;
+            }
+        }
+        self.is_missing = !self.kept.is_empty();
+        self.owe(at.now_ns);
+        Ok(())
+    }
+
+    /// Carries out the packet whose turn it is.
+    fn take_turn(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
         match self.carry_out(at, packet) {
             Ok(numbers) => {
                 self.expected += u64::from(numbers);
@@ -183,6 +217,22 @@ impl Responder {
         }) {
             self.nak = self.last_word.map(Syndrome::Nak);
         }
+    }
+
+    /// Keeps a packet that came before its turn, if that is within the bound, and has the peer told what is missing.
+    // [ROCE-SEL-1]
+    fn keep(&mut self, at: &mut Surroundings<'_>, sequence: u64, packet: &Packet<'_>) {
+        // One that is too long never fits, whenever its turn comes.
+        let fits = packet.payload.len() <= at.config.mtu.bytes() as usize;
+        if !fits || sequence - self.expected > span(self.grant) {
+            at.counters.ahead += 1;
+        } else if self.kept.keep(sequence, packet) {
+            at.counters.kept += 1;
+        } else {
+            at.counters.duplicates += 1;
+        }
+        self.is_missing = true;
+        self.owe(at.now_ns);
     }
 
     /// Something is missing.  Who asks again, after a while, may not have heard so.
@@ -525,11 +575,29 @@ impl Responder {
     // [ROCE-ACK-2]
     pub fn poll_ack(&mut self, at: &Surroundings<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
         let now_ns = at.now_ns;
-        if self.ack_at_ns.is_none_or(|at| now_ns < at) || self.expected == self.begin {
+        let says_something = self.expected > self.begin || self.is_missing;
+        if self.ack_at_ns.is_none_or(|at| now_ns < at) || !says_something {
             return None;
         }
         self.acknowledged();
+        if self.is_missing {
+            return Some(self.emit_missing(at.config, dest_qp, buffer));
+        }
         Some(emit_ack(dest_qp, self.expected - 1, self.aeth(at.config), buffer))
+    }
+
+    /// Writes what is missing, and what was kept behind that.
+    // [ROCE-SEL-3]
+    fn emit_missing(&self, config: &Config, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
+        let packet = Packet {
+            dest_qp,
+            psn: Psn::of(self.expected),
+            ack_request: false,
+            solicited: false,
+            headers: Headers::Missing(self.aeth(config)),
+            payload: &self.kept.bits(self.expected),
+        };
+        packet.emit(buffer)
     }
 
     fn acknowledged(&mut self) {
@@ -551,6 +619,8 @@ impl Responder {
     // [ROCE-END-1]
     pub fn end(&mut self) {
         self.message = None;
+        self.kept = Kept::default();
+        self.is_missing = false;
         self.answers.clear();
         self.atomics.clear();
         self.acknowledged();

@@ -10,6 +10,7 @@ const WAIT_NS_MAX: u64 = 200_000_000;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RoundTrip {
     smoothed_ns: Option<u64>,
+    least_ns: Option<u64>,
     /// The packet that is being timed, and when it left.
     timed: Option<(u64, u64)>,
 }
@@ -26,9 +27,19 @@ impl RoundTrip {
             && sequence < una
         {
             self.timed = None;
-            let sample = now_ns.saturating_sub(since);
-            self.smoothed_ns = Some(self.smoothed_ns.map_or(sample, |old| old - old / 8 + sample / 8));
+            self.note(now_ns.saturating_sub(since));
         }
+    }
+
+    /// One was measured.
+    pub fn note(&mut self, sample_ns: u64) {
+        self.smoothed_ns = Some(self.smoothed_ns.map_or(sample_ns, |old| old - old / 8 + sample_ns / 8));
+        self.least_ns = Some(self.least_ns.map_or(sample_ns, |least| least.min(sample_ns)));
+    }
+
+    /// The least there was; 0 before.
+    pub fn least_ns(&self) -> u64 {
+        self.least_ns.unwrap_or(0)
     }
 
     /// Something is sent again, so that nobody knows which copy is answered.

@@ -150,6 +150,16 @@ pub enum Status {
     Flushed,
 }
 
+impl From<Nak> for Status {
+    fn from(nak: Nak) -> Status {
+        match nak {
+            Nak::RemoteAccess => Status::RemoteAccess,
+            Nak::InvalidRequest => Status::RemoteInvalidRequest,
+            Nak::RemoteOperation | Nak::Sequence => Status::RemoteOperation,
+        }
+    }
+}
+
 /// Why a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {

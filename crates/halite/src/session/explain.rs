@@ -146,6 +146,10 @@ pub struct PathExplained {
     pub sent: u64,
     /// Of these, those that had been sent before: at least so many were lost, or late.
     pub repeated: u64,
+    /// Whether both ends repeat single packets; else all behind one that is lost is sent again.
+    pub repeats_single: bool,
+    /// Packets that came before others that were lost or late, and were kept until those had come.
+    pub kept: u64,
     /// How often an answer was waited for in vain.
     pub timeouts: u64,
     /// Packets that arrived.
@@ -532,26 +536,52 @@ impl From<Capabilities> for PeerCapabilities {
 
 impl From<Path> for PathExplained {
     fn from(path: Path) -> PathExplained {
-        let Path { mtu_bytes, sent, repeated, timeouts, arrived, duplicates, window_packets, ends, .. } =
-            path;
-        let (from, to) = ends;
-        PathExplained { mtu_bytes, sent, repeated, timeouts, arrived, duplicates, window_packets, from, to }
+        let Path {
+            mtu_bytes,
+            sent,
+            repeated,
+            repeats_single,
+            kept,
+            timeouts,
+            arrived,
+            duplicates,
+            window_packets,
+            ends: (from, to),
+            is_known: _,
+        } = path;
+        PathExplained {
+            mtu_bytes,
+            sent,
+            repeated,
+            repeats_single,
+            kept,
+            timeouts,
+            arrived,
+            duplicates,
+            window_packets,
+            from,
+            to,
+        }
     }
 }
 
 impl fmt::Display for PathExplained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PathExplained {
-            mtu_bytes, sent, repeated, timeouts, arrived, duplicates, window_packets, ..
-        } = self;
+        let PathExplained { mtu_bytes, sent, repeated, kept, timeouts, .. } = self;
+        let PathExplained { arrived, duplicates, window_packets, .. } = self;
+        let repairs = if self.repeats_single {
+            "single packets are repeated"
+        } else {
+            "all behind a lost one is repeated"
+        };
         let percent = 100.0 * *repeated as f64 / (*sent).max(1) as f64;
         let windows: Vec<String> = window_packets.iter().map(u32::to_string).collect();
         writeln!(f, "packets go from {} to {}", self.from, self.to)?;
-        writeln!(f, "path MTU: {mtu_bytes} bytes; window: {} packets", windows.join(" and "))?;
+        writeln!(f, "path MTU: {mtu_bytes} bytes; window: {} packets; {repairs}", windows.join(" and "))?;
         writeln!(
             f,
             "packets: {sent} sent, {repeated} of them again ({percent:.2} %) after {timeouts} timeouts; \
-             {arrived} arrived, {duplicates} of them again"
+             {arrived} arrived, {duplicates} of them again, {kept} before their turn"
         )
     }
 }

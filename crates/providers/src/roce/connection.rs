@@ -33,6 +33,8 @@ pub(super) struct Connection {
     pub(super) own_address: SocketAddr,
     /// Agreed on.
     pub(super) mtu: Mtu,
+    /// Whether single packets are repeated: agreed on.
+    pub(super) selective: bool,
     qpns: [Qpn; LANES],
     outwards: Flow,
     inwards: Flow,
@@ -106,6 +108,7 @@ impl Connection {
             address: theirs.address,
             own_address: ours.address,
             mtu: config.mtu,
+            selective: config.selective,
             qpns: ours.lanes.map(|lane| lane.qpn),
             outwards: Flow::new(ours.address, theirs.address),
             inwards: Flow::new(theirs.address, ours.address),

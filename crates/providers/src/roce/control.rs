@@ -266,9 +266,9 @@ impl Control {
     }
 
     /// An offer of ours, of which nothing can be guessed.
-    pub(super) fn offer(&mut self, address: SocketAddr, mtu: Mtu) -> io::Result<Offer> {
+    pub(super) fn offer(&mut self, address: SocketAddr, mtu: Mtu, selective: bool) -> io::Result<Offer> {
         let lane = LaneOffer { qpn: Qpn::new(0), psn: Psn::new(0) };
-        let mut offer = Offer { address, mtu, salt: random()?, lanes: [lane; LANES] };
+        let mut offer = Offer { address, mtu, salt: random()?, lanes: [lane; LANES], selective };
         for lane in &mut offer.lanes {
             *lane = LaneOffer { qpn: self.new_qpn()?, psn: Psn::new(random()?) };
         }

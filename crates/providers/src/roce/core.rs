@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use halite_fabric::{ConnectFailure, Event, PeerId, PostCause, WorkRequest};
 use halite_rnic::wire::bth::Bth;
 use halite_rnic::wire::{Headers, Packet};
-use halite_rnic::{Config, Mtu, Retry};
+use halite_rnic::{Config, Congestion, Mtu, Retry};
 
 use super::bell::Bell;
 use super::connection::{Connection, Ground, Lane, QUEUE_MAX, Told};
@@ -542,7 +542,7 @@ impl Core {
             Some(own) => self.port.address_as(Some(own)),
             None => self.port.address_for(host),
         };
-        let ours = control.offer(own, mtu).map_err(|error| error.to_string())?;
+        let ours = control.offer(own, mtu, self.config.selective).map_err(|error| error.to_string())?;
         if !ours.suits(&theirs) {
             control.withdraw(&ours);
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
@@ -581,6 +581,12 @@ impl Core {
             room_packets: self.grant(mtu.bytes(), peers),
             retry: Retry::Lease(self.config.lease),
             finds_path: true,
+            selective: ours.selective && theirs.selective,
+            // Between processes of one host there is no network that anybody shares.
+            congestion: match self.port.is_of_this_host(theirs.address.ip()) {
+                true => Congestion::Grant,
+                false => self.config.congestion,
+            },
             ..Config::default()
         };
         let mut table = write(&self.table);

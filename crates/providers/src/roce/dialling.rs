@@ -70,7 +70,8 @@ impl Core {
         attempt: Attempt,
     ) -> io::Result<()> {
         let mtu = host.map_or(self.config.mtu, |host| self.mtu_to(host.ip()));
-        let offer = control.offer(self.port.address_as(line.own_address()), mtu)?;
+        let own = self.port.address_as(line.own_address());
+        let offer = control.offer(own, mtu, self.config.selective)?;
         let dialled = line.send(&Message::Dial { offer, hello: attempt.hello.clone() });
         let deadline_ns = self.greeting_deadline_ns();
         let stage = Stage::Dialled { attempt, offer, deadline_ns };

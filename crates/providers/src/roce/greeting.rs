@@ -8,7 +8,8 @@
 //!                                            Left, or without a word that its other end is closed
 //!
 //!   0 "roce" | 4 version u8 | 5 kind u8 | then, of Dial and Accept:
-//!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 qpn u32, psn u32, of each lane | 46 hello
+//!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 qpn u32, psn u32, of each lane | 46 extensions u8
+//!   47 hello
 //! ```
 //!
 //! Numbers are little-endian.  All of them are untrusted, though who may enter the directory is trusted with more than these.
@@ -22,8 +23,12 @@ use halite_rnic::wire::{Psn, Qpn};
 use super::LANES;
 
 const MAGIC: &[u8; 4] = b"roce";
-const VERSION: u8 = 1;
-const OFFER_BYTES: usize = 24 + LANES * 8;
+const VERSION: u8 = 2;
+const OFFER_BYTES: usize = EXTENSIONS_AT + 1;
+/// Behind the lanes.
+const EXTENSIONS_AT: usize = 24 + LANES * 8;
+/// What one end understands; others may have a meaning one day, and are passed over.
+const SELECTIVE: u8 = 1;
 /// No packet is longer.
 pub(super) const MESSAGE_BYTES_MAX: usize = 6 + OFFER_BYTES + HELLO_BYTES_MAX;
 const REASON_BYTES_MAX: usize = 200;
@@ -37,6 +42,8 @@ pub(super) struct Offer {
     /// What keys are hidden by in its packets: an rkey is the exclusive or of key and salt.
     pub(super) salt: u32,
     pub(super) lanes: [LaneOffer; LANES],
+    /// Whether it repeats single packets, and keeps those that come before their turn.
+    pub(super) selective: bool,
 }
 
 /// A queue pair, and the number of the first packet that it will send.
@@ -139,6 +146,7 @@ impl Offer {
             bytes.extend(lane.qpn.value().to_le_bytes());
             bytes.extend(lane.psn.value().to_le_bytes());
         }
+        bytes.push(if self.selective { SELECTIVE } else { 0 });
     }
 
     fn decode(bytes: &[u8; OFFER_BYTES]) -> Result<Offer, BadMessage> {
@@ -158,7 +166,8 @@ impl Offer {
             let at = 24 + 8 * index;
             *lane = LaneOffer { qpn: Qpn::new(number(at)?), psn: Psn::new(number(at + 4)?) };
         }
-        Ok(Offer { address: SocketAddr::new(ip, port), mtu, salt: u32_at(20), lanes })
+        let selective = bytes[EXTENSIONS_AT] & SELECTIVE != 0;
+        Ok(Offer { address: SocketAddr::new(ip, port), mtu, salt: u32_at(20), lanes, selective })
     }
 }
 
@@ -183,7 +192,8 @@ mod tests {
     fn offer(address: &str) -> Offer {
         let lane = |number| LaneOffer { qpn: Qpn::new(number), psn: Psn::new(0xff_ffff - number) };
         let lanes = [lane(17), lane(0xff_fffe)];
-        Offer { address: address.parse().unwrap(), mtu: Mtu::Bytes4096, salt: 0x1234_5678, lanes }
+        let (address, selective) = (address.parse().unwrap(), true);
+        Offer { address, mtu: Mtu::Bytes4096, salt: 0x1234_5678, lanes, selective }
     }
 
     #[test]
@@ -201,6 +211,16 @@ mod tests {
                 assert!(bytes.len() <= MESSAGE_BYTES_MAX);
                 assert_eq!(Message::decode(&bytes), Ok(message));
             }
+        }
+    }
+
+    #[test]
+    fn extensions_that_nobody_knows_yet_are_passed_over() {
+        for (extensions, selective) in [(0, false), (0xfe, false), (0xff, true)] {
+            let mut bytes = Message::Dial { offer: offer("127.0.0.1:4"), hello: vec![1] }.encode();
+            bytes[6 + EXTENSIONS_AT] = extensions;
+            let Ok(Message::Dial { offer, hello }) = Message::decode(&bytes) else { panic!("{extensions}") };
+            assert_eq!((offer.selective, hello), (selective, vec![1]));
         }
     }
 

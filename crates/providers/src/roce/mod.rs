@@ -45,7 +45,7 @@ use halite_fabric::{
     RegisterError, Sleeper, WorkRequest,
 };
 use halite_mem::{Segment, Window};
-pub use halite_rnic::{Counters, Mtu};
+pub use halite_rnic::{Congestion, Counters, Mtu};
 
 use self::capture::Capture;
 use self::core::Core;
@@ -77,6 +77,11 @@ pub struct RoceConfig {
     pub other_addresses: Vec<IpAddr>,
     /// Most payload of a packet; of two ends, the smaller one counts, and less where frames on the way are shorter.
     pub mtu: Mtu,
+    /// Whether single packets are repeated with those peers that do so, too; else all behind one that is lost.
+    pub selective: bool,
+    /// What bounds how much is under way to other hosts besides their grants, where single packets are repeated.  [`Congestion::Delay`] takes the
+    /// time until a process gets its processor for that of a queue, and so needs hosts whose processors wait for packets.
+    pub congestion: Congestion,
     /// How long a peer that does not answer is waited for.
     pub lease: Duration,
     /// Segments that can be registered.
@@ -142,7 +147,7 @@ impl Hosts {
 }
 
 impl RoceConfig {
-    /// The usual values: over loopback in packets of 4096 bytes, a lease of 5 seconds, 4096 segments, 1024 peers, greetings of 2
+    /// The usual values: over loopback in packets of 4096 bytes, of which single ones are repeated, bounded by grants alone, a lease of 5 seconds, 4096 segments, 1024 peers, greetings of 2
     /// seconds, no capture; one ends at 1 GiB.
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> RoceConfig {
         RoceConfig {
@@ -152,6 +157,8 @@ impl RoceConfig {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             other_addresses: Vec::new(),
             mtu: Mtu::Bytes4096,
+            selective: true,
+            congestion: Congestion::Grant,
             lease: Duration::from_secs(5),
             segments_max: 4096,
             peers_max: 1024,
@@ -421,6 +428,8 @@ impl Fabric for RoceFabric {
             is_known: (0..LANES).all(|index| connection.lane(index).qp().knows_path()),
             sent: counters.sent,
             repeated: counters.repeated,
+            repeats_single: connection.selective,
+            kept: counters.kept,
             timeouts: counters.timeouts,
             arrived: counters.arrived,
             duplicates: counters.duplicates,

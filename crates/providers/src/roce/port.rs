@@ -92,6 +92,11 @@ impl Port {
         self.address_as(all.find(|own| own.is_ipv4() == host.is_ipv4()))
     }
 
+    /// Whether that is an address of this host, as far as we have heard.
+    pub(super) fn is_of_this_host(&self, address: IpAddr) -> bool {
+        address.is_loopback() || address == self.address.ip() || self.others.contains(&address)
+    }
+
     /// How many full packets of `payload` bytes its buffer holds at least: the kernel counts what it has taken for each.
     pub(super) fn room_packets(&self, payload: u32) -> u32 {
         // Headers of ours and of the kernel, rounded up to what its allocator gives, and the packet's own bookkeeping.

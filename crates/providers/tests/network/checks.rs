@@ -1,6 +1,6 @@
 //! What is wrong with what went over the wire, by several independent looks at it.  Each returns findings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use halite_rnic::wire::bth::Bth;
 use halite_rnic::wire::{Headers, Packet};
@@ -79,8 +79,11 @@ fn meant(sent: &Datagram) -> BTreeMap<&'static str, u64> {
     if sent.source.is_ipv4() {
         fields.insert("ip.id", place.into());
     }
-    if matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_) | Headers::Part(_)) {
-        // Others know these by their transport header only; `about_path` looks at the rest.
+    if matches!(
+        packet.headers,
+        Headers::Missing(_) | Headers::Probe(_) | Headers::ProbeAnswer(_) | Headers::Part(_)
+    ) {
+        // Others know these by their transport header only; `about_path` and `about_losses` look at the rest.
         fields.remove("infiniband.invariant.crc");
         return fields;
     }
@@ -144,6 +147,42 @@ pub fn about_path(wire: &[Datagram]) -> Vec<String> {
         findings.push(format!("probes {probes:?} are answered by {answers:?}"));
     }
     findings
+}
+
+/// Whether each packet that says what is missing is as docs/protocol.md has it, and true: all before its number has been sent, that itself was, and so were
+/// those that it says are kept, to who says so.  Knows nothing of `halite_rnic`.  Returns the findings, and how many such packets there are.
+pub fn about_losses(wire: &[Datagram]) -> (Vec<String>, usize) {
+    let number = |payload: &[u8]| u32::from_be_bytes([0, payload[9], payload[10], payload[11]]);
+    let mut requests: BTreeMap<_, BTreeSet<u32>> = BTreeMap::new();
+    let (mut findings, mut count) = (Vec::new(), 0);
+    // Queue pairs of a connection are known by what they are sent: who sends to which, is not said.
+    for datagram in wire {
+        let payload = datagram.payload();
+        let (from, to) = (datagram.source, datagram.target);
+        match payload[0] {
+            0x00..=0x0c | 0x13 | 0x14 => {
+                requests.entry((from, to)).or_default().insert(number(payload));
+            }
+            0xc0 => {
+                count += 1;
+                let (syndrome, bits) = (payload[12], &payload[16..payload.len() - 4]);
+                if syndrome > 31 || bits.len() > 128 || bits.len() % 4 != 0 || payload[1] & 0x3f != 0 {
+                    findings.push(format!("no word of what is missing: {payload:x?}"));
+                }
+                let missing = number(payload);
+                let is_set = |index: &usize| bits[index / 8] >> (index % 8) & 1 == 1;
+                let kept =
+                    (0..8 * bits.len()).filter(is_set).map(|index| (missing + 1 + index as u32) & 0xff_ffff);
+                let sent = requests.get(&(to, from));
+                let is_sent = |number: &u32| sent.is_some_and(|sent| sent.contains(number));
+                if let Some(never) = kept.into_iter().find(|number| !is_sent(number)) {
+                    findings.push(format!("{never} is kept, and was never sent"));
+                }
+            }
+            _ => {}
+        }
+    }
+    (findings, count)
 }
 
 /// Whether each packet has the ICRC that the architecture asks for, bit by bit out of what is on the wire.

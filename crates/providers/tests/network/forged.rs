@@ -207,14 +207,14 @@ fn forged_packets_from_the_peers_address_are_counted_for_what_they_are() {
     stage.inject(&[wrong_icrc], |counted| counted.dropped.refused);
     let strangers = [with(&write, 5, &[0x5a, 0xa5, 0x5a]), too_short];
     stage.inject(&strangers, |counted| counted.dropped.strangers);
-    let opcodes = [0x15, 0x1f, 0x64, 0xc0, 0xff].map(|opcode| with(&write, 0, &[opcode]));
+    let opcodes = [0x15, 0x1f, 0x64, 0xc1, 0xff].map(|opcode| with(&write, 0, &[opcode]));
     stage.inject(&opcodes, |counted| counted.dropped.malformed);
     // Another version; without all of RETH, with and without any of it; padding of what has none.
     let malformed = [with(&write, 1, &[0x41]), cut(12), cut(24), with(&acknowledge, 1, &[0x70])];
     stage.inject(&malformed, |counted| counted.dropped.malformed);
     let far = [with(&write, 9, &psn(&write, 5 << 20)), with(&write, 9, &psn(&write, 11 << 20))];
     stage.inject(&far, |counted| counted.queue_pairs.out_of_window);
-    // Behind one that is missing: not even its bytes land, though the key is right.
+    // Further behind one that is missing than is kept: not even its bytes land, though the key is right.
     stage.inject(&[with(&write, 9, &psn(&write, 1000))], |counted| counted.queue_pairs.ahead);
     // Of what has been answered: refusals, and the answer to a read.  Of what was never sent: an acknowledgement.
     let refusals = [0x60, 0x61, 0x62, 0x63, 0x20].map(|syndrome| with(&acknowledge, 12, &[syndrome]));

@@ -50,6 +50,7 @@ impl Seen {
     fn findings(&self) -> Vec<String> {
         let mut findings = checks::checksums(&self.wire);
         findings.extend(checks::about_path(&self.wire));
+        findings.extend(checks::about_losses(&self.wire).0);
         for side in 0..2 {
             let (trace, rows) = (&self.traces[side], self.sent_by(side));
             let is_sent = |datagram: &&Datagram| datagram.source == trace[0].source;

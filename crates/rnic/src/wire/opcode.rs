@@ -2,7 +2,7 @@
 
 use super::WireError;
 
-/// The opcodes of reliable connections, whose upper three bits are zero; and of what a path lets through.
+/// The opcodes of reliable connections, whose upper three bits are zero; and of our own extensions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Opcode {
@@ -48,7 +48,9 @@ pub enum Opcode {
     CompareSwap,
     /// Adds to a word.
     FetchAdd,
-    /// Whether a packet of this size comes through; between our own ends only, as what follows.
+    /// All before this one has been carried out, and of those behind it some have been kept; between our own ends only, as what follows.
+    Missing = 0xc0,
+    /// Whether a packet of this size comes through.
     Probe = 0xd0,
     /// One of this size has come through.
     ProbeAnswer,
@@ -85,7 +87,7 @@ const ALL: [Opcode; 21] = [
 pub enum Range {
     /// Reliable connection, 0x00 to 0x1f.
     ReliableConnection,
-    /// Kept for packets that say where they belong, so that single ones can be repeated: 0xc0 to 0xcf.
+    /// What says which single packets are missing: 0xc0 to 0xcf.
     SelectiveRepeat,
     /// What finds out how long a packet comes through, and cuts those that do not: 0xd0 to 0xdf.
     Path,
@@ -114,6 +116,7 @@ impl Opcode {
     // [ROCE-OP-1]
     pub fn parse(byte: u8) -> Result<Opcode, WireError> {
         match byte {
+            0xc0 => Ok(Opcode::Missing),
             0xd0 => Ok(Opcode::Probe),
             0xd1 => Ok(Opcode::ProbeAnswer),
             0xd2 => Ok(Opcode::Part),
@@ -123,7 +126,8 @@ impl Opcode {
 
     /// Whether it answers a request, and so is for the requester.
     pub fn is_response(self) -> bool {
-        (Opcode::ReadResponseFirst as u8..=Opcode::AtomicAcknowledge as u8).contains(&(self as u8))
+        self == Opcode::Missing
+            || (Opcode::ReadResponseFirst as u8..=Opcode::AtomicAcknowledge as u8).contains(&(self as u8))
     }
 }
 
@@ -137,7 +141,8 @@ mod tests {
             match Opcode::parse(byte) {
                 Ok(opcode) => assert_eq!(opcode as u8, byte),
                 Err(error) => {
-                    assert!(byte > 20 && !(0xd0..0xd3).contains(&byte) && error == WireError::Opcode(byte))
+                    let is_ours = byte == 0xc0 || (0xd0..0xd3).contains(&byte);
+                    assert!(byte > 20 && !is_ours && error == WireError::Opcode(byte));
                 }
             }
         }
@@ -150,6 +155,7 @@ mod tests {
     fn extensions_have_the_manufacturers_range() {
         assert_eq!(Range::of(0x1f), Range::ReliableConnection);
         assert_eq!(Range::of(0x20), Range::Other);
+        assert_eq!(Range::of(Opcode::Missing as u8), Range::SelectiveRepeat);
         assert_eq!(Range::of(0xcf), Range::SelectiveRepeat);
         assert_eq!(Range::of(Opcode::Part as u8), Range::Path);
         assert_eq!(Range::of(0xff), Range::Stateless);

@@ -74,6 +74,8 @@ pub enum Headers {
     CompareSwap(AtomicEthRepr),
     /// Adds to a word.
     FetchAdd(AtomicEthRepr),
+    /// All before this packet has been carried out; the payload says which behind it have been kept, a bit for each, the lowest first.
+    Missing(AethRepr),
     /// Whether a packet of this size comes through.
     Probe(PathEthRepr),
     /// One of this size has come through.
@@ -124,9 +126,23 @@ impl Headers {
             Headers::AtomicAcknowledge { .. } => Opcode::AtomicAcknowledge,
             Headers::CompareSwap(_) => Opcode::CompareSwap,
             Headers::FetchAdd(_) => Opcode::FetchAdd,
+            Headers::Missing(_) => Opcode::Missing,
             Headers::Probe(_) => Opcode::Probe,
             Headers::ProbeAnswer(_) => Opcode::ProbeAnswer,
             Headers::Part(_) => Opcode::Part,
+        }
+    }
+
+    /// How it went, and what is granted, if they say so.
+    pub fn aeth(&self) -> Option<AethRepr> {
+        match *self {
+            Headers::ReadResponseFirst(aeth)
+            | Headers::ReadResponseLast(aeth)
+            | Headers::ReadResponseOnly(aeth)
+            | Headers::Acknowledge(aeth)
+            | Headers::Missing(aeth)
+            | Headers::AtomicAcknowledge { aeth, .. } => Some(aeth),
+            _ => None,
         }
     }
 
@@ -144,7 +160,8 @@ impl Headers {
                 Headers::ReadResponseFirst(_)
                 | Headers::ReadResponseLast(_)
                 | Headers::ReadResponseOnly(_)
-                | Headers::Acknowledge(_) => AETH_BYTES,
+                | Headers::Acknowledge(_)
+                | Headers::Missing(_) => AETH_BYTES,
                 Headers::AtomicAcknowledge { .. } => AETH_BYTES + ATOMIC_ACK_ETH_BYTES,
                 Headers::CompareSwap(_) | Headers::FetchAdd(_) => ATOMIC_ETH_BYTES,
                 Headers::Probe(_) | Headers::ProbeAnswer(_) => PATH_ETH_BYTES,
@@ -184,7 +201,8 @@ impl Headers {
             Headers::ReadResponseFirst(aeth)
             | Headers::ReadResponseLast(aeth)
             | Headers::ReadResponseOnly(aeth)
-            | Headers::Acknowledge(aeth) => aeth.emit(buffer),
+            | Headers::Acknowledge(aeth)
+            | Headers::Missing(aeth) => aeth.emit(buffer),
             Headers::AtomicAcknowledge { aeth, old } => {
                 aeth.emit(buffer);
                 AtomicAckEthRepr { old: *old }.emit(&mut buffer[AETH_BYTES..]);
@@ -232,6 +250,7 @@ impl Headers {
             }
             Opcode::CompareSwap => Headers::CompareSwap(atomic()?),
             Opcode::FetchAdd => Headers::FetchAdd(atomic()?),
+            Opcode::Missing => Headers::Missing(aeth()?),
             Opcode::Probe => Headers::Probe(PathEthRepr::parse(&PathEth::new_checked(bytes)?)?),
             Opcode::ProbeAnswer => Headers::ProbeAnswer(PathEthRepr::parse(&PathEth::new_checked(bytes)?)?),
             Opcode::Part => Headers::Part(PartEthRepr::parse(&PartEth::new_checked(bytes)?)),
@@ -360,6 +379,7 @@ mod tests {
             aeth().prop_map(Headers::ReadResponseLast),
             aeth().prop_map(Headers::ReadResponseOnly),
             aeth().prop_map(Headers::Acknowledge),
+            aeth().prop_map(Headers::Missing),
             (aeth(), any::<u64>()).prop_map(|(aeth, old)| Headers::AtomicAcknowledge { aeth, old }),
             atomic().prop_map(Headers::CompareSwap),
             atomic().prop_map(Headers::FetchAdd),

@@ -61,7 +61,7 @@ pub struct TestMemory {
 }
 
 impl TestMemory {
-    fn new() -> TestMemory {
+    pub fn new() -> TestMemory {
         let keys = [KEY, READ_ONLY].map(|key| (key, vec![0; MEMORY_BYTES]));
         TestMemory { keys: RefCell::new(keys.into()), reads_left: Cell::new(None) }
     }
@@ -162,6 +162,7 @@ pub struct Pair {
     /// By the time at which they arrive, and in the order in which they left.
     on_the_way: BTreeMap<(u64, u64), (Side, Vec<u8>)>,
     left: u64,
+    steps: u64,
     story: Story,
     /// Until when each end's process waits for its processor: it takes nothing in, and sends nothing.
     away_until_ns: [u64; 2],
@@ -223,6 +224,7 @@ impl Pair {
             ends,
             on_the_way: BTreeMap::new(),
             left: 0,
+            steps: 0,
             story: Box::new(|_| Fate::Arrives),
             away_until_ns: [0; 2],
             seen: BTreeMap::new(),
@@ -270,6 +272,8 @@ impl Pair {
                 self.ends.iter().zip(away).filter_map(|(end, until)| Some(end.qp.poll_timeout()?.max(until)));
             let Some(next) = timeouts.chain(arrival).min().filter(|at| *at <= until_ns) else { break };
             assert!(self.left < 1_000_000, "a storm of packets");
+            self.steps += 1;
+            assert!(self.steps < 1_000_000, "time stands still, or nothing comes of it");
             self.now_ns = self.now_ns.max(next);
             while let Some(entry) = self.on_the_way.first_entry() {
                 if entry.key().0 > self.now_ns {

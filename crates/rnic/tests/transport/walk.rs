@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use halite_rnic::{Config, Event, Mtu, Operation, Status};
+use halite_rnic::{Config, Congestion, Event, Mtu, Operation, Status};
 use proptest::prelude::*;
 
 use crate::pair::*;
@@ -112,6 +112,23 @@ fn step(pair: &mut Pair, side: Side, model: &mut Model, random: &mut Random, id:
     assert_eq!(pair.end(side).post_as(operation, signalled), id);
 }
 
+fn ends() -> impl Strategy<Value = Ends> {
+    let mtu = prop::sample::select(Mtu::ALL.to_vec());
+    let psns = prop::array::uniform2(prop_oneof![0u32..1 << 24, Just(0xff_ffe0)]);
+    let grant = prop_oneof![Just(1u32), 1u32..200];
+    let congestion = prop::sample::select(vec![Congestion::Grant, Congestion::Delay, Congestion::Loss]);
+    (mtu, psns, grant, 0u32..20, any::<bool>(), congestion).prop_map(
+        |(mtu, psns, grant, receives, selective, congestion)| Ends {
+            mtu,
+            psns,
+            grant,
+            receives,
+            selective,
+            congestion,
+        },
+    )
+}
+
 /// How often of a thousand a packet meets with each.
 #[derive(Clone, Debug)]
 struct Weather {
@@ -143,9 +160,22 @@ fn fate(weather: &Weather, random: &mut Random) -> Fate {
     }
 }
 
-fn walk(seed: u64, weather: Weather, mtu: Mtu, psns: [u32; 2], grant: u32, receives: u32, steps: u64) {
+/// What the ends have agreed on, and what they have room for.
+#[derive(Clone, Debug)]
+struct Ends {
+    mtu: Mtu,
+    psns: [u32; 2],
+    grant: u32,
+    receives: u32,
+    selective: bool,
+    congestion: Congestion,
+}
+
+fn walk(seed: u64, weather: Weather, ends: Ends, steps: u64) {
     let mut random = Random(seed);
-    let config = Config { mtu, room_packets: 1 + random.below(30) as u32, ..Config::default() };
+    let Ends { mtu, psns, grant, receives, selective, congestion } = ends;
+    let room_packets = 1 + random.below(30) as u32;
+    let config = Config { mtu, room_packets, selective, congestion, ..Config::default() };
     let mut pair = Pair::strict(config, psns);
     let mut of_link = Random(seed ^ 1);
     pair.tell(move |_| fate(&weather, &mut of_link));
@@ -215,16 +245,13 @@ fn check(pair: &mut Pair, side: Side, model: &Model) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(192))]
     #[test]
     fn over_any_link_each_request_is_done_once_and_in_order(
         seed: u64,
         weather in weather(),
-        mtu in prop::sample::select(Mtu::ALL.to_vec()),
-        psns in prop::array::uniform2(prop_oneof![0u32..1 << 24, Just(0xff_ffe0)]),
-        grant in prop_oneof![Just(1u32), 1u32..200],
-        receives in 0u32..20,
+        ends in ends(),
     ) {
-        walk(seed, weather, mtu, psns, grant, receives, 60);
+        walk(seed, weather, ends, 60);
     }
 }

@@ -1,0 +1,338 @@
+//! Networks in virtual time: links with a rate, a queue and a delay, that lose, repeat, overtake, damage and swallow packets, and queue pairs
+//! over them.  The same seed gives the same run on every machine.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::ops::Range;
+
+use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
+use halite_rnic::{Config, Congestion, Event, Local, Mtu, Operation, QueuePair, Request, Source};
+
+use crate::pair::{KEY, Random, TestMemory, at};
+
+pub const US: u64 = 1_000;
+pub const MS: u64 = 1_000_000;
+/// Headers of Ethernet, IP and UDP, the preamble and the gap between frames.
+const FRAME_BYTES: u64 = 66;
+
+/// One way through the network, which many may share.
+#[derive(Clone, Debug)]
+pub struct Link {
+    pub bits_per_second: u64,
+    /// Without any queue.
+    pub delay_ns: u64,
+    /// What waits there at most.
+    pub queue_bytes: u64,
+    /// Packets take up to so much longer, in their order.
+    pub jitter_ns: u64,
+    /// Of a million packets, so many are lost, come twice, are damaged, or are overtaken by those of so long.
+    pub lost: u64,
+    pub twice: u64,
+    pub damaged: u64,
+    pub overtaken: u64,
+    pub overtaken_ns: u64,
+    /// At so many of a million packets, all that leaves in so long is lost.
+    pub train_lost: u64,
+    pub train_ns: u64,
+    /// Nothing comes through meanwhile.
+    pub down_ns: Range<u64>,
+    /// Nothing longer comes through, from its transport header on.
+    pub bytes_max: usize,
+}
+
+impl Link {
+    /// Loses nothing that its queue holds.
+    pub fn new(bits_per_second: u64, delay_ns: u64, queue_bytes: u64) -> Link {
+        Link {
+            bits_per_second,
+            delay_ns,
+            queue_bytes,
+            jitter_ns: 0,
+            lost: 0,
+            twice: 0,
+            damaged: 0,
+            overtaken: 0,
+            overtaken_ns: 0,
+            train_lost: 0,
+            train_ns: 0,
+            down_ns: 0..0,
+            bytes_max: usize::MAX,
+        }
+    }
+}
+
+/// A link at work.
+struct Running {
+    link: Link,
+    free_ns: u64,
+    last_ns: u64,
+    train_until_ns: u64,
+    random: Random,
+}
+
+impl Running {
+    /// When the copies of a packet arrive, and what is flipped in it.
+    fn send(&mut self, now_ns: u64, bytes: &mut [u8]) -> Vec<u64> {
+        let link = &self.link;
+        let frame_ns = |bytes: u64| bytes * 8 * 1_000_000_000 / link.bits_per_second;
+        let waits_ns = self.free_ns.saturating_sub(now_ns);
+        if waits_ns > frame_ns(link.queue_bytes) {
+            return vec![];
+        }
+        self.free_ns = self.free_ns.max(now_ns) + frame_ns(bytes.len() as u64 + FRAME_BYTES);
+        let mut happens = |of_million: u64| of_million > 0 && self.random.below(1_000_000) < of_million;
+        if happens(link.train_lost) {
+            self.train_until_ns = self.free_ns + link.train_ns;
+        }
+        let is_in_train = self.free_ns < self.train_until_ns;
+        let (is_lost, is_damaged) = (happens(link.lost), happens(link.damaged));
+        let (comes_twice, is_overtaken) = (happens(link.twice), happens(link.overtaken));
+        if is_in_train || is_lost || link.down_ns.contains(&now_ns) || bytes.len() > link.bytes_max {
+            return vec![];
+        }
+        if is_damaged {
+            let bit = self.random.below(8 * bytes.len() as u64) as usize;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        let jitter_ns = if link.jitter_ns > 0 { self.random.below(link.jitter_ns) } else { 0 };
+        let at_ns = (self.free_ns + link.delay_ns + jitter_ns).max(self.last_ns);
+        self.last_ns = at_ns;
+        let own_ns = at_ns + if is_overtaken { link.overtaken_ns } else { 0 };
+        if comes_twice { vec![own_ns, own_ns + link.delay_ns] } else { vec![own_ns] }
+    }
+}
+
+/// What an end does by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Answers only.
+    Nothing,
+    /// Writes so many bytes, again and again, without an end.
+    Writes(u32),
+    /// Reads, likewise.
+    Reads(u32),
+    /// Writes so few that the other end answers at once with as many; the next follows the answer.
+    Pings(u32),
+    Pongs(u32),
+}
+
+struct End {
+    qp: QueuePair,
+    memory: TestMemory,
+    link: usize,
+    outwards: Flow,
+    inwards: Flow,
+    work: Work,
+    posted: u64,
+    begun_ns: u64,
+    /// Bytes of requests that have completed.
+    done_bytes: u64,
+    trips_ns: Vec<u64>,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Arrival {
+    at_ns: u64,
+    order: u64,
+    to: usize,
+    bytes: Vec<u8>,
+}
+
+pub struct Net {
+    pub now_ns: u64,
+    links: Vec<Running>,
+    ends: Vec<End>,
+    arrivals: BinaryHeap<Reverse<Arrival>>,
+    /// When ends want to be called again.
+    due_ns: BTreeMap<usize, u64>,
+    order: u64,
+}
+
+/// The usual ends.
+pub fn ends(congestion: Congestion) -> Config {
+    Config {
+        mtu: Mtu::Bytes1024,
+        selective: true,
+        congestion,
+        write_packets_max: 1,
+        read_packets_max: 1,
+        reads_max: 256,
+        answers_max: 256,
+        room_packets: 256,
+        ..Config::default()
+    }
+}
+
+impl Net {
+    pub fn new(links: &[Link], seed: u64) -> Net {
+        let running = |(index, link): (usize, &Link)| Running {
+            link: link.clone(),
+            free_ns: 0,
+            last_ns: 0,
+            train_until_ns: 0,
+            random: Random(seed ^ (index as u64) << 32),
+        };
+        let links = links.iter().enumerate().map(running).collect();
+        Net {
+            now_ns: 0,
+            links,
+            ends: Vec::new(),
+            arrivals: BinaryHeap::new(),
+            due_ns: BTreeMap::new(),
+            order: 0,
+        }
+    }
+
+    /// Connects two ends over links in both directions, each granting so many packets.  Returns the number of the first.
+    pub fn connect(&mut self, config: &Config, links: [usize; 2], grant: u32, works: [Work; 2]) -> usize {
+        let first = self.ends.len();
+        let flow = |from: usize, to: usize| {
+            let address = |end: usize| {
+                format!("10.0.{}.{}:4000", end / 200, 1 + end % 200).parse().expect("an address")
+            };
+            Flow::new(address(from), address(to))
+        };
+        for side in [0, 1] {
+            let (own, peer) = (first + side, first + 1 - side);
+            let mut qp = QueuePair::new(config.clone(), Qpn::new(own as u32 + 1), Psn::new(own as u32));
+            qp.ready_to_receive(Qpn::new(peer as u32 + 1), Psn::new(peer as u32));
+            qp.ready_to_send();
+            qp.add_receives(u32::MAX);
+            qp.set_grant(0, grant);
+            self.ends.push(End {
+                qp,
+                memory: TestMemory::new(),
+                link: links[side],
+                outwards: flow(own, peer),
+                inwards: flow(peer, own),
+                work: works[side],
+                posted: u64::from(matches!(works[side], Work::Pongs(_))),
+                begun_ns: self.now_ns,
+                done_bytes: 0,
+                trips_ns: Vec::new(),
+            });
+        }
+        for side in [0, 1] {
+            self.ends[first + side].qp.find_path(self.now_ns);
+            self.step(first + side);
+        }
+        first
+    }
+
+    pub fn run_for(&mut self, ns: u64) {
+        let until_ns = self.now_ns + ns;
+        loop {
+            let arrival = self.arrivals.peek().map(|Reverse(arrival)| arrival.at_ns);
+            let due = self.due_ns.values().min().copied();
+            let Some(next) = arrival.into_iter().chain(due).min().filter(|at| *at <= until_ns) else { break };
+            self.now_ns = self.now_ns.max(next);
+            let mut touched = Vec::new();
+            while self.arrivals.peek().is_some_and(|Reverse(arrival)| arrival.at_ns <= self.now_ns) {
+                let Some(Reverse(Arrival { to, bytes, .. })) = self.arrivals.pop() else { break };
+                let end = &mut self.ends[to];
+                if let Ok(packet) = end.inwards.open(&bytes).and_then(Packet::parse) {
+                    end.qp.handle_packet(self.now_ns, &packet, &end.memory);
+                }
+                touched.push(to);
+            }
+            for (end, _) in self.due_ns.iter().filter(|(_, at)| **at <= self.now_ns) {
+                self.ends[*end].qp.handle_timeout(self.now_ns);
+                touched.push(*end);
+            }
+            touched.sort_unstable();
+            touched.dedup();
+            touched.into_iter().for_each(|end| self.step(end));
+        }
+        self.now_ns = until_ns;
+    }
+
+    /// Hears what an end tells, has it go on with its work, and sends what it sends.
+    fn step(&mut self, index: usize) {
+        let now_ns = self.now_ns;
+        let end = &mut self.ends[index];
+        while let Some(event) = end.qp.poll_event() {
+            match (event, end.work) {
+                (Event::Completed { status, .. }, Work::Writes(len) | Work::Reads(len)) => {
+                    assert_eq!(status, halite_rnic::Status::Success);
+                    end.done_bytes += u64::from(len);
+                }
+                (Event::Notified { .. }, Work::Pings(_)) => {
+                    end.trips_ns.push(now_ns - end.begun_ns);
+                    end.posted = 0;
+                }
+                (Event::Notified { .. }, Work::Pongs(_)) => end.posted = 0,
+                (Event::Broken { cause }, _) => panic!("broken: {cause:?}"),
+                _ => {}
+            }
+        }
+        end.go_on(now_ns);
+        let mut place = 0;
+        loop {
+            let end = &mut self.ends[index];
+            let mut bytes = vec![0; end.qp.packet_bytes_max()];
+            let Some(len) = end.qp.poll_transmit(now_ns, &end.memory, &mut bytes) else { break };
+            bytes.truncate(len);
+            end.outwards.seal(place, &mut bytes);
+            place = (place + 1) % 128;
+            for at_ns in self.links[end.link].send(now_ns, &mut bytes) {
+                self.order += 1;
+                let (order, to) = (self.order, index ^ 1);
+                self.arrivals.push(Reverse(Arrival { at_ns, order, to, bytes: bytes.clone() }));
+            }
+        }
+        match self.ends[index].qp.poll_timeout() {
+            Some(at_ns) => self.due_ns.insert(index, at_ns),
+            None => self.due_ns.remove(&index),
+        };
+    }
+
+    /// Bytes that an end has moved.
+    pub fn done_bytes(&self, end: usize) -> u64 {
+        self.ends[end].done_bytes
+    }
+
+    /// Megabits a second that each of these moves in the next so many nanoseconds.
+    pub fn goodput(&mut self, ends: &[usize], ns: u64) -> Vec<f64> {
+        let before: Vec<u64> = ends.iter().map(|end| self.done_bytes(*end)).collect();
+        self.run_for(ns);
+        let moved = ends.iter().zip(before).map(|(end, before)| self.done_bytes(*end) - before);
+        moved.map(|bytes| bytes as f64 * 8_000.0 / ns as f64).collect()
+    }
+
+    /// The 99th percentile of the round trips of an end's pings since the last time.
+    pub fn ping_p99_ns(&mut self, end: usize) -> u64 {
+        let mut trips = std::mem::take(&mut self.ends[end].trips_ns);
+        assert!(trips.len() >= 100, "{} pings are too few", trips.len());
+        trips.sort_unstable();
+        trips[trips.len() * 99 / 100]
+    }
+
+    pub fn counters(&self, end: usize) -> halite_rnic::Counters {
+        self.ends[end].qp.counters()
+    }
+}
+
+impl End {
+    fn go_on(&mut self, now_ns: u64) {
+        let local = Local { key: KEY, address: 0 };
+        let registered = |len| Source::Registered { local, len };
+        let (operation, depth) = match self.work {
+            Work::Nothing => return,
+            Work::Writes(len) => (Operation::Write { source: registered(len), remote: at(0), imm: None }, 64),
+            Work::Reads(len) => (Operation::Read { local, remote: at(0), len }, 64),
+            Work::Pings(len) | Work::Pongs(len) if self.posted == 0 => {
+                self.posted = 1;
+                self.begun_ns = now_ns;
+                let operation = Operation::Write { source: registered(len), remote: at(0), imm: Some(1) };
+                let request = Request { id: 0, operation, signalled: false, solicited: false };
+                self.qp.post(request).expect("one at a time");
+                return;
+            }
+            Work::Pings(_) | Work::Pongs(_) => return,
+        };
+        while self.qp.posted() < depth {
+            let request = Request { id: 0, operation: operation.clone(), signalled: true, solicited: false };
+            self.qp.post(request).expect("there is room");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Networks that lose, delay and share: what comes through them, and who gets how much.  All figures are of virtual time, where processors
+//! take none.
+
+use std::fmt::Write;
+
+use halite_rnic::{Config, Congestion};
+
+use crate::emulator::*;
+
+/// Of which little is under way and not counted yet.
+const SMALL: [Work; 2] = [Work::Writes(4096), Work::Nothing];
+const BULK: [Work; 2] = [Work::Writes(16384), Work::Nothing];
+
+/// Goodput of one flow of writes, in Mb/s, after it has found its pace.
+fn goodput_over(link: &Link, config: &Config) -> f64 {
+    let back = Link { queue_bytes: 1 << 30, ..link.clone() };
+    let mut net = Net::new(&[link.clone(), back], 1);
+    let end = net.connect(config, [0, 1], 256, BULK);
+    let trip_ns = 2 * link.delay_ns;
+    net.run_for((40 * trip_ns).max(50 * MS));
+    net.goodput(&[end], (30 * trip_ns).max(150 * MS))[0]
+}
+
+/// 400 Mb/s with a queue of a millisecond, or a round trip if that is longer.
+fn line(trip_ns: u64) -> Link {
+    Link::new(400_000_000, trip_ns / 2, 50 * trip_ns.max(MS) / 1000)
+}
+
+/// Trains of 16 packets, of which so many of a million are lost.
+fn loses_trains(link: Link, of_million: u64) -> Link {
+    Link { train_lost: of_million / 16, train_ns: 16 * 23 * US, ..link }
+}
+
+fn going_back() -> Config {
+    Config { selective: false, congestion: Congestion::Grant, ..ends(Congestion::Grant) }
+}
+
+#[test]
+fn goodput_by_loss_and_round_trip_is_that_of_the_table() {
+    let mut table = String::from(
+        "Goodput in Mb/s of one flow of writes over 400 Mb/s, both ways lossy; 1 KiB packets, a grant of 256.\n\n",
+    );
+    table.push_str("| repeats, by | round trip | no loss | 0.1 % | 1 % | 5 % | 1 % in trains | 5 % in trains |\n|---|---|---|---|---|---|---|---|\n");
+    let mut of_delay = Vec::new();
+    for (name, config, trip_us) in [
+        ("all behind, grant", going_back(), 1_000),
+        ("single, grant", ends(Congestion::Grant), 1_000),
+        ("single, delay", ends(Congestion::Delay), 100),
+        ("single, delay", ends(Congestion::Delay), 1_000),
+        ("single, delay", ends(Congestion::Delay), 10_000),
+        ("single, loss", ends(Congestion::Loss), 1_000),
+    ] {
+        let line = line(trip_us * US);
+        let single = [0, 1_000, 10_000, 50_000].map(|lost| Link { lost, ..line.clone() });
+        let trains = [10_000, 50_000].map(|lost| loses_trains(line.clone(), lost));
+        let row: Vec<f64> = single.iter().chain(&trains).map(|link| goodput_over(link, &config)).collect();
+        write!(table, "| {name} | {trip_us} us |").unwrap();
+        row.iter().for_each(|goodput| write!(table, " {goodput:.0} |").unwrap());
+        table.push('\n');
+        if config.congestion == Congestion::Delay {
+            of_delay.push((trip_us, row));
+        }
+    }
+    for (trip_us, row) in of_delay {
+        assert!(
+            row.iter().all(|goodput| goodput * 2.0 >= row[0]),
+            "half of it at least over {trip_us} us: {row:?}"
+        );
+    }
+    assert_eq!(table, include_str!("goodput.md"), "crates/rnic/tests/transport/goodput.md holds:\n{table}");
+}
+
+#[test]
+fn whatever_the_weather_a_flow_goes_on() {
+    let clear = line(MS);
+    let without = goodput_over(&clear, &ends(Congestion::Delay));
+    for (name, link) in [
+        ("jitter", Link { jitter_ns: 100 * US, ..clear.clone() }),
+        ("twice", Link { twice: 50_000, ..clear.clone() }),
+        ("damaged", Link { damaged: 20_000, ..clear.clone() }),
+        ("overtaken", Link { overtaken: 50_000, overtaken_ns: 200 * US, ..clear.clone() }),
+        (
+            "all of it",
+            Link {
+                jitter_ns: 50 * US,
+                lost: 5_000,
+                twice: 5_000,
+                damaged: 5_000,
+                overtaken: 5_000,
+                overtaken_ns: 100 * US,
+                ..clear.clone()
+            },
+        ),
+    ] {
+        let goodput = goodput_over(&link, &ends(Congestion::Delay));
+        assert!(goodput * 2.0 >= without, "{name}: {goodput} of {without}");
+    }
+}
+
+#[test]
+fn a_link_that_was_down_is_used_again_within_its_longest_wait() {
+    let link = Link { down_ns: 60 * MS..160 * MS, ..line(MS) };
+    let mut net = Net::new(&[link.clone(), link], 1);
+    let end = net.connect(&ends(Congestion::Delay), [0, 1], 256, BULK);
+    net.run_for(50 * MS);
+    let before = net.goodput(&[end], 10 * MS)[0];
+    let sent = net.counters(end).sent;
+    net.run_for(95 * MS);
+    assert!(net.counters(end).sent - sent < 300, "no storm while nobody answers");
+    net.run_for(200 * MS);
+    let after = net.goodput(&[end], 50 * MS)[0];
+    assert!(after * 1.25 >= before, "{before} before, {after} after");
+}
+
+#[test]
+fn where_long_packets_vanish_a_flow_goes_on_in_parts() {
+    let link = Link { bytes_max: 700, ..line(MS) };
+    let mut net = Net::new(&[link.clone(), link], 1);
+    let end = net.connect(&Config { finds_path: true, ..ends(Congestion::Delay) }, [0, 1], 256, BULK);
+    net.run_for(50 * MS);
+    let goodput = net.goodput(&[end], 100 * MS)[0];
+    assert!(goodput > 100.0, "{goodput}");
+}
+
+#[test]
+fn eight_flows_share_a_link_within_a_fifth() {
+    for begins_every_ns in [0, MS, 20 * MS] {
+        let link = Link::new(500_000_000, MS / 2, 1 << 20);
+        let mut net = Net::new(&[link.clone(), link], 1);
+        let mut flows = Vec::new();
+        for _ in 0..8 {
+            flows.push(net.connect(&ends(Congestion::Delay), [0, 1], 256, BULK));
+            net.run_for(begins_every_ns);
+        }
+        net.run_for(1000 * MS);
+        let each = net.goodput(&flows, 500 * MS);
+        let (least, most) =
+            each.iter().fold((f64::MAX, 0f64), |(least, most), each| (least.min(*each), most.max(*each)));
+        assert!(most <= 1.2 * least, "{each:?}");
+        assert!(each.iter().sum::<f64>() > 440.0, "{each:?}");
+    }
+}
+
+#[test]
+fn a_ping_beside_bulk_takes_at_most_three_times_as_long() {
+    for (bits_per_second, trip_ns) in
+        [(1_000_000_000, 100 * US), (10_000_000_000, 50 * US), (1_000_000_000, MS)]
+    {
+        let link = Link::new(bits_per_second, trip_ns / 2, 1 << 20);
+        let mut net = Net::new(&[link.clone(), link], 1);
+        let config = ends(Congestion::Delay);
+        let ping = net.connect(&config, [0, 1], 256, [Work::Pings(64), Work::Pongs(64)]);
+        net.run_for(200 * MS);
+        let idle_ns = net.ping_p99_ns(ping);
+        let bulk = net.connect(&config, [0, 1], 256, BULK);
+        let goodput = net.goodput(&[bulk], 200 * MS)[0];
+        let beside_ns = net.ping_p99_ns(ping);
+        assert!(beside_ns <= 3 * idle_ns, "{beside_ns} ns beside bulk, {idle_ns} alone");
+        assert!(goodput * 1_000_000.0 > 0.8 * bits_per_second as f64, "{goodput}");
+    }
+}
+
+#[test]
+fn a_ping_beside_reads_takes_at_most_three_times_as_long() {
+    let link = Link::new(1_000_000_000, 50 * US, 1 << 20);
+    let mut net = Net::new(&[link.clone(), link], 1);
+    let config = ends(Congestion::Delay);
+    let ping = net.connect(&config, [0, 1], 256, [Work::Pings(64), Work::Pongs(64)]);
+    net.run_for(200 * MS);
+    let idle_ns = net.ping_p99_ns(ping);
+    let bulk = net.connect(&config, [0, 1], 256, [Work::Reads(16384), Work::Nothing]);
+    let goodput = net.goodput(&[bulk], 200 * MS)[0];
+    let beside_ns = net.ping_p99_ns(ping);
+    assert!(beside_ns <= 3 * idle_ns && goodput > 700.0, "{beside_ns} ns, {idle_ns} alone; {goodput}");
+}
+
+#[test]
+fn without_a_controller_the_same_ping_takes_much_longer() {
+    let link = Link::new(1_000_000_000, 50 * US, 1 << 20);
+    let mut net = Net::new(&[link.clone(), link], 1);
+    let config = ends(Congestion::Grant);
+    let ping = net.connect(&config, [0, 1], 256, [Work::Pings(64), Work::Pongs(64)]);
+    net.run_for(100 * MS);
+    let idle_ns = net.ping_p99_ns(ping);
+    net.connect(&config, [0, 1], 256, BULK);
+    net.run_for(400 * MS);
+    assert!(net.ping_p99_ns(ping) > 10 * idle_ns, "else nothing is shown by the others");
+}
+
+#[test]
+fn sixty_four_senders_get_as_much_through_as_one() {
+    let link = Link::new(1_000_000_000, 25 * US, 256 << 10);
+    let back = Link { queue_bytes: 1 << 20, ..link.clone() };
+    let config = ends(Congestion::Delay);
+    let mut net = Net::new(&[link.clone(), back.clone()], 1);
+    let alone = net.connect(&config, [0, 1], 256, SMALL);
+    net.run_for(50 * MS);
+    let one = net.goodput(&[alone], 100 * MS)[0];
+    let mut net = Net::new(&[link, back], 1);
+    let senders: Vec<usize> = (0..64).map(|_| net.connect(&config, [0, 1], 256, SMALL)).collect();
+    // The first moment, when all begin at once, counts by itself.
+    for ms in [50, 100] {
+        let all: f64 = net.goodput(&senders, ms * MS).iter().sum();
+        assert!(all >= 0.9 * one, "{all} of 64, {one} of one");
+    }
+}
