@@ -725,3 +725,25 @@ fn a_directory_that_is_restarted_waits_a_lease_for_who_does_not_come() {
     world.sleep(2);
     assert!(matches!(world.cluster.outcome(directory, asked), Some(Ok(Outcome::Mapped { .. }))));
 }
+
+/// Two sessions held one lock: its home and the node by which the directory joined had lost sight of each other.
+#[test]
+fn a_directory_that_is_restarted_waits_for_those_too_whom_that_node_does_not_see() {
+    // Host 3 would tell host 2 at once where the directory is.
+    let mut world = World::of(4);
+    world.part(&[1], &[2]);
+    world.sleep(2);
+    assert!(!world.is_paired(1, 2));
+    world.cluster.kill(0);
+    world.cluster.kill(3);
+    world.sleep(1);
+    let directory = world.join_by_way_of(1);
+    world.cluster.run();
+    let taken = common::allocation(Some(&name_of(2)), CHUNK_BYTES, Placement::Local);
+    let asked = world.cluster.submit(directory, taken);
+    world.cluster.run();
+    assert!(!world.cluster.has_ended(directory, asked), "host 2 may have that name");
+    world.cluster.connect(2, directory);
+    world.cluster.run();
+    assert_eq!(world.cluster.outcome(directory, asked), Some(Err(ErrorReply::NameTaken.into())));
+}

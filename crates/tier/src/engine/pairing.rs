@@ -326,8 +326,8 @@ impl Engine {
         self.notify(seat, Notice::Seen { members, ended });
     }
 
-    /// Another node knows of these that they are there, or were, or that their lives are over.  Those that are there will say which names
-    /// their regions have: as long as we have not heard that, a name that seems free may not be.
+    /// Another node knows of these that they are there, or were, or that their lives are over.  Those that come will say which names their
+    /// regions have: as long as we have not heard that, a name that seems free may not be.
     pub(super) fn handle_seen(&mut self, members: Vec<(Member, String)>, ended: Vec<NodeLife>) {
         if self.directory.seat() != self.config.life.node {
             return;
@@ -338,15 +338,13 @@ impl Engine {
             if life.node == self.config.life.node || self.pairings.may_live(life) {
                 continue;
             }
-            let is_there = member.state == NodeState::Alive;
             let Some(pairing) = self.pairings.note_known(life, address) else { continue };
-            pairing.is_doubtful = !is_there;
-            pairing.names_due_ns = is_there.then_some(self.now_ns + self.config.lease_ns);
+            pairing.is_doubtful = member.state != NodeState::Alive;
+            // Who is out of sight for that node may come to us all the same.
+            pairing.names_due_ns = Some(self.now_ns + self.config.lease_ns);
             self.members.note_missing(member, self.now_ns);
             self.note_number_of(life.node);
-            if is_there {
-                self.tell_directory(Word::Expected(life));
-            }
+            self.tell_directory(Word::Expected(life));
         }
         self.dial_the_unreachable();
     }
