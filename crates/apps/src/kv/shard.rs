@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use halite::{AllocOptions, Lh, Permissions, RegionCause, Session};
+use halite::{AllocOptions, Lh, Permissions, Session};
 
 use super::error::KvError;
-use super::heap::{Block, Heap};
+use super::heap::{self, Block, Heap};
 use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
     VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of,
@@ -73,13 +73,8 @@ impl Table {
         buckets: u64,
         everyone: Permissions,
     ) -> Result<Table, KvError> {
-        let options = AllocOptions { everyone, ..AllocOptions::default() };
         let name = table_of(name, shard, generation);
-        let made = session.alloc_with(Some(&name), buckets * BUCKET_BYTES, options).await;
-        let lh = made.map_err(|error| match error.cause() {
-            RegionCause::NoSpace { .. } | RegionCause::OutOfMemory { .. } => KvError::Full,
-            _ => error.into(),
-        })?;
+        let lh = heap::make(session, &name, buckets * BUCKET_BYTES, everyone).await?;
         let slots = buckets as usize * BUCKET_SLOTS;
         Ok(Table { lh, generation, buckets, slots: vec![0; slots], lows: vec![0; slots] })
     }

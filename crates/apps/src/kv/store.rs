@@ -10,7 +10,8 @@ use halite::{
 use super::error::KvError;
 use super::layout::{
     BUCKET_BYTES, BUCKETS_MAX, Entry, HEAD_WORDS, Hash, KEY_BYTES_MAX, MAGIC, MOVED, ROOT_BYTES, SHARDS_MAX,
-    Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, part_of, root_of, table_of,
+    Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, number_of_store, part_of, root_of,
+    table_of,
 };
 use super::wire::{Answer, Expires, Only, Request, When};
 
@@ -21,6 +22,8 @@ const ATTEMPTS_MAX: usize = 16;
 pub struct Store {
     session: Session,
     name: String,
+    /// By which owners know what is for them.
+    pub(super) number: u64,
     shards: Vec<Seen>,
     timeout: Duration,
     request: Vec<u8>,
@@ -109,6 +112,7 @@ impl Store {
         Ok(Store {
             session: session.clone(),
             name: name.to_owned(),
+            number: number_of_store(name),
             shards,
             timeout: Duration::from_secs(5),
             request: Vec::new(),
@@ -396,7 +400,7 @@ impl Store {
     }
 
     pub(super) async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Vec<u8>, KvError> {
-        request.encode(&mut self.request);
+        request.encode(self.number, &mut self.request);
         let Seen { node, function, .. } = self.shards[shard];
         Ok(self.session.call(node, function, &self.request, self.timeout).await?)
     }
@@ -418,6 +422,7 @@ impl Store {
             Some(Answer::Full) => KvError::Full,
             Some(Answer::NotANumber) => KvError::NotANumber,
             Some(Answer::Overflow) => KvError::Overflow,
+            Some(Answer::AnotherStore) => KvError::Ended,
             // The key's length has been checked here.
             Some(Answer::TooLong) => {
                 KvError::TooLong { what: "value", len: VALUE_BYTES_MAX + 1, max: VALUE_BYTES_MAX }

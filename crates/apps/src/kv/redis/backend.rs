@@ -122,8 +122,15 @@ impl Batch {
         self.entries.len() >= BATCH_MAX || self.bytes.len() >= BATCH_BYTES_MAX
     }
 
-    fn push(&mut self, client: usize, shard: usize, request: &Request<'_>, told: Told, part: Part) {
-        request.encode(&mut self.request);
+    fn push(
+        &mut self,
+        client: usize,
+        (store, shard): (u64, usize),
+        request: &Request<'_>,
+        told: Told,
+        part: Part,
+    ) {
+        request.encode(store, &mut self.request);
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(&self.request);
         self.entries.push(Entry { client, shard, range: begin..self.bytes.len(), told, part });
@@ -178,7 +185,7 @@ impl Backend {
                 if batch.is_full() || queued.is_some_and(|queued| queued != Queued::For(shard)) {
                     return Step::Waits;
                 }
-                batch.push(client, shard, request, *told, Part::Whole);
+                batch.push(client, (self.store.number, shard), request, *told, Part::Whole);
                 return Step::Queued(Queued::For(shard));
             }
         }
@@ -341,15 +348,21 @@ impl Backend {
         };
         if is_short {
             for (place, shard) in others {
-                batch.push(client, shard, &requests[place].1, Told::Flag, Part::One);
+                batch.push(client, (self.store.number, shard), &requests[place].1, Told::Flag, Part::One);
             }
             let (place, shard) = last;
-            batch.push(client, shard, &requests[place].1, Told::Flag, Part::Last(sum, total));
+            batch.push(
+                client,
+                (self.store.number, shard),
+                &requests[place].1,
+                Told::Flag,
+                Part::Last(sum, total),
+            );
             return Ok(Step::Queued(Queued::Several));
         }
         let mut several = Batch::default();
         for (place, shard) in others.into_iter().chain([last]) {
-            several.push(client, shard, &requests[place].1, Told::Flag, Part::Whole);
+            several.push(client, (self.store.number, shard), &requests[place].1, Told::Flag, Part::Whole);
             if several.is_full() {
                 self.post(&mut several, |_, reply| sum.note(reply)).await;
             }

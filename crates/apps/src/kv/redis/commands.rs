@@ -436,6 +436,7 @@ impl Told {
             Some(Answer::TooLong) => {
                 Reply::error("ERR string exceeds maximum allowed size (proto-max-bulk-len)")
             }
+            Some(Answer::AnotherStore) => Reply::error("ERR the shard of the key is served no more"),
             Some(Answer::Malformed) | None => Reply::error("ERR the owner of the key answers something else"),
             Some(Answer::Number(_) | Answer::Bytes(..) | Answer::Nothing) => match (self, answer) {
                 (Told::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),
