@@ -114,7 +114,7 @@ impl Heap {
     }
 }
 
-/// Makes a region of a shard.  Where there is none now, for want of memory or of somebody who gives names, the store goes on without.
+/// Makes a region of a shard.  Where that fails for want of memory or of the directory of names, the store goes on without.
 pub(super) async fn make(
     session: &Session,
     name: &str,

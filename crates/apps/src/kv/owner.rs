@@ -1,4 +1,4 @@
-//! Who serves a shard.
+//! Owners of shards.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -42,7 +42,7 @@ impl Local {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what is asked for, and writes the answer into `answer`.  A thread blocks on this, and not on the owner, or both would
+    /// Carries out a request, and writes the answer into `answer`.  A thread blocks on this, and not on the owner, or both would
     /// wait for each other.
     #[expect(
         clippy::await_holding_lock,

@@ -118,7 +118,7 @@ impl Shard {
         Ok(self.session.free(self.root).await?)
     }
 
-    /// Does what is asked for at `now_ms`, and writes the answer into `answer`.  Fails only if the shard can go on no more.
+    /// Carries out a request at `now_ms`, and writes the answer into `answer`.  Fails only if the shard can go on no more.
     pub(super) async fn perform_or_refuse(
         &mut self,
         now_ms: u64,
@@ -175,6 +175,21 @@ impl Shard {
                 Some(found) => {
                     self.remove(key, found).await?;
                     Answer::Number(1)
+                }
+                None => Answer::Nothing,
+            },
+            Request::Take { key } => match self.find(now_ms, key).await? {
+                Some(found) => {
+                    self.answer_value(found, answer);
+                    return self.remove(key, found).await;
+                }
+                None => Answer::Nothing,
+            },
+            Request::GetAndExpire { key, expires } => match self.find(now_ms, key).await? {
+                Some(found) => {
+                    self.answer_value(found, answer);
+                    let value = self.value(found).to_vec();
+                    return self.put(key, &value, expiry(now_ms, expires, Some(found)), Some(found)).await;
                 }
                 None => Answer::Nothing,
             },
@@ -309,7 +324,7 @@ impl Shard {
         Ok(())
     }
 
-    /// What no slot leads to any more.  Who reads it now sees by the slot that it was too late.
+    /// Gives back a block that no slot leads to any more.  A reader that is at it sees by the slot that it was too late.
     fn forget(&mut self, key: &[u8], found: Found) {
         self.heap.give_back(Block::from(found.slot));
         if found.expires_ms != 0 {
@@ -347,7 +362,7 @@ impl Shard {
         Ok(Answer::Number(sum))
     }
 
-    /// Keys of some buckets, each with its length in front.  Who goes on where the answer says sees each key that stays at least
+    /// Keys of some buckets, each with its length in front.  A client that goes on where the answer says sees each key that stays at least
     /// once, also if the table grows meanwhile: buckets are gone through by their bits from the highest, reversed.
     async fn scan(
         &mut self,
@@ -422,7 +437,7 @@ impl Shard {
         self.session.write(table.lh, 0, &encode_words(table.slots.iter().copied())).await?;
         self.session.write(self.root, 0, &encode_words([generation, buckets])).await?;
         let old = std::mem::replace(&mut self.table, table);
-        // From here on, who reads the old one looks for the new one.
+        // From here on, readers of the old one look for the new one.
         let (len, moved) = (old.slots.len() * WORD as usize, vec![MOVED as u8; WIPE_BYTES]);
         for at in (0..len).step_by(WIPE_BYTES) {
             self.session.write(old.lh, at as u64, &moved[..WIPE_BYTES.min(len - at)]).await?;

@@ -1,4 +1,4 @@
-//! Who reads and changes what a store holds.
+//! Clients of a store.
 
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use super::layout::{
 };
 use super::wire::{Answer, Expires, Only, Request, When};
 
+/// Keys that are looked for together.
+const KEYS_TOGETHER_MAX: usize = 128;
 /// How often a key that changes all the time is read before its owner is asked.
 const ATTEMPTS_MAX: usize = 16;
 
@@ -172,6 +174,81 @@ impl Store {
             Some(Answer::Nothing) => Ok(false),
             other => Err(self.refused(shard, other)),
         }
+    }
+
+    /// The values of several keys, each as [`Store::get`] has it.  Takes two reads of remote memory, one behind the other, for all of them.
+    pub async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
+        let mut values = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(KEYS_TOGETHER_MAX) {
+            for (key, seen) in keys.iter().zip(self.glance(keys).await?) {
+                values.push(match seen {
+                    Some(value) => value,
+                    // It takes more than that.
+                    None => self.get(key).await?,
+                });
+            }
+        }
+        Ok(values)
+    }
+
+    /// What one look at several keys shows; `None` for those of which it does not show enough.
+    async fn glance(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Option<Vec<u8>>>>, KvError> {
+        let mut seen = vec![None; keys.len()];
+        let mut sought = Vec::with_capacity(keys.len());
+        for (index, key) in keys.iter().enumerate() {
+            check_len("key", key.len(), KEY_BYTES_MAX)?;
+            let hash = Hash::of(key);
+            let shard = hash.shard(self.shards.len());
+            // What goes wrong here goes wrong again where the key is looked for alone.
+            let Ok(Some((table, buckets))) = self.table(shard).await else { continue };
+            sought.push((index, shard, hash, table, bucket_of(hash.low(), buckets) * BUCKET_BYTES));
+        }
+        let mut bytes = vec![0; sought.len() * BUCKET_BYTES as usize];
+        let places = sought.iter().zip(bytes.chunks_mut(BUCKET_BYTES as usize));
+        let mut reads: Vec<_> = places.map(|(&(.., lh, offset), into)| ReadOp { lh, offset, into }).collect();
+        if self.session.read_batch(&mut reads).await.is_err() {
+            return Ok(seen);
+        }
+        let mut followed = Vec::with_capacity(sought.len());
+        for ((index, shard, hash, table, at), bucket) in
+            sought.into_iter().zip(bytes.chunks(BUCKET_BYTES as usize))
+        {
+            let mut slots = decode_words(bucket).enumerate().filter_map(|(place, word)| {
+                Some((place, Slot::decode(word).filter(|slot| slot.tag == hash.tag())?))
+            });
+            match (slots.next(), slots.next()) {
+                _ if decode_words(bucket).any(|word| word == MOVED) => {}
+                (None, _) => seen[index] = Some(None),
+                (Some((place, slot)), None) => {
+                    let Ok(heap) = self.part(shard, slot.part()).await else { continue };
+                    followed.push((index, slot, heap, table, at + place as u64 * WORD));
+                }
+                (Some(_), Some(_)) => {}
+            }
+        }
+        let mut blocks: Vec<(Vec<u8>, [u8; WORD as usize])> = followed
+            .iter()
+            .map(|(_, slot, ..)| (vec![0; slot.bytes() as usize], [0; WORD as usize]))
+            .collect();
+        // See `follow` for why the slot is read behind the entry.
+        let mut reads = Vec::with_capacity(2 * followed.len());
+        for ((block, again), &(_, slot, heap, table, at)) in blocks.iter_mut().zip(&followed) {
+            reads.push(ReadOp { lh: heap, offset: slot.offset(), into: block });
+            reads.push(ReadOp { lh: table, offset: at, into: again });
+        }
+        if self.session.read_batch(&mut reads).await.is_err() {
+            return Ok(seen);
+        }
+        for ((block, again), (index, slot, ..)) in blocks.into_iter().zip(followed) {
+            let entry =
+                Entry::decode(&block, slot.place).filter(|_| u64::from_le_bytes(again) == slot.encode());
+            seen[index] = match entry {
+                Some(entry) if entry.key != keys[index] => Some(None),
+                Some(entry) if entry.expires_ms == 0 => Some(Some(entry.value.to_vec())),
+                _ => None,
+            };
+        }
+        Ok(seen)
     }
 
     async fn look(&mut self, shard: usize, hash: Hash, key: &[u8]) -> Result<Look, KvError> {

@@ -22,6 +22,15 @@ pub(super) enum Request<'a> {
     Delete {
         key: &'a [u8],
     },
+    /// Answers the value, and removes it.
+    Take {
+        key: &'a [u8],
+    },
+    /// Answers the value, and changes until when it is kept.
+    GetAndExpire {
+        key: &'a [u8],
+        expires: Expires,
+    },
     /// Answers the new length.
     Append {
         key: &'a [u8],
@@ -151,6 +160,8 @@ impl<'a> Request<'a> {
             Request::Count => (8, none),
             Request::Clear => (9, none),
             Request::Close => (10, none),
+            Request::Take { key } => (11, (0, 0, key, &[][..])),
+            Request::GetAndExpire { key, expires } => (12, (encode_expires(expires), 0, key, &[][..])),
         };
         into.clear();
         into.push(op);
@@ -192,6 +203,8 @@ impl<'a> Request<'a> {
             8 => Request::Count,
             9 => Request::Clear,
             10 => Request::Close,
+            11 => Request::Take { key },
+            12 => Request::GetAndExpire { key, expires: decode_expires(one)? },
             _ => return None,
         };
         Some((u64::from_le_bytes(*store), request))
@@ -292,6 +305,8 @@ mod tests {
             Request::Count,
             Request::Clear,
             Request::Close,
+            Request::Take { key },
+            Request::GetAndExpire { key, expires },
         ] {
             request.encode(77, &mut bytes);
             assert_eq!(Request::decode(&bytes), Some((77, request)));
@@ -312,6 +327,6 @@ mod tests {
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[11; 30]), Answer::decode(&[9; 9])), (None, None));
+        assert_eq!((Request::decode(&[13; 30]), Answer::decode(&[9; 9])), (None, None));
     }
 }

@@ -1,4 +1,4 @@
-//! Who appends.
+//! Writers.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Reserves `batch` slots at a time, at least one.  Who reserves many takes fewer round trips; what is left over for
+    /// Reserves `batch` slots at a time, at least one.  Many take fewer round trips; what is left over for
     /// longer than the followers' patience is skipped by them.
     pub fn new(log: Log, batch: u64) -> Writer {
         Writer { log, reserved: 0..0, batch: batch.max(1) }
@@ -146,7 +146,7 @@ impl Writer {
         }
     }
 
-    /// Skips slots of ours.  Where there is no memory for them, whoever follows sees to that.
+    /// Skips slots of ours.  Where there is no memory for them, followers skip them later.
     async fn void_up_to(&mut self, end: u64) -> Result<(), LogError> {
         while self.reserved.start < end {
             match self.log.void(self.reserved.start).await {

@@ -15,7 +15,7 @@ use super::reply::{OK, Replies, Reply};
 
 /// Most bytes of one reply, which is put together before it is written.
 pub const REPLY_BYTES_MAX: usize = 64 << 20;
-/// How many keys are asked for at a time by who wants all.
+/// How many keys one request lists where a client wants all.
 const KEYS_AT_A_TIME: u64 = 1_000;
 
 /// The time by which the shards of this process have their keys expire, in ms.
@@ -216,12 +216,13 @@ impl Backend {
             }
             Plan::AskAll(..) => unreachable!("it is carried out where there is a batch"),
             Plan::GetAll(args) => {
-                let mut values = Vec::with_capacity(args.len() - 1);
-                let mut bytes = 0;
-                for key in args.iter().skip(1) {
-                    let value = self.get(key).await?;
-                    bytes += value.map_or(0, <[u8]>::len);
-                    values.push(value.map(<[u8]>::to_vec));
+                let keys: Vec<&[u8]> = args.iter().skip(1).collect();
+                let (mut values, mut bytes) = (Vec::with_capacity(keys.len()), 0);
+                for keys in keys.chunks(BATCH_MAX) {
+                    for value in self.get_many(keys).await? {
+                        bytes += value.as_ref().map_or(0, Vec::len);
+                        values.push(value);
+                    }
                     if bytes > REPLY_BYTES_MAX {
                         replies.push(&too_long());
                         return Ok(());
@@ -292,6 +293,25 @@ impl Backend {
             Some(Answer::Nothing) => Ok(None),
             other => Err(self.store.refused(shard, other)),
         }
+    }
+
+    /// The values of several keys; those of other processes are read together.
+    async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
+        let mut values = vec![None; keys.len()];
+        let mut others = Vec::new();
+        for (place, key) in keys.iter().enumerate() {
+            check(key)?;
+            if self.locals[self.store.shard_of(key)].is_some() {
+                values[place] = self.get(key).await?.map(<[u8]>::to_vec);
+            } else {
+                others.push((place, *key));
+            }
+        }
+        let (places, keys): (Vec<usize>, Vec<&[u8]>) = others.into_iter().unzip();
+        for (place, value) in places.into_iter().zip(self.store.get_many(&keys).await?) {
+            values[place] = value;
+        }
+        Ok(values)
     }
 
     /// What the owner of a shard answers.
