@@ -388,8 +388,8 @@ fn what_is_read_together_is_what_is_read_alone() {
     for number in 0..300 {
         one.set(&key(number), &vec![number as u8; number as usize * 7], SetOptions::default());
     }
-    (0..300).step_by(10).for_each(|number| drop(one.set(&key(number), b"soon", after(10_000))));
-    (0..300).step_by(7).for_each(|number| drop(one.delete(&key(number))));
+    (0..300).step_by(10).for_each(|number| assert!(one.set(&key(number), b"soon", after(10_000))));
+    (0..300).step_by(7).for_each(|number| assert!(one.delete(&key(number))));
     let mut other = shards.store(1);
     let keys: Vec<Vec<u8>> = (0..310).map(key).collect();
     let alone: Vec<_> = keys.iter().map(|key| other.get(key)).collect();
