@@ -1,6 +1,6 @@
 //! Where a shard keeps its entries: regions that are divided into blocks, of one class each.
 
-use halite::{AllocOptions, Lh, Permissions, RegionCause, Session};
+use halite::{AllocOptions, Lh, Permissions, RegionCause, Session, WriteOp};
 
 use super::error::KvError;
 use super::layout::{CLASSES, FIRST_PART_UNITS, PART_UNITS, Slot, UNIT, part_of, units_of};
@@ -93,9 +93,10 @@ impl Heap {
         Ok(())
     }
 
-    pub(super) async fn write(&self, block: Block, bytes: &[u8]) -> Result<(), KvError> {
+    /// What writes a block.
+    pub(super) fn write_of<'a>(&self, block: Block, bytes: &'a [u8]) -> WriteOp<'a> {
         let slot = block.slot(0);
-        Ok(self.session.write(self.parts[slot.part()], slot.offset(), bytes).await?)
+        WriteOp { lh: self.parts[slot.part()], offset: slot.offset(), from: bytes }
     }
 
     pub(super) async fn read(&self, slot: Slot, into: &mut Vec<u8>) -> Result<(), KvError> {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use halite::{AllocOptions, Lh, Permissions, Session};
+use halite::{AllocOptions, Lh, Permissions, Session, WriteOp};
 
 use super::error::KvError;
 use super::heap::{self, Block, Heap};
@@ -300,13 +300,19 @@ impl Shard {
         }
         let block = self.heap.take(class).await?;
         Entry { expires_ms, key, value }.encode(block.place, &mut self.written);
-        self.heap.write(block, &self.written).await?;
         let index = match found {
             Some(found) => found.index,
             None => self.table.empty(hash.low()).expect("room has been made"),
         };
-        self.set_slot(index, block.slot(hash.tag()).encode()).await?;
-        self.table.lows[index] = hash.low();
+        let word = block.slot(hash.tag()).encode();
+        // Both are of this node, where they are made in this order: who sees the slot sees the entry.
+        let slot = WriteOp { lh: self.table.lh, offset: index as u64 * WORD, from: &word.to_le_bytes() };
+        let writes = [self.heap.write_of(block, &self.written), slot];
+        self.session.write_batch(&writes).await.map_err(|error| error.source)?;
+        self.table.slots[index] = word;
+        if found.is_none() {
+            self.table.lows[index] = hash.low();
+        }
         match found {
             Some(found) => self.forget(key, found),
             None => self.keys += 1,
@@ -458,8 +464,19 @@ impl Shard {
     }
 }
 
+/// Numbers of so many digits have no 64 bits.
+const SHORT_DIGITS: usize = 18;
+
 /// A number as it is written in decimal, without anything that could be left out.
 pub(super) fn number_of(text: &[u8]) -> Option<i64> {
+    // As lengths are, which are read most often.
+    if let [b'1'..=b'9', rest @ ..] = text
+        && rest.len() < SHORT_DIGITS
+    {
+        return text.iter().try_fold(0, |number, digit| {
+            digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0'))
+        });
+    }
     let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
     let begins_well = match text {
         [b'0'] => true,

@@ -601,7 +601,8 @@ mod tests {
             // The next value of the same key is written where the first was, and its slot does not lead there yet.
             let mut entry = Vec::new();
             Entry { expires_ms: 0, key: KEY, value: b"third" }.encode(slot.place, &mut entry);
-            shard.heap().write(Block::from(slot), &entry).await.unwrap();
+            let write = shard.heap().write_of(Block::from(slot), &entry);
+            store.session.write_batch(&[write]).await.unwrap();
             assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Some(Look::Again));
             assert_eq!(store.get(KEY).await.unwrap().as_deref(), Some(&b"second"[..]));
         });
@@ -615,7 +616,8 @@ mod tests {
             let mut entry = Vec::new();
             Entry { expires_ms: 0, key: KEY, value: b"whole" }.encode(slot.place, &mut entry);
             *entry.last_mut().unwrap() = b'-';
-            shard.heap().write(Block::from(slot), &entry).await.unwrap();
+            let write = shard.heap().write_of(Block::from(slot), &entry);
+            store.session.write_batch(&[write]).await.unwrap();
             assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Some(Look::Again));
         });
     }
