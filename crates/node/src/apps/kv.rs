@@ -78,6 +78,7 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
         };
         // Each makes its shard, and tells where that is.
         nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Kv(task)))?);
+        crew.note_made(&args.name);
     }
     let address = crew.ask(0, &Line::Nodes(nodes))?;
     let fabric = is_own.then(|| args.over.fabric.name());
