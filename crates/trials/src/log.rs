@@ -214,11 +214,18 @@ async fn note_home(actor: &Actor, held: &Held, segment: u64) {
         return;
     }
     let name = format!("{}/{segment}", ledger::name_of(held.life));
-    let before: Vec<u32> = (0..actor.stage.nodes()).map(|node| actor.stage.life(node)).collect();
-    if let Ok(info) = held.session.stat(&name).await {
-        let node = info.home.0;
-        actor.stage.logs.borrow_mut().note_home(held.life, segment, (node, before[node as usize]));
-    }
+    let before = lives(&actor.stage);
+    let found = held.session.stat(&name).await;
+    // Where somebody is gone, what is found may have been made in place of the segment that the record is in.
+    let is_the_same = before.is_some() && before == lives(&actor.stage);
+    let home = found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.stage.life(info.home.0)));
+    actor.stage.logs.borrow_mut().note_home(held.life, segment, home);
+}
+
+/// The lives of all nodes, if all are there and nobody may take one for dead.
+fn lives(stage: &Stage) -> Option<Vec<u32>> {
+    let is_well = |node: &u32| stage.is_up(*node) && !stage.was_isolated(*node);
+    (0..stage.nodes()).map(|node| is_well(&node).then(|| stage.life(node))).collect()
 }
 
 async fn follow(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {

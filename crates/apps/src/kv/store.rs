@@ -243,7 +243,7 @@ impl Store {
             let entry =
                 Entry::decode(&block, slot.place).filter(|_| u64::from_le_bytes(again) == slot.encode());
             seen[index] = match entry {
-                Some(entry) if entry.key != keys[index] => Some(None),
+                Some(entry) if entry.key != keys[index] => is_led_to(slot, &entry).then_some(None),
                 Some(entry) if entry.expires_ms == 0 => Some(Some(entry.value.to_vec())),
                 _ => None,
             };
@@ -290,7 +290,10 @@ impl Store {
             return Ok(Some(Look::Again));
         }
         let Some(entry) = Entry::decode(&self.block, slot.place) else { return Ok(Some(Look::Again)) };
-        Ok((entry.key == key).then(|| match entry.expires_ms {
+        if entry.key != key {
+            return Ok((!is_led_to(slot, &entry)).then_some(Look::Again));
+        }
+        Ok(Some(match entry.expires_ms {
             0 => Look::Value(Entry::bytes(key.len(), 0), entry.value.len()),
             _ => Look::Ask,
         }))
@@ -541,6 +544,11 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), KvError> {
 
 fn check_len(what: &'static str, len: usize, max: usize) -> Result<(), KvError> {
     if len <= max { Ok(()) } else { Err(KvError::TooLong { what, len, max }) }
+}
+
+/// Whether a slot leads to that entry, and not only to its place: the slot may lead there again, after the entry of another key.
+fn is_led_to(slot: Slot, entry: &Entry<'_>) -> bool {
+    Hash::of(entry.key).tag() == slot.tag
 }
 
 /// Whether a handle leads nowhere any more; mapping the region again tells why.

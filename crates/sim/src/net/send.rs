@@ -159,11 +159,6 @@ impl Net {
         if !self.lets_in(end.other()) {
             return self.await_ack(qp, number);
         }
-        if self.is_behind_lost_answer(qp, number) {
-            // What came before it is asked for again, and this with it.
-            let at_ns = self.now_ns + self.profile_of(qp).retransmit_ns;
-            return self.schedule(at_ns, event);
-        }
         let Some(piece) = self.next_answer(qp, number) else {
             return;
         };
@@ -180,14 +175,6 @@ impl Net {
                 }
             }
         }
-    }
-
-    /// Whether an earlier read waits to be answered again: answers come in order, so that no later read is older than an earlier one.
-    fn is_behind_lost_answer(&self, qp: u32, number: u64) -> bool {
-        let queue = &self.qps[qp as usize];
-        let before = queue.outstanding.iter().take(number.saturating_sub(queue.first) as usize);
-        let mut reads = before.filter(|work| matches!(work.verb, Verb::Read { .. }));
-        reads.any(|work| work.delivered && !work.acknowledged && work.attempts > 0)
     }
 
     fn next_answer(&mut self, qp: u32, number: u64) -> Option<Piece> {

@@ -52,8 +52,8 @@ struct Life {
     places: BTreeMap<u64, u64>,
     /// And the other way around.
     tokens: BTreeMap<u64, u64>,
-    /// The node of each segment, and its life.
-    homes: BTreeMap<u64, (u32, u32)>,
+    /// The node of each segment, and its life, where that is known for certain.
+    homes: BTreeMap<u64, Option<(u32, u32)>>,
     readers: Vec<Passed>,
     trimmed: u64,
     /// What was seen where something else was seen before, which only a segment that was lost explains.
@@ -114,7 +114,7 @@ impl Logs {
         self.lives[life].homes.contains_key(&segment)
     }
 
-    pub(super) fn note_home(&mut self, life: usize, segment: u64, home: (u32, u32)) {
+    pub(super) fn note_home(&mut self, life: usize, segment: u64, home: Option<(u32, u32)>) {
         self.lives[life].homes.insert(segment, home);
     }
 
@@ -186,8 +186,8 @@ impl Life {
     /// Whether nothing has happened to the memory that a place is in.
     fn is_sound(&self, stage: &Stage, position: u64) -> bool {
         match self.homes.get(&(position / SEGMENT_SLOTS)) {
-            None => stage.is_undisturbed(),
-            Some((node, life)) => {
+            None | Some(None) => stage.is_undisturbed(),
+            Some(Some((node, life))) => {
                 let directory = 0;
                 stage.life(*node) == *life
                     && stage.is_up(*node)
