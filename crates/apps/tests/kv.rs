@@ -1,17 +1,14 @@
 //! Stories of key-value stores, over nodes of this process.
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use halite::{Config, Function, Node, NodeId, Permissions, RegionCause, blocking};
-use halite_apps::kv::{
-    Expires, KEY_BYTES_MAX, KvError, Only, Owner, SetOptions, Store, VALUE_BYTES_MAX, When,
-};
+use common::{FUNCTION, MIB, Shards, wait_until_lost};
+use halite::{Permissions, RegionCause, blocking};
+use halite_apps::kv::{Expires, KEY_BYTES_MAX, KvError, Only, SetOptions, Store, VALUE_BYTES_MAX, When};
 
-const MIB: u64 = 1 << 20;
-const FUNCTION: Function = Function(700);
 const IF_ABSENT: SetOptions = SetOptions { only: Only::IfAbsent, expires: Expires::Never };
 const IF_PRESENT: SetOptions = SetOptions { only: Only::IfPresent, expires: Expires::Never };
 
@@ -19,64 +16,28 @@ fn after(ms: u64) -> SetOptions {
     SetOptions { expires: Expires::After { ms }, ..SetOptions::default() }
 }
 
-/// Two nodes, which own a shard each.
-struct Cluster {
-    nodes: Vec<Node>,
-    owners: Vec<JoinHandle<Result<(), KvError>>>,
-    /// The time of both owners, in ms.
-    now_ms: Arc<AtomicU64>,
-    // Below the nodes, which are gone when it is removed.
-    _dir: tempfile::TempDir,
+/// A store of two nodes.
+trait Stored {
+    fn store(&self, node: usize) -> Client;
+    fn end(self);
 }
 
-impl Cluster {
-    fn new(arena_bytes: u64) -> Cluster {
-        let dir = tempfile::tempdir().unwrap();
-        let start = |node| {
-            let dir = dir.path().join("cluster");
-            Node::embedded(Config { dir, node: Some(NodeId(node)), arena_bytes, ..Config::default() })
-                .unwrap()
-        };
-        let nodes: Vec<Node> = (0..2).map(start).collect();
-        let now_ms = Arc::new(AtomicU64::new(1));
-        let serve = |number: usize| {
-            let session = nodes[number].blocking_session();
-            let function = Function(FUNCTION.0 + number as u32);
-            let creating = Owner::create(session.as_async(), "store", number, function, Permissions::empty());
-            let owner = session.block_on(creating).unwrap();
-            let now_ms = now_ms.clone();
-            std::thread::spawn(move || session.block_on(owner.run(move || now_ms.load(Ordering::Relaxed))))
-        };
-        let owners = (0..2).map(serve).collect();
-        let cluster = Cluster { nodes, owners, now_ms, _dir: dir };
-        let session = cluster.nodes[0].blocking_session();
-        let ids = [NodeId(0), NodeId(1)];
-        let creating = Store::create(session.as_async(), "store", &ids, FUNCTION, Permissions::empty());
-        drop(session.block_on(creating).unwrap());
-        cluster
-    }
-
+impl Stored for Shards {
     fn store(&self, node: usize) -> Client {
-        let session = self.nodes[node].blocking_session();
-        let store = session.block_on(Store::open(session.as_async(), "store")).unwrap();
+        let (session, store) = self.open(node);
         Client { session, store }
-    }
-
-    fn bytes_used(&self) -> u64 {
-        let session = self.nodes[0].blocking_session();
-        session.status().unwrap().iter().map(|node| node.bytes_used).sum()
     }
 
     fn end(self) {
         let client = self.store(0);
         client.session.block_on(client.store.close()).unwrap();
-        for owner in self.owners {
+        for (_, owner) in self.owners {
             owner.join().unwrap().unwrap();
         }
     }
 }
 
-/// A store, and who waits for it.
+/// A store, and the session that waits for it.
 struct Client {
     session: blocking::Session,
     store: Store,
@@ -120,22 +81,10 @@ impl Client {
     }
 }
 
-/// Until whoever maps `name` is told that it is lost: what a node that leaves has held is within reach until then.
-fn wait_until_lost(session: &blocking::Session, name: &str) {
-    loop {
-        match session.map(name, Permissions::READ) {
-            Ok(lh) => session.unmap(lh).unwrap(),
-            Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => return,
-            // The directory does not know yet.
-            Err(_) => {}
-        }
-    }
-}
-
 #[test]
 fn what_one_sets_others_read() {
-    let cluster = Cluster::new(64 * MIB);
-    let (mut one, mut two) = (cluster.store(0), cluster.store(1));
+    let shards = Shards::new(64 * MIB);
+    let (mut one, mut two) = (shards.store(0), shards.store(1));
     for number in 0..100u32 {
         let key = number.to_string();
         assert_eq!(two.get(key.as_bytes()), None);
@@ -151,13 +100,13 @@ fn what_one_sets_others_read() {
         assert_eq!(two.get(number.to_string().as_bytes()), None);
     }
     assert_eq!(one.count(), 0);
-    cluster.end();
+    shards.end();
 }
 
 #[test]
 fn conditions_decide_what_is_set_and_the_old_value_comes_back() {
-    let cluster = Cluster::new(64 * MIB);
-    let mut one = cluster.store(0);
+    let shards = Shards::new(64 * MIB);
+    let mut one = shards.store(0);
     assert!(!one.set(b"key", b"1", IF_PRESENT));
     assert_eq!(one.get(b"key"), None);
     assert!(one.set(b"key", b"1", IF_ABSENT));
@@ -173,13 +122,13 @@ fn conditions_decide_what_is_set_and_the_old_value_comes_back() {
     one.delete(b"key");
     assert_eq!(swap(&mut one, b"4", IF_PRESENT), None);
     assert_eq!(one.get(b"key"), None);
-    cluster.end();
+    shards.end();
 }
 
 #[test]
 fn numbers_are_added_to_and_values_appended_to() {
-    let cluster = Cluster::new(64 * MIB);
-    let mut one = cluster.store(1);
+    let shards = Shards::new(64 * MIB);
+    let mut one = shards.store(1);
     let add = |one: &mut Client, number| one.session.block_on(one.store.add(b"number", number));
     assert_eq!(add(&mut one, 5).unwrap(), 5);
     assert_eq!(add(&mut one, -7).unwrap(), -2);
@@ -196,18 +145,18 @@ fn numbers_are_added_to_and_values_appended_to() {
     assert_eq!(append(&mut one, b"abc"), 3);
     assert_eq!(append(&mut one, b"de"), 5);
     assert_eq!(one.get(b"tail"), Some(b"abcde".to_vec()));
-    cluster.end();
+    shards.end();
 }
 
 #[test]
 fn keys_expire_by_the_clock_of_their_owner() {
-    let cluster = Cluster::new(64 * MIB);
-    let mut one = cluster.store(0);
+    let shards = Shards::new(64 * MIB);
+    let mut one = shards.store(0);
     for key in [&b"a"[..], b"b", b"c", b"d"] {
         one.set(key, b"value", after(100));
         assert_eq!((one.get(key), one.time_left(key)), (Some(b"value".to_vec()), Some(Some(100))));
     }
-    cluster.now_ms.store(100, Ordering::Relaxed);
+    shards.now_ms.store(100, Ordering::Relaxed);
     assert_eq!((one.get(b"a"), one.time_left(b"a")), (Some(b"value".to_vec()), Some(Some(1))));
     // One is kept for ever, one longer, and one is set anew.
     let expire =
@@ -215,12 +164,12 @@ fn keys_expire_by_the_clock_of_their_owner() {
     assert!(expire(&mut one, b"b", Expires::Never));
     assert!(expire(&mut one, b"c", Expires::After { ms: 50 }));
     one.put(b"d", b"another");
-    cluster.now_ms.store(101, Ordering::Relaxed);
+    shards.now_ms.store(101, Ordering::Relaxed);
     assert_eq!((one.get(b"a"), one.time_left(b"a")), (None, None));
     assert_eq!((one.get(b"b"), one.time_left(b"b")), (Some(b"value".to_vec()), Some(None)));
     assert_eq!(one.get(b"d"), Some(b"another".to_vec()));
     assert_eq!(one.count(), 3);
-    cluster.now_ms.store(150, Ordering::Relaxed);
+    shards.now_ms.store(150, Ordering::Relaxed);
     // Nobody asks for it by name, and it is not counted.
     assert_eq!(one.count(), 2);
     assert!(!expire(&mut one, b"c", Expires::Never));
@@ -246,18 +195,18 @@ fn keys_expire_by_the_clock_of_their_owner() {
     assert_eq!(one.time_left(b"e"), Some(Some(10)));
     assert!(expire(&mut one, b"e", Expires::After { ms: 0 }));
     assert_eq!(one.get(b"e"), None);
-    cluster.end();
+    shards.end();
 }
 
 #[test]
 fn a_store_grows_while_it_is_read() {
-    let cluster = Cluster::new(64 * MIB);
-    let mut one = cluster.store(0);
+    let shards = Shards::new(64 * MIB);
+    let mut one = shards.store(0);
     one.put(b"first", b"stays");
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut two = cluster.store(1);
+            let mut two = shards.store(1);
             while !done.load(Ordering::Relaxed) {
                 assert_eq!(two.get(b"first"), Some(b"stays".to_vec()));
             }
@@ -267,19 +216,19 @@ fn a_store_grows_while_it_is_read() {
         }
         done.store(true, Ordering::Relaxed);
     });
-    let mut two = cluster.store(1);
+    let mut two = shards.store(1);
     for number in 0..1_500u32 {
         assert_eq!(two.get(&number.to_le_bytes()), Some(number.to_le_bytes().to_vec()));
     }
     assert_eq!(two.count(), 1_501);
-    cluster.end();
+    shards.end();
 }
 
 /// Blocks are used anew all the time, for this key and for others.
 #[test]
 fn a_value_that_changes_all_the_time_is_read_whole_and_never_goes_back() {
-    let cluster = Cluster::new(64 * MIB);
-    let mut one = cluster.store(0);
+    let shards = Shards::new(64 * MIB);
+    let mut one = shards.store(0);
     let value = |number: u64| {
         let len = 8 * (1 + number as usize % 40);
         number.to_le_bytes().iter().copied().cycle().take(len).collect::<Vec<u8>>()
@@ -289,9 +238,9 @@ fn a_value_that_changes_all_the_time_is_read_whole_and_never_goes_back() {
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
             .map(|node| {
-                let (cluster, done) = (&cluster, &done);
+                let (shards, done) = (&shards, &done);
                 scope.spawn(move || {
-                    let (mut two, mut last) = (cluster.store(node), 0);
+                    let (mut two, mut last) = (shards.store(node), 0);
                     while !done.load(Ordering::Relaxed) {
                         let found = two.get(b"key").expect("it is always there");
                         let number = u64::from_le_bytes(*found.first_chunk().unwrap());
@@ -310,13 +259,13 @@ fn a_value_that_changes_all_the_time_is_read_whole_and_never_goes_back() {
         done.store(true, Ordering::Relaxed);
         assert!(readers.into_iter().all(|reader| reader.join().unwrap() > 0));
     });
-    cluster.end();
+    shards.end();
 }
 
 #[test]
 fn long_keys_and_values_come_back_and_longer_ones_are_refused() {
-    let cluster = Cluster::new(64 * MIB);
-    let (mut one, mut two) = (cluster.store(0), cluster.store(1));
+    let shards = Shards::new(64 * MIB);
+    let (mut one, mut two) = (shards.store(0), shards.store(1));
     let (key, value) = (vec![b'k'; KEY_BYTES_MAX], vec![b'v'; VALUE_BYTES_MAX]);
     one.put(&key, &value);
     assert_eq!(two.get(&key), Some(value.clone()));
@@ -328,13 +277,13 @@ fn long_keys_and_values_come_back_and_longer_ones_are_refused() {
     let error = one.session.block_on(one.store.get(&long[..KEY_BYTES_MAX + 1])).unwrap_err();
     assert!(matches!(error, KvError::TooLong { what: "key", .. }), "{error}");
     assert_eq!(two.get(&key), Some(value));
-    cluster.end();
+    shards.end();
 }
 
 #[test]
 fn a_store_without_room_says_so_and_goes_on_once_there_is_some() {
-    let cluster = Cluster::new(16 * MIB);
-    let mut one = cluster.store(0);
+    let shards = Shards::new(16 * MIB);
+    let mut one = shards.store(0);
     let value = vec![7; 100_000];
     let mut kept = Vec::new();
     let error = loop {
@@ -349,13 +298,13 @@ fn a_store_without_room_says_so_and_goes_on_once_there_is_some() {
     assert!(kept.iter().all(|key| one.get(key).as_ref() == Some(&value)));
     kept.iter().for_each(|key| assert!(one.delete(key)));
     kept.iter().for_each(|key| one.put(key, &value));
-    cluster.end();
+    shards.end();
 }
 
 #[test]
 fn a_scan_finds_each_key_also_while_the_store_grows() {
-    let cluster = Cluster::new(64 * MIB);
-    let mut one = cluster.store(0);
+    let shards = Shards::new(64 * MIB);
+    let mut one = shards.store(0);
     let name = |number: u32| format!("key {number}").into_bytes();
     let expected: BTreeSet<Vec<u8>> = (0..300).map(name).collect();
     expected.iter().for_each(|key| one.put(key, b""));
@@ -378,19 +327,19 @@ fn a_scan_finds_each_key_also_while_the_store_grows() {
     assert_eq!((one.count(), one.keys(10)), (0, Vec::new()));
     one.put(b"after", b"that");
     assert_eq!(one.get(b"after"), Some(b"that".to_vec()));
-    cluster.end();
+    shards.end();
 }
 
 #[test]
 fn nothing_is_left_of_a_store_that_is_closed() {
-    let cluster = Cluster::new(64 * MIB);
-    let mut one = cluster.store(0);
+    let shards = Shards::new(64 * MIB);
+    let mut one = shards.store(0);
     (0..1000u32).for_each(|number| one.put(&number.to_le_bytes(), &[1; 100]));
-    assert!(cluster.bytes_used() > 0);
+    assert!(shards.cluster.bytes_used() > 0);
     one.session.block_on(one.store.close()).unwrap();
-    let Cluster { nodes, owners, .. } = cluster;
-    owners.into_iter().for_each(|owner| owner.join().unwrap().unwrap());
-    let session = nodes[0].blocking_session();
+    let Shards { cluster, owners, .. } = shards;
+    owners.into_iter().for_each(|(_, owner)| owner.join().unwrap().unwrap());
+    let session = cluster.session(0);
     let status = session.status().unwrap();
     assert!(status.iter().all(|node| node.bytes_used == 0 && node.regions == 0), "{status:?}");
     let error = session.block_on(Store::open(session.as_async(), "store")).err().unwrap();
@@ -399,8 +348,8 @@ fn nothing_is_left_of_a_store_that_is_closed() {
 
 #[test]
 fn what_is_no_store_is_refused() {
-    let cluster = Cluster::new(64 * MIB);
-    let session = cluster.nodes[0].blocking_session();
+    let shards = Shards::new(64 * MIB);
+    let session = shards.cluster.session(0);
     for (name, len) in [("short", 100), ("zeros", 512)] {
         session.alloc(Some(name), len, halite::Placement::Local, Permissions::empty()).unwrap();
         let error = session.block_on(Store::open(session.as_async(), name)).err().unwrap();
@@ -408,17 +357,17 @@ fn what_is_no_store_is_refused() {
     }
     let creating = Store::create(session.as_async(), "none", &[], FUNCTION, Permissions::empty());
     assert!(matches!(session.block_on(creating).err().unwrap(), KvError::NotAStore { value: 0, .. }));
-    cluster.end();
+    shards.end();
 }
 
 #[test]
 fn keys_of_an_owner_that_has_gone_are_told_so_and_others_stay() {
-    let mut cluster = Cluster::new(64 * MIB);
-    let mut one = cluster.store(0);
+    let mut shards = Shards::new(64 * MIB);
+    let mut one = shards.store(0);
     let names: Vec<Vec<u8>> = (0..50u32).map(|number| number.to_le_bytes().to_vec()).collect();
     names.iter().for_each(|key| one.put(key, key));
-    cluster.nodes.pop().unwrap().leave();
-    cluster.owners.pop().unwrap().join().unwrap().unwrap();
+    shards.cluster.nodes.pop().unwrap().leave();
+    shards.owners.pop().unwrap().1.join().unwrap().unwrap();
     wait_until_lost(&one.session, "store/1");
     let mut outcomes = BTreeMap::new();
     for key in &names {
@@ -429,4 +378,30 @@ fn keys_of_an_owner_that_has_gone_are_told_so_and_others_stay() {
         *outcomes.entry(is_here).or_insert(0) += 1;
     }
     assert!(outcomes.len() == 2, "{outcomes:?}");
+}
+
+#[test]
+fn what_is_read_together_is_what_is_read_alone() {
+    let shards = Shards::new(64 * MIB);
+    let mut one = shards.store(0);
+    let key = |number: u32| number.to_le_bytes().to_vec();
+    for number in 0..300 {
+        one.set(&key(number), &vec![number as u8; number as usize * 7], SetOptions::default());
+    }
+    (0..300).step_by(10).for_each(|number| assert!(one.set(&key(number), b"soon", after(10_000))));
+    (0..300).step_by(7).for_each(|number| assert!(one.delete(&key(number))));
+    let mut other = shards.store(1);
+    let keys: Vec<Vec<u8>> = (0..310).map(key).collect();
+    let alone: Vec<_> = keys.iter().map(|key| other.get(key)).collect();
+    assert!(alone.iter().filter(|value| value.is_none()).count() > 40);
+    // Of a client that has seen nothing yet, and one of which the tables have been replaced.
+    for client in [&mut shards.store(1), &mut one] {
+        let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        assert_eq!(client.session.block_on(client.store.get_many(&slices)).unwrap(), alone);
+    }
+    let long = vec![0; KEY_BYTES_MAX + 1];
+    let refused = one.session.block_on(one.store.get_many(&[b"key", &long]));
+    assert!(matches!(refused, Err(KvError::TooLong { .. })));
+    drop(other);
+    shards.end();
 }

@@ -1,43 +1,18 @@
 //! Stories of logs, over nodes of this process.
 
+mod common;
+
 use std::collections::BTreeMap;
 
-use halite::{Config, Node, NodeId, NodeStatus, RegionCause, blocking};
+use common::{Cluster, MIB, wait_until_lost};
+use halite::{NodeId, RegionCause, blocking};
 use halite_apps::log::{Entry, Follower, Log, LogError, Options, Writer};
 
-const MIB: u64 = 1 << 20;
 /// Short segments, so that stories get to their ends.
 const SHORT: Options =
     Options { slot_bytes: 32, segment_slots: 16, nodes: Vec::new(), everyone: halite::Permissions::empty() };
 /// Longer than any patience, in ns.
 const LONG_NS: u64 = 1_000_000_000;
-
-/// Two nodes, of which both have memory.
-struct Cluster {
-    nodes: Vec<Node>,
-    // Below the nodes, which are gone when it is removed.
-    _dir: tempfile::TempDir,
-}
-
-impl Cluster {
-    fn new(arena_bytes: u64) -> Cluster {
-        let dir = tempfile::tempdir().unwrap();
-        let start = |node| {
-            let dir = dir.path().join("cluster");
-            Node::embedded(Config { dir, node: Some(NodeId(node)), arena_bytes, ..Config::default() })
-                .unwrap()
-        };
-        Cluster { nodes: (0..2).map(start).collect(), _dir: dir }
-    }
-
-    fn session(&self, node: usize) -> blocking::Session {
-        self.nodes[node].blocking_session()
-    }
-
-    fn bytes_used(&self) -> u64 {
-        self.session(0).status().unwrap().iter().map(|node: &NodeStatus| node.bytes_used).sum()
-    }
-}
 
 /// A time that goes on by more than any patience whenever it is asked for.
 struct Leaps(u64);
@@ -51,18 +26,6 @@ impl Leaps {
 
 fn create(session: &blocking::Session, options: &Options) -> Log {
     session.block_on(Log::create(session.as_async(), "log", options)).unwrap()
-}
-
-/// Until whoever maps `name` is told that it is lost: what a node that leaves has held is within reach until then.
-fn wait_until_lost(session: &blocking::Session, name: &str) {
-    loop {
-        match session.map(name, halite::Permissions::READ) {
-            Ok(lh) => session.unmap(lh).unwrap(),
-            Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => return,
-            // The directory does not know yet.
-            Err(_) => {}
-        }
-    }
 }
 
 fn open(session: &blocking::Session) -> Log {

@@ -1,31 +1,25 @@
 //! Stories of clients of Redis, over sockets, and a store of two nodes of this process, of which one serves.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use halite::{Config, Function, Node, NodeId, Permissions};
+use common::{MIB, Shards};
 use halite_apps::kv::redis::{Clock, Server, ServerError, ServerStopper};
-use halite_apps::kv::{KEY_BYTES_MAX, KvError, Owner, Stopper, Store, VALUE_BYTES_MAX};
-
-const MIB: u64 = 1 << 20;
-const FUNCTION: Function = Function(700);
+use halite_apps::kv::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 /// A served store.
 struct Served {
-    nodes: Vec<Node>,
-    owners: Vec<(Stopper, JoinHandle<Result<(), KvError>>)>,
-    /// The time of both owners, in ms.
-    now_ms: Arc<AtomicU64>,
+    shards: Shards,
     address: SocketAddr,
     stopper: ServerStopper,
     serving: JoinHandle<Result<(), ServerError>>,
-    // Below the nodes, which are gone when it is removed.
-    _dir: tempfile::TempDir,
 }
 
 impl Served {
@@ -34,40 +28,17 @@ impl Served {
     }
 
     fn with(clients_max: usize) -> Served {
-        let dir = tempfile::tempdir().unwrap();
-        let start = |node| {
-            let dir = dir.path().join("cluster");
-            let config = Config { dir, node: Some(NodeId(node)), arena_bytes: 64 * MIB, ..Config::default() };
-            Node::embedded(config).unwrap()
-        };
-        let nodes: Vec<Node> = (0..2).map(start).collect();
-        let now_ms = Arc::new(AtomicU64::new(1));
-        let clock: Clock = {
-            let now_ms = now_ms.clone();
-            Arc::new(move || now_ms.load(Ordering::Relaxed))
-        };
-        let (mut owners, mut shards) = (Vec::new(), Vec::new());
-        for (number, node) in nodes.iter().enumerate() {
-            let session = node.blocking_session();
-            let function = Function(FUNCTION.0 + number as u32);
-            let creating = Owner::create(session.as_async(), "store", number, function, Permissions::empty());
-            let owner = session.block_on(creating).unwrap();
-            shards.push(owner.local());
-            let (stopper, clock) = (owner.stopper(), clock.clone());
-            let run = move || session.block_on(owner.run(move || clock()));
-            owners.push((stopper, std::thread::spawn(run)));
-        }
+        let mut shards = Shards::new(64 * MIB);
+        let (session, store) = shards.open(0);
         // The other shard is not at hand for the one that serves, as it would not be in another process.
-        shards.truncate(1);
-        let session = nodes[0].blocking_session();
-        let ids = [NodeId(0), NodeId(1)];
-        let creating = Store::create(session.as_async(), "store", &ids, FUNCTION, Permissions::empty());
-        let store = session.block_on(creating).unwrap();
+        let here = vec![shards.locals.swap_remove(0)];
+        let now_ms = shards.now_ms.clone();
+        let clock: Clock = Arc::new(move || now_ms.load(Ordering::Relaxed));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = Server::new(session, listener, store, shards, clock, clients_max).unwrap();
+        let server = Server::new(session, listener, store, here, clock, clients_max).unwrap();
         let (address, stopper) = (server.address(), server.stopper());
         let serving = std::thread::spawn(move || server.run());
-        Served { nodes, owners, now_ms, address, stopper, serving, _dir: dir }
+        Served { shards, address, stopper, serving }
     }
 
     fn client(&self) -> Client {
@@ -75,13 +46,13 @@ impl Served {
     }
 
     fn pass_ms(&self, ms: u64) {
-        self.now_ms.fetch_add(ms, Ordering::Relaxed);
+        self.shards.now_ms.fetch_add(ms, Ordering::Relaxed);
     }
 
     fn end(self) {
         self.stopper.stop();
         self.serving.join().unwrap().unwrap();
-        for (stopper, owner) in self.owners {
+        for (stopper, owner) in self.shards.owners {
             stopper.stop();
             owner.join().unwrap().unwrap();
         }
@@ -229,6 +200,22 @@ const REPLIES: &[(&str, &str)] = &[
     ("setnx c 1", ":1\r\n"),
     ("getset c 2", "$1\r\n1\r\n"),
     ("getset d 2", "$-1\r\n"),
+    ("set gone 1", "+OK\r\n"),
+    ("getdel gone", "$1\r\n1\r\n"),
+    ("getdel gone", "$-1\r\n"),
+    ("set kept 1", "+OK\r\n"),
+    ("getex kept", "$1\r\n1\r\n"),
+    ("ttl kept", ":-1\r\n"),
+    ("getex kept ex 100", "$1\r\n1\r\n"),
+    ("ttl kept", ":100\r\n"),
+    ("getex kept persist", "$1\r\n1\r\n"),
+    ("ttl kept", ":-1\r\n"),
+    ("getex kept ex 0", "-ERR invalid expire time in 'getex' command\r\n"),
+    ("getex kept ex x", "-ERR value is not an integer or out of range\r\n"),
+    ("getex kept nx", "-ERR syntax error\r\n"),
+    ("getex kept persist 1", "-ERR syntax error\r\n"),
+    ("getex none px 5", "$-1\r\n"),
+    ("del kept", ":1\r\n"),
     ("strlen a", ":1\r\n"),
     ("strlen none", ":0\r\n"),
     ("append a bcd", ":4\r\n"),
@@ -703,8 +690,8 @@ fn when_an_owner_has_gone_its_keys_are_refused_and_others_stay() {
     for number in 0..20 {
         one.say(&format!("set key{number} x"), "+OK\r\n");
     }
-    let (_, owner) = served.owners.pop().unwrap();
-    served.nodes.pop().unwrap().leave();
+    let (_, owner) = served.shards.owners.pop().unwrap();
+    served.shards.cluster.nodes.pop().unwrap().leave();
     owner.join().unwrap().unwrap();
     let mut told = (0, 0);
     for number in 0..20 {
@@ -763,5 +750,20 @@ fn the_tools_of_redis_are_served() {
         };
         assert!(told.contains(expected) && !told.contains("rror"), "{line}: {told}");
     }
+    served.end();
+}
+
+#[test]
+fn transactions_are_refused_and_their_commands_are_not_listed() {
+    let served = Served::new();
+    let mut client = served.client();
+    for line in ["multi", "exec", "discard", "watch a", "unwatch"] {
+        let name = line.split(' ').next().unwrap();
+        let refusal = "there are no transactions here; commands about one key are atomic";
+        client.say(line, &format!("-ERR '{name}' is refused: {refusal}\r\n"));
+    }
+    client.say("set a 1", "+OK\r\n");
+    client.say("command info multi", "*1\r\n$-1\r\n");
+    drop(client);
     served.end();
 }

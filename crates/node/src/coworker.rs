@@ -1,6 +1,7 @@
 //! A process of this program that does as it is told by lines of JSON, and ends with this one.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -61,6 +62,11 @@ impl Coworker {
             bail!("{what} has ended");
         }
         serde_json::from_str(&line).with_context(|| format!("{what} says {line:?}"))
+    }
+
+    /// Its standard output, if nothing of that has been read and not heard.
+    pub fn unheard(&self) -> Option<BorrowedFd<'_>> {
+        self.stdout.buffer().is_empty().then(|| self.stdout.get_ref().as_fd())
     }
 
     /// Whether it has ended by itself.

@@ -1,6 +1,9 @@
-//! How far a transfer has come: a bar where a person watches, nothing elsewhere.
+//! How far a transfer or a run has come: a bar where a person watches, nothing elsewhere.
 
 use std::io::{self, IsTerminal};
+use std::sync::mpsc::{RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -22,4 +25,44 @@ pub fn counter(what: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {binary_bytes} {binary_bytes_per_sec}");
     let style = style.expect("a fixed template is well formed");
     ProgressBar::no_length().with_style(style).with_message(crate::table::printable(what))
+}
+
+/// How often a bar of time is drawn.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A bar of time that passes, until it is dropped.
+pub struct Passing {
+    bar: ProgressBar,
+    // Its end is what the thread waits for.
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A bar that is full after so many seconds, on standard error; nothing unless that is a terminal.
+pub fn passing(seconds: f64, what: &str) -> Passing {
+    if !io::stderr().is_terminal() {
+        return Passing { bar: ProgressBar::hidden(), end: None, thread: None };
+    }
+    let style =
+        ProgressStyle::with_template("{msg} {wide_bar} {elapsed}").expect("a fixed template is well formed");
+    let bar = ProgressBar::new((seconds * 1e3) as u64).with_style(style).with_message(what.to_owned());
+    let (end, ended) = std::sync::mpsc::channel();
+    let shown = bar.clone();
+    let thread = std::thread::spawn(move || {
+        while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+            shown.set_position((shown.elapsed().as_millis() as u64).min(shown.length().unwrap_or(0)));
+        }
+    });
+    Passing { bar, end: Some(end), thread: Some(thread) }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            // It only draws.
+            let _ = thread.join();
+        }
+        self.bar.finish_and_clear();
+    }
 }

@@ -1,4 +1,4 @@
-//! Applications, as whoever types `halite run` sees them.
+//! Applications, as users of `halite run` see them.
 
 mod support;
 
@@ -196,5 +196,27 @@ fn what_cannot_be_run_is_refused() {
     ] {
         let complaint = scratch.fails(line, 2);
         assert!(complaint.contains(why), "{complaint}");
+    }
+}
+
+#[test]
+fn a_run_of_which_a_writer_reader_or_owner_is_killed_fails_with_the_reason_and_leaves_nothing() {
+    let scratch = Scratch::new("run-killed");
+    let _up = up(&scratch);
+    let apps = [
+        ("log --writers 2 --readers 2 --seconds 1000", "halite-run-log/"),
+        ("ycsb --workload a --keys 100 --seconds 1000", "halite-run-ycsb/1/h0"),
+        ("kv --listen 127.0.0.1:0", "halite-run-kv/1/t0"),
+    ];
+    for (app, region) in apps {
+        for number in 0..2 {
+            let mut run = Running::start(&scratch, &format!("run {app}"));
+            eventually(|| scratch.ok("ls").contains(region));
+            let pid = support::children(run.pid())[number];
+            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(pid, Signal::KILL).unwrap();
+            assert_eq!(run.wait().code(), Some(1), "{app}, worker {number}");
+            eventually(|| is_clean(&scratch));
+        }
     }
 }

@@ -10,7 +10,7 @@ use halite_sim::{HostId, Random};
 use crate::giving_up;
 use crate::judge::End;
 use crate::stage::{PRINCIPALS, Stage};
-use crate::{apart, barriers, calls, locks, messages, regions, rights, watches, words};
+use crate::{apart, barriers, calls, kv, locks, log, messages, regions, rights, watches, words};
 
 /// One session at work.
 pub(crate) struct Actor {
@@ -29,6 +29,8 @@ pub(crate) struct Actor {
     pub(crate) locks: locks::Holdings,
     pub(crate) words: words::Holdings,
     pub(crate) watches: watches::Holdings,
+    pub(crate) log: log::Holdings,
+    pub(crate) kv: kv::Holdings,
 }
 
 /// Lets the sessions of a node that has just joined work.
@@ -36,6 +38,7 @@ pub(crate) fn start_all(stage: &Rc<Stage>, node: u32, driven: &Driven) {
     calls::serve(stage, node, driven);
     messages::serve(stage, node, driven);
     watches::serve(stage, node, driven);
+    kv::serve(stage, node, driven);
     for number in 0..stage.plan.sessions {
         let actor = Actor::new(stage, node, number, driven);
         let name = format!("session {number} of node {node}");
@@ -57,6 +60,8 @@ impl Actor {
             locks: locks::Holdings::default(),
             words: words::Holdings::default(),
             watches: watches::Holdings::default(),
+            log: log::Holdings::default(),
+            kv: kv::Holdings::default(),
             life: stage.life(node),
             node,
             number,
@@ -81,11 +86,14 @@ impl Actor {
                 5 => barriers::act(&mut self).await,
                 6 => watches::act(&mut self).await,
                 7 => rights::act(&mut self).await,
-                _ => apart::act(&mut self).await,
+                8 => apart::act(&mut self).await,
+                9 => log::act(&mut self).await,
+                _ => kv::act(&mut self).await,
             }
             let think = self.random.below(work.think_us_max.max(1) * 1000);
             stage.world.sleep(Some(self.host), Duration::from_nanos(think)).await;
         }
+        log::finish(&mut self).await;
         locks::finish(&mut self).await;
         words::finish(&mut self).await;
         regions::finish(&mut self).await;

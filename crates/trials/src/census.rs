@@ -9,7 +9,7 @@ use halite::{NodeId, NodeStatus, Permissions, Placement, RegionCause, Session};
 use crate::peace::HEALING_LEASES;
 use crate::regions;
 use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
-use crate::{apart, barriers, giving_up::before, locks, rights, watches, words};
+use crate::{apart, barriers, giving_up::before, kv, locks, log, rights, watches, words};
 
 /// How many leases it may take until all is as it should be: deaths must be noticed first.
 const PATIENCE_LEASES: u32 = 40;
@@ -84,8 +84,9 @@ fn region_names(stage: &Stage) -> impl Iterator<Item = String> {
 async fn free_all(stage: &Stage, session: &Session) {
     // Of two regions that were given one name while nobody saw both, one is called otherwise by now.
     let named = session.list().await.unwrap_or_default();
-    let renamed = named.into_iter().filter_map(|info| info.name).filter(|name| name.contains('@'));
-    for name in region_names(stage).chain(renamed) {
+    let is_left = |name: &String| name.contains('@') || log::is_name(name) || kv::is_name(name);
+    let left = named.into_iter().filter_map(|info| info.name).filter(is_left);
+    for name in region_names(stage).chain(left) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
             // Whoever was about to free it may be faster.
             let _ = session.free(lh).await;

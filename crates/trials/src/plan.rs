@@ -97,6 +97,10 @@ pub struct Work {
     pub rights: u32,
     /// Homes that lose sight of who maps their regions, while both see who holds the bytes.
     pub apart: u32,
+    /// The log of `halite-apps`: appended to, followed, trimmed.
+    pub log: u32,
+    /// Its key-value store, of which each node serves one: read and changed.
+    pub kv: u32,
     /// How many accesses in a thousand touch many words.
     pub long_per_mille: u32,
     /// How many regions in a thousand are long: of many chunks, which lie on several nodes if the region is spread.
@@ -182,6 +186,8 @@ impl Default for Work {
             watches: 2,
             rights: 1,
             apart: 0,
+            log: 0,
+            kv: 0,
             long_per_mille: 125,
             long_regions_per_mille: 250,
             calls_posted_max: 4,
@@ -365,9 +371,11 @@ impl Plan {
 
 impl Work {
     /// In the order of the fields.
-    pub(crate) fn weights(&self) -> [u32; 9] {
-        let Work { regions, words, calls, messages, locks, barriers, watches, rights, apart, .. } = *self;
-        [regions, words, calls, messages, locks, barriers, watches, rights, apart]
+    pub(crate) fn weights(&self) -> [u32; 11] {
+        let Work {
+            regions, words, calls, messages, locks, barriers, watches, rights, apart, log, kv, ..
+        } = *self;
+        [regions, words, calls, messages, locks, barriers, watches, rights, apart, log, kv]
     }
 }
 

@@ -16,7 +16,9 @@ use crate::calls::Calls;
 use crate::giving_up::before;
 use crate::hosted::Birth;
 use crate::judge::Judge;
+use crate::kv::Kv;
 use crate::locks::Locks;
+use crate::log::Logs;
 use crate::messages::Messages;
 use crate::plan::Plan;
 use crate::regions::Regions;
@@ -45,6 +47,8 @@ pub(crate) struct Stage {
     pub(crate) messages: RefCell<Messages>,
     pub(crate) barriers: RefCell<Barriers>,
     pub(crate) watches: RefCell<Watches>,
+    pub(crate) logs: RefCell<Logs>,
+    pub(crate) kv: RefCell<Kv>,
     /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
     /// Whether whoever is cut off from memory reaches it no more from then on, because adapters stand between all nodes.
@@ -112,6 +116,8 @@ impl Stage {
             messages: RefCell::default(),
             barriers: RefCell::default(),
             watches: RefCell::default(),
+            logs: RefCell::default(),
+            kv: RefCell::default(),
             cut_off_is_death: profiles
                 .iter()
                 .all(|profile| !profile.is_adapter() && profile.fence == Fence::Kill)

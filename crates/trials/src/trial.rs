@@ -11,7 +11,7 @@ use crate::panics;
 use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::stage::Stage;
-use crate::{locks, messages, overlaps, peace, words};
+use crate::{kv, locks, log, messages, overlaps, peace, words};
 
 /// How much of what happens is kept for people to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,6 +130,8 @@ async fn story(stage: Rc<Stage>) {
     words::judge(&stage);
     locks::judge(&stage);
     messages::judge(&stage);
+    log::judge(&stage);
+    kv::judge(&stage);
 }
 
 /// Waits until all sessions have ended what they did, and looks at what is left.

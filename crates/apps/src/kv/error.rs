@@ -34,7 +34,7 @@ pub enum KvError {
     /// The sum would be no number of 64 bits; nothing was changed.
     #[error("the number would have more than 64 bits")]
     Overflow,
-    /// The owner of a shard of this process has ended.
+    /// The owner of a shard has ended; its node may serve another store by now.
     #[error("the shard is served no more")]
     Ended,
     /// What a shard answers makes no sense, or entries that nobody changes are damaged.

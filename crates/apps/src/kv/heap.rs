@@ -1,9 +1,9 @@
 //! Where a shard keeps its entries: regions that are divided into blocks, of one class each.
 
-use halite::{AllocOptions, Lh, Permissions, RegionCause, Session};
+use halite::{AllocOptions, Lh, Permissions, RegionCause, Session, WriteOp};
 
 use super::error::KvError;
-use super::layout::{CLASSES, PART_BYTES, PART_UNITS, Slot, part_of, units_of};
+use super::layout::{CLASSES, FIRST_PART_UNITS, PART_UNITS, Slot, UNIT, part_of, units_of};
 
 /// How many larger classes are looked through for a block before the heap grows: one of them has twice the length.
 const LARGER: u8 = 4;
@@ -15,7 +15,8 @@ pub(super) struct Heap {
     shard: usize,
     everyone: Permissions,
     parts: Vec<Lh>,
-    /// Units of the last part that have been given out once.
+    /// Units of the last part, and those of them that have been given out once.
+    units: u64,
     used: u64,
     /// Blocks that nothing leads to, by class.
     free: Vec<Vec<u32>>,
@@ -43,7 +44,7 @@ impl From<Slot> for Block {
 impl Heap {
     pub(super) fn new(session: Session, name: &str, shard: usize, everyone: Permissions) -> Heap {
         let free = vec![Vec::new(); CLASSES.into()];
-        Heap { session, name: name.to_owned(), shard, everyone, parts: Vec::new(), used: PART_UNITS, free }
+        Heap { session, name: name.to_owned(), shard, everyone, parts: Vec::new(), units: 0, used: 0, free }
     }
 
     /// A block of a class, or of a larger one.
@@ -51,8 +52,8 @@ impl Heap {
         if let Some(block) = self.find(class, LARGER) {
             return Ok(block);
         }
-        if self.used + units_of(class) > PART_UNITS
-            && let Err(error) = self.grow().await
+        if self.used + units_of(class) > self.units
+            && let Err(error) = self.grow(units_of(class)).await
         {
             // A block that is much too long is better than none.
             return self.find(class, CLASSES).ok_or(error);
@@ -71,32 +72,31 @@ impl Heap {
             .find_map(|class| Some(Block { place: self.free[usize::from(class)].pop()?, class }))
     }
 
-    async fn grow(&mut self) -> Result<(), KvError> {
+    /// By a part in which a block of so many units has room.
+    async fn grow(&mut self, units_min: u64) -> Result<(), KvError> {
         let (number, most) = (self.parts.len(), u64::from(u32::MAX) / PART_UNITS);
         if number as u64 >= most {
             return Err(KvError::Full);
         }
-        let options = AllocOptions { everyone: self.everyone, ..AllocOptions::default() };
         let name = part_of(&self.name, self.shard, number);
-        let made = self.session.alloc_with(Some(&name), PART_BYTES, options).await;
-        let lh = made.map_err(|error| match error.cause() {
-            RegionCause::NoSpace { .. } | RegionCause::OutOfMemory { .. } => KvError::Full,
-            _ => error.into(),
-        })?;
+        let usual = FIRST_PART_UNITS << number.min(PART_UNITS.ilog2() as usize);
+        let units = usual.clamp(units_min, PART_UNITS);
+        let lh = make(&self.session, &name, units * UNIT, self.everyone).await?;
         // What is left of the part before serves for shorter entries.
-        while let Some(class) = (0..CLASSES).rev().find(|class| self.used + units_of(*class) <= PART_UNITS) {
+        while let Some(class) = (0..CLASSES).rev().find(|class| self.used + units_of(*class) <= self.units) {
             let place = (self.parts.len() as u64 - 1) * PART_UNITS + self.used;
             self.free[usize::from(class)].push(place as u32);
             self.used += units_of(class);
         }
         self.parts.push(lh);
-        self.used = 0;
+        (self.units, self.used) = (units, 0);
         Ok(())
     }
 
-    pub(super) async fn write(&self, block: Block, bytes: &[u8]) -> Result<(), KvError> {
+    /// What writes a block.
+    pub(super) fn write_of<'a>(&self, block: Block, bytes: &'a [u8]) -> WriteOp<'a> {
         let slot = block.slot(0);
-        Ok(self.session.write(self.parts[slot.part()], slot.offset(), bytes).await?)
+        WriteOp { lh: self.parts[slot.part()], offset: slot.offset(), from: bytes }
     }
 
     pub(super) async fn read(&self, slot: Slot, into: &mut Vec<u8>) -> Result<(), KvError> {
@@ -107,10 +107,34 @@ impl Heap {
     /// Frees all of it.
     pub(super) async fn clear(&mut self) -> Result<(), KvError> {
         self.free.iter_mut().for_each(Vec::clear);
-        self.used = PART_UNITS;
+        (self.units, self.used) = (0, 0);
         while let Some(lh) = self.parts.pop() {
             self.session.free(lh).await?;
         }
         Ok(())
     }
+}
+
+/// Makes a region of a shard.  Where that fails for want of memory or of the directory of names, the store goes on without.
+pub(super) async fn make(
+    session: &Session,
+    name: &str,
+    len: u64,
+    everyone: Permissions,
+) -> Result<Lh, KvError> {
+    let options = AllocOptions { everyone, ..AllocOptions::default() };
+    let mut made = session.alloc_with(Some(name), len, options.clone()).await;
+    if made.as_ref().is_err_and(|error| *error.cause() == RegionCause::NameTaken) {
+        // An attempt of before was said to have failed, and has not.  Nobody else makes what is called so.
+        let left = session.map(name, Permissions::MASTER).await?;
+        session.free(left).await?;
+        made = session.alloc_with(Some(name), len, options).await;
+    }
+    made.map_err(|error| match error.cause() {
+        RegionCause::NoSpace { .. }
+        | RegionCause::OutOfMemory { .. }
+        | RegionCause::DirectoryDown
+        | RegionCause::PeerDown(_) => KvError::Full,
+        _ => error.into(),
+    })
 }

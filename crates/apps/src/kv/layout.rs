@@ -40,8 +40,10 @@ pub(super) const BUCKETS_MAX: u64 = 1 << 32;
 pub(super) const MOVED: u64 = u64::MAX;
 /// Bytes of the unit that the heap is divided into.
 pub(super) const UNIT: u64 = 64;
-/// Units of a part of the heap.
+/// Units by which the parts of the heap are numbered, and the most that one has.
 pub(super) const PART_UNITS: u64 = 1 << 16;
+/// Units of the first part; each other one has twice as many as the one before, so that a store of a few keys is small.
+pub(super) const FIRST_PART_UNITS: u64 = 1 << 10;
 pub(super) const PART_BYTES: u64 = PART_UNITS * UNIT;
 const HEADER_BYTES: usize = 24;
 
@@ -178,6 +180,11 @@ pub(super) fn encode_words(words: impl IntoIterator<Item = u64>) -> Vec<u8> {
 
 pub(super) fn decode_words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")))
+}
+
+/// The number of a store, by which owners know requests that are for them.
+pub(super) fn number_of_store(name: &str) -> u64 {
+    xxh3_64(name.as_bytes())
 }
 
 pub(super) fn root_of(name: &str, shard: usize) -> String {

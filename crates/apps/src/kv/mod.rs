@@ -1,4 +1,4 @@
-//! A key-value store: who reads does so by itself, from the memory of others; who changes something asks the owner of its shard.
+//! A key-value store: readers read the memory of others by themselves; changes are calls to the owner of the shard.
 //!
 //! ```text
 //!   reader --bucket--> table of the shard --entry, and the slot once more--> heap         two reads, and no thread of the owner
@@ -7,7 +7,7 @@
 //!
 //! What a slot led to before and after an entry was read was there in between, so that reads are linearizable, and an entry whose
 //! memory is used anew meanwhile is not taken for a value: its checksum, its key or its slot is another.
-//! A table that is three quarters full is replaced by one of twice the length; who looks into the old one is led on.
+//! A table that is three quarters full is replaced by one of twice the length; readers of the old one are led on.
 //!
 //! Keys expire by the clock of their owner, which is asked for those that do.
 

@@ -1,10 +1,11 @@
-//! Who serves a shard.
+//! Owners of shards.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use halite::{Call, Function, Permissions, ServeCause, ServeOptions, Server, Session};
 
 use super::error::KvError;
+use super::layout::number_of_store;
 use super::shard::Shard;
 use super::wire::{Answer, Request};
 
@@ -23,6 +24,8 @@ enum End {
 pub struct Owner {
     shard: Local,
     number: usize,
+    /// The number of the store.
+    store: u64,
     server: Server,
 }
 
@@ -39,7 +42,7 @@ impl Local {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what is asked for, and writes the answer into `answer`.  A thread blocks on this, and not on the owner, or both would
+    /// Carries out a request, and writes the answer into `answer`.  A thread blocks on this, and not on the owner, or both would
     /// wait for each other.
     #[expect(
         clippy::await_holding_lock,
@@ -92,7 +95,7 @@ impl Owner {
         let everyone = everyone & Permissions::READ;
         let shard = Shard::make(session.clone(), name, number, everyone).await?;
         let shard = Local(Arc::new(Mutex::new(Some(shard))));
-        Ok(Owner { shard, number, server })
+        Ok(Owner { shard, number, store: number_of_store(name), server })
     }
 
     /// Which shard it is, and what uses it without a call.
@@ -129,12 +132,14 @@ impl Owner {
                 Err(error) if *error.cause() == ServeCause::Closed => return Ok(End::Asked),
                 Err(error) => return Err(error.into()),
             };
-            let is_last = calls.iter().any(|call| Request::decode(call.input()) == Some(Request::Close));
+            let end = Some((self.store, Request::Close));
+            let is_last = calls.iter().any(|call| Request::decode(call.input()) == end);
             let mut answers: Vec<(Call, Vec<u8>)> = Vec::with_capacity(calls.len());
             for call in calls {
                 let mut answer = Vec::new();
                 match Request::decode(call.input()) {
-                    Some(request) => self.shard.perform(now_ms(), &request, &mut answer).await?,
+                    Some((store, _)) if store != self.store => Answer::AnotherStore.encode(&mut answer),
+                    Some((_, request)) => self.shard.perform(now_ms(), &request, &mut answer).await?,
                     None => Answer::Malformed.encode(&mut answer),
                 }
                 answers.push((call, answer));

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use halite::{AllocOptions, Lh, Permissions, RegionCause, Session};
+use halite::{AllocOptions, Lh, Permissions, Session, WriteOp};
 
 use super::error::KvError;
-use super::heap::{Block, Heap};
+use super::heap::{self, Block, Heap};
 use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
     VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of,
@@ -73,13 +73,8 @@ impl Table {
         buckets: u64,
         everyone: Permissions,
     ) -> Result<Table, KvError> {
-        let options = AllocOptions { everyone, ..AllocOptions::default() };
         let name = table_of(name, shard, generation);
-        let made = session.alloc_with(Some(&name), buckets * BUCKET_BYTES, options).await;
-        let lh = made.map_err(|error| match error.cause() {
-            RegionCause::NoSpace { .. } | RegionCause::OutOfMemory { .. } => KvError::Full,
-            _ => error.into(),
-        })?;
+        let lh = heap::make(session, &name, buckets * BUCKET_BYTES, everyone).await?;
         let slots = buckets as usize * BUCKET_SLOTS;
         Ok(Table { lh, generation, buckets, slots: vec![0; slots], lows: vec![0; slots] })
     }
@@ -123,7 +118,7 @@ impl Shard {
         Ok(self.session.free(self.root).await?)
     }
 
-    /// Does what is asked for at `now_ms`, and writes the answer into `answer`.  Fails only if the shard can go on no more.
+    /// Carries out a request at `now_ms`, and writes the answer into `answer`.  Fails only if the shard can go on no more.
     pub(super) async fn perform_or_refuse(
         &mut self,
         now_ms: u64,
@@ -180,6 +175,21 @@ impl Shard {
                 Some(found) => {
                     self.remove(key, found).await?;
                     Answer::Number(1)
+                }
+                None => Answer::Nothing,
+            },
+            Request::Take { key } => match self.find(now_ms, key).await? {
+                Some(found) => {
+                    self.answer_value(found, answer);
+                    return self.remove(key, found).await;
+                }
+                None => Answer::Nothing,
+            },
+            Request::GetAndExpire { key, expires } => match self.find(now_ms, key).await? {
+                Some(found) => {
+                    self.answer_value(found, answer);
+                    let value = self.value(found).to_vec();
+                    return self.put(key, &value, expiry(now_ms, expires, Some(found)), Some(found)).await;
                 }
                 None => Answer::Nothing,
             },
@@ -290,13 +300,19 @@ impl Shard {
         }
         let block = self.heap.take(class).await?;
         Entry { expires_ms, key, value }.encode(block.place, &mut self.written);
-        self.heap.write(block, &self.written).await?;
         let index = match found {
             Some(found) => found.index,
             None => self.table.empty(hash.low()).expect("room has been made"),
         };
-        self.set_slot(index, block.slot(hash.tag()).encode()).await?;
-        self.table.lows[index] = hash.low();
+        let word = block.slot(hash.tag()).encode();
+        // Both are of this node, where they are made in this order: who sees the slot sees the entry.
+        let slot = WriteOp { lh: self.table.lh, offset: index as u64 * WORD, from: &word.to_le_bytes() };
+        let writes = [self.heap.write_of(block, &self.written), slot];
+        self.session.write_batch(&writes).await.map_err(|error| error.source)?;
+        self.table.slots[index] = word;
+        if found.is_none() {
+            self.table.lows[index] = hash.low();
+        }
         match found {
             Some(found) => self.forget(key, found),
             None => self.keys += 1,
@@ -314,7 +330,7 @@ impl Shard {
         Ok(())
     }
 
-    /// What no slot leads to any more.  Who reads it now sees by the slot that it was too late.
+    /// Gives back a block that no slot leads to any more.  A reader that is at it sees by the slot that it was too late.
     fn forget(&mut self, key: &[u8], found: Found) {
         self.heap.give_back(Block::from(found.slot));
         if found.expires_ms != 0 {
@@ -352,7 +368,7 @@ impl Shard {
         Ok(Answer::Number(sum))
     }
 
-    /// Keys of some buckets, each with its length in front.  Who goes on where the answer says sees each key that stays at least
+    /// Keys of some buckets, each with its length in front.  A client that goes on where the answer says sees each key that stays at least
     /// once, also if the table grows meanwhile: buckets are gone through by their bits from the highest, reversed.
     async fn scan(
         &mut self,
@@ -427,7 +443,7 @@ impl Shard {
         self.session.write(table.lh, 0, &encode_words(table.slots.iter().copied())).await?;
         self.session.write(self.root, 0, &encode_words([generation, buckets])).await?;
         let old = std::mem::replace(&mut self.table, table);
-        // From here on, who reads the old one looks for the new one.
+        // From here on, readers of the old one look for the new one.
         let (len, moved) = (old.slots.len() * WORD as usize, vec![MOVED as u8; WIPE_BYTES]);
         for at in (0..len).step_by(WIPE_BYTES) {
             self.session.write(old.lh, at as u64, &moved[..WIPE_BYTES.min(len - at)]).await?;
@@ -448,8 +464,19 @@ impl Shard {
     }
 }
 
+/// Numbers of so many digits have no 64 bits.
+const SHORT_DIGITS: usize = 18;
+
 /// A number as it is written in decimal, without anything that could be left out.
 pub(super) fn number_of(text: &[u8]) -> Option<i64> {
+    // As lengths are, which are read most often.
+    if let [b'1'..=b'9', rest @ ..] = text
+        && rest.len() < SHORT_DIGITS
+    {
+        return text.iter().try_fold(0, |number, digit| {
+            digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0'))
+        });
+    }
     let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
     let begins_well = match text {
         [b'0'] => true,

@@ -1,4 +1,4 @@
-//! Who reads and changes what a store holds.
+//! Clients of a store.
 
 use std::time::Duration;
 
@@ -10,10 +10,13 @@ use halite::{
 use super::error::KvError;
 use super::layout::{
     BUCKET_BYTES, BUCKETS_MAX, Entry, HEAD_WORDS, Hash, KEY_BYTES_MAX, MAGIC, MOVED, ROOT_BYTES, SHARDS_MAX,
-    Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, part_of, root_of, table_of,
+    Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, number_of_store, part_of, root_of,
+    table_of,
 };
 use super::wire::{Answer, Expires, Only, Request, When};
 
+/// Keys that are looked for together.
+const KEYS_TOGETHER_MAX: usize = 128;
 /// How often a key that changes all the time is read before its owner is asked.
 const ATTEMPTS_MAX: usize = 16;
 
@@ -21,6 +24,8 @@ const ATTEMPTS_MAX: usize = 16;
 pub struct Store {
     session: Session,
     name: String,
+    /// By which owners know what is for them.
+    pub(super) number: u64,
     shards: Vec<Seen>,
     timeout: Duration,
     request: Vec<u8>,
@@ -109,6 +114,7 @@ impl Store {
         Ok(Store {
             session: session.clone(),
             name: name.to_owned(),
+            number: number_of_store(name),
             shards,
             timeout: Duration::from_secs(5),
             request: Vec::new(),
@@ -170,6 +176,81 @@ impl Store {
         }
     }
 
+    /// The values of several keys, each as [`Store::get`] has it.  Takes two reads of remote memory, one behind the other, for all of them.
+    pub async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
+        let mut values = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(KEYS_TOGETHER_MAX) {
+            for (key, seen) in keys.iter().zip(self.glance(keys).await?) {
+                values.push(match seen {
+                    Some(value) => value,
+                    // It takes more than that.
+                    None => self.get(key).await?,
+                });
+            }
+        }
+        Ok(values)
+    }
+
+    /// What one look at several keys shows; `None` for those of which it does not show enough.
+    async fn glance(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Option<Vec<u8>>>>, KvError> {
+        let mut seen = vec![None; keys.len()];
+        let mut sought = Vec::with_capacity(keys.len());
+        for (index, key) in keys.iter().enumerate() {
+            check_len("key", key.len(), KEY_BYTES_MAX)?;
+            let hash = Hash::of(key);
+            let shard = hash.shard(self.shards.len());
+            // What goes wrong here goes wrong again where the key is looked for alone.
+            let Ok(Some((table, buckets))) = self.table(shard).await else { continue };
+            sought.push((index, shard, hash, table, bucket_of(hash.low(), buckets) * BUCKET_BYTES));
+        }
+        let mut bytes = vec![0; sought.len() * BUCKET_BYTES as usize];
+        let places = sought.iter().zip(bytes.chunks_mut(BUCKET_BYTES as usize));
+        let mut reads: Vec<_> = places.map(|(&(.., lh, offset), into)| ReadOp { lh, offset, into }).collect();
+        if self.session.read_batch(&mut reads).await.is_err() {
+            return Ok(seen);
+        }
+        let mut followed = Vec::with_capacity(sought.len());
+        for ((index, shard, hash, table, at), bucket) in
+            sought.into_iter().zip(bytes.chunks(BUCKET_BYTES as usize))
+        {
+            let mut slots = decode_words(bucket).enumerate().filter_map(|(place, word)| {
+                Some((place, Slot::decode(word).filter(|slot| slot.tag == hash.tag())?))
+            });
+            match (slots.next(), slots.next()) {
+                _ if decode_words(bucket).any(|word| word == MOVED) => {}
+                (None, _) => seen[index] = Some(None),
+                (Some((place, slot)), None) => {
+                    let Ok(heap) = self.part(shard, slot.part()).await else { continue };
+                    followed.push((index, slot, heap, table, at + place as u64 * WORD));
+                }
+                (Some(_), Some(_)) => {}
+            }
+        }
+        let mut blocks: Vec<(Vec<u8>, [u8; WORD as usize])> = followed
+            .iter()
+            .map(|(_, slot, ..)| (vec![0; slot.bytes() as usize], [0; WORD as usize]))
+            .collect();
+        // See `follow` for why the slot is read behind the entry.
+        let mut reads = Vec::with_capacity(2 * followed.len());
+        for ((block, again), &(_, slot, heap, table, at)) in blocks.iter_mut().zip(&followed) {
+            reads.push(ReadOp { lh: heap, offset: slot.offset(), into: block });
+            reads.push(ReadOp { lh: table, offset: at, into: again });
+        }
+        if self.session.read_batch(&mut reads).await.is_err() {
+            return Ok(seen);
+        }
+        for ((block, again), (index, slot, ..)) in blocks.into_iter().zip(followed) {
+            let entry =
+                Entry::decode(&block, slot.place).filter(|_| u64::from_le_bytes(again) == slot.encode());
+            seen[index] = match entry {
+                Some(entry) if entry.key != keys[index] => is_led_to(slot, &entry).then_some(None),
+                Some(entry) if entry.expires_ms == 0 => Some(Some(entry.value.to_vec())),
+                _ => None,
+            };
+        }
+        Ok(seen)
+    }
+
     async fn look(&mut self, shard: usize, hash: Hash, key: &[u8]) -> Result<Look, KvError> {
         let Some((table, buckets)) = self.table(shard).await? else { return Ok(Look::Again) };
         let at = bucket_of(hash.low(), buckets) * BUCKET_BYTES;
@@ -209,7 +290,10 @@ impl Store {
             return Ok(Some(Look::Again));
         }
         let Some(entry) = Entry::decode(&self.block, slot.place) else { return Ok(Some(Look::Again)) };
-        Ok((entry.key == key).then(|| match entry.expires_ms {
+        if entry.key != key {
+            return Ok((!is_led_to(slot, &entry)).then_some(Look::Again));
+        }
+        Ok(Some(match entry.expires_ms {
             0 => Look::Value(Entry::bytes(key.len(), 0), entry.value.len()),
             _ => Look::Ask,
         }))
@@ -396,7 +480,7 @@ impl Store {
     }
 
     pub(super) async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Vec<u8>, KvError> {
-        request.encode(&mut self.request);
+        request.encode(self.number, &mut self.request);
         let Seen { node, function, .. } = self.shards[shard];
         Ok(self.session.call(node, function, &self.request, self.timeout).await?)
     }
@@ -418,6 +502,7 @@ impl Store {
             Some(Answer::Full) => KvError::Full,
             Some(Answer::NotANumber) => KvError::NotANumber,
             Some(Answer::Overflow) => KvError::Overflow,
+            Some(Answer::AnotherStore) => KvError::Ended,
             // The key's length has been checked here.
             Some(Answer::TooLong) => {
                 KvError::TooLong { what: "value", len: VALUE_BYTES_MAX + 1, max: VALUE_BYTES_MAX }
@@ -459,6 +544,11 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), KvError> {
 
 fn check_len(what: &'static str, len: usize, max: usize) -> Result<(), KvError> {
     if len <= max { Ok(()) } else { Err(KvError::TooLong { what, len, max }) }
+}
+
+/// Whether a slot leads to that entry, and not only to its place: the slot may lead there again, after the entry of another key.
+fn is_led_to(slot: Slot, entry: &Entry<'_>) -> bool {
+    Hash::of(entry.key).tag() == slot.tag
 }
 
 /// Whether a handle leads nowhere any more; mapping the region again tells why.
@@ -519,7 +609,8 @@ mod tests {
             // The next value of the same key is written where the first was, and its slot does not lead there yet.
             let mut entry = Vec::new();
             Entry { expires_ms: 0, key: KEY, value: b"third" }.encode(slot.place, &mut entry);
-            shard.heap().write(Block::from(slot), &entry).await.unwrap();
+            let write = shard.heap().write_of(Block::from(slot), &entry);
+            store.session.write_batch(&[write]).await.unwrap();
             assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Some(Look::Again));
             assert_eq!(store.get(KEY).await.unwrap().as_deref(), Some(&b"second"[..]));
         });
@@ -533,7 +624,8 @@ mod tests {
             let mut entry = Vec::new();
             Entry { expires_ms: 0, key: KEY, value: b"whole" }.encode(slot.place, &mut entry);
             *entry.last_mut().unwrap() = b'-';
-            shard.heap().write(Block::from(slot), &entry).await.unwrap();
+            let write = shard.heap().write_of(Block::from(slot), &entry);
+            store.session.write_batch(&[write]).await.unwrap();
             assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Some(Look::Again));
         });
     }

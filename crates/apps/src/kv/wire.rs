@@ -1,7 +1,8 @@
 //! What clients and the owners of shards say to each other, by calls.
 //!
 //! ```text
-//!   request   op u8 | number i64 | number i64 | key bytes u32 | key | value        numbers as the operation has them
+//!   request   op u8 | store u64 | number i64 | number i64 | key bytes u32 | key | value        numbers as the operation has them
+//!             store: the hash of its name, since another may be served where one was
 //!   answer    kind u8 | number i64 | bytes
 //! ```
 
@@ -20,6 +21,15 @@ pub(super) enum Request<'a> {
     },
     Delete {
         key: &'a [u8],
+    },
+    /// Answers the value, and removes it.
+    Take {
+        key: &'a [u8],
+    },
+    /// Answers the value, and changes until when it is kept.
+    GetAndExpire {
+        key: &'a [u8],
+        expires: Expires,
     },
     /// Answers the new length.
     Append {
@@ -113,6 +123,8 @@ pub(super) enum Answer<'a> {
     TooLong,
     /// The request makes no sense.
     Malformed,
+    /// The request is for another store than is served here.
+    AnotherStore,
 }
 
 impl<'a> Request<'a> {
@@ -124,7 +136,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    pub(super) fn encode(&self, into: &mut Vec<u8>) {
+    /// For the store of that number.
+    pub(super) fn encode(&self, store: u64, into: &mut Vec<u8>) {
         let none = (0, 0, &[][..], &[][..]);
         let (op, (one, two, key, value)) = match *self {
             Request::Get { key } => (0, (0, 0, key, &[][..])),
@@ -147,9 +160,12 @@ impl<'a> Request<'a> {
             Request::Count => (8, none),
             Request::Clear => (9, none),
             Request::Close => (10, none),
+            Request::Take { key } => (11, (0, 0, key, &[][..])),
+            Request::GetAndExpire { key, expires } => (12, (encode_expires(expires), 0, key, &[][..])),
         };
         into.clear();
         into.push(op);
+        into.extend(store.to_le_bytes());
         into.extend(i64::to_le_bytes(one));
         into.extend(i64::to_le_bytes(two));
         into.extend((key.len() as u32).to_le_bytes());
@@ -157,15 +173,16 @@ impl<'a> Request<'a> {
         into.extend(value);
     }
 
-    /// `None` for what is no request.
-    pub(super) fn decode(bytes: &'a [u8]) -> Option<Request<'a>> {
+    /// For which store it is, and what it asks for; `None` for what is no request.
+    pub(super) fn decode(bytes: &'a [u8]) -> Option<(u64, Request<'a>)> {
         let (&op, rest) = bytes.split_first()?;
+        let (store, rest) = rest.split_first_chunk()?;
         let (one, rest) = rest.split_first_chunk()?;
         let (two, rest) = rest.split_first_chunk()?;
         let (key_len, rest) = rest.split_first_chunk()?;
         let (one, two) = (i64::from_le_bytes(*one), i64::from_le_bytes(*two));
         let (key, value) = rest.split_at_checked(u32::from_le_bytes(*key_len) as usize)?;
-        Some(match op {
+        let request = match op {
             0 => Request::Get { key },
             1 => {
                 let only = match one & 0xff {
@@ -186,8 +203,11 @@ impl<'a> Request<'a> {
             8 => Request::Count,
             9 => Request::Clear,
             10 => Request::Close,
+            11 => Request::Take { key },
+            12 => Request::GetAndExpire { key, expires: decode_expires(one)? },
             _ => return None,
-        })
+        };
+        Some((u64::from_le_bytes(*store), request))
     }
 }
 
@@ -229,6 +249,7 @@ impl<'a> Answer<'a> {
             Answer::TooLong => (5, 0, &[][..]),
             Answer::Malformed => (6, 0, &[][..]),
             Answer::Overflow => (7, 0, &[][..]),
+            Answer::AnotherStore => (8, 0, &[][..]),
         };
         into.clear();
         into.push(kind);
@@ -249,6 +270,7 @@ impl<'a> Answer<'a> {
             5 => Answer::TooLong,
             6 => Answer::Malformed,
             7 => Answer::Overflow,
+            8 => Answer::AnotherStore,
             _ => return None,
         })
     }
@@ -283,9 +305,11 @@ mod tests {
             Request::Count,
             Request::Clear,
             Request::Close,
+            Request::Take { key },
+            Request::GetAndExpire { key, expires },
         ] {
-            request.encode(&mut bytes);
-            assert_eq!(Request::decode(&bytes), Some(request));
+            request.encode(77, &mut bytes);
+            assert_eq!(Request::decode(&bytes), Some((77, request)));
             assert_eq!(Request::decode(&bytes[..20]), None);
         }
         for answer in [
@@ -297,11 +321,12 @@ mod tests {
             Answer::Overflow,
             Answer::TooLong,
             Answer::Malformed,
+            Answer::AnotherStore,
         ] {
             answer.encode(&mut bytes);
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[11; 30]), Answer::decode(&[8; 9])), (None, None));
+        assert_eq!((Request::decode(&[13; 30]), Answer::decode(&[9; 9])), (None, None));
     }
 }

@@ -36,7 +36,7 @@ pub enum LogError {
         /// How often it was tried.
         attempts: u32,
     },
-    /// What is asked for has been freed.
+    /// The position has been freed.
     #[error("the log begins at {first} by now; what stood before has been freed")]
     Trimmed {
         /// The first position that is kept.

@@ -1,4 +1,4 @@
-//! Who reads what others append.
+//! Followers.
 
 use halite::Lh;
 

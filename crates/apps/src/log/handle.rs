@@ -251,7 +251,13 @@ impl Log {
 
     async fn make_at(&self, segment: u64, placement: Placement) -> Result<Lh, RegionError> {
         let options = AllocOptions { placement, everyone: self.everyone, ..AllocOptions::default() };
-        self.session.alloc_with(Some(&self.name_of(segment)), self.layout.segment_bytes(), options).await
+        let lh = self.session.alloc_with(None, self.layout.segment_bytes(), options).await?;
+        // Not with its name at once: what is made by a call that is given up is freed, and others may use it by then.
+        if let Err(error) = self.session.set_name(lh, &self.name_of(segment)).await {
+            let _ = self.session.free(lh).await;
+            return Err(error);
+        }
+        Ok(lh)
     }
 
     pub(crate) async fn expect_kept_at(&self, position: u64) -> Result<(), LogError> {

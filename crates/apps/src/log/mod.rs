@@ -11,7 +11,7 @@
 //! reserved, it swaps 0 to *void* and goes on: the writer finds that and reserves anew, so that no skipped record appears
 //! later.  [`Log::trim`] frees the segments that everybody is done with.
 //!
-//! Who appends a record has it visible when [`Writer::append`] returns: followers see records in one order, each once.
+//! A record is visible when [`Writer::append`] returns: followers see records in one order, each once.
 //! Records die with the node that holds their segment; there is no second copy.
 //!
 //! ```

@@ -9,9 +9,9 @@ impl Log {
     /// that matter must have come to `position`: what they have passed is settled, so no writer comes back to it.  Who is
     /// further behind gets [`LogError::Trimmed`].
     ///
-    /// Who is ended in the middle of this leaves segments to the next one who trims.
+    /// A cleaner that ends in the middle of this leaves segments to the next one.
     pub async fn trim(&mut self, position: u64) -> Result<u64, LogError> {
-        // Whoever finds nothing there from here on knows why, and makes nothing there.
+        // A process that finds no segment there from here on knows why, and makes none.
         self.raise(KEPT_AT, self.layout.segment_of(position)).await?;
         let (begin, end) = (self.counter(FREED_AT).await?, self.counter(KEPT_AT).await?);
         let mut freed = 0;

@@ -1,4 +1,4 @@
-//! Who appends.
+//! Writers.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Reserves `batch` slots at a time, at least one.  Who reserves many takes fewer round trips; what is left over for
+    /// Reserves `batch` slots at a time, at least one.  Many take fewer round trips; what is left over for
     /// longer than the followers' patience is skipped by them.
     pub fn new(log: Log, batch: u64) -> Writer {
         Writer { log, reserved: 0..0, batch: batch.max(1) }
@@ -61,9 +61,10 @@ impl Writer {
         let word = Word::of(record, is_many).encode();
         for _ in 0..ATTEMPTS_MAX {
             let position = self.place_for(slots).await?;
+            // Whatever becomes of it, nothing else is written there: bytes of it may be on their way, and be made visible yet.
+            self.reserved.start = position + slots;
             if self.settle(position, record, word).await? {
-                self.reserved.start = position + slots;
-                self.prepare_next(position).await?;
+                self.prepare_next(position).await;
                 return Ok(position);
             }
             // Somebody took us for dead, and others may have read on: none of what we had reserved counts any more.
@@ -137,19 +138,15 @@ impl Writer {
     }
 
     /// Takes up the next segment in the middle of one, before anybody waits for it.
-    async fn prepare_next(&mut self, position: u64) -> Result<(), LogError> {
+    async fn prepare_next(&mut self, position: u64) {
         let room = self.log.layout.room_at(position);
-        if room != self.log.layout.segment_slots() / 2 || room == 0 {
-            return Ok(());
-        }
-        match self.log.segment_at(position + room).await {
-            // It is asked for again when it is needed.
-            Ok(_) | Err(LogError::Full | LogError::Trimmed { .. }) => Ok(()),
-            Err(error) => Err(error),
+        if room == self.log.layout.segment_slots() / 2 && room > 0 {
+            // What goes wrong goes wrong again when it is needed; the record is there in any case.
+            let _ = self.log.segment_at(position + room).await;
         }
     }
 
-    /// Skips slots of ours.  Where there is no memory for them, whoever follows sees to that.
+    /// Skips slots of ours.  Where there is no memory for them, followers skip them later.
     async fn void_up_to(&mut self, end: u64) -> Result<(), LogError> {
         while self.reserved.start < end {
             match self.log.void(self.reserved.start).await {

@@ -4,6 +4,7 @@
 //! over all rounds with their spread.  This module only runs programs and small loops and compares: what Halite is
 //! asked to do, and how that is timed, is `halite perf`'s affair.
 
+pub mod applications;
 pub mod bare;
 pub mod child;
 pub mod cores;

@@ -5,7 +5,7 @@ use std::io;
 
 use super::child::ChildError;
 use super::tools::{Program, Tools};
-use super::{bare, grpc, halite, iperf3, redis, sockets, ucx};
+use super::{applications, bare, grpc, halite, iperf3, redis, sockets, ucx};
 
 /// One run of one thing.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -64,6 +64,25 @@ pub enum Probe {
         /// How many are sent at a time.
         window: u64,
         /// How many commands.
+        iterations: u64,
+    },
+    /// `halite run`.
+    HaliteRun {
+        /// All that follows `run`, other than `--json`.
+        arguments: Vec<String>,
+    },
+    /// Reads of a map in this process, of keys as YCSB asks for them.
+    DashMap {
+        /// How many keys.
+        keys: u64,
+        /// How many reads.
+        iterations: u64,
+    },
+    /// Records of 16 bytes that one thread appends to a file.
+    File {
+        /// How many go together.
+        together: u64,
+        /// How many records.
         iterations: u64,
     },
     /// `halite perf`.
@@ -163,6 +182,9 @@ impl Probe {
             Probe::Grpc { window, iterations } => grpc::run(*window, *iterations),
             Probe::Redis { command, window, iterations } => redis::run(*command, *window, *iterations),
             Probe::Halite { arguments } => halite::run(&tools.halite, arguments),
+            Probe::HaliteRun { arguments } => applications::run(&tools.halite, arguments),
+            Probe::DashMap { keys, iterations } => applications::dashmap(*keys, *iterations),
+            Probe::File { together, iterations } => applications::file(*together, *iterations),
         }
     }
 
@@ -174,6 +196,7 @@ impl Probe {
             Probe::Redis { .. } => Some(Program::Redis),
             Probe::Memcpy { .. } | Probe::PingPong { .. } | Probe::Grpc { .. } | Probe::Halite { .. } => None,
             Probe::UdpPingPong { .. } | Probe::TcpStream { .. } => None,
+            Probe::HaliteRun { .. } | Probe::DashMap { .. } | Probe::File { .. } => None,
         }
     }
 
@@ -184,6 +207,7 @@ impl Probe {
             Probe::Ucx { size, .. } | Probe::Iperf3 { size, .. } => Some(*size),
             Probe::PingPong { .. } | Probe::UdpPingPong { .. } => None,
             Probe::Grpc { .. } | Probe::Redis { .. } => None,
+            Probe::HaliteRun { .. } | Probe::DashMap { .. } | Probe::File { .. } => None,
             Probe::Halite { arguments } => {
                 let value = |flag| {
                     let at = arguments.iter().position(|argument| argument == flag)?;
@@ -229,6 +253,16 @@ impl fmt::Display for Probe {
                 write!(
                     f,
                     "redis-server, Unix socket, {command} of 8 B, {window} in flight, {iterations} times"
+                )
+            }
+            Probe::HaliteRun { arguments } => write!(f, "halite run {} --json", arguments.join(" ")),
+            Probe::DashMap { keys, iterations } => {
+                write!(f, "dashmap in one process, {keys} keys of 64 B, {iterations} reads as of YCSB C")
+            }
+            Probe::File { together, iterations } => {
+                write!(
+                    f,
+                    "file in the directory for temporary ones, {iterations} records of 16 B, {together} with each write"
                 )
             }
             Probe::Halite { arguments } => write!(f, "halite perf {} --json", arguments.join(" ")),

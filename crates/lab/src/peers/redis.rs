@@ -26,6 +26,8 @@ pub enum Command {
     Get,
     /// Writes a value of 8 bytes.
     Set,
+    /// Appends a record of 16 bytes to a stream; the reply tells where.
+    Append,
 }
 
 impl Command {
@@ -35,6 +37,7 @@ impl Command {
             Command::Ping => "PING",
             Command::Get => "GET",
             Command::Set => "SET",
+            Command::Append => "XADD",
         }
     }
 
@@ -42,6 +45,9 @@ impl Command {
         match self {
             Command::Ping => b"*1\r\n$4\r\nPING\r\n",
             Command::Get => b"*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n",
+            Command::Append => {
+                b"*5\r\n$4\r\nXADD\r\n$6\r\nstream\r\n$1\r\n*\r\n$1\r\nr\r\n$16\r\nsixteen octets !\r\n"
+            }
             Command::Set => b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$8\r\n8 octets\r\n",
         }
     }
@@ -51,6 +57,8 @@ impl Command {
             Command::Ping => b"+PONG\r\n",
             Command::Get => b"$8\r\n8 octets\r\n",
             Command::Set => b"+OK\r\n",
+            // And a place, which differs each time.
+            Command::Append => b"$",
         }
     }
 }
@@ -97,6 +105,7 @@ fn time(mut batch: Batch, stream: &mut UnixStream, count: u64) -> io::Result<Lap
 
 /// Some commands in a row, made ready once: what is timed is the server and the way there.
 struct Batch {
+    command: Command,
     requests: Vec<u8>,
     expected: Vec<u8>,
     replies: Vec<u8>,
@@ -106,15 +115,35 @@ impl Batch {
     fn new(command: Command, window: u64) -> Batch {
         let expected = command.reply().repeat(window as usize);
         let replies = vec![0; expected.len()];
-        Batch { requests: command.request().repeat(window as usize), expected, replies }
+        Batch { command, requests: command.request().repeat(window as usize), expected, replies }
     }
 
     fn exchange(&mut self, stream: &mut (impl Read + Write)) -> io::Result<()> {
         stream.write_all(&self.requests)?;
+        if self.command == Command::Append {
+            return self.read_places(stream);
+        }
         stream.read_exact(&mut self.replies)?;
         if self.replies != self.expected {
             let reply = String::from_utf8_lossy(&self.replies);
             return Err(io::Error::other(format!("a reply is not as expected: {reply:?}")));
+        }
+        Ok(())
+    }
+}
+
+impl Batch {
+    /// Reads replies of two lines each: a length, and a place.
+    fn read_places(&mut self, stream: &mut impl Read) -> io::Result<()> {
+        let (mut lines, mut bytes) = (0, [0; 4096]);
+        while lines < 2 * self.expected.len() {
+            let count = stream.read(&mut bytes)?;
+            let is_error = bytes[..count].contains(&b'E');
+            if count == 0 || is_error {
+                let reply = String::from_utf8_lossy(&bytes[..count]);
+                return Err(io::Error::other(format!("a reply is not as expected: {reply:?}")));
+            }
+            lines += bytes[..count].iter().filter(|byte| **byte == b'\n').count();
         }
         Ok(())
     }

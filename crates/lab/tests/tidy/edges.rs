@@ -25,7 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("halite-sim", &["halite-rnic", "halite-fabric", "halite-mem"]),
     ("halite-tier", &["halite-fabric", "halite-mem"]),
     ("halite", &["halite-tier", "halite-providers", "halite-fabric", "halite-mem"]),
-    ("halite-trials", &["halite", "halite-sim", "halite-fabric"]),
+    ("halite-trials", &["halite", "halite-apps", "halite-sim", "halite-fabric"]),
     (
         "halite-node",
         &[

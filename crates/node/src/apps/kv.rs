@@ -22,7 +22,7 @@ use crate::signals::{Ending, Interrupt, Woken};
 /// `halite run kv`
 #[derive(Args, Clone, Debug)]
 pub struct KvArgs {
-    /// Where clients connect; port 0 has the system choose one.  Nobody is asked for a password: whoever reaches it may do everything
+    /// Where clients connect; port 0 has the system choose one.  Nobody is asked for a password: a client that reaches it may do everything
     #[arg(long, default_value = "127.0.0.1:6379", value_name = "HOST:PORT")]
     listen: String,
     /// Most connections at a time
@@ -78,6 +78,7 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
         };
         // Each makes its shard, and tells where that is.
         nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Kv(task)))?);
+        crew.note_made(&args.name);
     }
     let address = crew.ask(0, &Line::Nodes(nodes))?;
     let fabric = is_own.then(|| args.over.fabric.name());
@@ -125,7 +126,7 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
             if let Err(error) = server.run() {
-                // Whoever started us waits for our end, and for nothing that we say before.
+                // The parent process waits for our end, and for nothing that we say before.
                 let _ = output::print_json(&Answer::Failed(output::reasons(&error.into())));
                 std::process::exit(1);
             }

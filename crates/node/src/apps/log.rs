@@ -16,6 +16,7 @@ use super::crew::Crew;
 use super::worker::{self, Line, Worker, say};
 use crate::bytes::ByteCount;
 use crate::output;
+use crate::progress;
 
 /// `halite run log`
 #[derive(Args, Clone, Debug)]
@@ -162,9 +163,12 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
             batch: args.batch,
         };
         crew.ask::<()>(number, &Line::Task(worker::Task::Log(task)))?;
+        crew.note_made(&args.name);
     }
+    let passing = progress::passing(args.seconds, "appending");
     crew.tell(&Line::Go)?;
     let parts: Vec<Part> = crew.hear()?;
+    drop(passing);
     let end = parts.iter().map(|part| part.end).max().unwrap_or(0);
     crew.tell(&Line::End(end))?;
     let seen: Vec<Vec<Seen>> = crew.hear()?;

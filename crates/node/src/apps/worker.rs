@@ -68,7 +68,7 @@ pub enum Answer {
     Failed(String),
 }
 
-/// What a worker has: a session, and who tells it what to do.
+/// What a worker has: a session, and the parent process that tells it what to do.
 pub struct Worker {
     /// Its session; more of them are to be had by cloning.
     pub session: blocking::Session,
@@ -79,7 +79,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Set when whoever started us waits for nothing any more; carries no data.
+    /// Set when the parent process waits for nothing any more; carries no data.
     pub fn is_over(&self) -> &AtomicBool {
         &self.is_over
     }
@@ -100,7 +100,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     config.providers = args.fabric.map_or(config.providers, |network| vec![network]);
     let node = match Node::embedded(config) {
         Ok(node) => node,
-        // Whoever started us tells it.
+        // The parent process tells it.
         Err(error) => return Ok(output::print_json(&Answer::Failed(output::reasons(&error.into())))?),
     };
     say(&())?;
@@ -117,7 +117,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     if let Err(error) = done {
         output::print_json(&Answer::Failed(output::reasons(&error)))?;
     }
-    // Whoever started us decides when we leave: others may be at what is ours.
+    // The parent process decides when we leave: others may be at what is ours.
     while worker.next().is_some() {}
     drop(worker);
     node.leave();
@@ -132,7 +132,7 @@ pub fn say(value: &impl Serialize) -> anyhow::Result<()> {
 /// How long a worker may take to end what it does and remove what it has made.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Hears what the worker is told.  Standard input also ends with whoever started us, however that ends; in a cluster of
+/// Hears what the worker is told.  Standard input also ends with the parent process, however that ends; in a cluster of
 /// others, what we have made there is to be removed then.
 fn listen(is_over: Arc<AtomicBool>) -> Receiver<Line> {
     let (teller, lines) = mpsc::channel();

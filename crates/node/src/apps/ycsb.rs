@@ -20,6 +20,7 @@ use super::shards::{self, Place};
 use super::worker::{self, Line, Worker, say};
 use crate::bytes::ByteCount;
 use crate::output;
+use crate::progress;
 
 /// `halite run ycsb`
 #[derive(Args, Clone, Debug)]
@@ -158,6 +159,7 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
         };
         // Each makes its shard, and tells where that is.
         nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Ycsb(task)))?);
+        crew.note_made(&args.name);
     }
     // The first puts them together, before the others open the store.
     for number in 0..workers {
@@ -166,8 +168,10 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
     // All fill it, and then all ask.
     crew.tell(&Line::Go)?;
     crew.hear::<()>()?;
+    let passing = progress::passing(args.seconds, "asking");
     crew.tell(&Line::Go)?;
     let done: Vec<Done> = crew.hear()?;
+    drop(passing);
     crew.ask::<()>(0, &Line::Clear)?;
     let sum = |of: fn(&Done) -> u64| done.iter().map(of).sum::<u64>();
     let worst = |of: fn(&Done) -> u64| done.iter().map(of).max().unwrap_or(0) as f64 / 1e3;

@@ -15,7 +15,7 @@ use super::reply::{OK, Replies, Reply};
 
 /// Most bytes of one reply, which is put together before it is written.
 pub const REPLY_BYTES_MAX: usize = 64 << 20;
-/// How many keys are asked for at a time by who wants all.
+/// How many keys one request lists where a client wants all.
 const KEYS_AT_A_TIME: u64 = 1_000;
 
 /// The time by which the shards of this process have their keys expire, in ms.
@@ -122,8 +122,15 @@ impl Batch {
         self.entries.len() >= BATCH_MAX || self.bytes.len() >= BATCH_BYTES_MAX
     }
 
-    fn push(&mut self, client: usize, shard: usize, request: &Request<'_>, told: Told, part: Part) {
-        request.encode(&mut self.request);
+    fn push(
+        &mut self,
+        client: usize,
+        (store, shard): (u64, usize),
+        request: &Request<'_>,
+        told: Told,
+        part: Part,
+    ) {
+        request.encode(store, &mut self.request);
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(&self.request);
         self.entries.push(Entry { client, shard, range: begin..self.bytes.len(), told, part });
@@ -178,7 +185,7 @@ impl Backend {
                 if batch.is_full() || queued.is_some_and(|queued| queued != Queued::For(shard)) {
                     return Step::Waits;
                 }
-                batch.push(client, shard, request, *told, Part::Whole);
+                batch.push(client, (self.store.number, shard), request, *told, Part::Whole);
                 return Step::Queued(Queued::For(shard));
             }
         }
@@ -209,12 +216,13 @@ impl Backend {
             }
             Plan::AskAll(..) => unreachable!("it is carried out where there is a batch"),
             Plan::GetAll(args) => {
-                let mut values = Vec::with_capacity(args.len() - 1);
-                let mut bytes = 0;
-                for key in args.iter().skip(1) {
-                    let value = self.get(key).await?;
-                    bytes += value.map_or(0, <[u8]>::len);
-                    values.push(value.map(<[u8]>::to_vec));
+                let keys: Vec<&[u8]> = args.iter().skip(1).collect();
+                let (mut values, mut bytes) = (Vec::with_capacity(keys.len()), 0);
+                for keys in keys.chunks(BATCH_MAX) {
+                    for value in self.get_many(keys).await? {
+                        bytes += value.as_ref().map_or(0, Vec::len);
+                        values.push(value);
+                    }
                     if bytes > REPLY_BYTES_MAX {
                         replies.push(&too_long());
                         return Ok(());
@@ -287,6 +295,25 @@ impl Backend {
         }
     }
 
+    /// The values of several keys; those of other processes are read together.
+    async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
+        let mut values = vec![None; keys.len()];
+        let mut others = Vec::new();
+        for (place, key) in keys.iter().enumerate() {
+            check(key)?;
+            if self.locals[self.store.shard_of(key)].is_some() {
+                values[place] = self.get(key).await?.map(<[u8]>::to_vec);
+            } else {
+                others.push((place, *key));
+            }
+        }
+        let (places, keys): (Vec<usize>, Vec<&[u8]>) = others.into_iter().unzip();
+        for (place, value) in places.into_iter().zip(self.store.get_many(&keys).await?) {
+            values[place] = value;
+        }
+        Ok(values)
+    }
+
     /// What the owner of a shard answers.
     async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Option<Answer<'_>>, KvError> {
         match &self.locals[shard] {
@@ -341,15 +368,21 @@ impl Backend {
         };
         if is_short {
             for (place, shard) in others {
-                batch.push(client, shard, &requests[place].1, Told::Flag, Part::One);
+                batch.push(client, (self.store.number, shard), &requests[place].1, Told::Flag, Part::One);
             }
             let (place, shard) = last;
-            batch.push(client, shard, &requests[place].1, Told::Flag, Part::Last(sum, total));
+            batch.push(
+                client,
+                (self.store.number, shard),
+                &requests[place].1,
+                Told::Flag,
+                Part::Last(sum, total),
+            );
             return Ok(Step::Queued(Queued::Several));
         }
         let mut several = Batch::default();
         for (place, shard) in others.into_iter().chain([last]) {
-            several.push(client, shard, &requests[place].1, Told::Flag, Part::Whole);
+            several.push(client, (self.store.number, shard), &requests[place].1, Told::Flag, Part::Whole);
             if several.is_full() {
                 self.post(&mut several, |_, reply| sum.note(reply)).await;
             }

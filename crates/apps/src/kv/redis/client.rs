@@ -13,7 +13,7 @@ use super::request::Args;
 /// The version of Redis whose replies are followed.
 const REDIS_VERSION: &str = "7.0.15";
 
-/// Who is at the other end of a connection.
+/// The client of a connection.
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) id: u64,
@@ -59,6 +59,10 @@ impl Client {
     ) -> (Reply<'a>, Then) {
         let reply = match command.does {
             Does::Quit => return (OK, Then::Ends),
+            Does::Absent => Reply::error(format!(
+                "ERR '{}' is refused: there are no transactions here; commands about one key are atomic",
+                command.name
+            )),
             Does::Ping => match args.len() {
                 1 => Reply::Status("PONG"),
                 2 => Reply::Bulk(args.get(1).unwrap_or_default()),
@@ -218,7 +222,7 @@ fn unknown_subcommand(args: Args<'_>) -> Reply<'static> {
     Reply::error(format!("ERR unknown subcommand '{subcommand}'. Try {command} HELP."))
 }
 
-/// There is one user, who needs no password.
+/// There is one user, without a password.
 fn auth(args: Args<'_>) -> Reply<'static> {
     match args.len() {
         2 => Reply::error(
@@ -282,20 +286,21 @@ fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
 
 /// `COMMAND`: what commands there are.
 fn commands(args: Args<'_>) -> Reply<'_> {
+    let known = || COMMANDS.iter().filter(|command| command.does != Does::Absent);
     let Some(subcommand) = args.get(1) else {
-        return Reply::Array(COMMANDS.iter().map(describe).collect());
+        return Reply::Array(known().map(describe).collect());
     };
     let rest = || args.iter().skip(2);
-    let find = |name: &[u8]| COMMANDS.iter().find(|command| is(name, command.name));
+    let find = |name: &[u8]| known().find(|command| is(name, command.name));
     if is(subcommand, "count") {
-        Reply::Integer(COMMANDS.len() as i64)
+        Reply::Integer(known().count() as i64)
     } else if is(subcommand, "list") {
-        Reply::Array(COMMANDS.iter().map(|command| Reply::Bulk(command.name.as_bytes())).collect())
+        Reply::Array(known().map(|command| Reply::Bulk(command.name.as_bytes())).collect())
     } else if is(subcommand, "docs") {
         // There is no documentation of any.
         Reply::Map(Vec::new())
     } else if is(subcommand, "info") && args.len() == 2 {
-        Reply::Array(COMMANDS.iter().map(describe).collect())
+        Reply::Array(known().map(describe).collect())
     } else if is(subcommand, "info") {
         Reply::Array(rest().map(|name| find(name).map_or(Reply::Null, describe)).collect())
     } else {

@@ -31,14 +31,21 @@ pub(super) enum Does {
     Delete,
     Echo,
     Exists,
-    Expire { unit_ms: i64, is_absolute: bool },
+    Expire {
+        unit_ms: i64,
+        is_absolute: bool,
+    },
     Flush,
     Get,
+    GetAndDelete,
+    GetAndExpire,
     GetSet,
     Hello,
     Increment,
     IncrementBy,
     Info,
+    /// It is known, and not served.
+    Absent,
     Keys,
     GetMany,
     SetMany,
@@ -49,11 +56,15 @@ pub(super) enum Does {
     Scan,
     Select,
     Set,
-    SetFor { unit_ms: i64 },
+    SetFor {
+        unit_ms: i64,
+    },
     SetIfAbsent,
     Length,
     Time,
-    TimeLeft { unit_ms: i64 },
+    TimeLeft {
+        unit_ms: i64,
+    },
     Type,
 }
 
@@ -76,13 +87,17 @@ pub(super) const COMMANDS: &[Command] = &[
     command("decr", 2, ONE_KEY, Does::Decrement),
     command("decrby", 3, ONE_KEY, Does::DecrementBy),
     command("del", -2, ALL_KEYS, Does::Delete),
+    command("discard", 1, NO_KEY, Does::Absent),
     command("echo", 2, NO_KEY, Does::Echo),
+    command("exec", 1, NO_KEY, Does::Absent),
     command("exists", -2, ALL_KEYS, Does::Exists),
     command("expire", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: false }),
     command("expireat", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: true }),
     command("flushall", -1, NO_KEY, Does::Flush),
     command("flushdb", -1, NO_KEY, Does::Flush),
     command("get", 2, ONE_KEY, Does::Get),
+    command("getdel", 2, ONE_KEY, Does::GetAndDelete),
+    command("getex", -2, ONE_KEY, Does::GetAndExpire),
     command("getset", 3, ONE_KEY, Does::GetSet),
     command("hello", -1, NO_KEY, Does::Hello),
     command("incr", 2, ONE_KEY, Does::Increment),
@@ -91,6 +106,7 @@ pub(super) const COMMANDS: &[Command] = &[
     command("keys", 2, NO_KEY, Does::Keys),
     command("mget", -2, ALL_KEYS, Does::GetMany),
     command("mset", -3, (1, -1, 2), Does::SetMany),
+    command("multi", 1, NO_KEY, Does::Absent),
     command("persist", 2, ONE_KEY, Does::Persist),
     command("pexpire", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: false }),
     command("pexpireat", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: true }),
@@ -110,6 +126,8 @@ pub(super) const COMMANDS: &[Command] = &[
     command("ttl", 2, ONE_KEY, Does::TimeLeft { unit_ms: 1000 }),
     command("type", 2, ONE_KEY, Does::Type),
     command("unlink", -2, ALL_KEYS, Does::Delete),
+    command("unwatch", 1, NO_KEY, Does::Absent),
+    command("watch", -2, ALL_KEYS, Does::Absent),
 ];
 
 /// What a command asks of the store.
@@ -243,6 +261,12 @@ pub(super) fn plan<'a>(
         Does::Get => Ok(Some(Plan::Get(key, Told::Value))),
         Does::Length => Ok(Some(Plan::Get(key, Told::Length))),
         Does::Set => set_with_options(args, unix_ms).map(Some),
+        Does::GetAndDelete => ask(Request::Take { key }, Told::Value),
+        Does::GetAndExpire if args.len() == 2 => Ok(Some(Plan::Get(key, Told::Value))),
+        Does::GetAndExpire => {
+            let expires = get_options(args, unix_ms)?;
+            ask(Request::GetAndExpire { key, expires }, Told::Value)
+        }
         Does::SetFor { unit_ms } => {
             let expires = time_to_live(number(2)?, unit_ms, command.name, unix_ms())?;
             ask(set(arg(3), Only::Always, expires, false), Told::Done)
@@ -323,27 +347,50 @@ fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Plan<'a>
         } else if is(option, "keepttl") && time.is_none() {
             keeps = true;
         } else {
-            let units = [("ex", 1000, false), ("px", 1, false), ("exat", 1000, true), ("pxat", 1, true)];
-            let found = units.into_iter().find(|(name, ..)| is(option, name));
-            let (_, unit_ms, is_absolute) = found.ok_or_else(syntax)?;
+            let unit = unit_of(option).ok_or_else(syntax)?;
             let number = options.next().filter(|_| time.is_none() && !keeps).ok_or_else(syntax)?;
-            time = Some((number, unit_ms, is_absolute));
+            time = Some((number, unit));
         }
     }
     let expires = match time {
         None if keeps => Expires::Unchanged,
         None => Expires::Never,
-        Some((number, unit_ms, is_absolute)) => {
-            let number = number_of(number).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?;
-            match is_absolute {
-                false => time_to_live(number, unit_ms, "set", unix_ms())?,
-                true if number <= 0 => return Err(invalid_time("set")),
-                true => expiry(number, unit_ms, 0, "set", unix_ms())?,
-            }
-        }
+        Some((number, unit)) => time_of(number, unit, "set", unix_ms())?,
     };
     let told = if returns_old { Told::Value } else { Told::Done };
     Ok(Plan::Ask(key, Request::Set { key, value, only, expires, returns_old }, told))
+}
+
+/// Until when `GETEX` lets a key be kept.
+fn get_options(args: Args<'_>, unix_ms: fn() -> i64) -> Result<Expires, Reply<'static>> {
+    let syntax = || Reply::error(SYNTAX);
+    let option = args.get(2).unwrap_or_default();
+    match (args.get(3), args.len()) {
+        (None, _) if is(option, "persist") => Ok(Expires::Never),
+        (Some(number), 4) => time_of(number, unit_of(option).ok_or_else(syntax)?, "getex", unix_ms()),
+        _ => Err(syntax()),
+    }
+}
+
+/// The unit of an option that says a time, in ms, and whether that is a time of day.
+fn unit_of(option: &[u8]) -> Option<(i64, bool)> {
+    let units = [("ex", (1000, false)), ("px", (1, false)), ("exat", (1000, true)), ("pxat", (1, true))];
+    units.into_iter().find(|(name, _)| is(option, name)).map(|(_, unit)| unit)
+}
+
+/// What such an option says.
+fn time_of(
+    number: &[u8],
+    (unit_ms, is_absolute): (i64, bool),
+    command: &str,
+    unix_ms: i64,
+) -> Result<Expires, Reply<'static>> {
+    let number = number_of(number).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?;
+    match is_absolute {
+        false => time_to_live(number, unit_ms, command, unix_ms),
+        true if number <= 0 => Err(invalid_time(command)),
+        true => expiry(number, unit_ms, 0, command, unix_ms),
+    }
 }
 
 fn invalid_time(command: &str) -> Reply<'static> {
@@ -436,6 +483,7 @@ impl Told {
             Some(Answer::TooLong) => {
                 Reply::error("ERR string exceeds maximum allowed size (proto-max-bulk-len)")
             }
+            Some(Answer::AnotherStore) => Reply::error("ERR the shard of the key is served no more"),
             Some(Answer::Malformed) | None => Reply::error("ERR the owner of the key answers something else"),
             Some(Answer::Number(_) | Answer::Bytes(..) | Answer::Nothing) => match (self, answer) {
                 (Told::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),

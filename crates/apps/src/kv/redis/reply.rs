@@ -60,6 +60,10 @@ impl Reply<'_> {
 
     fn write_resp2(&self, out: &mut Vec<u8>) {
         use resp2::types::{BorrowedFrame, Resp2Frame};
+        // Most replies to what changes something.
+        if matches!(self, Reply::Status("OK")) {
+            return out.extend_from_slice(b"+OK\r\n");
+        }
         let borrowed = |frame: BorrowedFrame<'_>, out: &mut Vec<u8>| {
             let encode = |room: &mut [u8]| resp2::encode::encode_borrowed(room, &frame, false);
             append(out, frame.encode_len(false), encode);

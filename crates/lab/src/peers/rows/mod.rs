@@ -1,5 +1,6 @@
 //! The rows of the table: what is compared with what, and which ratio is wanted.
 
+mod applications;
 mod calls;
 mod memory;
 mod network;
@@ -106,6 +107,8 @@ pub struct Sizes {
     pub socket: u64,
     /// Round trips through a socket of which many are under way.
     pub pipelined: u64,
+    /// Seconds for which an application runs.
+    pub application_s: f64,
     /// Regions of the random-access row.
     pub regions: u64,
     /// Spans of the random-access rows, in bytes.
@@ -124,6 +127,7 @@ impl Sizes {
             load: 125,
             socket: 20_000,
             pipelined: 100_000,
+            application_s: 1.0,
             regions: options.regions.unwrap_or(1_000_000),
             spans: spans(options.span.unwrap_or(8 * GIB)),
         }
@@ -140,6 +144,7 @@ impl Sizes {
             load: 4,
             socket: 200,
             pipelined: 320,
+            application_s: 0.1,
             regions: options.regions.unwrap_or(1_000),
             spans: spans(options.span.unwrap_or(16 * MIB)),
         }
@@ -155,7 +160,14 @@ fn spans(span_max: u64) -> Vec<u64> {
 
 /// The table's rows in their order.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
-    [memory::rows(sizes), calls::rows(sizes), sync::rows(sizes), network::rows(sizes)].concat()
+    [
+        memory::rows(sizes),
+        calls::rows(sizes),
+        sync::rows(sizes),
+        network::rows(sizes),
+        applications::rows(sizes),
+    ]
+    .concat()
 }
 
 /// The distinct probes of `rows`, in the order of their first use.
@@ -262,6 +274,7 @@ mod tests {
             load: 1,
             socket: 1,
             pipelined: 16,
+            application_s: 0.1,
             regions: 10,
             spans: spans(8 * GIB),
         }

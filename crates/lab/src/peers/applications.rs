@@ -1,0 +1,122 @@
+//! `halite run`, and what its applications stand beside: a map of one process, and a file with one writer.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+use rand_distr::{Distribution, Zipf};
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::SeedableRng;
+use serde::Deserialize;
+
+use super::child::Tethered;
+use super::cores::{CLIENT_CORE, on_core};
+use super::probe::{ProbeError, Sample};
+
+const RUN_LIMIT: Duration = Duration::from_secs(120);
+/// How unevenly YCSB asks for keys.
+const EXPONENT: f64 = 0.99;
+/// Bytes of a value.
+const VALUE_BYTES: usize = 64;
+
+/// What an application prints; each has one of the rates.
+#[derive(Deserialize)]
+struct Line {
+    operations_per_s: Option<f64>,
+    commits_per_s: Option<f64>,
+    verified: bool,
+}
+
+/// Runs `halite run` with `arguments`, and reads its line; what is not verified is no sample.
+pub fn run(program: &Path, arguments: &[String]) -> Result<Sample, ProbeError> {
+    let mut all = vec!["run".to_owned()];
+    all.extend_from_slice(arguments);
+    all.push("--json".to_owned());
+    let output = Tethered::start(program, &all, None, &[])?.output(RUN_LIMIT)?;
+    parse(&output).ok_or(ProbeError::Unreadable { program: "halite run", output })
+}
+
+fn parse(output: &str) -> Option<Sample> {
+    let line: Line = serde_json::from_str(output.trim()).ok()?;
+    let rate_per_s = line.operations_per_s.or(line.commits_per_s).filter(|_| line.verified)?;
+    Some(Sample { rate_per_s: Some(rate_per_s), ..Sample::default() })
+}
+
+/// As `halite run ycsb --workload C` asks: values of a map that is in this process, by one thread.
+pub fn dashmap(keys: u64, iterations: u64) -> Result<Sample, ProbeError> {
+    let map: DashMap<Vec<u8>, Vec<u8>> = (0..keys).map(|key| (key_of(key), value_of(key))).collect();
+    let elapsed = on_core(CLIENT_CORE, || {
+        let mut random = Pcg64Mcg::seed_from_u64(1);
+        let popular = Zipf::new(keys as f64, EXPONENT).expect("there are keys");
+        let mut found = Vec::new();
+        let begin = Instant::now();
+        for _ in 0..iterations {
+            let key = scatter(popular.sample(&mut random) as u64 - 1) % keys;
+            let value = map.get(&key_of(key)).expect("all are there");
+            found.clear();
+            found.extend_from_slice(&value);
+            assert_eq!(found[..8], key.to_le_bytes());
+        }
+        begin.elapsed().as_secs_f64()
+    })?;
+    Ok(Sample::of_operations(iterations, elapsed))
+}
+
+fn key_of(key: u64) -> Vec<u8> {
+    format!("user{key:012}").into_bytes()
+}
+
+fn value_of(key: u64) -> Vec<u8> {
+    let mut value = vec![key as u8; VALUE_BYTES];
+    value[..8].copy_from_slice(&key.to_le_bytes());
+    value
+}
+
+/// Another number for each.
+fn scatter(rank: u64) -> u64 {
+    let mixed = (rank ^ rank >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ mixed >> 29
+}
+
+/// Records of 16 bytes that one thread appends to a file, `together` of them by one call of the system, and none of them to a disk.
+pub fn file(together: u64, iterations: u64) -> Result<Sample, ProbeError> {
+    let conversation = |source| ProbeError::Conversation { peer: "the file", source };
+    let elapsed = on_core(CLIENT_CORE, || {
+        let file: File = tempfile::tempfile()?;
+        let mut file = BufWriter::with_capacity(together as usize * RECORD_BYTES, file);
+        let begin = Instant::now();
+        for number in 0..iterations {
+            file.write_all(&u128::from(number).to_le_bytes())?;
+            if (number + 1).is_multiple_of(together) {
+                file.flush()?;
+            }
+        }
+        file.flush()?;
+        std::io::Result::Ok(begin.elapsed().as_secs_f64())
+    })?;
+    Ok(Sample::of_operations(iterations, elapsed.map_err(|error| conversation(error.into()))?))
+}
+
+const RECORD_BYTES: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_gives_its_rate_if_it_is_verified() {
+        let rate = |line: &str| parse(line).and_then(|sample| sample.rate_per_s);
+        assert_eq!(rate("{\"app\":\"ycsb\",\"operations_per_s\":5.0,\"verified\":true}\n"), Some(5.0));
+        assert_eq!(rate("{\"app\":\"log\",\"commits_per_s\":7.0,\"verified\":true}"), Some(7.0));
+        assert_eq!(rate("{\"app\":\"log\",\"commits_per_s\":7.0,\"verified\":false}"), None);
+        assert_eq!(rate("no JSON"), None);
+    }
+
+    #[test]
+    fn peers_of_applications_do_their_work() {
+        assert!(dashmap(100, 1000).unwrap().rate_per_s.is_some_and(|rate| rate > 0.0));
+        assert!(file(4, 1001).unwrap().rate_per_s.is_some_and(|rate| rate > 0.0));
+    }
+}

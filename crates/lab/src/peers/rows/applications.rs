@@ -1,0 +1,57 @@
+//! Applications, beside what one would take instead.
+
+use super::{Figure, Row, Sizes, Source, Target, figure_of, row};
+use crate::peers::probe::Probe;
+use crate::peers::redis::Command;
+
+/// Keys that the store holds, and the map.
+const KEYS: u64 = 10_000;
+/// Records that are appended together where that is so.
+const TOGETHER: u64 = 64;
+
+/// The rows in their order.
+pub fn rows(sizes: &Sizes) -> Vec<Row> {
+    [store(sizes), log(sizes)].concat()
+}
+
+fn run(arguments: &[&str], sizes: &Sizes) -> Option<Source> {
+    let seconds = sizes.application_s.to_string();
+    let arguments = [arguments, &["--seconds", &seconds]].concat();
+    let arguments = arguments.into_iter().map(str::to_owned).collect();
+    figure_of(&Probe::HaliteRun { arguments }, Figure::Rate)
+}
+
+fn redis(command: Command, window: u64, sizes: &Sizes) -> Option<Source> {
+    let iterations = if window == 1 { sizes.socket } else { sizes.pipelined };
+    figure_of(&Probe::Redis { command, window, iterations }, Figure::Rate)
+}
+
+fn store(sizes: &Sizes) -> Vec<Row> {
+    let name = "YCSB C, 10,000 keys of 64 B, one thread, half of the keys elsewhere";
+    let ours = || run(&["ycsb", "--workload", "c", "--keys", &KEYS.to_string(), "--threads", "1"], sizes);
+    let map = figure_of(&Probe::DashMap { keys: KEYS, iterations: sizes.small }, Figure::Rate);
+    vec![
+        row(name, "Mops", ours(), "dashmap in one process", map).wants(Target::RatioAtLeast(0.25)),
+        row(name, "Mops", ours(), "Redis GET", redis(Command::Get, 1, sizes))
+            .wants(Target::RatioAtLeast(10.0)),
+    ]
+}
+
+fn log(sizes: &Sizes) -> Vec<Row> {
+    let log = |batch: u64| {
+        let batch = batch.to_string();
+        run(&["log", "--writers", "2", "--readers", "0", "--size", "16", "--batch", &batch], sizes)
+    };
+    let file = |together| figure_of(&Probe::File { together, iterations: sizes.small }, Figure::Rate);
+    let (alone, many) =
+        ("log, records of 16 B, two writers", "log, records of 16 B, two writers, 64 reserved together");
+    let wanted = Target::RatioAtLeast(1.0);
+    vec![
+        row(alone, "Mops", log(1), "Redis XADD", redis(Command::Append, 1, sizes)).wants(wanted),
+        row(alone, "Mops", log(1), "file, one writer, a write for each", file(1)).wants(wanted),
+        row(many, "Mops", log(TOGETHER), "Redis XADD, 16 sent together", redis(Command::Append, 16, sizes))
+            .wants(wanted),
+        row(many, "Mops", log(TOGETHER), "file, one writer, a write for each", file(1)).wants(wanted),
+        row(many, "Mops", log(TOGETHER), "file, one writer, a write for 64", file(TOGETHER)),
+    ]
+}

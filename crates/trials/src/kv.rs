@@ -1,0 +1,388 @@
+//! The key-value store of `halite-apps`: each node serves one, which sessions of all nodes read and change; see [`history`] for
+//! what must hold.
+
+mod history;
+mod values;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{AccessCause, CallCause, Driven, Function, NodeId, Permissions, RegionError};
+use halite_apps::kv::{Expires, KvError, Only, Owner, SetOptions, Store, When};
+use halite_sim::HostId;
+
+use crate::actor::{Actor, pick};
+use crate::judge::is_of_trouble;
+use crate::stage::{PRINCIPALS, Stage};
+use history::{History, Operation};
+use values::{ENTRY_BYTES, Value};
+
+/// By which owners are called, away from those of [`crate::calls`].
+const FUNCTION: Function = Function(900);
+/// What names of stores begin with.
+const PREFIX: &str = "kv-";
+/// Keys of a store that are used at a time; few, so that sessions meet.
+const KEYS: usize = 3;
+/// Keys that nobody uses, so that a table that gets some more grows.
+const FILLERS: u64 = 90;
+/// How long an answer is waited for.
+const TIMEOUT: Duration = Duration::from_micros(400);
+/// Longest time for which keys are kept that expire, in microseconds.
+const KEPT_US_MAX: u64 = 60;
+/// How often a node that has joined looks whether it is to end.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// What is known of all stores.
+#[derive(Debug, Default)]
+pub(crate) struct Kv {
+    /// All that were ever there.
+    stores: Vec<Served>,
+    /// The one of each node.
+    current: BTreeMap<u32, usize>,
+    last_token: u64,
+}
+
+/// One store.
+#[derive(Debug)]
+struct Served {
+    name: String,
+    /// Of each key that was ever used.
+    histories: Vec<History>,
+    /// Those that are used now.
+    used: [usize; KEYS],
+}
+
+/// The stores that a session has open.
+#[derive(Default)]
+pub(crate) struct Holdings {
+    open: BTreeMap<usize, Store>,
+}
+
+/// A key, by the numbers of its store and of its history.
+#[derive(Clone, Copy, Debug)]
+struct Key {
+    store: usize,
+    number: usize,
+}
+
+impl Key {
+    fn text(self) -> Vec<u8> {
+        format!("key {}", self.number).into_bytes()
+    }
+}
+
+/// Looks at all that was done to keys, when nobody does anything any more.
+pub(crate) fn judge(stage: &Stage) {
+    for (store, served) in stage.kv.borrow().stores.iter().enumerate() {
+        for (number, history) in served.histories.iter().enumerate() {
+            if !history.has_order() {
+                let done = history.told();
+                stage.judge.violated(format!("key {number} of store {store}: there is no order for {done}"));
+            }
+        }
+    }
+}
+
+/// Whether a region is one of a store.
+pub(crate) fn is_name(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
+/// Lets a node that has just joined serve a store, if the plan has sessions use them.
+pub(crate) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
+    if stage.plan.work.kv == 0 || !stage.goes_on() {
+        return;
+    }
+    let session = driven.session_of(PRINCIPALS[0]).expect("the name is a good one");
+    let (shared, host) = (stage.clone(), stage.host(node));
+    let name = format!("{PREFIX}{node}-{}", stage.life(node));
+    stage.world.spawn(Some(host), format!("store of node {node}"), async move {
+        let begin_ns = shared.world.now_ns();
+        if let Err(error) = keep(&shared, node, host, name, session).await {
+            let is_explained = is_of_trouble_of(&shared, &error);
+            shared.judge.expect(is_explained, || {
+                format!("the owner of node {node}, from {begin_ns} ns: {error}, without a reason")
+            });
+        }
+    });
+}
+
+/// Serves a store for as long as sessions work.
+async fn keep(
+    stage: &Rc<Stage>,
+    node: u32,
+    host: HostId,
+    name: String,
+    session: halite::Session,
+) -> Result<(), KvError> {
+    let everyone = Permissions::READ | Permissions::WRITE;
+    let owner = Owner::create(&session, &name, 0, FUNCTION, everyone).await?;
+    let (stopper, clock) = (owner.stopper(), stage.world.clock(host));
+    let ended: Rc<std::cell::Cell<bool>> = Rc::default();
+    let (shared, is_over) = (stage.clone(), ended.clone());
+    stage.world.spawn(Some(host), format!("owner of node {node}"), async move {
+        // Keys are kept for as many microseconds as are said to be milliseconds.
+        let run = owner.run(move || clock.now_ns() / 1000).await;
+        is_over.set(true);
+        if let Err(error) = run {
+            let is_explained = is_of_trouble_of(&shared, &error) || !shared.goes_on();
+            shared.judge.expect(is_explained, || format!("the owner of node {node} ended: {error}"));
+        }
+    });
+    let mut store =
+        Store::create(&session, &name, &[NodeId(node)], FUNCTION, everyone).await?.with_timeout(TIMEOUT);
+    for filler in 0..FILLERS {
+        store.set(format!("filler {filler}").as_bytes(), b"", SetOptions::default()).await?;
+    }
+    {
+        let mut kv = stage.kv.borrow_mut();
+        let histories = (0..KEYS).map(|_| History::default()).collect();
+        kv.stores.push(Served { name: name.clone(), histories, used: std::array::from_fn(|key| key) });
+        let number = kv.stores.len() - 1;
+        kv.current.insert(node, number);
+    }
+    while stage.goes_on() || stage.working() > 0 {
+        stage.world.sleep(Some(host), LOOK).await;
+    }
+    stopper.stop();
+    while !ended.get() {
+        stage.world.sleep(Some(host), LOOK).await;
+    }
+    // Or whoever takes the census does.
+    if let Ok(head) = session.map(&name, Permissions::MASTER).await {
+        let _ = session.free(head).await;
+    }
+    Ok(())
+}
+
+/// Does one thing.
+pub(crate) async fn act(actor: &mut Actor) {
+    let node = actor.random.below(actor.stage.nodes().into()) as u32;
+    let Some(store) = actor.stage.kv.borrow().current.get(&node).copied() else { return };
+    if !actor.kv.open.contains_key(&store) {
+        return open(actor, store).await;
+    }
+    let key = choose(actor, store);
+    match pick(&mut actor.random, &[10, 6, 2, 3, 3, 2, 1]) {
+        0 => get(actor, key).await,
+        1 => swap(actor, key, Only::Always).await,
+        2 => swap(actor, key, Only::IfAbsent).await,
+        3 => swap(actor, key, Only::IfPresent).await,
+        4 => append(actor, key).await,
+        5 => delete(actor, key).await,
+        _ => expire(actor, key).await,
+    }
+}
+
+/// A key of a store; another one than before where so much has been done to one that it could not be judged.
+fn choose(actor: &mut Actor, store: usize) -> Key {
+    let place = actor.random.index(KEYS);
+    let mut kv = actor.stage.kv.borrow_mut();
+    let served = &mut kv.stores[store];
+    if served.histories[served.used[place]].is_full() {
+        served.histories.push(History::default());
+        served.used[place] = served.histories.len() - 1;
+    }
+    Key { store, number: served.used[place] }
+}
+
+async fn open(actor: &mut Actor, store: usize) {
+    let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
+    let name = actor.stage.kv.borrow().stores[store].name.clone();
+    match actor.attempt("open a store", Store::open(&session, &name)).await {
+        Some(Ok(opened)) => {
+            actor.kv.open.insert(store, opened.with_timeout(TIMEOUT));
+        }
+        Some(Err(error)) => {
+            actor.expect_reason(is_of_trouble_of(&actor.stage, &error), begin_ns, &error);
+        }
+        None => {}
+    }
+}
+
+/// Whether an error is one that sessions hear where something goes wrong.
+fn is_of_trouble_of(stage: &Stage, error: &KvError) -> bool {
+    let is_such = match error {
+        KvError::Full => return true,
+        KvError::Ended => true,
+        KvError::Region(error) => is_region_trouble(error),
+        KvError::Access(error) => {
+            matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed)
+        }
+        KvError::Call(error) => matches!(
+            error.cause,
+            CallCause::PeerDown
+                | CallCause::UnknownNode
+                | CallCause::UnknownFunction
+                | CallCause::Timeout
+                | CallCause::NodeClosed
+                | CallCause::ServerClosed
+                | CallCause::NoReply
+        ),
+        _ => false,
+    };
+    is_such && !stage.is_undisturbed()
+}
+
+fn is_region_trouble(error: &RegionError) -> bool {
+    is_of_trouble(error.cause())
+}
+
+/// Whether what was asked for may have been done, or may be done later, although it failed so.
+fn may_be_done(error: &KvError) -> bool {
+    match error {
+        KvError::Call(error) => error.may_have_run,
+        _ => false,
+    }
+}
+
+/// Something that was begun: its key, its place in the history, and when.
+struct Begun {
+    key: Key,
+    place: usize,
+    begin_ns: u64,
+}
+
+fn history_of<T>(actor: &Actor, key: Key, tell: impl FnOnce(&mut History) -> T) -> T {
+    tell(&mut actor.stage.kv.borrow_mut().stores[key.store].histories[key.number])
+}
+
+fn begin(actor: &Actor, key: Key, operation: Operation) -> Begun {
+    actor.note(format_args!("is about key {} of store {}: {operation:?}", key.number, key.store));
+    let begin_ns = actor.now_ns();
+    let place = history_of(actor, key, |history| history.begin(begin_ns, operation));
+    Begun { key, place, begin_ns }
+}
+
+impl Begun {
+    /// How it ended; `known` says what it was, now that its result is known.
+    fn end<T>(
+        self,
+        actor: &mut Actor,
+        result: Option<Result<T, KvError>>,
+        known: impl FnOnce(T) -> Operation,
+    ) {
+        let Begun { key, place, begin_ns } = self;
+        match result {
+            Some(Ok(result)) => {
+                let (operation, end_ns) = (known(result), actor.now_ns());
+                actor.note(format_args!("has done {operation:?}"));
+                history_of(actor, key, |history| history.end(place, end_ns, operation));
+            }
+            Some(Err(error)) => {
+                if !may_be_done(&error) {
+                    history_of(actor, key, |history| history.forget(place));
+                }
+                actor.expect_reason(is_of_trouble_of(&actor.stage, &error), begin_ns, &error);
+                actor.kv.open.remove(&key.store);
+            }
+            None => {}
+        }
+    }
+}
+
+/// The open store, which is put back when it is over.
+fn take(actor: &mut Actor, key: Key) -> Store {
+    actor.kv.open.remove(&key.store).expect("it was opened")
+}
+
+fn put_back(actor: &mut Actor, key: Key, store: Store) {
+    actor.kv.open.insert(key.store, store);
+}
+
+async fn get(actor: &mut Actor, key: Key) {
+    let (mut store, text) = (take(actor, key), key.text());
+    let begun = begin(actor, key, Operation::Nothing);
+    let result = actor.attempt("get a key", store.get(&text)).await;
+    put_back(actor, key, store);
+    let Some(found) = seen(actor, &begun, result) else { return };
+    begun.end(actor, found, |found| Operation::Get { found });
+}
+
+/// What a value that was read shows, unless it is none that anybody wrote.
+fn seen(
+    actor: &Actor,
+    begun: &Begun,
+    result: Option<Result<Option<Vec<u8>>, KvError>>,
+) -> Option<Option<Result<Option<Value>, KvError>>> {
+    match result {
+        Some(Ok(Some(bytes))) => match Value::read(&bytes) {
+            Some(value) => Some(Some(Ok(Some(value)))),
+            None => {
+                let what = format_args!("{} bytes were read that nobody wrote in one", bytes.len());
+                actor.expect(false, begun.begin_ns, what);
+                None
+            }
+        },
+        Some(Ok(None)) => Some(Some(Ok(None))),
+        Some(Err(error)) => Some(Some(Err(error))),
+        None => Some(None),
+    }
+}
+
+fn new_token(actor: &Actor) -> u64 {
+    let mut kv = actor.stage.kv.borrow_mut();
+    kv.last_token += 1;
+    kv.last_token
+}
+
+async fn swap(actor: &mut Actor, key: Key, only: Only) {
+    let (mut store, text, token) = (take(actor, key), key.text(), new_token(actor));
+    // Some are long, and land in pieces.
+    let entries = if actor.random.chance(1, 4) { actor.random.between(20, 150) } else { 1 };
+    let bytes = values::bytes(token, entries);
+    let new = Value::read(&bytes).expect("it was made so");
+    let kept_us = actor.random.chance(1, 5).then(|| actor.random.between(1, KEPT_US_MAX));
+    let expires = kept_us.map_or(Expires::Never, |ms| Expires::After { ms });
+    let lapse = kept_us.map(|_| token);
+    let begun = begin(actor, key, Operation::Swap { new, only, lapse, found: None });
+    let lapsing =
+        kept_us.map(|us| history_of(actor, key, |history| history.lapses(begun.begin_ns, us, token)));
+    let result = actor.attempt("set a key", store.swap(&text, &bytes, SetOptions { only, expires })).await;
+    put_back(actor, key, store);
+    let Some(found) = seen(actor, &begun, result) else { return };
+    end_lapse(actor, key, lapsing, kept_us, &found);
+    begun.end(actor, found, |found| Operation::Swap { new, only, lapse, found: Some(found) });
+}
+
+/// What was told to expire does so in time, if it is known when that began.
+fn end_lapse<T>(
+    actor: &Actor,
+    key: Key,
+    lapsing: Option<usize>,
+    kept_us: Option<u64>,
+    result: &Option<Result<T, KvError>>,
+) {
+    let (Some(place), Some(us), Some(Ok(_))) = (lapsing, kept_us, result) else { return };
+    history_of(actor, key, |history| history.lapsed(place, actor.now_ns(), us));
+}
+
+async fn append(actor: &mut Actor, key: Key) {
+    let (mut store, text, token) = (take(actor, key), key.text(), new_token(actor));
+    let begun = begin(actor, key, Operation::Append { token, len: None });
+    let bytes = values::bytes(token, 1);
+    let result = actor.attempt("append to a key", store.append(&text, &bytes)).await;
+    put_back(actor, key, store);
+    begun.end(actor, result, |len| Operation::Append { token, len: Some(len / ENTRY_BYTES as u64) });
+}
+
+async fn delete(actor: &mut Actor, key: Key) {
+    let (mut store, text) = (take(actor, key), key.text());
+    let begun = begin(actor, key, Operation::Delete { was: None });
+    let result = actor.attempt("delete a key", store.delete(&text)).await;
+    put_back(actor, key, store);
+    begun.end(actor, result, |was| Operation::Delete { was: Some(was) });
+}
+
+async fn expire(actor: &mut Actor, key: Key) {
+    let (mut store, text, token) = (take(actor, key), key.text(), new_token(actor));
+    let us = actor.random.below(KEPT_US_MAX);
+    let begun = begin(actor, key, Operation::Expire { lapse: token, was: None });
+    let lapsing = history_of(actor, key, |history| history.lapses(begun.begin_ns, us, token));
+    let expiring = store.expire_when(&text, Expires::After { ms: us }, When::Always);
+    let result = actor.attempt("let a key expire", expiring).await;
+    put_back(actor, key, store);
+    end_lapse(actor, key, Some(lapsing), Some(us), &result);
+    begun.end(actor, result, |was| Operation::Expire { lapse: token, was: Some(was) });
+}

@@ -1,0 +1,225 @@
+//! What was done to one key: there must be an order that explains all that was seen, in which everything is done between its begin
+//! and its end.
+//!
+//! What nobody has seen the end of may be done at any time, or, which is the same, after all else.  A key that expires goes at a time of
+//! its own: that is an operation like others, between the earliest and the latest moment that its owner's clock may have meant.
+
+use std::fmt::Write;
+
+use halite_apps::kv::Only;
+use todc_utils::specifications::Specification;
+
+use super::values::Value;
+use crate::order::{self, Span};
+
+/// When something that was begun has not ended, for all that is known.
+const NEVER: u64 = u64::MAX;
+/// The checker looks at no more, and sessions that have begun something meanwhile add to it.
+const LEN_MAX: usize = 32;
+/// So many of which nobody knows whether they were done make the checker slow.
+const UNKNOWN_MAX: usize = 6;
+/// By how much an owner's clock may be off: it counts in microseconds, and runs a little fast or slow.
+const CLOCK_NS: u64 = 2_000;
+
+/// What is done to a key; results that are not known are `None`, and then anything is right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Operation {
+    /// It was not done.
+    Nothing,
+    Get {
+        found: Option<Value>,
+    },
+    Swap {
+        new: Value,
+        only: Only,
+        lapse: Option<u64>,
+        found: Option<Option<Value>>,
+    },
+    /// With the length afterwards, in entries.
+    Append {
+        token: u64,
+        len: Option<u64>,
+    },
+    Delete {
+        was: Option<bool>,
+    },
+    Expire {
+        lapse: u64,
+        was: Option<bool>,
+    },
+    /// What was told to go, by that number, goes, if it has not been told otherwise since.
+    Lapse {
+        lapse: u64,
+    },
+}
+
+/// A key that is there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Item {
+    value: Value,
+    lapse: Option<u64>,
+}
+
+struct Register;
+
+impl Specification for Register {
+    type State = Option<Item>;
+    type Operation = Operation;
+
+    fn init() -> Option<Item> {
+        None
+    }
+
+    fn apply(operation: &Operation, item: &Option<Item>) -> (bool, Option<Item>) {
+        let (old, item) = (item.map(|item| item.value), *item);
+        match *operation {
+            Operation::Nothing => (true, item),
+            Operation::Get { found } => (found == old, item),
+            Operation::Swap { new, only, lapse, found } => {
+                let holds = match only {
+                    Only::Always => true,
+                    Only::IfAbsent => old.is_none(),
+                    Only::IfPresent => old.is_some(),
+                };
+                let after = if holds { Some(Item { value: new, lapse }) } else { item };
+                (found.is_none_or(|found| found == old), after)
+            }
+            Operation::Append { token, len } => {
+                let value = old.map_or(Value::of(token), |old| old.and(token));
+                let after = Item { value, lapse: item.and_then(|item| item.lapse) };
+                (len.is_none_or(|len| len == value.entries), Some(after))
+            }
+            Operation::Delete { was } => (was.is_none_or(|was| was == old.is_some()), None),
+            Operation::Expire { lapse, was } => {
+                let after = item.map(|item| Item { lapse: Some(lapse), ..item });
+                (was.is_none_or(|was| was == old.is_some()), after)
+            }
+            Operation::Lapse { lapse } => (true, item.filter(|item| item.lapse != Some(lapse))),
+        }
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    done: Vec<(Span, Operation)>,
+}
+
+impl History {
+    /// Whether the key should be left alone from now on.
+    pub(super) fn is_full(&self) -> bool {
+        let unknown = self.done.iter().filter(|(span, _)| span.end_ns == NEVER).count();
+        self.done.len() >= LEN_MAX || unknown >= UNKNOWN_MAX
+    }
+
+    /// Something begins; returns its place.
+    pub(super) fn begin(&mut self, begin_ns: u64, operation: Operation) -> usize {
+        self.done.push((Span { begin_ns, end_ns: NEVER }, operation));
+        self.done.len() - 1
+    }
+
+    /// It has ended, and this is what it was.
+    pub(super) fn end(&mut self, place: usize, end_ns: u64, operation: Operation) {
+        let (span, known) = &mut self.done[place];
+        (span.end_ns, *known) = (end_ns, operation);
+    }
+
+    /// It was not done, and will not be.
+    pub(super) fn forget(&mut self, place: usize) {
+        let (span, operation) = &mut self.done[place];
+        (span.end_ns, *operation) = (span.begin_ns, Operation::Nothing);
+    }
+
+    /// What begins now, and is to be kept for so long, goes at some time after that; returns its place.
+    pub(super) fn lapses(&mut self, begin_ns: u64, kept_us: u64, lapse: u64) -> usize {
+        let earliest_ns = (begin_ns + 1000 * kept_us).saturating_sub(CLOCK_NS).max(begin_ns);
+        self.begin(earliest_ns, Operation::Lapse { lapse })
+    }
+
+    /// And at the latest so long after its end.
+    pub(super) fn lapsed(&mut self, place: usize, end_ns: u64, kept_us: u64) {
+        self.done[place].0.end_ns = end_ns + 1000 * kept_us + CLOCK_NS;
+    }
+
+    /// Whether some order explains it.
+    pub(super) fn has_order(&self) -> bool {
+        order::has_order::<Register>(Operation::Nothing, &self.known())
+    }
+
+    /// What must have its place in an order: what was not done needs none, nor does a look of which nobody knows the result.
+    fn known(&self) -> Vec<(Span, Operation)> {
+        self.done.iter().copied().filter(|(_, operation)| *operation != Operation::Nothing).collect()
+    }
+
+    /// For people.
+    pub(super) fn told(&self) -> String {
+        let mut done = self.known();
+        done.sort_by_key(|(span, _)| span.begin_ns);
+        done.iter().fold(String::new(), |mut text, (Span { begin_ns, end_ns }, operation)| {
+            let end = if *end_ns == NEVER { "?".to_owned() } else { end_ns.to_string() };
+            write!(text, "\n  {begin_ns} to {end} ns: {operation:?}").expect("strings take all");
+            text
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn history(done: &[(u64, u64, Operation)]) -> History {
+        let span = |begin_ns, end_ns| Span { begin_ns, end_ns };
+        History {
+            done: done.iter().map(|(begin, end, operation)| (span(*begin, *end), *operation)).collect(),
+        }
+    }
+
+    fn set(token: u64, found: Option<Option<Value>>) -> Operation {
+        Operation::Swap { new: Value::of(token), only: Only::Always, lapse: None, found }
+    }
+
+    fn get(token: Option<u64>) -> Operation {
+        Operation::Get { found: token.map(Value::of) }
+    }
+
+    #[test]
+    fn what_was_set_is_what_is_found_until_the_next_is() {
+        let first = (10, 20, set(1, Some(None)));
+        let second = (30, 40, set(2, Some(Some(Value::of(1)))));
+        assert!(history(&[first, second, (35, 36, get(Some(1))), (37, 38, get(Some(2)))]).has_order());
+        assert!(!history(&[first, second, (35, 36, get(Some(2))), (37, 38, get(Some(1)))]).has_order());
+        assert!(!history(&[first, second, (41, 42, get(Some(1)))]).has_order());
+        assert!(!history(&[first, (21, 22, get(None))]).has_order());
+    }
+
+    #[test]
+    fn what_nobody_knows_the_end_of_may_be_done_at_any_time_but_once() {
+        let lost = (10, NEVER, set(1, None));
+        let other = |found| (30, 40, set(2, Some(found)));
+        assert!(history(&[lost, other(None)]).has_order());
+        assert!(history(&[lost, other(Some(Value::of(1)))]).has_order());
+        assert!(history(&[lost, other(None), (50, 60, get(Some(1)))]).has_order());
+        let again = [lost, other(None), (50, 60, get(Some(1))), (61, 70, set(3, Some(Some(Value::of(1)))))];
+        assert!(history(&again).has_order());
+        let twice = [&again[..], &[(80, 90, get(Some(1)))]].concat();
+        assert!(!history(&twice).has_order());
+    }
+
+    #[test]
+    fn what_expires_is_there_until_its_time_and_not_after_it() {
+        let mut expiring = History::default();
+        let kept =
+            Operation::Swap { new: Value::of(1), only: Only::Always, lapse: Some(1), found: Some(None) };
+        let place = expiring.begin(1_000, kept);
+        let lapse = expiring.lapses(1_000, 20, 1);
+        expiring.end(place, 2_000, kept);
+        expiring.lapsed(lapse, 2_000, 20);
+        let seen = |begin, end, token| {
+            let mut seen = History { done: expiring.done.clone() };
+            seen.done.push((Span { begin_ns: begin, end_ns: end }, get(token)));
+            seen.has_order()
+        };
+        assert!(seen(10_000, 11_000, Some(1)) && seen(20_000, 21_000, None) && seen(30_000, 31_000, None));
+        assert!(!seen(10_000, 11_000, None) && !seen(30_000, 31_000, Some(1)));
+    }
+}

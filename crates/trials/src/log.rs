@@ -1,0 +1,299 @@
+//! The log of `halite-apps`: several append, follow and trim; see [`ledger`] for what must hold.
+
+mod ledger;
+mod records;
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use halite::{AccessCause, NodeId, Permissions, RegionCause, Session};
+use halite_apps::log::{Follower, Log, LogError, Options, Writer};
+
+use crate::actor::{Actor, pick};
+use crate::judge::is_of_trouble;
+use crate::stage::{PRINCIPALS, Stage};
+pub(crate) use ledger::Logs;
+use ledger::{Outcome, Reader};
+
+/// How many logs there are at a time.
+const LOGS: usize = 2;
+/// Small slots and short segments: most records take several, and segments are made and freed all the time.
+const SLOT_BYTES: u64 = 32;
+const SEGMENT_SLOTS: u64 = 16;
+/// Slots that a writer reserves at a time, at most.
+const BATCH_MAX: u64 = 4;
+/// After how long, twice, a follower skips what nobody has settled: about as long as an append takes, so that both happen.
+const PATIENCE_NS_MAX: u64 = 20_000;
+/// A follower that polls so often after the last append has come to the end, each time with its patience between.
+const POLLS_MAX: u64 = 400;
+
+/// The logs that a session has open.
+#[derive(Default)]
+pub(crate) struct Holdings {
+    /// As which it acts here.
+    session: Option<Session>,
+    held: [Option<Held>; LOGS],
+}
+
+/// An open log: a writer, a follower and a cleaner, each with a view of its own.
+struct Held {
+    life: usize,
+    session: Session,
+    writer: Writer,
+    follower: Follower,
+    cleaner: Log,
+    reader: Reader,
+}
+
+/// Looks at all that was appended and read, when nobody does anything any more.
+pub(crate) fn judge(stage: &Stage) {
+    let logs = stage.logs.borrow();
+    logs.judge(stage).unwrap_or_else(|why| stage.judge.violated(why));
+}
+
+/// Does one thing.
+pub(crate) async fn act(actor: &mut Actor) {
+    let number = actor.random.index(LOGS);
+    let Some(mut held) = actor.log.held[number].take() else { return open(actor, number).await };
+    let done = match pick(&mut actor.random, &[10, 10, 1, 1]) {
+        0 => append(actor, &mut held).await,
+        1 => follow(actor, &mut held).await,
+        2 => trim(actor, &mut held).await,
+        _ => follow_anew(actor, &mut held).await,
+    };
+    // A log that was lost to this session is opened anew.
+    if done.is_ok() {
+        actor.log.held[number] = Some(held);
+    }
+}
+
+/// Follows to the end all logs that the session has open: nothing that was appended and no reservation stops it.
+pub(crate) async fn finish(actor: &mut Actor) {
+    let Holdings { held, session } = std::mem::take(&mut actor.log);
+    for mut held in held.into_iter().flatten() {
+        let Ok(end) = held.cleaner.end().await else { continue };
+        let mut polls = 0;
+        while held.follower.position() < end && polls < POLLS_MAX + end {
+            if follow(actor, &mut held).await.is_err() {
+                break;
+            }
+            polls += 1;
+            actor.stage.world.sleep(Some(actor.host), Duration::from_nanos(PATIENCE_NS_MAX / 4)).await;
+        }
+        let (position, begin_ns) = (held.follower.position(), actor.now_ns());
+        let has_come = position >= end || !actor.stage.is_undisturbed();
+        actor.expect(has_come, begin_ns, format_args!("a follower stays at {position} of {end}"));
+    }
+    drop(session);
+}
+
+async fn open(actor: &mut Actor, number: usize) {
+    let current = actor.stage.logs.borrow().current(number);
+    let (life, is_new) = match current {
+        Some(life) => (life, false),
+        None => (actor.stage.logs.borrow_mut().begin(), true),
+    };
+    if actor.log.session.is_none() {
+        let Some(driven) = actor.stage.driven(actor.node) else { return };
+        // All are the same user's, since a cleaner must be a master of what others have made.
+        actor.log.session = Some(driven.session_of(PRINCIPALS[0]).expect("the name is a good one"));
+    }
+    let session = actor.log.session.clone().expect("it is there by now");
+    let name = ledger::name_of(life);
+    let begin_ns = actor.now_ns();
+    let patience_ns = actor.random.between(PATIENCE_NS_MAX / 8, PATIENCE_NS_MAX);
+    let batch = actor.random.between(1, BATCH_MAX);
+    let nodes = (0..actor.stage.nodes()).filter(|_| actor.random.chance(1, 2)).map(NodeId).collect();
+    let options = Options {
+        slot_bytes: SLOT_BYTES,
+        segment_slots: SEGMENT_SLOTS,
+        nodes,
+        everyone: Permissions::READ | Permissions::WRITE | Permissions::ATOMIC,
+    };
+    let is_from_start = actor.random.chance(1, 2);
+    let opening = async {
+        let cleaner = match is_new {
+            true => Log::create(&session, &name, &options).await?,
+            false => Log::open(&session, &name).await?,
+        };
+        let writer = Writer::new(Log::open(&session, &name).await?, batch);
+        let log = Log::open(&session, &name).await?;
+        let follower = match is_from_start {
+            true => Follower::from_start(log).await?,
+            false => Follower::from_end(log).await?,
+        };
+        Ok((cleaner, writer, follower.with_patience(patience_ns)))
+    };
+    match actor.attempt("open a log", opening).await {
+        Some(Ok((cleaner, writer, follower))) => {
+            if is_new {
+                actor.stage.logs.borrow_mut().publish(number, life);
+            }
+            let reader = Reader::new(&actor.stage, life, follower.position());
+            let session = session.clone();
+            actor.log.held[number] = Some(Held { life, session, writer, follower, cleaner, reader });
+        }
+        Some(Err(error)) => {
+            let is_over = matches!(&error, LogError::Region(error) if
+                matches!(error.cause(), RegionCause::NotFound | RegionCause::Lost(_)));
+            if is_over && !is_new {
+                actor.stage.logs.borrow_mut().end(number, life);
+            }
+            actor.expect_reason(is_of_trouble_of(actor, &error), begin_ns, &error);
+        }
+        None => {}
+    }
+}
+
+/// Whether an error is one that sessions hear where something goes wrong.
+fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
+    match error {
+        LogError::Full => true,
+        LogError::Lost { .. } | LogError::Outpaced { .. } => !actor.stage.is_undisturbed(),
+        LogError::Region(error) => is_of_trouble(error.cause()) && !actor.stage.is_undisturbed(),
+        LogError::Access(error) => {
+            let is_such = matches!(
+                error.cause,
+                AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed
+            );
+            is_such && !actor.stage.is_undisturbed()
+        }
+        _ => false,
+    }
+}
+
+/// What becomes of a log after an error: `Err` if it is opened anew.
+fn go_on_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()> {
+    actor.expect_reason(is_of_trouble_of(actor, error), begin_ns, error);
+    match error {
+        LogError::Full | LogError::Outpaced { .. } | LogError::Lost { .. } => Ok(()),
+        _ => Err(()),
+    }
+}
+
+async fn append(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
+    let begin_ns = actor.now_ns();
+    let token = actor.stage.logs.borrow_mut().append_begins(held.life);
+    actor.note(format_args!("is about record {token} of log {}", held.life));
+    let records = records::of(token);
+    let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+    let writer = &mut held.writer;
+    let appending = async {
+        match slices.as_slice() {
+            [alone] => writer.append(alone).await,
+            many => writer.append_all(many).await,
+        }
+    };
+    let outcome = match actor.attempt("append to a log", appending).await {
+        Some(Ok(position)) => Outcome::Done { position, end_ns: actor.now_ns() },
+        Some(Err(error)) => {
+            // As its documentation says: after an error of access it may be there, and after another one it is not.
+            if !matches!(error, LogError::Access(_)) {
+                actor
+                    .stage
+                    .logs
+                    .borrow_mut()
+                    .append_ends(held.life, token, Outcome::NotDone)
+                    .unwrap_or_else(|why| actor.stage.judge.violated(why));
+            }
+            return go_on_after(actor, &error, begin_ns);
+        }
+        None => return Ok(()),
+    };
+    let Outcome::Done { position, .. } = outcome else { unreachable!("it is done") };
+    actor.note(format_args!("has record {token} at {position}"));
+    let told = actor.stage.logs.borrow_mut().append_ends(held.life, token, outcome);
+    told.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
+    note_home(actor, held, position / SEGMENT_SLOTS).await;
+    Ok(())
+}
+
+/// Finds out with which node a segment goes.
+async fn note_home(actor: &Actor, held: &Held, segment: u64) {
+    if actor.stage.logs.borrow().knows_home(held.life, segment) {
+        return;
+    }
+    let name = format!("{}/{segment}", ledger::name_of(held.life));
+    let before = lives(&actor.stage);
+    let found = held.session.stat(&name).await;
+    // Where somebody is gone, what is found may have been made in place of the segment that the record is in.
+    let is_the_same = before.is_some() && before == lives(&actor.stage);
+    let home = found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.stage.life(info.home.0)));
+    actor.stage.logs.borrow_mut().note_home(held.life, segment, home);
+}
+
+/// The lives of all nodes, if all are there and nobody may take one for dead.
+fn lives(stage: &Stage) -> Option<Vec<u32>> {
+    let is_well = |node: &u32| stage.is_up(*node) && !stage.was_isolated(*node);
+    (0..stage.nodes()).map(|node| is_well(&node).then(|| stage.life(node))).collect()
+}
+
+async fn follow(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
+    let begin_ns = actor.now_ns();
+    let (from, now_ns) = (held.follower.position(), actor.clock_ns());
+    let is_there = actor.stage.logs.borrow().is_there(&actor.stage, held.life, from);
+    let taken = RefCell::new(Vec::new());
+    let polling = held.follower.poll(now_ns, |entry| {
+        taken.borrow_mut().push((entry.position, entry.records().map(<[u8]>::to_vec).collect::<Vec<_>>()));
+    });
+    let polled = actor.attempt("follow a log", polling).await;
+    // What was handed over is read, whatever came then.
+    let to = held.follower.position();
+    let told = held.reader.passed(from..to, &taken.into_inner());
+    told.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
+    match polled {
+        Some(Ok(0)) => {
+            let is_there = is_there && actor.stage.is_calm_since(begin_ns);
+            actor.expect(!is_there, begin_ns, format_args!("what was appended at {from} before is not seen"));
+            Ok(())
+        }
+        Some(Err(LogError::Trimmed { first })) => {
+            let trimmed = actor.stage.logs.borrow().trimmed(held.life);
+            actor.expect(first <= trimmed, begin_ns, format_args!("{first} is the first, of {trimmed}"));
+            held.follower.skip_to(first);
+            held.reader.skipped_to(first);
+            Ok(())
+        }
+        Some(Err(error)) => {
+            if let LogError::Lost { next, .. } = error {
+                held.follower.skip_to(next);
+                held.reader.skipped_to(next);
+            }
+            go_on_after(actor, &error, begin_ns)
+        }
+        Some(Ok(_)) | None => Ok(()),
+    }
+}
+
+/// Frees what all who read have passed.
+async fn trim(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
+    let begin_ns = actor.now_ns();
+    let position = actor.stage.logs.borrow_mut().trim_begins(held.life);
+    let trimming = held.cleaner.trim(position);
+    match actor.attempt("trim a log", trimming).await {
+        Some(Err(error)) => go_on_after(actor, &error, begin_ns),
+        Some(Ok(_)) | None => Ok(()),
+    }
+}
+
+/// Another follower takes the place of this one.
+async fn follow_anew(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
+    let begin_ns = actor.now_ns();
+    let (session, name) = (held.session.clone(), ledger::name_of(held.life));
+    let patience_ns = actor.random.between(PATIENCE_NS_MAX / 8, PATIENCE_NS_MAX);
+    let opening = async { Follower::from_start(Log::open(&session, &name).await?).await };
+    match actor.attempt("follow a log anew", opening).await {
+        Some(Ok(follower)) => {
+            held.follower = follower.with_patience(patience_ns);
+            held.reader = Reader::new(&actor.stage, held.life, held.follower.position());
+            Ok(())
+        }
+        Some(Err(error)) => go_on_after(actor, &error, begin_ns),
+        None => Ok(()),
+    }
+}
+
+/// Whether a region is one of a log.
+pub(crate) fn is_name(name: &str) -> bool {
+    name.starts_with(ledger::PREFIX)
+}

@@ -1,0 +1,44 @@
+//! What is appended: all of it follows from a number, so that a record that was read shows which it is, and whether it is whole.
+
+/// Longest record, in bytes, beyond its number: some slots.
+const FILL_MAX: u64 = 100;
+/// Of so many, one is a transaction.
+const ONE_OF: u64 = 4;
+
+/// The records that are appended together under a number; mostly one.
+pub(super) fn of(token: u64) -> Vec<Vec<u8>> {
+    let count = if token.is_multiple_of(ONE_OF) { 2 + token / ONE_OF % 2 } else { 1 };
+    (0..count).map(|index| record(token, index)).collect()
+}
+
+/// The number of records that were read, if they are those of one.
+pub(super) fn token_of(records: &[Vec<u8>]) -> Option<u64> {
+    let token = u64::from_le_bytes(*records.first()?.first_chunk()?);
+    (of(token) == records).then_some(token)
+}
+
+fn record(token: u64, index: u64) -> Vec<u8> {
+    let mixed = (token * 4 + index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let fill = (mixed >> 40) % (FILL_MAX + 1);
+    let mut bytes = token.to_le_bytes().to_vec();
+    bytes.extend((0..fill).map(|at| (mixed >> (at % 8 * 8)) as u8));
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_show_their_number_and_are_none_if_one_of_them_is_missing_or_changed() {
+        for token in 1..50 {
+            let records = of(token);
+            assert_eq!(token_of(&records), Some(token));
+            assert_eq!(token_of(&records[1..]), None);
+            let mut changed = records.clone();
+            changed[0].push(1);
+            assert_eq!(token_of(&changed), None);
+        }
+        assert!((1..50).any(|token| of(token).len() > 1));
+    }
+}
