@@ -419,7 +419,7 @@ impl Engine {
             Notice::Unmapped { region, upto } => self.handle_unmapped(region, from, upto),
             Notice::UnmappedBy { region, node, upto } => self.handle_unmapped(region, node, upto),
             Notice::Swept { homes } => {
-                let disowned = self.mapper.disown(from, &homes);
+                let disowned = self.disown(from, &homes);
                 self.effects.extend(disowned.into_iter().map(Effect::Quiesce));
             }
             Notice::Names { names, done } => self.handle_names(from, names, done),

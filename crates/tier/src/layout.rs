@@ -36,6 +36,11 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// Whether it has an end.
+    pub fn is_sound(&self) -> bool {
+        self.offset.checked_add(self.len).is_some()
+    }
+
     /// Whether the two, of one and the same node, have a byte in common.
     pub fn touches(&self, other: &Extent) -> bool {
         let (end, other_end) = (self.offset + self.len, other.offset + other.len);

@@ -486,6 +486,11 @@ impl Mapper {
         is_lost.then(|| self.drop_region(region))
     }
 
+    /// Whether we map anything that the node is home of, or owns bytes of.
+    pub fn maps_any_of(&self, life: NodeLife) -> bool {
+        !self.regions_touching(life).is_empty()
+    }
+
     /// All regions that the node is home of, or owns bytes of.
     fn regions_touching(&self, life: NodeLife) -> Vec<RegionId> {
         let index = self.index_of(life);

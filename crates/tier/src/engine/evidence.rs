@@ -318,7 +318,7 @@ impl Engine {
     /// Whether nothing of a node can land in our memory, and nothing that it ordered is done there.
     pub(super) fn is_cut_off_here(&self, life: NodeLife) -> bool {
         let is_there = self.is_present(life) || self.members.is_zombie(life);
-        !is_there && !self.meeting.has_offered(life) && !self.is_running_for(life)
+        !is_there && !self.meeting.may_be_used_by(life) && !self.is_running_for(life)
     }
 
     /// A node that is not there may be cut off here by now, and may be paired anew.

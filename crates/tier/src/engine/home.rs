@@ -113,7 +113,9 @@ impl Engine {
         making.answers_missing -= 1;
         match body {
             Ok(Reply::Done) => making.claimed = true,
-            Ok(Reply::Reserved { extents }) if extents.iter().all(|extent| extent.owner == from) => {
+            Ok(Reply::Reserved { extents })
+                if extents.iter().all(|extent| extent.owner == from && extent.is_sound()) =>
+            {
                 making.reserved.insert(from.node, extents);
             }
             Ok(_) => making.failure = Some(ErrorReply::Malformed),

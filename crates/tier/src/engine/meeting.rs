@@ -21,7 +21,8 @@ use crate::effect::Effect;
 use crate::hello::{BadHello, Hello};
 use crate::ids::{NodeId, NodeLife};
 use crate::link::{self, Assembler};
-use crate::message::{self, Message, Notice};
+use crate::members::Parting;
+use crate::message::{self, LossCause, Message, Notice};
 use crate::news::News;
 
 /// For so many leases a connection may be there and not be up: who is to wait for the lease of another is waited for.
@@ -31,6 +32,8 @@ const PATIENCE_LEASES: u64 = 3;
 #[derive(Debug, Default)]
 pub(super) struct Meeting {
     waiting: BTreeMap<PeerId, Waiting>,
+    /// Those that have ended, and over which something may come still.
+    ended: BTreeMap<PeerId, NodeLife>,
     /// Connections to all who were there before us are being begun.
     pub(super) is_joining: bool,
 }
@@ -58,9 +61,10 @@ impl Meeting {
         self.of(life).next().is_some()
     }
 
-    /// Whether the other end of a connection to that life may take it to be up already.
-    pub(super) fn has_offered(&self, life: NodeLife) -> bool {
+    /// Whether the other end of a connection to that life may take it to be up already, and use it.
+    pub(super) fn may_be_used_by(&self, life: NodeLife) -> bool {
         self.of(life).any(|(_, waiting)| waiting.offered.is_some())
+            || self.ended.values().any(|of| *of == life)
     }
 
     /// Lives whose ends may take a connection to be up already.
@@ -138,13 +142,13 @@ impl Engine {
             let offered = self.meeting.of(life).any(|(_, waiting)| waiting.offered.is_some());
             let first = self.meeting.of(life).next().map(|(peer, _)| peer);
             if let Some(peer) = first.filter(|_| !offered) {
-                self.offer(peer, last + 1);
+                self.offer(peer, last.saturating_add(1));
             }
             return;
         }
         let welcomed = self.meeting.of(life).find_map(|(peer, waiting)| Some((peer, waiting.welcomed?)));
         if let Some((peer, pairing)) = welcomed {
-            self.take_up(peer, pairing.max(last + 1));
+            self.take_up(peer, pairing.max(last.saturating_add(1)));
             let others: Vec<PeerId> = self.meeting.of(life).map(|(peer, _)| peer).collect();
             others.into_iter().for_each(|peer| self.drop_waiting(peer));
         }
@@ -166,7 +170,12 @@ impl Engine {
             return;
         };
         self.now_ns = now_ns;
-        self.take_up(peer, pairing);
+        // Since the offer, another life of that number may have been paired with us, or have become known.
+        let life = self.meeting.waiting[&peer].hello.life;
+        match !self.members.is_alive(life) && self.is_ready_for(life) {
+            true => self.take_up(peer, pairing),
+            false => self.drop_waiting(peer),
+        }
         self.settle();
     }
 
@@ -233,8 +242,18 @@ impl Engine {
     /// The connection has ended, perhaps before it was up.
     pub(super) fn forget_met(&mut self, peer: PeerId) {
         if let Some(waiting) = self.meeting.waiting.remove(&peer) {
+            self.meeting.ended.insert(peer, waiting.hello.life);
             self.give_up_meeting(waiting.hello.life);
         }
+    }
+
+    /// Nothing comes any more over a connection that was not up; whether that is so because the process of its other end has exited.
+    pub(super) fn note_met_cut_off(&mut self, peer: PeerId, exited: bool) {
+        let Some(life) = self.meeting.ended.remove(&peer) else { return };
+        if exited {
+            self.end_life(life, Parting::now(LossCause::Exited, self.now_ns));
+        }
+        self.handle_reach_changed(life);
     }
 
     /// A connection is gone before it was up: if it was the only one, nobody waits for what its other end would say.

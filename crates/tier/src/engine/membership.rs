@@ -6,7 +6,7 @@ use halite_fabric::PeerId;
 
 use super::{Engine, Purpose, Requester};
 use crate::directory::{NAMES_PER_ANSWER_MAX, Said, Word};
-use crate::effect::Effect;
+use crate::effect::{Effect, Quiesce};
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::members::Parting;
 use crate::message::{ErrorReply, LossCause, Member, NodeState, Notice, Reply, Request};
@@ -189,6 +189,7 @@ impl Engine {
             self.effects.push_back(Effect::PeerCutOff(peer));
         }
         self.mark_cut_off(peer, exited);
+        self.note_met_cut_off(peer, exited);
         self.settle();
     }
 
@@ -348,9 +349,16 @@ impl Engine {
         }
     }
 
+    /// An owner holds nothing for these homes any more.  Of those whose lives are over nothing new is mapped.
+    pub(super) fn disown(&mut self, owner: NodeLife, homes: &[NodeLife]) -> Vec<Quiesce> {
+        let is_of_use = |home: &NodeLife| !self.pairings.has_ended(*home) || self.mapper.maps_any_of(*home);
+        let homes: Vec<NodeLife> = homes.iter().copied().filter(is_of_use).collect();
+        self.mapper.disown(owner, &homes)
+    }
+
     /// A node that holds chunks for `home` found it dead.  It speaks for its memory: that we drop, and cut nobody off.
     pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeLife) {
-        let disowned = self.mapper.disown(requester.life, &[home]);
+        let disowned = self.disown(requester.life, &[home]);
         self.effects.extend(disowned.into_iter().map(Effect::Quiesce));
         let quiesce = self.mapper.quiesce();
         self.owe(quiesce, requester);

@@ -241,7 +241,7 @@ impl Engine {
         from: RegionId,
         copy_segments: Vec<CopySegment>,
     ) {
-        let is_sound = |extent: &Extent| extent.len > 0 && extent.offset.checked_add(extent.len).is_some();
+        let is_sound = |extent: &Extent| extent.len > 0 && extent.is_sound();
         if !copy_segments.iter().all(|segment| {
             segment.from.len == segment.to.len && is_sound(&segment.from) && is_sound(&segment.to)
         }) {

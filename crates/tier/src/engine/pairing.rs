@@ -31,6 +31,8 @@ use crate::region::Presence;
 const ENDED_OF_NODE_MAX: usize = 8;
 /// The same of all nodes that come and go, whose numbers are never given out again.
 const ENDED_PASSING_MAX: usize = 256;
+/// So many nodes that another one knows are heard of at once: more are not in a cluster.
+const SEEN_MAX: usize = 4096;
 /// So often, once in a lease, who joins looks for those whom it could not reach.
 const LOOKS_MAX: u32 = 256;
 /// Most runs of chunks that are told in one message.
@@ -162,9 +164,11 @@ impl Pairings {
         self.by_life.remove(&life).is_some()
     }
 
-    /// A life that may be there, and where it is dialled.  Whether it can be known: its number may be another's by now.
-    fn note_known(&mut self, life: NodeLife, address: String) -> Option<&mut Pairing> {
-        if self.has_ended(life) || !self.rivals(life).is_empty() {
+    /// A life that may be there, and where it is dialled.  Whether it can be known: its number may be another's by now.  The directory alone says
+    /// whose it is next.
+    fn note_known(&mut self, life: NodeLife, address: String, by_directory: bool) -> Option<&mut Pairing> {
+        let is_there = |rival: &NodeLife| !(by_directory && self.is(*rival, |pairing| pairing.is_succeeded));
+        if self.has_ended(life) || self.rivals(life).iter().any(is_there) {
             return None;
         }
         let pairing = self.by_life.entry(life).or_default();
@@ -333,17 +337,16 @@ impl Engine {
             return;
         }
         self.note_ended(ended);
-        for (member, address) in members {
+        for (member, address) in members.into_iter().take(SEEN_MAX) {
             let life = member.life;
             if life.node == self.config.life.node || self.pairings.may_live(life) {
                 continue;
             }
-            let Some(pairing) = self.pairings.note_known(life, address) else { continue };
+            let Some(pairing) = self.pairings.note_known(life, address, false) else { continue };
             pairing.is_doubtful = member.state != NodeState::Alive;
             // Who is out of sight for that node may come to us all the same.
             pairing.names_due_ns = Some(self.now_ns + self.config.lease_ns);
             self.members.note_missing(member, self.now_ns);
-            self.note_number_of(life.node);
             self.tell_directory(Word::Expected(life));
         }
         self.dial_the_unreachable();
@@ -414,6 +417,8 @@ impl Engine {
         }
         let known = living.iter().chain(&unreachable).filter(|(life, _)| !self.pairings.has_ended(*life));
         let succeeded = known.flat_map(|(life, _)| self.pairings.rivals(*life));
+        // Of two that are both named as living here, neither has taken the other's number.
+        let succeeded = succeeded.filter(|rival| !living.iter().any(|(life, _)| life == rival));
         let over: BTreeSet<NodeLife> = succeeded.chain(ended).collect();
         self.note_ended(over);
         let doubtful = unreachable.into_iter().map(|known| (known, true));
@@ -421,7 +426,7 @@ impl Engine {
             if life.node == self.config.life.node {
                 continue;
             }
-            if let Some(pairing) = self.pairings.note_known(life, address) {
+            if let Some(pairing) = self.pairings.note_known(life, address, true) {
                 pairing.is_doubtful = is_doubtful;
             }
         }
@@ -496,6 +501,11 @@ impl Engine {
         self.tell_directory_of_parting(life);
         let grace_periods = self.mapper.handle_down(life);
         self.effects.extend(grace_periods.into_iter().map(Effect::Quiesce));
+        if self.has_commands_under_way() {
+            // They may be of handles that are gone by now.
+            let behind_them = self.mapper.quiesce();
+            self.effects.push_back(Effect::Quiesce(behind_them));
+        }
         // Also those of regions that were dropped before, of which it has not heard.
         self.pairings.note_down(life, self.mapper.grace_periods());
         self.freed_early.remove(&life);
@@ -508,6 +518,9 @@ impl Engine {
         self.seek_for_orders_behind(life);
         if self.pairings.is(life, |pairing| pairing.is_succeeded) {
             self.end_life(life, parting);
+        }
+        if state != NodeState::Left {
+            self.tell_of_loss(life);
         }
         self.effects.push_back(Effect::Changed);
     }
@@ -532,9 +545,13 @@ impl Engine {
 
     /// A life is over: what we hold for it is nobody's any more.
     pub(super) fn end_life(&mut self, life: NodeLife, parting: Parting) {
+        let is_news = !self.pairings.has_ended(life);
         let was_known = self.pairings.end(life);
         self.drop_waiting_of(life);
         if !was_known {
+            if is_news && self.directory.seat() == self.config.life.node {
+                self.tell_of_end(life, parting);
+            }
             return;
         }
         let state = if parting.cause == LossCause::Left { NodeState::Left } else { NodeState::Dead };
@@ -548,6 +565,20 @@ impl Engine {
         self.give_adoption_up(life);
         self.pair_all();
         self.effects.push_back(Effect::Changed);
+    }
+
+    /// A directory that was restarted may not know of that life, and nobody could say that it is to be forgotten.
+    fn tell_of_loss(&mut self, life: NodeLife) {
+        let lost = self.members.described(self.now_ns).find(|member| member.life == life);
+        let address = self.pairings.by_life.get(&life).map(|pairing| pairing.address.clone());
+        if let (Some(member), Some(address), false) =
+            (lost, address, self.directory.seat() == self.config.life.node)
+        {
+            self.notify(
+                self.directory.seat(),
+                Notice::Seen { members: vec![(member, address)], ended: Vec::new() },
+            );
+        }
     }
 
     /// All hear of an end from the directory, which hears of it from a witness.
@@ -588,8 +619,7 @@ impl Engine {
         let mut unknown = Extents::new();
         for (region, extents) in held {
             let used = self.chunks_of(region);
-            let is_sound = |extent: &Extent| extent.offset.checked_add(extent.len).is_some();
-            let theirs = extents.into_iter().filter(|extent| extent.owner == from && is_sound(extent));
+            let theirs = extents.into_iter().filter(|extent| extent.owner == from && extent.is_sound());
             theirs.for_each(|extent| unknown.extend(without(extent, &used)));
         }
         if let Some(freed) = self.freed_early.remove(&from) {
