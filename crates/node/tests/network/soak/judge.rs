@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+/// So long after it was founded anew, a cluster has found together: two leases.
+const FOUNDING_NS: u64 = 10_000_000_000;
+
 /// A process that held memory ended, some time between these.
 #[derive(Clone, Copy, Debug)]
 pub struct Death {
@@ -158,9 +161,15 @@ impl Findings {
         }
     }
 
-    /// Tokens rise, and where no process has ended meanwhile, nobody holds a lock together with another.
-    pub fn judge_locks(&mut self, deaths: &[Death]) {
+    /// Tokens rise, and where no process has ended meanwhile, nobody holds a lock together with another.  A directory that is founded anew
+    /// knows of nobody, and may give a lock away that is held, until all others have found it.
+    pub fn judge_locks(&mut self, deaths: &[Death], foundings_ns: &[u64]) {
+        let is_founding = |held: &Held| {
+            let mut foundings = foundings_ns.iter();
+            foundings.any(|begin_ns| (*begin_ns..begin_ns + FOUNDING_NS).contains(&held.taken_ns))
+        };
         for (name, all) in &mut self.locks {
+            all.retain(|held| !is_founding(held));
             all.sort_by_key(|held| held.taken_ns);
             for (index, held) in all.iter().enumerate() {
                 let before = all[..index].iter().filter(|other| other.taken_ns < held.asked_ns);

@@ -61,6 +61,8 @@ struct Soak {
     started: Vec<u64>,
     lives: Vec<u64>,
     deaths: Vec<Death>,
+    /// When node 0 was started without a word of the others.
+    foundings_ns: Vec<u64>,
     faults: u64,
 }
 
@@ -72,10 +74,10 @@ fn nothing_is_lost_or_done_twice_and_all_find_each_other_again_whatever_fails() 
     let (seed, length) =
         (number_of("HALITE_SOAK_SEED", 1), Duration::from_secs(number_of("HALITE_SOAK_S", 60)));
     println!("seed {seed}; HALITE_SOAK_SEED and HALITE_SOAK_S change it, and its {} s", length.as_secs());
-    let (random, deaths) = (Random::new(seed), Vec::new());
+    let (random, deaths, foundings_ns) = (Random::new(seed), Vec::new(), Vec::new());
     let (started, lives) = (vec![0; HOSTS], vec![0; HOSTS]);
     let workers = Vec::new();
-    let mut soak = Soak { cluster, workers, random, seed, started, lives, deaths, faults: 0 };
+    let mut soak = Soak { cluster, workers, random, seed, started, lives, deaths, foundings_ns, faults: 0 };
     (0..HOSTS).for_each(|host| soak.give_counter(host));
     for host in 0..HOSTS {
         let worker = soak.start_worker(host);
@@ -125,6 +127,9 @@ impl Soak {
         let by = self.other(host);
         // The first node may found it anew: all others look for it.
         let by = if host == 0 && self.random.below(2) == 0 { None } else { Some(by) };
+        if by.is_none() {
+            self.foundings_ns.push(worker::now_ns());
+        }
         self.cluster.restart(host, by);
         self.give_counter(host);
     }
@@ -260,7 +265,7 @@ impl Soak {
             }
         }
         findings.judge_counters(&values);
-        findings.judge_locks(&self.deaths);
+        findings.judge_locks(&self.deaths, &self.foundings_ns);
         println!(
             "seed {}, {} faults, {} ends of nodes: {}; {} regions looked at from each host",
             self.seed,
