@@ -619,7 +619,7 @@ impl Requester {
         self.is_probing = true;
         // Not beyond the end of the lease: the issuer is told in time.
         let left_ns = match config.retry {
-            Retry::Lease(lease) => self.heard_ns.saturating_add(nanoseconds(lease)) - now_ns,
+            Retry::Lease(lease) => self.heard_ns.saturating_add(nanoseconds(lease)).saturating_sub(now_ns),
             Retry::Count { .. } => u64::MAX,
         };
         self.timer_ns = Some(now_ns.saturating_add(self.wait_ns(config).min(left_ns)));

@@ -266,11 +266,13 @@ impl Requester {
             self.probe_is_due = false;
         }
         // Nothing that was delayed by silence tells of the path.
-        let trip_ns = news.left_ns.filter(|_| !was_silent).map(|left_ns| now_ns - left_ns);
+        let trip_ns = news.left_ns.filter(|_| !was_silent).map(|left_ns| now_ns.saturating_sub(left_ns));
         // Who waits too briefly for the path never hears of a packet that left once.  Only the first time: with each that is lost more such times would
         // have it wait for longer.
-        let at_first =
-            news.first_left_ns.filter(|_| self.trip.smoothed_ns().is_none()).map(|left_ns| now_ns - left_ns);
+        let at_first = news
+            .first_left_ns
+            .filter(|_| self.trip.smoothed_ns().is_none())
+            .map(|left_ns| now_ns.saturating_sub(left_ns));
         if let Some(trip_ns) = trip_ns.or(at_first) {
             self.trip.note(trip_ns);
         }
