@@ -63,7 +63,12 @@ impl Writer {
             let position = self.place_for(slots).await?;
             // Whatever becomes of it, nothing else is written there: bytes of it may be on their way, and be made visible yet.
             self.reserved.start = position + slots;
-            if self.settle(position, record, word).await? {
+            let settled = self.settle(position, record, word).await;
+            if matches!(settled, Err(LogError::Full)) {
+                // There is no memory there: nothing was written, and followers need not skip the place.
+                self.reserved.start = position;
+            }
+            if settled? {
                 self.prepare_next(position).await;
                 return Ok(position);
             }
