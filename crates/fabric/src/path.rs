@@ -27,4 +27,7 @@ pub struct Path {
     pub window_packets: Vec<u32>,
     /// From where to where they go: this end's address, and the peer's.
     pub ends: (SocketAddr, SocketAddr),
+    /// From where packets of the peer came besides, and how many, all of which were refused: an address is translated on the way, or somebody repeats
+    /// what it has seen.
+    pub elsewhere: Option<(SocketAddr, u64)>,
 }

@@ -8,6 +8,7 @@ mod sync;
 mod watch;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use halite_providers::private_dir::DirError;
@@ -508,6 +509,14 @@ pub enum JoinError {
     NoNumber {
         /// What it said.
         source: RegionError,
+    },
+    /// Metrics cannot be asked for where the configuration says.
+    #[error("cannot serve metrics at {address}: {source}")]
+    Metrics {
+        /// Where.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
     },
     /// A node of another host has that number, and lives.
     #[error("node {node} runs already: process {pid} at {address}; choose another number")]

@@ -60,6 +60,7 @@
 
 mod cluster;
 mod error;
+mod metrics;
 mod posted;
 mod rpc;
 mod runtime;
@@ -77,6 +78,7 @@ pub use error::{
 pub use halite_fabric::Atomics;
 pub use halite_tier::message::{Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, Reach, RegionInfo};
 pub use halite_tier::permissions::Permissions;
+pub use metrics::{Family, MetricKind, Metrics};
 pub use rpc::{
     Answer, Call, CallCause, CallError, Function, Mailbox, Message, PendingCall, Port, ReplyCause,
     ReplyError, SendCause, SendError, ServeCause, ServeError, ServeOptions, Server,

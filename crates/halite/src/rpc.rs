@@ -41,6 +41,8 @@ use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
 
 use self::answer::DeferredReply;
 use self::memory::{Block, Pool};
+use self::service::ServiceId;
+use crate::metrics::ServiceFigures;
 use crate::posted::InFlight;
 use crate::runtime::peers::Peers;
 use crate::runtime::wait::{Wakes, lock};
@@ -263,6 +265,25 @@ impl Rpc {
         let calls = lock(&self.slots).in_use(link.target);
         let answers = lock(&link.inbound).kept.len();
         (calls, answers)
+    }
+
+    /// How many slots for replies are in use.
+    pub(crate) fn all_under_way(&self) -> usize {
+        lock(&self.slots).all_in_use()
+    }
+
+    /// The functions of this node, and its ports.
+    pub(crate) fn services(&self) -> (ServiceFigures, ServiceFigures) {
+        let mut found = (ServiceFigures::default(), ServiceFigures::default());
+        for service in self.peers.read().services.all() {
+            let figures = match service.id {
+                ServiceId::Function(_) => &mut found.0,
+                ServiceId::Port(_) => &mut found.1,
+            };
+            figures.services += 1;
+            figures.waiting += service.waiting();
+        }
+        found
     }
 
     // Time, and the end.

@@ -16,7 +16,7 @@ pub mod window;
 
 pub use allocator::{Allocator, BadFree, Extent};
 pub use doorbell::{Doorbell, Sleeper};
-pub use pins::{Elapsed, GracePeriod, Pin, Pins};
+pub use pins::{COUNTS, Elapsed, GracePeriod, Pin, Pins};
 pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
 pub use slots::{Lookup, SlotError, Slots};
 pub use window::{AccessError, OutOfBounds, Window};

@@ -109,6 +109,17 @@ impl Pins {
         GracePeriod { pins_id: self.id, epoch, fenced }
     }
 
+    /// What all threads have counted so far, those that have ended among them, by [`Pin::count`].  The numbers are not of one moment.
+    pub fn counts(&self) -> [u64; COUNTS] {
+        let mut sums = [0u64; COUNTS];
+        for slot in &lock(&self.registry.slots).all {
+            for (sum, count) in sums.iter_mut().zip(&slot.counts) {
+                *sum = sum.wrapping_add(count.load(Relaxed));
+            }
+        }
+        sums
+    }
+
     /// The current epoch: a grace period whose epoch is higher was started after this call, by whatever thread.
     pub(crate) fn epoch_now(&self) -> u64 {
         // A read-modify-write, since a plain load might miss a grace period that another thread has just started.
@@ -172,6 +183,20 @@ impl Pins {
 }
 
 impl Pin<'_> {
+    /// Adds to a number that is kept for each thread, on the cache lines that the pin has touched anyway: see [`Pins::counts`].
+    /// Returns what the thread's has become.
+    ///
+    /// Panics if `which` is not below [`COUNTS`].
+    #[inline]
+    pub fn count(&self, which: usize, more: u64) -> u64 {
+        let count = &self.slot.counts[which];
+        // Only the owner of the slot writes, so that nothing is lost between load and store; slots change hands under the
+        // registry's lock.
+        let sum = count.load(Relaxed).wrapping_add(more);
+        count.store(sum, Relaxed);
+        sum
+    }
+
     /// Whether it was made by `pins`.
     #[inline]
     pub fn is_of(&self, pins: &Pins) -> bool {
@@ -234,7 +259,10 @@ impl Elapsed {
     }
 }
 
-/// Where one thread shows that it is pinned.  Two cache lines, as processors fetch them in pairs.
+/// How many numbers each thread counts: with them, a slot takes 256 bytes.
+pub const COUNTS: usize = 30;
+
+/// Where one thread shows that it is pinned, and counts.  Cache lines of its own, in pairs as processors fetch them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct ThreadSlot {
@@ -242,6 +270,8 @@ struct ThreadSlot {
     epoch: AtomicU64,
     /// How many pins the owning thread holds, or [`ONE_PIN_ONLY`] plus that.
     depth: AtomicU64,
+    /// Written by the owning thread only.  They order nothing, so they need not be modelled atomics.
+    counts: [std::sync::atomic::AtomicU64; COUNTS],
 }
 
 /// Marks a slot that goes back to the registry with its pin and not with its thread.

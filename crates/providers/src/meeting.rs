@@ -5,10 +5,10 @@
 //!   DIR/NAME.lock    held while it does, so that residue can be told from somebody who lives
 //! ```
 //!
-//! Everything is non-blocking.  What is said there is the business of whoever listens.
+//! Everything is non-blocking.  What is said there is the business of the listener.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -187,23 +187,30 @@ pub(crate) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     Ok(Some(peer_credentials(socket)?.pid).filter(|pid| *pid > 0))
 }
 
+/// The same process as a descriptor, whichever pid namespace it is in; `None` if the kernel gives none: it may be older than 6.5,
+/// or the process has ended.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let fd = socket_option::<libc::c_int>(socket, libc::SO_PEERPIDFD, -1).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `credentials`, both of which outlive the call.
+    socket_option(socket, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })
+}
+
+/// What the kernel tells of a socket, in place of `value`.
+fn socket_option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, mut value: T) -> io::Result<T> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `value`, both of which outlive the call; callers name the type that belongs to
+    // the option, which is plain numbers.
     let failed = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut credentials).cast(),
-            &mut len,
-        )
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &mut len)
     };
     if failed != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(credentials)
+    Ok(value)
 }
 
 fn new_socket() -> io::Result<OwnedFd> {

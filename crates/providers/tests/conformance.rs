@@ -12,7 +12,7 @@ use halite_fabric::conformance::Harness;
 use halite_fabric::fault::{FaultInjector, FaultPlan};
 use halite_fabric::trace::Tracer;
 use halite_fabric::{Composite, Fabric, Sleeper};
-use halite_providers::{ShmConfig, ShmFabric, Sleep};
+use halite_providers::{RoceConfig, ShmConfig, ShmFabric, Sleep};
 
 /// Fabrics of this process in a directory of their own.
 struct Shm {
@@ -133,6 +133,16 @@ mod over_udp {
     use super::*;
 
     halite_fabric::fabric_conformance_suite!(Roce::new(|config| config));
+}
+
+/// Each peer has a socket of its own.
+mod over_udp_apart {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig {
+        peers_per_socket: 1,
+        ..config
+    }));
 }
 
 mod over_udp_in_small_packets {

@@ -9,7 +9,9 @@ use halite_fabric::{ConnectFailure, CutOff, Event, PeerId, PostCause};
 use halite_providers::{Fence, ShmConfig};
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
-/// Registers memory, connects to `tester` and then answers every message with the same.
+/// Tells an `echo` to end.
+const END: u32 = u32::MAX;
+
 /// Stops the process, and returns when it has: a signal alone may find it in the middle of an answer.
 fn stop(role: &Role) {
     kill_process(role.pid(), Signal::STOP).unwrap();
@@ -17,6 +19,7 @@ fn stop(role: &Role) {
     assert!(status.stopped(), "{status:?}");
 }
 
+/// Registers memory, connects to `tester` and then answers every message with the same, until one has [`END`].
 #[test]
 #[ignore = "a role"]
 fn echo() {
@@ -27,8 +30,28 @@ fn echo() {
     let tester = node.connected();
     loop {
         let (bytes, imm) = node.received();
+        if imm == END {
+            // Without a word: nothing of it is dropped.
+            std::process::exit(0);
+        }
         node.send(tester, &bytes, imm).unwrap();
     }
+}
+
+/// Meets an `echo` that is in no pid namespace that this process knows.
+#[test]
+#[ignore = "a role"]
+fn tester_in_a_namespace() {
+    let Some(dir) = role_dir() else { return };
+    let mut tester = Node::open(ShmConfig::new(dir, "tester"));
+    let peer = tester.connected();
+    tester.send(peer, b"alive?", 1).unwrap();
+    assert_eq!(tester.received(), (b"alive?".to_vec(), 1));
+    let window = tester.fabric.direct(peer, halite_fabric::Key(0)).unwrap();
+    window.store_u64(0, 3).unwrap();
+    assert_eq!(tester.fabric.cut_off(peer), CutOff::NotPermitted, "it has no number here");
+    tester.send(peer, b"", END).unwrap();
+    expect_gone(&mut tester, peer);
 }
 
 /// A process that plays `echo`, connected and known to answer.
@@ -70,6 +93,22 @@ fn a_killed_peer_is_disconnected_and_cut_off() {
     assert_eq!(cluster.listeners(), ["tester.sock"]);
     let (_again, next) = start_echo(&cluster, &mut tester);
     assert_ne!(next, peer);
+}
+
+#[test]
+fn processes_of_sibling_pid_namespaces_share_memory_and_see_each_other_end() {
+    let cluster = Cluster::new();
+    let Some(mut tester) = Role::start_in_namespace(&cluster, "tester_in_a_namespace") else {
+        println!("left out: making a pid namespace takes root, and the programs setpriv and unshare");
+        return;
+    };
+    let _outside = cluster.open("outside");
+    while !cluster.listeners().contains(&"tester.sock".to_owned()) {
+        assert_eq!(tester.0.try_wait().unwrap(), None, "it has failed");
+        std::thread::yield_now();
+    }
+    let _echo = Role::start_in_namespace(&cluster, "echo").expect("one could be made before");
+    assert!(tester.0.wait().unwrap().success());
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod path;
 mod queue_pair;
 mod requester;
 mod responder;
+pub mod room;
 mod round_trip;
 mod surroundings;
 pub mod wire;

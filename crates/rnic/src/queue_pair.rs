@@ -17,6 +17,7 @@ use crate::parts::{Assembly, Cutter, is_same};
 use crate::path::Path;
 use crate::requester::{Failure, Requester};
 use crate::responder::Responder;
+use crate::room::{Share, is_used};
 use crate::surroundings::Surroundings;
 use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{Headers, ICRC_BYTES, Packet, Psn, Qpn};
@@ -52,6 +53,10 @@ pub struct QueuePair {
     path: Option<Path>,
     cutter: Cutter,
     assembly: Assembly,
+    /// When the peer last sent something besides acknowledgements.
+    used_ns: Option<u64>,
+    /// It had not for long, and nobody has asked since.
+    has_begun: bool,
 }
 
 /// The number of packet 0, so that there are numbers before it.
@@ -73,6 +78,8 @@ impl QueuePair {
             events: VecDeque::new(),
             counters: Counters::default(),
             answered_last: false,
+            used_ns: None,
+            has_begun: false,
         }
     }
 
@@ -172,6 +179,28 @@ impl QueuePair {
         self.responder.set_grant(now_ns, packets);
     }
 
+    /// Its share of the receive buffer, as a [`Room`](crate::room::Room) has it.
+    pub fn share(&self) -> Share {
+        let (grant, answers) = (self.responder.grant(), self.config.room_packets);
+        Share { used_ns: self.used_ns, grant, answers, ..Share::new(self.config.mtu.bytes()) }
+    }
+
+    /// Another share from now on, of which the peer is told.
+    pub fn set_share(&mut self, now_ns: u64, share: Share) {
+        self.config.room_packets = share.answers;
+        self.set_grant(now_ns, share.grant);
+    }
+
+    /// Whether the peer has begun to send, having been silent for long, since this was last asked: a share of the receive buffer is due.
+    pub fn take_has_begun(&mut self) -> bool {
+        std::mem::take(&mut self.has_begun)
+    }
+
+    fn note_used(&mut self, now_ns: u64) {
+        self.has_begun |= !is_used(self.used_ns, now_ns);
+        self.used_ns = Some(now_ns);
+    }
+
     /// Appends a request to the send queue.
     pub fn post(&mut self, request: Request) -> Result<(), PostError> {
         if self.state != State::ReadyToSend {
@@ -240,6 +269,9 @@ impl QueuePair {
 
     fn handle_whole(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         let is_answer = packet.headers.opcode().is_response();
+        if !packet.payload.is_empty() && !matches!(packet.headers, Headers::Missing(_)) {
+            self.note_used(now_ns);
+        }
         if self.state == State::Error {
             self.counters.misdirected += 1;
             if !is_answer {

@@ -35,6 +35,9 @@ const READ_PACKETS_MAX: u32 = 64;
 /// After so many attempts in vain, what was known of the path may be over.
 const SILENT_ATTEMPTS: u32 = 3;
 
+/// Who is granted so few packets has to do with somebody who has little room.
+const SCARCE_PACKETS: u32 = 4;
+
 /// The longest message that the architecture has.
 const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 
@@ -206,7 +209,10 @@ impl Requester {
         if std::mem::take(&mut self.probe_is_due)
             && let Some(newest) = self.newest_to_ask_by()
         {
-            return self.write_probe(at, dest_qp, newest, buffer).map(Some);
+            return match self.asks_briefly() {
+                true => Ok(Some(self.write_ask(dest_qp, buffer))),
+                false => self.write_probe(at, dest_qp, newest, buffer).map(Some),
+            };
         }
         if self.selective.is_some() {
             return self.poll_selective(at, dest_qp, buffer);
@@ -263,6 +269,29 @@ impl Requester {
         }
         at.counters.repeated += 1;
         write_packet(at.memory, work, newest, &piece, !is_answered, dest_qp, buffer)
+    }
+
+    /// Whether what is asked by is to be short.  Who has a controller finds out what the network takes by what it sends.
+    fn asks_briefly(&self) -> bool {
+        let has_controller = |selective: &Selective| selective.window_packets().is_some();
+        self.window <= SCARCE_PACKETS
+            && self.selective.as_ref().is_some_and(|selective| !has_controller(selective))
+    }
+
+    /// Asks what became of all that is under way by a write of nothing in place of the packet before it, which the peer has: it says what it has and what
+    /// is missing.  Where it has room for few packets, and does not get its processor, those of many who send the same again would not fit.
+    // [ROCE-TIME-3]
+    fn write_ask(&self, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
+        let reth = RethRepr { address: 0, rkey: 0, len: 0 };
+        let packet = Packet {
+            dest_qp,
+            psn: Psn::of(self.una - 1),
+            ack_request: true,
+            solicited: false,
+            headers: Headers::WriteOnly { reth, imm: None },
+            payload: &[],
+        };
+        packet.emit(buffer)
     }
 
     fn newest_to_ask_by(&self) -> Option<u64> {

@@ -88,6 +88,8 @@ pub(crate) struct Responder {
     atomics: VecDeque<(u64, u64)>,
     /// Packets that have arrived and are acknowledged by nothing that has left or will leave by itself.
     unacknowledged: u32,
+    /// The peer asks what has come, though nothing may have.
+    is_asked: bool,
     /// When the acknowledgement leaves at the latest.
     ack_at_ns: Option<u64>,
     /// A refusal that is to leave.
@@ -115,6 +117,7 @@ impl Responder {
             answers: VecDeque::new(),
             atomics: VecDeque::new(),
             unacknowledged: 0,
+            is_asked: false,
             ack_at_ns: None,
             nak: None,
             kept: Kept::default(),
@@ -128,10 +131,15 @@ impl Responder {
         self.receives = self.receives.saturating_add(count);
     }
 
-    /// More is told at once; less, with the next acknowledgement.
+    /// What acknowledgements grant, in packets.
+    pub fn grant(&self) -> u32 {
+        self.grant
+    }
+
+    /// Whether more or less, it is told at once: who is silent would keep what others are to have.
     // [ROCE-WINDOW-3]
     pub fn set_grant(&mut self, now_ns: u64, packets: u32) {
-        if packets > self.grant && self.expected > self.begin {
+        if Credit::at_most(packets) != Credit::at_most(self.grant) && self.expected > self.begin {
             self.owe(now_ns);
         }
         self.grant = packets;
@@ -139,7 +147,9 @@ impl Responder {
 
     /// Carries a request out, if it is its turn.  An error ends the connection.
     pub fn handle_request(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
-        let sequence = packet.psn.expand(self.expected).filter(|sequence| *sequence >= self.begin);
+        let is_known =
+            |sequence: &u64| *sequence >= self.begin || *sequence + 1 == self.begin && is_ask(packet);
+        let sequence = packet.psn.expand(self.expected).filter(is_known);
         let Some(sequence) = sequence else {
             at.counters.out_of_window += 1;
             return Ok(());
@@ -448,6 +458,7 @@ impl Responder {
             }
             _ => {
                 at.counters.duplicates += 1;
+                self.is_asked = true;
                 self.owe(at.now_ns);
                 return;
             }
@@ -575,7 +586,7 @@ impl Responder {
     // [ROCE-ACK-2]
     pub fn poll_ack(&mut self, at: &Surroundings<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
         let now_ns = at.now_ns;
-        let says_something = self.expected > self.begin || self.is_missing;
+        let says_something = self.expected > self.begin || self.is_missing || self.is_asked;
         if self.ack_at_ns.is_none_or(|at| now_ns < at) || !says_something {
             return None;
         }
@@ -601,6 +612,7 @@ impl Responder {
     }
 
     fn acknowledged(&mut self) {
+        self.is_asked = false;
         self.ack_at_ns = None;
         self.unacknowledged = 0;
     }
@@ -633,6 +645,13 @@ impl Responder {
 /// Whether a request is answered by more than an acknowledgement.
 fn is_answered(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::ReadRequest(_) | Headers::FetchAdd(_) | Headers::CompareSwap(_))
+}
+
+/// Whether it only asks what has come: where it names the packet before all others, that is all that it can mean.
+// [ROCE-TIME-3]
+fn is_ask(packet: &Packet<'_>) -> bool {
+    matches!(packet.headers, Headers::WriteOnly { reth, imm: None } if reth.len == 0)
+        && packet.payload.is_empty()
 }
 
 /// Whether its sender waits for something.

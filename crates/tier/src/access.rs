@@ -8,6 +8,7 @@
 //! Nothing here waits, allocates, takes a lock or sends a message.  What cannot be done at once is handed back
 //! as a [`Blocked`]; the session waits and tries again from where it stopped.
 
+mod counts;
 mod memory;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use halite_mem::{Lookup, Pin, Pins, Slots, Window};
 use crate::ids::{NodeLife, RegionId, SessionId};
 use crate::permissions::Permissions;
 
+pub use counts::{Count, Counts};
 pub use memory::{RegionOffset, Side, Step};
 
 /// Most bytes copied under one pin, so that a change of the region waits for tens of microseconds, not for the
@@ -222,10 +224,13 @@ impl DataPath {
     ) -> Result<usize, Blocked> {
         let pin = self.pins.pin();
         let mapping = self.allowed(&pin, session, slot, Permissions::READ)?;
-        mapping.view.step(offset, into.len() as u64, |window, start, len| {
+        let read = mapping.view.step(offset, into.len() as u64, |window, start, len| {
             let target = &mut into[..len as usize];
             window.read(start, target).expect("the view keeps inside its windows");
-        })
+        })?;
+        counts::note(&pin, Count::DirectReads, 1);
+        counts::note(&pin, Count::DirectReadBytes, read as u64);
+        Ok(read)
     }
 
     /// Writes at `offset`, at most to the next piece or [`COPY_BYTES_MAX`]; returns how many bytes were written.
@@ -239,9 +244,12 @@ impl DataPath {
     ) -> Result<usize, Blocked> {
         let pin = self.pins.pin();
         let mapping = self.allowed(&pin, session, slot, Permissions::WRITE)?;
-        mapping.view.step(offset, from.len() as u64, |window, start, len| {
+        let written = mapping.view.step(offset, from.len() as u64, |window, start, len| {
             window.write(start, &from[..len as usize]).expect("the view keeps inside its windows");
-        })
+        })?;
+        counts::note(&pin, Count::DirectWrites, 1);
+        counts::note(&pin, Count::DirectWriteBytes, written as u64);
+        Ok(written)
     }
 
     /// Changes the word at `offset`, and returns what it held before.
@@ -260,6 +268,7 @@ impl DataPath {
         }
         let mut old = 0;
         mapping.view.step(offset, WORD_BYTES, |window, start, _| old = atomic.apply(window, start))?;
+        counts::note(&pin, Count::DirectAtomics, 1);
         Ok(old)
     }
 

@@ -36,6 +36,24 @@ pub trait Directory: fmt::Debug + Send {
 
     /// What it has to say next.
     fn poll(&mut self) -> Option<Said>;
+
+    /// How much it holds, where it is this node that answers, and that can be told here.
+    fn figures(&self) -> Option<DirectoryFigures> {
+        None
+    }
+}
+
+/// How much a directory holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirectoryFigures {
+    /// Names that lead to a region.
+    pub names: u64,
+    /// Names whose regions were lost with their homes.
+    pub lost: u64,
+    /// Questions that wait until all homes have told their names.
+    pub waiting: u64,
+    /// Whether questions are answered.
+    pub is_ready: bool,
 }
 
 /// What a directory is told.

@@ -167,6 +167,35 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// What it is called where commands are counted.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Command::Alloc { .. } => "alloc",
+            Command::Map { .. } => "map",
+            Command::Unmap(_) => "unmap",
+            Command::RegionCommand(_, command) => command.name(),
+            Command::Stat(_) | Command::StatHandle(_) => "stat",
+            Command::List => "list",
+            Command::Status => "status",
+            Command::Fill { .. } => "fill",
+            Command::Copy { .. } => "copy",
+            Command::Anchor { .. } => "anchor",
+            Command::Lock { .. } => "lock",
+            Command::Unlock { .. } => "unlock",
+            Command::Arrive { .. } => "barrier",
+            Command::Watch { .. } => "watch",
+            Command::Unwatch { .. } => "unwatch",
+            Command::ListWatchers(_) => "list_watchers",
+            Command::ListLost => "list_lost",
+            Command::ForgetName(_) => "forget_name",
+            Command::ForgetNode(_) => "forget_node",
+            Command::TakeNumber => "take_number",
+            Command::Reach { .. } => "reach",
+        }
+    }
+}
+
 /// What has become of a lock that is given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Release {

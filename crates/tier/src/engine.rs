@@ -11,6 +11,7 @@
 mod barriers;
 mod evidence;
 mod explain;
+mod figures;
 mod home;
 mod locks;
 mod meeting;
@@ -47,6 +48,7 @@ use crate::store::{Shortage, Store};
 use user::UserStep;
 
 pub use explain::KnownPeer;
+pub use figures::Figures;
 pub use memory::COMMAND_BYTES_MAX;
 pub use watching::WATCHERS_MAX;
 
@@ -390,7 +392,7 @@ impl Engine {
             Purpose::CopyChunk(region) => self.handle_chunk_copied(region, body),
             Purpose::Adopt(region) => self.handle_adopted(region, body),
             Purpose::Sweep(home) => self.handle_swept(home, from),
-            Purpose::Memory(op, node) => self.handle_memory_done(op, node, body),
+            Purpose::Memory(op, node) => self.handle_memory_done(op, node, from, body),
             Purpose::Wait(op) => self.end_wait(op, body),
         }
     }

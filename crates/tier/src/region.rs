@@ -88,6 +88,8 @@ pub struct Moving {
     pub adopting: bool,
     /// Whether the new home could not be asked since whether it has taken the record.
     pub in_doubt: bool,
+    /// Who has given the region up since the record was first on its way, upto which request: the new home may not have heard.
+    pub unmapped: Vec<(NodeLife, RequestId)>,
     /// Who wants to map or watch the region meanwhile.
     pub parked: Vec<(Requester, Request)>,
 }
@@ -117,9 +119,11 @@ impl Region {
         }
     }
 
-    /// Strikes a node off, unless it has asked to map the region again since.
-    pub fn remove_mapper(&mut self, life: NodeLife, upto: RequestId) {
+    /// Strikes a node off, unless it has asked to map the region again since.  Returns whether it was there.
+    pub fn remove_mapper(&mut self, life: NodeLife, upto: RequestId) -> bool {
+        let count = self.mappers.len();
         self.mappers.retain(|mapper| mapper.life != life || mapper.request > upto);
+        self.mappers.len() < count
     }
 
     /// The move under way, if there is one.

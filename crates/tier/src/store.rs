@@ -83,6 +83,16 @@ impl Store {
             - self.discarding.values().map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum::<u64>()
     }
 
+    /// Bytes that the arena has grown to.
+    pub fn bytes_grown(&self) -> u64 {
+        self.allocator.bytes_total()
+    }
+
+    /// Bytes of those that can be given out at once.
+    pub fn bytes_free(&self) -> u64 {
+        self.allocator.bytes_free()
+    }
+
     /// Bytes that are kept back.
     pub fn bytes_quarantined(&self) -> u64 {
         let extents = self.quarantine.iter().flat_map(|(extents, _)| extents);

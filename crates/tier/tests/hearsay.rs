@@ -91,7 +91,7 @@ fn of_two_that_claim_one_number_at_once_one_is_taken() {
     assert_eq!(both.iter().filter(is_taken).count(), 1);
 }
 
-/// The directory knew two lives of one number, and whoever came later took the one that lived for over.
+/// The directory knew two lives of one number, and the node that joined later took the living one for ended.
 #[test]
 fn a_life_that_another_node_still_misses_takes_nothing_from_the_next_of_its_number() {
     let mut cluster = cluster_of(4);

@@ -608,6 +608,31 @@ fn two_are_not_paired_anew_while_a_third_carries_out_a_command_of_before() {
     assert!(world.cluster.has_ended(2, fill) && world.is_paired(0, 2));
 }
 
+/// The home did not hear of the command, and took nobody to be changing what it sealed.
+#[test]
+fn a_seal_waits_for_a_command_whose_answer_is_lost() {
+    let mut world = World::of(3);
+    let (sealed, wide) = (world.cluster.map_for(0, "wide", ALL), world.cluster.map(2, "wide"));
+    world.cluster.slow_to_copy = true;
+    let at = RegionOffset { slot: wide, offset: CHUNK_BYTES };
+    let fill = world.cluster.submit(2, Command::Fill { at, len: CHUNK_BYTES, byte: 7 });
+    world.cluster.run();
+    world.part(&[1], &[2]);
+    while !world.cluster.has_ended(2, fill) {
+        world.cluster.sleep(LEASE_NS / 8);
+    }
+    let seal = world.cluster.submit(0, Command::RegionCommand(sealed, RegionCommand::Seal));
+    world.cluster.sleep(LEASE_NS);
+    assert_eq!(world.cluster.copies_under_way(), 1, "host 1 is at it");
+    assert!(!world.cluster.has_ended(0, seal), "and host 2 knows that it may be");
+    world.cluster.slow_to_copy = false;
+    world.cluster.finish_copies();
+    world.sleep(1);
+    assert_eq!(world.cluster.outcome(0, seal), Some(Ok(Outcome::Done)));
+    world.heal();
+    assert!(world.is_paired(1, 2));
+}
+
 /// The command had failed for who gave it, who gave others since, and was still being carried out.
 #[test]
 fn two_are_not_paired_anew_while_one_carries_out_a_command_of_the_other() {
@@ -689,6 +714,35 @@ fn chunks_that_are_freed_while_their_owner_tells_what_it_holds_are_given_back() 
         assert_eq!(cluster.outcome(0, op), Some(Ok(Outcome::Done)));
     }
     assert_eq!([0, 1].map(|host| cluster.memory(host)), [(0, 0); 2]);
+}
+
+/// The next home had taken it, and never heard that its last mapper had given it up.
+#[test]
+fn a_region_that_is_given_up_while_its_home_moves_and_the_link_breaks_is_freed() {
+    for step in 0.. {
+        let mut cluster = Cluster::of(3);
+        cluster.adapters = true;
+        let allocated = cluster.command(2, common::allocation(None, 8, Placement::On(NodeId(1))));
+        let mapped = common::slot(allocated);
+        let moved = cluster.submit(2, Command::RegionCommand(mapped, RegionCommand::Move { to: NodeId(0) }));
+        for _ in 0..step {
+            cluster.step();
+        }
+        if cluster.has_ended(2, moved) {
+            assert!(step > 10, "it was cut short everywhere");
+            break;
+        }
+        let given_up = cluster.submit(2, Command::Unmap(mapped));
+        for _ in 0..3 {
+            cluster.step();
+        }
+        cluster.part(&[0], &[1]);
+        cluster.sleep(3 * LEASE_NS);
+        assert!(cluster.has_ended(2, given_up) && cluster.has_ended(2, moved));
+        cluster.cut.clear();
+        cluster.sleep(4 * LEASE_NS);
+        assert_eq!([0, 1, 2].map(|host| cluster.memory(host)), [(0, 0); 3], "cut after {step} steps");
+    }
 }
 
 /// It gave names away that regions had whose homes had yet to dial it.

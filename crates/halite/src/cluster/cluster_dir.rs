@@ -29,7 +29,7 @@ mod numbers;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use halite_providers::private_dir::{Create, Kind, NameLock, PrivateDir};
@@ -95,6 +95,11 @@ pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
 /// Whether nodes in `dir` meet those of other hosts: then the first node may be on another one.
 pub fn has_hosts(dir: &Path) -> bool {
     ClusterDir::open(dir).is_ok_and(|dir| dir.hosts().is_ok_and(|hosts| hosts.is_some()))
+}
+
+/// Where nodes in `dir` have their secret from, if they meet those of other hosts.
+pub fn secret_file(dir: &Path) -> Option<PathBuf> {
+    Some(ClusterDir::open(dir).ok()?.hosts().ok()??.secret_file)
 }
 
 /// Finding and founding.

@@ -63,6 +63,9 @@ pub struct Config {
     /// By how many seconds this node takes its clock of day to be ahead of that of the host, behind if negative.  For trials of clusters
     /// whose clocks differ, and 0 else: only the fencing tokens of locks begin at the time of day.
     pub clock_offset_s: i64,
+    /// Where Prometheus may ask for the node's [`Metrics`](crate::Metrics), at `/metrics` over HTTP; port 0 has the system choose.  Who
+    /// reaches that address may ask: they are told numbers, and no names but those of nodes.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// How a node meets those of other hosts, which it talks to by [`Provider::Roce`].
@@ -96,6 +99,7 @@ impl Default for Config {
             fence: Fence::Kill,
             principal: None,
             clock_offset_s: 0,
+            metrics: None,
         }
     }
 }

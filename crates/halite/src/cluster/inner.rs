@@ -17,6 +17,7 @@ use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::config::Config;
 use crate::cluster::ways::Ways;
 use crate::error::JoinError;
+use crate::metrics::Timings;
 use crate::posted::InFlight;
 use crate::rpc::Rpc;
 use crate::runtime::driver::Driver;
@@ -89,7 +90,8 @@ impl NodeInner {
         let peers = Arc::new(Peers::new(life.node));
         let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
-        let shared = Shared { fabric, path, posted, peers, rpc, ways, numbers, changes: Event::default() };
+        let (timings, changes) = (Timings::default(), Event::default());
+        let shared = Shared { fabric, path, posted, peers, rpc, timings, ways, numbers, changes };
         let driver = Driver::new(Arc::new(shared), env, engine);
         Ok(NodeInner { driver, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
     }

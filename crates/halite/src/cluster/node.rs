@@ -15,6 +15,8 @@ use crate::cluster::networks::{self, MetHosts, Provider};
 use crate::cluster::scout;
 use crate::cluster::ways::{self, Ways};
 use crate::error::JoinError;
+use crate::metrics::Metrics;
+use crate::metrics::responder::{Bound, Responder};
 use crate::runtime::env::NodeEnv;
 use crate::runtime::leaving::{self, Leaving};
 use crate::runtime::progress::ProgressThread;
@@ -55,6 +57,8 @@ pub struct Node {
     /// Both are there until the node leaves; in this order.
     progress_thread: Option<ProgressThread>,
     lock: Option<NodeLock>,
+    responder: Option<Responder>,
+    lease: Duration,
     addresses: Vec<SocketAddr>,
 }
 
@@ -107,6 +111,13 @@ impl Node {
         open: impl FnOnce(&Config, &[Provider], &Seat) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
         config.check()?;
+        // Before anybody knows of the node: an address that cannot be had is an error that costs nobody anything.
+        let bound = match config.metrics {
+            Some(address) => {
+                Some(Bound::at(address).map_err(|source| JoinError::Metrics { address, source })?)
+            }
+            None => None,
+        };
         let checked = Checked::new(config)?;
         let config = &checked.config;
         let join = config.hosts.as_ref().map(|hosts| hosts.join.clone()).unwrap_or_default();
@@ -170,8 +181,14 @@ impl Node {
         if let Some(known) = known {
             dir.write_hosts(&known)?;
         }
-        let node =
-            Node { inner, progress_thread: Some(progress_thread), lock: Some(lock), addresses: dialled };
+        let mut node = Node {
+            inner,
+            progress_thread: Some(progress_thread),
+            lock: Some(lock),
+            responder: None,
+            lease: config.lease,
+            addresses: dialled,
+        };
         // From here on, dropping the node is leaving.
         let mut is_joined = node.inner.driver.block_on(node.inner.meet_all(&addresses));
         if !is_joined && is_spread {
@@ -199,6 +216,10 @@ impl Node {
         node.inner.driver.block_on(node.inner.be_known());
         if is_spread {
             node.inner.driver.block_on(node.inner.meet_others());
+        }
+        if let Some(bound) = bound {
+            let served = bound.serve(node.inner.driver.clone());
+            node.responder = Some(served.map_err(JoinError::io(&config.dir))?);
         }
         tracing::info!("node {} has joined the cluster in {}", life.node, config.dir.display());
         Ok(node)
@@ -303,6 +324,23 @@ impl Node {
         &self.addresses
     }
 
+    /// What it has counted and how it is, at this moment.
+    pub fn metrics(&self) -> Metrics {
+        Metrics::collect(&self.inner.driver)
+    }
+
+    /// Whether it gets on: false once it has failed, and while what was due a lease ago has not been seen to, as where its
+    /// threads have no processor, or one of them hangs.  Others take it for silent then.  Waits for nobody: for watchdogs.
+    pub fn is_well(&self) -> bool {
+        let driver = &self.inner.driver;
+        !driver.is_closed() && driver.overdue() < self.lease
+    }
+
+    /// Where Prometheus may ask for its metrics, if [`Config::metrics`] says so.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.responder.as_ref().map(Responder::address)
+    }
+
     /// A new session, which acts as the node's principal.
     ///
     /// Panics when 65,536 sessions are open.
@@ -331,6 +369,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         tracing::info!("node {} leaves", self.inner.life.node);
+        self.responder = None;
         let driver = &self.inner.driver;
         let mut leaving = Leaving::begin(driver);
         while !leaving.advance(driver) {
@@ -340,5 +379,30 @@ impl Drop for Node {
         leaving::close(driver, leaving.into_stale());
         leaving::see_out(&*driver.shared.fabric);
         self.lock = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_whose_threads_do_not_get_on_says_so_and_is_well_again_when_they_do() {
+        let dir = std::env::temp_dir().join(format!("halite-well-{}", std::process::id()));
+        let config = |node| Config { dir: dir.clone(), node: Some(NodeId(node)), ..Config::default() };
+        // The other one is more patient, so that it does not take this one for dead.
+        let node = Node::embedded(Config { lease: Duration::from_millis(100), ..config(0) }).unwrap();
+        let other = Node::embedded(config(1)).unwrap();
+        assert!(node.is_well());
+        node.inner.driver.look(|_| {
+            while node.is_well() {
+                std::thread::yield_now();
+            }
+        });
+        while !node.is_well() {
+            std::thread::yield_now();
+        }
+        drop((node, other));
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -11,13 +11,14 @@
 use std::mem::take;
 
 use halite_fabric::{Local, Operation as Request, PeerId, PostCause, PostError, Status, WorkRequest};
-use halite_tier::access::{Atomic, Blocked};
+use halite_tier::access::{Atomic, Blocked, Count};
 use halite_tier::rpc::AtomicCall;
 use halite_tier::rpc::atomic::ATOMIC_IMM;
 use smallvec::SmallVec;
 
 use super::pipeline::{Part, Pipeline, low};
 use super::{Ended, NoStaging, SLICE_BYTES_MAX};
+use crate::metrics::Timed;
 use crate::runtime::driver::Driver;
 use crate::runtime::lanes::{ACCESSES, CALLS};
 
@@ -121,7 +122,7 @@ struct Failure {
 impl Driver {
     /// Makes all accesses from `at` on, waiting where it must.  When it fails, nothing of it is under way any more.
     pub(crate) async fn carry<T: Transfer>(&self, transfer: &mut T, at: Cursor) -> Result<(), Failed> {
-        let carrying = Carrying {
+        let mut carrying = Carrying {
             driver: self,
             transfer,
             at,
@@ -129,6 +130,7 @@ impl Driver {
             pipeline: Pipeline::default(),
             failure: None,
             last_done: None,
+            time: Time::NotPosted,
         };
         carrying.run().await
     }
@@ -146,10 +148,22 @@ struct Carrying<'a, T> {
     failure: Option<Failure>,
     /// Where the last part begins of those that have changed something, or may have.
     last_done: Option<Cursor>,
+    time: Time,
+}
+
+/// Whether an access is timed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Time {
+    /// Nothing has been posted yet.
+    NotPosted,
+    /// Others are.
+    NotTaken,
+    /// It is, from there.
+    Since(u64),
 }
 
 impl<'a, T: Transfer> Carrying<'a, T> {
-    async fn run(mut self) -> Result<(), Failed> {
+    async fn run(&mut self) -> Result<(), Failed> {
         let shared = &self.driver.shared;
         loop {
             // Read before the attempt, so that what happens during it is not missed.
@@ -196,8 +210,9 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         }
     }
 
-    fn result(self) -> Result<(), Failed> {
-        let Some(Failure { at, end, stop }) = self.failure else { return Ok(()) };
+    fn result(&mut self) -> Result<(), Failed> {
+        self.end_time();
+        let Some(Failure { at, end, stop }) = self.failure.take() else { return Ok(()) };
         let is_behind = |begin: Cursor| self.last_done.is_some_and(|last| last >= begin);
         // Parts behind the one that failed: those up to the last may have been done.
         let partly = at.done > 0 || end.index == at.index && is_behind(end) && at < end;
@@ -277,6 +292,9 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     /// Posts what is ready, in one go for each peer, as far as the fabric takes it.
     fn post_ready(&mut self) {
+        if self.time == Time::NotPosted && !self.ready.is_empty() {
+            self.time = self.begin_time();
+        }
         // A peer's parts stay in their order.
         self.ready.sort_by_key(|part| part.peer);
         let mut ready = take(&mut self.ready);
@@ -357,23 +375,60 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     /// Waits for the oldest parts, until only so many are under way.
     async fn land_until(&mut self, left: usize) {
         while self.pipeline.len() > left
-            && let Some((part, ended)) = self.pipeline.pop().await
+            && let Some(ended) = self.pipeline.oldest_ended().await
         {
-            self.land(&part, ended);
+            self.land(ended);
         }
     }
 
-    fn land(&mut self, part: &Part<'_>, ended: Ended) {
-        if may_be_done(ended.status) {
-            self.note_done(part.at);
-        }
+    /// The oldest part has ended.
+    fn land(&mut self, ended: Ended) {
+        let Some(part) = self.pipeline.oldest() else { return };
+        let (at, len, peer) = (part.at, part.len, part.peer);
+        self.count(len, ended.status);
         match self.transfer.kind() {
-            _ if ended.status != Status::Success => {
-                self.fail(part.at, part.len, Stop::Status(part.peer, ended.status));
-            }
-            Kind::Read => part.operation.unstage(self.transfer.target(part.at, part.len)),
+            _ if ended.status != Status::Success => self.fail(at, len, Stop::Status(peer, ended.status)),
+            Kind::Read => part.operation.unstage(self.transfer.target(at, len)),
             Kind::Write => {}
             Kind::Atomic(_) => self.transfer.set_old(ended.old),
+        }
+        if may_be_done(ended.status) {
+            self.note_done(at);
+        }
+        self.pipeline.remove_oldest();
+    }
+
+    fn count(&self, len: usize, status: Status) {
+        if status != Status::Success {
+            return;
+        }
+        let path = &self.driver.shared.path;
+        match self.counted() {
+            (_, count, Some(of_bytes)) => path.count_one(count, of_bytes, len as u64),
+            (_, count, None) => {
+                path.count(count, 1);
+            }
+        }
+    }
+
+    fn begin_time(&self) -> Time {
+        let before = self.driver.shared.path.count(self.counted().1, 0);
+        if Timed::is_next(before) { Time::Since(self.driver.now_ns()) } else { Time::NotTaken }
+    }
+
+    fn end_time(&self) {
+        if let Time::Since(begin_ns) = self.time {
+            let ns = self.driver.now_ns().saturating_sub(begin_ns);
+            self.driver.shared.timings.of(self.counted().0).note(ns);
+        }
+    }
+
+    /// As what it is timed, how many there were before, and their bytes.
+    fn counted(&self) -> (Timed, Count, Option<Count>) {
+        match self.transfer.kind() {
+            Kind::Read => (Timed::Read, Count::PostedReads, Some(Count::PostedReadBytes)),
+            Kind::Write => (Timed::Write, Count::PostedWrites, Some(Count::PostedWriteBytes)),
+            Kind::Atomic(_) => (Timed::Atomic, Count::PostedAtomics, None),
         }
     }
 }

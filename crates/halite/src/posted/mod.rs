@@ -114,6 +114,11 @@ impl InFlight {
         mark.0.is_empty()
     }
 
+    /// How many operations have not completed.
+    pub(crate) fn under_way(&self) -> usize {
+        self.mark(&PostedTo::Anybody).0.len()
+    }
+
     /// A completion has arrived.
     #[inline]
     pub(crate) fn complete(&self, id: WorkId, ended: Ended, wakes: &mut Wakes) {

@@ -70,13 +70,18 @@ impl<'p> Pipeline<'p> {
         }
     }
 
-    /// Waits for the end of the oldest part.
-    pub(super) async fn pop(&mut self) -> Option<(Part<'p>, Ended)> {
-        // It stays here while that is waited for, so that dropping this gives it up as a posted one.
-        let ended = self.oldest.as_mut()?.operation.ended().await;
-        let next = self.others.pop_front();
-        let part = std::mem::replace(&mut self.oldest, next)?;
-        self.bytes -= part.len;
-        Some((part, ended))
+    pub(super) fn oldest(&self) -> Option<&Part<'p>> {
+        self.oldest.as_ref()
+    }
+
+    /// Waits for the end of the oldest part, which stays: dropping this gives it up as a posted one.
+    pub(super) async fn oldest_ended(&mut self) -> Option<Ended> {
+        Some(self.oldest.as_mut()?.operation.ended().await)
+    }
+
+    /// The oldest part has landed.
+    pub(super) fn remove_oldest(&mut self) {
+        self.bytes -= self.oldest.as_ref().map_or(0, |part| part.len);
+        self.oldest = self.others.pop_front();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use halite_tier::access::Count;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Address, Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
 
@@ -11,6 +12,7 @@ use super::fetch::fetch;
 use super::pending::{Kept, PendingCall};
 use super::request::{Into, NotPosted, Pending, Reply, Request};
 use super::server::Function;
+use crate::metrics::Timed;
 use crate::runtime::driver::Driver;
 use crate::runtime::wait::{AdaptiveSpin, join_all};
 use crate::session::Session;
@@ -233,18 +235,29 @@ impl<'s> Calling<'s> {
         starts
     }
 
-    pub(crate) async fn run(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+    pub(crate) async fn run(self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+        let begin_ns = self.begin();
+        let ended = self.run_untimed(input, into).await;
+        self.end(begin_ns);
+        ended
+    }
+
+    async fn run_untimed(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
         self.start();
         let mut pending = self.post(input).await?;
         self.finish(&mut pending, into).await
     }
 
-    /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker, nor the clock.
+    /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker, nor, unless it is timed, the
+    /// clock.
     pub(crate) fn run_blocking(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
-        match self.try_post(input) {
+        let begin_ns = self.begin();
+        let ended = match self.try_post(input) {
             Some(mut pending) => self.wait_blocking(&mut pending, into),
-            None => self.session.inner.driver.block_on(self.run(input, into)),
-        }
+            None => self.session.inner.driver.block_on(self.run_untimed(input, into)),
+        };
+        self.end(begin_ns);
+        ended
     }
 
     pub(super) fn wait_blocking(
@@ -331,6 +344,7 @@ impl<'s> Calling<'s> {
             let went = driver
                 .with_calls(|rpc, _| rpc.try_request_batch(self.terms.node, &self.request(next), &left));
             let Some((target, slots)) = went else { return Some(next) };
+            left[..slots.len()].iter().for_each(|input| driver.count_posted(Kind::Call, input.len() as u64));
             posted.extend(slots.into_iter().map(|slot| Ok(self.keep(Pending::new(driver, target, slot)))));
         }
     }
@@ -428,10 +442,30 @@ impl<'s> Calling<'s> {
     /// The error of a call that was posted.
     pub(crate) fn failed(&self, cause: CallCause) -> CallError {
         let may_have_run = cause.may_have_run_once_posted();
+        self.count_failure();
         CallError { node: self.terms.node, function: self.terms.number, cause, may_have_run }
     }
 
+    #[cold]
+    fn count_failure(&self) {
+        self.session.inner.path.count(Count::CallFailures, 1);
+    }
+
+    /// When it begins, if it is one that is timed.
+    fn begin(&self) -> Option<u64> {
+        let inner = &self.session.inner;
+        Timed::is_next(inner.path.count(Count::Calls, 0)).then(|| inner.driver.now_ns())
+    }
+
+    fn end(&self, begin_ns: Option<u64>) {
+        if let Some(begin_ns) = begin_ns {
+            let driver = &self.session.inner.driver;
+            driver.shared.timings.of(Timed::Call).note(driver.now_ns().saturating_sub(begin_ns));
+        }
+    }
+
     fn not_posted(&self, failure: PostFailure) -> CallError {
+        self.count_failure();
         CallError {
             node: self.terms.node,
             function: self.terms.number,
@@ -468,6 +502,14 @@ impl From<PostFailure> for CallCause {
 }
 
 impl Driver {
+    fn count_posted(&self, kind: Kind, bytes: u64) {
+        let (count, of_bytes) = match kind {
+            Kind::Call => (Count::Calls, Count::CallBytes),
+            _ => (Count::Messages, Count::MessageBytes),
+        };
+        self.shared.path.count_one(count, of_bytes, bytes);
+    }
+
     /// Posts a request as soon as there is room for it.
     pub(crate) async fn post_request(
         &self,
@@ -529,7 +571,10 @@ impl Driver {
             return Err(Some(PostFailure::NodeClosed));
         }
         match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
-            Ok((target, slot)) => Ok(Pending::new(self, target, slot)),
+            Ok((target, slot)) => {
+                self.count_posted(request.kind, len);
+                Ok(Pending::new(self, target, slot))
+            }
             Err(NotPosted::NoLink) => Err(self.absence_of(node, request.to)),
             Err(NotPosted::Full) => Err(None),
             Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),

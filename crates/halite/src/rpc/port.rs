@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use halite_tier::access::Count;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
 
@@ -53,12 +54,12 @@ impl Clone for Mailbox {
 impl Mailbox {
     /// The next message.  A future that is dropped leaves it to others.
     pub async fn recv(&self) -> Result<Message, ServeError> {
-        self.receiver.recv().await.map(|incoming| Message::new(*incoming))
+        self.receiver.recv().await.map(|incoming| self.message(*incoming))
     }
 
     /// The next message if one is here, `None` if none is.
     pub fn try_recv(&self) -> Result<Option<Message>, ServeError> {
-        Ok(self.receiver.try_recv()?.map(|incoming| Message::new(*incoming)))
+        Ok(self.receiver.try_recv()?.map(|incoming| self.message(*incoming)))
     }
 
     /// Closes the port for all its receivers: each `recv` fails from now on, and so does sending.
@@ -67,7 +68,14 @@ impl Mailbox {
     }
 
     pub(crate) fn recv_blocking(&self) -> Result<Message, ServeError> {
-        self.receiver.recv_blocking().map(|incoming| Message::new(*incoming))
+        self.receiver.recv_blocking().map(|incoming| self.message(*incoming))
+    }
+
+    fn message(&self, incoming: Incoming) -> Message {
+        let bytes = incoming.input.as_slice().len() as u64;
+        let path = &self.receiver.driver().shared.path;
+        path.count_one(Count::MessagesReceived, Count::MessageBytesReceived, bytes);
+        Message::new(incoming)
     }
 }
 
@@ -130,8 +138,11 @@ impl Session {
         kind: Kind,
         granted: Option<Grant<'s>>,
     ) -> Result<Option<Grant<'s>>, SendError> {
-        let failed = |cause, may_have_arrived| send_error(node, port, bytes, cause, may_have_arrived);
         let driver = &self.inner.driver;
+        let failed = |cause, may_have_arrived| {
+            driver.shared.path.count(Count::MessageFailures, 1);
+            send_error(node, port, bytes, cause, may_have_arrived)
+        };
         let request = Request {
             to: granted.as_ref().map(|grant| grant.at),
             kind: granted.as_ref().map_or(kind, |grant| Kind::GrantedSend(grant.number)),

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use halite_tier::access::Count;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Status, Target};
 
@@ -169,6 +170,8 @@ impl fmt::Debug for Call {
 
 impl Call {
     fn new(session: Session, incoming: Box<Incoming>) -> Call {
+        let bytes = incoming.input.as_slice().len() as u64;
+        session.inner.path.count_one(Count::CallsReceived, Count::CallBytesReceived, bytes);
         Call { session: Some(session), incoming }
     }
 

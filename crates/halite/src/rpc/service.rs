@@ -244,6 +244,12 @@ impl Service {
         if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
     }
 
+    /// How many requests nobody has received yet.
+    pub(crate) fn waiting(&self) -> usize {
+        // A figure: it orders nothing.
+        self.waiting.load(Relaxed)
+    }
+
     /// Whether there is something to take; a hint for those who look often.
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting.load(Relaxed) > 0

@@ -376,6 +376,12 @@ impl Driver {
         }
     }
 
+    /// For how long something has been due that nobody has seen to.  Takes no lock, so that it can be told while somebody keeps one.
+    pub(crate) fn overdue(&self) -> Duration {
+        // A hint, as in Polling::drive_at(): it lags behind by what is being done just now.
+        Duration::from_nanos(self.now_ns().saturating_sub(self.attention_ns.load(Relaxed)))
+    }
+
     /// How long the progress thread may sleep.  Who makes that too long rings.
     pub(crate) fn begin_sleep(&self, look: NextPoll) -> Duration {
         let until = self.begin_sleep_until(look);

@@ -54,6 +54,13 @@ impl Outbox {
         });
     }
 
+    /// How many messages wait, and how many bytes they have.
+    pub(crate) fn waiting(&self) -> (usize, usize) {
+        let backlogs = self.backlogs.values();
+        backlogs
+            .fold((0, 0), |(count, bytes), backlog| (count + backlog.messages.len(), bytes + backlog.bytes))
+    }
+
     /// A peer is down: what it was to be told is forgotten.
     pub(crate) fn handle_down(&mut self, peer: PeerId) {
         self.backlogs.remove(&peer);

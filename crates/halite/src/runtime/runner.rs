@@ -19,12 +19,13 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::ways::Ways;
+use crate::metrics::{Queues, Timings};
 use crate::posted::{Fetch, Fetches, InFlight, Mark};
 use crate::rpc::Rpc;
 use crate::runtime::jobs::{Done, Job};
 use crate::runtime::outbox::{OutMessage, Outbox};
 use crate::runtime::peers::Peers;
-use crate::runtime::ticket::{Chore, Tickets, Undo};
+use crate::runtime::ticket::{Begun, Chore, Tickets, Undo};
 use crate::runtime::timers::Timers;
 use crate::runtime::wait::{Event, Wakes};
 
@@ -42,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) posted: Arc<InFlight>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) rpc: Rpc,
+    /// How long calls and posted accesses took.
+    pub(crate) timings: Timings,
     /// How others are dialled.
     pub(crate) ways: Ways,
     /// Where the first node of several hosts writes down which numbers are taken.
@@ -160,8 +163,9 @@ impl Runner {
         command: Command,
         undo: Undo,
     ) -> Option<OpId> {
+        let begun = Begun { name: command.name(), at_ns: now };
         let op = self.engine.as_mut()?.submit(now, session, command);
-        self.tickets.open(op, session, undo);
+        self.tickets.open(op, session, undo, begun);
         Some(op)
     }
 
@@ -175,8 +179,9 @@ impl Runner {
 
     fn do_chore(&mut self, now: u64, chore: Chore) {
         let Some(engine) = &mut self.engine else { return };
+        let begun = Begun { name: chore.command.name(), at_ns: now };
         let op = engine.submit(now, chore.session, chore.command);
-        self.tickets.open_abandoned(op, chore.session, chore.undo);
+        self.tickets.open_abandoned(op, chore.session, chore.undo, begun);
     }
 
     // What the fabric tells.
@@ -408,7 +413,7 @@ impl Runner {
                 self.jobs.push_back(Job::Discard { token, key, offset, len })
             }
             Effect::Finish { op, outcome } => {
-                if let Some(chore) = self.tickets.finish(op, outcome, &mut self.wakes) {
+                if let Some(chore) = self.tickets.finish(now, op, outcome, &mut self.wakes) {
                     self.do_chore(now, chore);
                 }
             }
@@ -509,6 +514,12 @@ impl Runner {
     /// Somebody waits, by [`InFlight::progress_after`], for what nobody tells.
     pub(crate) fn look_again_soon(&mut self, now: u64) {
         self.retry_ns.get_or_insert(now + LOOK_AGAIN_NS);
+    }
+
+    /// What waits here.
+    pub(crate) fn queues(&self) -> Queues {
+        let (messages, message_bytes) = self.outbox.waiting();
+        Queues { commands: self.tickets.len(), jobs: self.jobs.len(), messages, message_bytes }
     }
 
     /// The engine, unless the node has left.

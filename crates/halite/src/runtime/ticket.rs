@@ -19,6 +19,7 @@ use halite_tier::effect::{Command, CommandError, OpId, Outcome, Release};
 use halite_tier::ids::SessionId;
 use halite_tier::message::{ErrorReply, RegionCommand};
 
+use crate::metrics::Histogram;
 use crate::runtime::wait::Wakes;
 
 /// How a command ends.
@@ -90,6 +91,7 @@ pub(crate) struct Chore {
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
     ops: BTreeMap<OpId, Ticket>,
+    times: CommandTimes,
     sessions: BTreeMap<SessionId, Pending>,
 }
 
@@ -98,6 +100,32 @@ struct Ticket {
     session: SessionId,
     undo: Undo,
     state: State,
+    /// What it is called, and since when it is under way.
+    begun: Begun,
+}
+
+/// What a command is called, and when it began.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Begun {
+    pub(crate) name: &'static str,
+    pub(crate) at_ns: u64,
+}
+
+/// How long commands took, and how many failed, by their names.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct CommandTimes(BTreeMap<&'static str, (Histogram, u64)>);
+
+impl CommandTimes {
+    fn note(&mut self, begun: Begun, now_ns: u64, is_failure: bool) {
+        let (histogram, failures) = self.0.entry(begun.name).or_default();
+        histogram.note(now_ns.saturating_sub(begun.at_ns));
+        *failures += u64::from(is_failure);
+    }
+
+    /// Of each command that has ended at least once: how long, and how many failed.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &(Histogram, u64))> {
+        self.0.iter().map(|(name, times)| (*name, times))
+    }
 }
 
 #[derive(Debug)]
@@ -116,13 +144,13 @@ struct Pending {
 
 impl Tickets {
     /// A command has been submitted, by a caller who will take its end.
-    pub(crate) fn open(&mut self, op: OpId, session: SessionId, undo: Undo) {
-        self.insert(op, Ticket { session, undo, state: State::Waiting(None) });
+    pub(crate) fn open(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
+        self.insert(op, Ticket { session, undo, state: State::Waiting(None), begun });
     }
 
     /// A chore has been submitted.
-    pub(crate) fn open_abandoned(&mut self, op: OpId, session: SessionId, undo: Undo) {
-        self.insert(op, Ticket { session, undo, state: State::Abandoned });
+    pub(crate) fn open_abandoned(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
+        self.insert(op, Ticket { session, undo, state: State::Abandoned, begun });
     }
 
     fn insert(&mut self, op: OpId, ticket: Ticket) {
@@ -144,9 +172,25 @@ impl Tickets {
         }
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    pub(crate) fn times(&self) -> &CommandTimes {
+        &self.times
+    }
+
     /// A command has ended.  Returns what is to be done instead of telling its caller, if that has gone.
-    pub(crate) fn finish(&mut self, op: OpId, ending: Ending, wakes: &mut Wakes) -> Option<Chore> {
+    pub(crate) fn finish(
+        &mut self,
+        now_ns: u64,
+        op: OpId,
+        ending: Ending,
+        wakes: &mut Wakes,
+    ) -> Option<Chore> {
         let ticket = self.ops.get_mut(&op)?;
+        self.times.note(ticket.begun, now_ns, ending.is_err());
         match &mut ticket.state {
             State::Waiting(waker) => {
                 wakes.add(waker.take());
@@ -230,15 +274,15 @@ mod tests {
     }
 
     fn finish(tickets: &mut Tickets, op: u64, ending: Ending) -> Option<Command> {
-        let chore = tickets.finish(OpId(op), ending, &mut Wakes::default())?;
-        tickets.open_abandoned(OpId(op + 1), chore.session, chore.undo);
+        let chore = tickets.finish(0, OpId(op), ending, &mut Wakes::default())?;
+        tickets.open_abandoned(OpId(op + 1), chore.session, chore.undo, Begun::default());
         Some(chore.command)
     }
 
     #[test]
     fn an_alloc_that_nobody_takes_is_freed_and_then_unmapped_and_then_the_session_may_close() {
         let mut tickets = Tickets::default();
-        tickets.open(OpId(1), SESSION, Undo::Free);
+        tickets.open(OpId(1), SESSION, Undo::Free, Begun::default());
         assert!(tickets.abandon(OpId(1)).is_none(), "it is still under way");
         tickets.close(SESSION);
         assert_eq!(
@@ -256,7 +300,7 @@ mod tests {
     #[test]
     fn a_map_that_ended_but_was_not_taken_is_unmapped() {
         let mut tickets = Tickets::default();
-        tickets.open(OpId(1), SESSION, Undo::Unmap);
+        tickets.open(OpId(1), SESSION, Undo::Unmap, Begun::default());
         assert_eq!(finish(&mut tickets, 1, mapped()), None);
         let chore = tickets.abandon(OpId(1)).expect("the handle is there");
         assert_eq!(chore.command, Command::Unmap(SLOT));
@@ -265,7 +309,7 @@ mod tests {
     #[test]
     fn a_command_that_failed_leaves_nothing_to_undo() {
         let mut tickets = Tickets::default();
-        tickets.open(OpId(1), SESSION, Undo::Free);
+        tickets.open(OpId(1), SESSION, Undo::Free, Begun::default());
         tickets.abandon(OpId(1));
         assert_eq!(finish(&mut tickets, 1, Err(CommandError::NoMemoryNode)), None);
         tickets.close(SESSION);

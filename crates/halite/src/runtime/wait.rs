@@ -24,8 +24,11 @@ use smallvec::SmallVec;
 pub(crate) struct Wakes(SmallVec<[Waker; 1]>);
 
 impl Wakes {
+    #[inline]
     pub(crate) fn add(&mut self, waker: Option<Waker>) {
-        self.0.extend(waker);
+        if let Some(waker) = waker {
+            self.0.push(waker);
+        }
     }
 
     pub(crate) fn extend(&mut self, wakers: Vec<Waker>) {
@@ -33,15 +36,22 @@ impl Wakes {
     }
 
     /// Adds those of `other`.
+    #[inline]
     pub(crate) fn append(&mut self, mut other: Wakes) {
-        self.0.append(&mut other.0);
+        if !other.is_empty() {
+            self.0.append(&mut other.0);
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
+    #[inline]
     pub(crate) fn wake_all(self) {
+        if self.is_empty() {
+            return;
+        }
         for waker in self.0 {
             waker.wake();
         }

@@ -4,7 +4,7 @@
 //! region that is changing, or for the completion of what had to be posted.
 
 use halite_fabric::{PeerId, Status};
-use halite_tier::access::{Blocked, WORD_BYTES};
+use halite_tier::access::{Blocked, Count, WORD_BYTES};
 use halite_tier::ids::NodeLife;
 use halite_tier::permissions::Permissions;
 
@@ -299,6 +299,7 @@ impl Inner {
         len: u64,
         cause: AccessCause,
     ) -> AccessError {
+        self.path.count(Count::AccessFailures, 1);
         AccessError { operation, region: self.describe(lh), offset, len, cause, partly: false }
     }
 

@@ -162,6 +162,10 @@ pub struct PathExplained {
     pub from: SocketAddr,
     /// To which of the other's.
     pub to: SocketAddr,
+    /// From where packets of the other came besides, if any did: they are refused.
+    pub refused_from: Option<SocketAddr>,
+    /// How many these were.
+    pub refused: u64,
 }
 
 /// What stands between this node and another.
@@ -547,8 +551,11 @@ impl From<Path> for PathExplained {
             duplicates,
             window_packets,
             ends: (from, to),
+            elsewhere,
             is_known: _,
         } = path;
+        let (refused_from, refused) = elsewhere.unzip();
+        let refused = refused.unwrap_or(0);
         PathExplained {
             mtu_bytes,
             sent,
@@ -561,6 +568,8 @@ impl From<Path> for PathExplained {
             window_packets,
             from,
             to,
+            refused_from,
+            refused,
         }
     }
 }
@@ -582,7 +591,15 @@ impl fmt::Display for PathExplained {
             f,
             "packets: {sent} sent, {repeated} of them again ({percent:.2} %) after {timeouts} timeouts; \
              {arrived} arrived, {duplicates} of them again, {kept} before their turn"
-        )
+        )?;
+        match self.refused_from {
+            Some(from) => writeln!(
+                f,
+                "refused: {} of its packets that came from {from}: its address is translated on the way (NAT), or was changed",
+                self.refused
+            ),
+            None => Ok(()),
+        }
     }
 }
 

@@ -125,3 +125,21 @@ fn destructors_of_an_exiting_thread_can_still_pin() {
 fn a_grace_of_other_pins_proves_nothing() {
     Pins::new().start_grace_period().is_over(&Pins::new());
 }
+
+#[test]
+fn what_threads_count_is_there_when_they_have_ended_and_their_slots_are_used_again() {
+    let pins = Pins::new();
+    for _ in 0..3 {
+        thread::scope(|scope| {
+            for more in 1..=4 {
+                let pins = &pins;
+                scope.spawn(move || (0..1000).for_each(|_| assert!(pins.pin().count(2, more) >= more)));
+            }
+        });
+    }
+    assert_eq!(pins.pin().count(COUNTS - 1, 7), 7);
+    let mut expected = [0; COUNTS];
+    (expected[2], expected[COUNTS - 1]) = (3 * 1000 * (1 + 2 + 3 + 4), 7);
+    assert_eq!(pins.counts(), expected);
+    assert_eq!(size_of::<ThreadSlot>(), 256);
+}

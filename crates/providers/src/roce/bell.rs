@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
+use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::time::Duration;
 
 use halite_fabric::{Sleeper, Sleepers};
@@ -29,32 +29,44 @@ pub(super) struct Bell {
 #[derive(Debug)]
 struct Kind {
     sleepers: Sleepers,
-    /// Whether the socket may be watched for.
-    is_watched: AtomicBool,
+    /// Which of the sources may be watched, from 1; 0 if none.
+    watched: AtomicU8,
+}
+
+impl Kind {
+    /// Watches that source, and no other.
+    fn watch(&self, sources: [BorrowedFd<'_>; 2], index: Option<usize>) {
+        let wanted = index.map_or(0, |index| index as u8 + 1);
+        let before = self.watched.swap(wanted, SeqCst);
+        if before != 0 && before != wanted {
+            self.sleepers.watch_once(sources[usize::from(before) - 1], false);
+        }
+        if let Some(index) = index {
+            self.sleepers.watch_once(sources[index], true);
+        }
+    }
 }
 
 impl Bell {
-    /// For those who wait for `socket`, or for `control`, which is always watched.
-    pub(super) fn new(socket: BorrowedFd<'_>, control: BorrowedFd<'_>) -> io::Result<Bell> {
+    /// For those who wait for one of two `sources`, or for `control`, which is always watched.
+    pub(super) fn new(sources: [BorrowedFd<'_>; 2], control: BorrowedFd<'_>) -> io::Result<Bell> {
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let kind = || -> io::Result<Kind> {
-            let sleepers = Sleepers::new([eventfd.as_fd(), control, socket])?;
-            sleepers.watch_once(socket, false);
-            Ok(Kind { sleepers, is_watched: AtomicBool::new(false) })
+            let sleepers = Sleepers::new([eventfd.as_fd(), control, sources[0], sources[1]])?;
+            sources.iter().for_each(|source| sleepers.watch_once(*source, false));
+            Ok(Kind { sleepers, watched: AtomicU8::new(0) })
         };
         let kinds = [kind()?, kind()?];
         Ok(Bell { seq: AtomicU32::new(0), eventfd, kinds, armed: AtomicU8::new(0) })
     }
 
-    pub(super) fn arm(&self, sleeper: Option<Sleeper>, socket: BorrowedFd<'_>) {
+    /// Who arms waits for the source of that index.  Where another one is to be waited for from some moment on, it is woken.
+    pub(super) fn arm(&self, sleeper: Option<Sleeper>, (sources, index): ([BorrowedFd<'_>; 2], usize)) {
         self.armed.store(sleeper.map_or(0, |sleeper| sleeper.place() as u8 + 1), SeqCst);
         let Some(armed) = sleeper.map(Sleeper::place) else { return };
         let (own, other) = (&self.kinds[armed], &self.kinds[1 - armed]);
-        if other.is_watched.swap(false, SeqCst) {
-            other.sleepers.watch_once(socket, false);
-        }
-        own.is_watched.store(true, SeqCst);
-        own.sleepers.watch_once(socket, true);
+        other.watch(sources, None);
+        own.watch(sources, Some(index));
     }
 
     /// Something has been polled that was to ring.

@@ -5,12 +5,13 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use halite_fabric::{
     Completion, CompletionKind, Event, Key, Local, Operation, PeerId, PostCause, Status, WorkId, WorkRequest,
 };
 use halite_mem::Window;
+use halite_rnic::room::Share;
 use halite_rnic::wire::{Flow, Packet, Qpn};
 use halite_rnic::{
     Config, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request, Source,
@@ -19,7 +20,8 @@ use halite_rnic::{
 
 use super::greeting::Offer;
 use super::memory::{Held, Registered, View};
-use super::port::Port;
+use super::ports::Seat;
+use super::translated::{AddressChanged, Translated};
 use super::{INLINE_BYTES_MAX, LANES, lock, read};
 
 /// See the header of this file.
@@ -31,6 +33,8 @@ pub(super) struct Connection {
     pub(super) address: SocketAddr,
     /// From where our packets go there.
     pub(super) own_address: SocketAddr,
+    /// At the socket of that address.
+    pub(super) seat: Arc<Seat>,
     /// Agreed on.
     pub(super) mtu: Mtu,
     /// Whether single packets are repeated: agreed on.
@@ -53,8 +57,11 @@ pub(super) struct Connection {
     awaits_answer: AtomicBool,
     /// It is being found out, or known, how long packets come through.
     is_path_sought: AtomicBool,
+    translated: Translated,
     /// When something last came from it.
     pub(super) heard_ns: AtomicU64,
+    /// When the two have made their offers.
+    pub(super) met_ns: u64,
 }
 
 /// A queue pair and what belongs to it.
@@ -71,7 +78,6 @@ pub(super) struct Lane {
 pub(super) struct Ground<'a> {
     pub(super) now_ns: u64,
     pub(super) registered: &'a Registered,
-    pub(super) port: &'a Port,
 }
 
 /// What a step of a lane has brought.
@@ -91,6 +97,7 @@ impl Connection {
         config: &Config,
         ours: &Offer,
         theirs: &Offer,
+        seat: Arc<Seat>,
         now_ns: u64,
     ) -> Connection {
         let lane = |index: usize| {
@@ -107,6 +114,7 @@ impl Connection {
             token,
             address: theirs.address,
             own_address: ours.address,
+            seat,
             mtu: config.mtu,
             selective: config.selective,
             qpns: ours.lanes.map(|lane| lane.qpn),
@@ -121,7 +129,9 @@ impl Connection {
             has_ended: AtomicBool::new(false),
             awaits_answer: AtomicBool::new(false),
             is_path_sought: AtomicBool::new(false),
+            translated: Translated::default(),
             heard_ns: AtomicU64::new(now_ns),
+            met_ns: now_ns,
         }
     }
 
@@ -135,7 +145,17 @@ impl Connection {
 
     /// What a packet holds that is undamaged and from the peer's own address.
     pub(super) fn open<'a>(&self, from: SocketAddr, packet: &'a [u8]) -> Option<&'a [u8]> {
-        if from == self.address { self.inwards.open(packet).ok() } else { None }
+        let body = self.inwards.open(packet).ok()?;
+        if from == self.address {
+            return Some(body);
+        }
+        self.translated.note(from);
+        None
+    }
+
+    /// Packets that the peer has sent, and that came from elsewhere, if there were any.
+    pub(super) fn address_change(&self) -> Option<AddressChanged> {
+        self.translated.told(self.address)
     }
 
     /// What is told when both ends are ready.
@@ -319,19 +339,24 @@ impl Lane {
 
     /// Sends what may leave.  Returns when there is something to do though nothing arrives.
     pub(super) fn transmit(&mut self, connection: &Connection, ground: Ground<'_>) -> Option<u64> {
-        let Connection { outwards, address, own_address, salt, .. } = connection;
+        let Connection { outwards, address, own_address, salt, seat, .. } = connection;
         let view = View { registered: ground.registered, salt: *salt, held: &self.held };
         let qp = &mut self.qp;
-        ground.port.send_all(outwards, (*own_address, *address), qp.packet_bytes_max(), |bytes| {
+        seat.port().send_all(outwards, (*own_address, *address), qp.packet_bytes_max(), |bytes| {
             qp.poll_transmit(ground.now_ns, &view, bytes)
         });
         qp.poll_timeout()
     }
 
-    /// How many packets the peer may have under way.  Returns when it is to be told so.
-    pub(super) fn set_grant(&mut self, now_ns: u64, packets: u32) -> Option<u64> {
-        self.qp.set_grant(now_ns, packets);
+    /// Its share of the socket's receive buffer.  Returns when the peer is to be told so.
+    pub(super) fn set_share(&mut self, now_ns: u64, share: Share) -> Option<u64> {
+        self.qp.set_share(now_ns, share);
         self.qp.poll_timeout()
+    }
+
+    /// Whether the peer has begun to send, having been silent for long, since this was last asked.
+    pub(super) fn take_has_begun(&mut self) -> bool {
+        self.qp.take_has_begun()
     }
 
     /// What has happened.

@@ -19,6 +19,7 @@ use rustix::time::Timespec;
 use super::connection::Connection;
 use super::greeting::{LaneOffer, Message, Offer};
 use super::line::{Heard, Line};
+use super::ports::Seat;
 use super::{Hosts, LANES, Mtu};
 use crate::meeting::Listener;
 
@@ -59,7 +60,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) enum Stage {
     /// We have made an offer to whom we dialled, and wait for the answer.
-    Dialled { attempt: Attempt, offer: Offer, deadline_ns: u64 },
+    Dialled { attempt: Attempt, offer: Offer, seat: Arc<Seat>, deadline_ns: u64 },
     /// They are to make us one.
     Accepted { deadline_ns: u64 },
     /// Both have made their offers, and it is to be shown yet that packets get through: to the end that dialled, by an answer to a

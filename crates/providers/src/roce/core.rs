@@ -7,7 +7,7 @@
 //!   post ── onto the lane, and what may leave, leaves
 //! ```
 //!
-//! Locks are taken in this order: the batch, which only who polls has; the control; the lanes of one connection, in their order;
+//! Locks are taken in this order: the batch, which only who polls has; the control; the members of a socket; the lanes of one connection, in their order;
 //! then any one of the others.  Nothing calls out of the fabric while holding one.
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
 use halite_fabric::{ConnectFailure, Event, PeerId, PostCause, WorkRequest};
+use halite_rnic::room::GRANT_MAX;
 use halite_rnic::wire::bth::Bth;
 use halite_rnic::wire::{Headers, Packet};
 use halite_rnic::{Config, Congestion, Mtu, Retry};
@@ -32,6 +33,8 @@ use super::line::Heard;
 use super::memory::Registered;
 use super::paths::Paths;
 use super::port::{Batch, Port};
+use super::ports::{Ports, Seat};
+use super::sharing::Sharing;
 use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 
 /// How often who polls looks for greetings, while it does not sleep in between.
@@ -42,9 +45,6 @@ const ACCEPTED_MAX: usize = 64;
 const BATCHES_BEFORE_TIME: u32 = 16;
 /// Batches that are received before somebody is taken to be gone, in case its last words are among them.
 const LAST_BATCHES_MAX: usize = 64;
-/// Most packets that a peer may have under way in one lane, however much room there is: 1 MiB of them, so that a receiver that has to wait for its
-/// processor has some milliseconds of work when it runs.
-const GRANT_MAX: u32 = 256;
 /// Reads and atomics of a lane that may be under way: as many as packets, since each asks for one.
 const READS_MAX: usize = GRANT_MAX as usize;
 /// How long a process may take from the end of its sockets to its own end.
@@ -56,7 +56,7 @@ const NEVER: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) config: RoceConfig,
-    pub(super) port: Port,
+    pub(super) ports: Ports,
     pub(super) bell: Bell,
     pub(super) registered: Registered,
     table: RwLock<Table>,
@@ -95,11 +95,11 @@ struct DroppedCounts {
 
 impl Core {
     pub(super) fn open(config: RoceConfig) -> io::Result<Core> {
-        let port = Port::bind(config.address, &config.other_addresses)?;
+        let ports = Ports::open(&config)?;
         let control = Control::new(&config.dir, &config.name, config.hosts.as_ref())?;
         Ok(Core {
-            bell: Bell::new(port.as_fd(), control.epoll().as_fd())?,
-            port,
+            bell: Bell::new(ports.watched().0, control.epoll().as_fd())?,
+            ports,
             registered: Registered::default(),
             table: RwLock::default(),
             batch: Mutex::new(Batch::new()),
@@ -122,7 +122,7 @@ impl Core {
     }
 
     fn ground(&self, now_ns: u64) -> Ground<'_> {
-        Ground { now_ns, registered: &self.registered, port: &self.port }
+        Ground { now_ns, registered: &self.registered }
     }
 
     pub(super) fn peer(&self, peer: PeerId) -> Option<Arc<Connection>> {
@@ -147,7 +147,7 @@ impl Core {
         lock(&self.events).extend(events);
     }
 
-    /// Queues an event for whoever sleeps.
+    /// Queues an event for those who sleep.
     pub(super) fn tell_and_wake(&self, event: Event) {
         self.tell(vec![event]);
         self.bell.wake();
@@ -173,7 +173,8 @@ impl Core {
         let DroppedCounts { strangers, refused, malformed } = &self.dropped;
         let [strangers, refused, malformed] =
             [strangers, refused, malformed].map(|count| count.load(Relaxed));
-        Dropped { strangers, refused, malformed, unsent: self.port.unsent() }
+        let (unsent, overflowed) = (self.ports.unsent(), self.ports.overflowed());
+        Dropped { strangers, refused, malformed, unsent, overflowed }
     }
 }
 
@@ -268,6 +269,14 @@ impl Core {
             Stage::Agreed { connection, .. } if connection.is_up() => {
                 *stage = Stage::Connected(connection.clone());
             }
+            Stage::Agreed { connection, attempt, .. } if connection.address_change().is_some() => {
+                let is_dialled = attempt.is_none();
+                let reason = connection.address_change().map(|change| change.to_string()).unwrap_or_default();
+                if is_dialled {
+                    control.send(token, &Message::Refused { reason: reason.clone() });
+                }
+                self.fail(control, token, &reason);
+            }
             Stage::Agreed { connection, .. } => {
                 let (own, address) = (connection.own_address, connection.address);
                 let reason = format!(
@@ -292,6 +301,7 @@ impl Core {
     fn see_to_lanes(&self, now_ns: u64) {
         // What others add meanwhile stays.
         self.due_ns.swap(NEVER, SeqCst);
+        self.share_where_due(now_ns);
         for connection in self.peers() {
             let mut is_broken = false;
             let begins_path = connection.begins_path();
@@ -321,10 +331,12 @@ impl Core {
         let Ok(mut batch) = self.batch.try_lock() else { return };
         let now_ns = self.now_ns();
         let is_more = self.receive(&mut batch, now_ns);
+        batch.note_polled(is_more);
         let seen_ns = self.control_seen_ns.load(Relaxed);
         if !is_more && (seen_ns == 0 || now_ns >= seen_ns + CONTROL_NS) {
             self.control_seen_ns.store(now_ns, Relaxed);
             self.look_at_control(&mut batch, now_ns);
+            self.close_unused_ports();
         }
         if batch.full_in_a_row().is_multiple_of(BATCHES_BEFORE_TIME) {
             self.see_to_time(now_ns);
@@ -336,9 +348,15 @@ impl Core {
         self.control_seen_ns.store(0, Relaxed);
     }
 
-    /// Receives once; says whether more may wait.
+    /// Receives once from each socket; says whether more may wait.
     fn receive(&self, batch: &mut Batch, now_ns: u64) -> bool {
-        let is_more = self.port.receive(batch);
+        let mut is_more = false;
+        self.ports.for_each_ready(|port| is_more |= self.receive_from(port, batch, now_ns));
+        is_more
+    }
+
+    fn receive_from(&self, port: &Port, batch: &mut Batch, now_ns: u64) -> bool {
+        let is_more = port.receive(batch);
         let empty = batch.empty();
         if empty > 0 {
             self.dropped.strangers.fetch_add(empty, Relaxed);
@@ -353,15 +371,22 @@ impl Core {
                 continue;
             };
             let mut told = Told::default();
-            let mut is_answered = false;
+            let (is_answered, has_begun, mut has_come);
             {
                 let mut lane = connection.lane(index);
-                self.handle(&connection, &mut lane, now_ns, from, packet);
+                has_come = self.handle(&connection, &mut lane, now_ns, from, packet);
                 while let Some((from, packet)) = packets.next_if(|(_, next)| dest_qp(next) == qpn) {
-                    self.handle(&connection, &mut lane, now_ns, from, packet);
+                    has_come |= self.handle(&connection, &mut lane, now_ns, from, packet);
                 }
                 self.move_on(&connection, &mut lane, now_ns, &mut told);
-                is_answered |= lane.qp().is_path_answered();
+                is_answered = lane.qp().is_path_answered();
+                has_begun = lane.take_has_begun();
+            }
+            if has_come {
+                self.see_to_shares(&port.sharing, has_begun, now_ns);
+            }
+            if !has_come && !connection.is_up() && connection.address_change().is_some() {
+                self.hurry(&connection, now_ns);
             }
             if is_answered && connection.awaits_answer() {
                 self.handle_answered(&connection);
@@ -375,14 +400,22 @@ impl Core {
         is_more
     }
 
-    fn handle(&self, connection: &Connection, lane: &mut Lane, now_ns: u64, from: SocketAddr, bytes: &[u8]) {
+    /// Says whether it was a packet of the peer.
+    fn handle(
+        &self,
+        connection: &Connection,
+        lane: &mut Lane,
+        now_ns: u64,
+        from: SocketAddr,
+        bytes: &[u8],
+    ) -> bool {
         let Some(body) = connection.open(from, bytes) else {
             self.dropped.refused.fetch_add(1, Relaxed);
-            return;
+            return false;
         };
         let Ok(packet) = Packet::parse(body) else {
             self.dropped.malformed.fetch_add(1, Relaxed);
-            return;
+            return false;
         };
         connection.heard_ns.store(now_ns, Relaxed);
         // Who sends has heard us: its "ready" may come later than this.  A probe asks for that yet.
@@ -391,6 +424,7 @@ impl Core {
             self.come_up(connection);
         }
         lane.handle_packet(connection, self.ground(now_ns), &packet);
+        true
     }
 
     fn end_if_over(&self, connection: &Connection, is_broken: bool) {
@@ -405,7 +439,7 @@ impl Core {
     /// The most payload of packets to a host.
     pub(super) fn mtu_to(&self, host: IpAddr) -> Mtu {
         // Where there is no way to it, that shows when it is dialled.
-        self.port.mtu_to(host).map_or(self.config.mtu, |mtu| mtu.min(self.config.mtu))
+        self.ports.mtu_to(host).map_or(self.config.mtu, |mtu| mtu.min(self.config.mtu))
     }
 
     pub(super) fn greeting_deadline_ns(&self) -> u64 {
@@ -473,15 +507,15 @@ impl Core {
                     }
                 }
                 (
-                    Stage::Dialled { attempt, offer, .. },
+                    Stage::Dialled { attempt, offer, seat, .. },
                     Heard::Message(Message::Accept { offer: theirs, hello }),
                 ) => {
-                    let (attempt, offer) = (attempt.clone(), *offer);
+                    let (attempt, offer, seat) = (attempt.clone(), *offer, seat.clone());
                     if !offer.suits(&theirs) {
                         return self.fail(control, token, "it is reached by another kind of address");
                     }
                     let address = Some(attempt.address.clone());
-                    let connection = self.connect(token, &offer, &theirs, hello, address, now_ns);
+                    let connection = self.connect(token, (&offer, seat), &theirs, hello, address, now_ns);
                     let deadline_ns = self.greeting_deadline_ns();
                     *stage =
                         Stage::Agreed { connection: connection.clone(), attempt: Some(attempt), deadline_ns };
@@ -539,15 +573,18 @@ impl Core {
         }
         let mtu = self.mtu_to(host);
         let own = match control.own_address(token) {
-            Some(own) => self.port.address_as(Some(own)),
-            None => self.port.address_for(host),
+            Some(own) => self.ports.address_as(Some(own)),
+            None => self.ports.address_for(host),
         };
-        let ours = control.offer(own, mtu, self.config.selective).map_err(|error| error.to_string())?;
+        let seat = self.seat();
+        let ours = control
+            .offer(seat.port().at(own), mtu, self.config.selective)
+            .map_err(|error| error.to_string())?;
         if !ours.suits(&theirs) {
             control.withdraw(&ours);
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
         }
-        let connection = self.connect(token, &ours, &theirs, hello, None, now_ns);
+        let connection = self.connect(token, (&ours, seat), &theirs, hello, None, now_ns);
         // The end that dials may try for as long as it waited for us.
         let deadline_ns = self.greeting_deadline_ns() + self.config.handshake_timeout.as_nanos() as u64;
         if let Some(stage) = control.stage(token) {
@@ -561,14 +598,13 @@ impl Core {
     fn connect(
         &self,
         token: u64,
-        ours: &Offer,
+        (ours, seat): (&Offer, Arc<Seat>),
         theirs: &Offer,
         hello: Vec<u8>,
         dialled: Option<String>,
         now_ns: u64,
     ) -> Arc<Connection> {
         let mtu = ours.mtu.min(theirs.mtu);
-        let peers = read(&self.table).peers.len() + 1;
         let config = Config {
             mtu,
             send_queue_max: QUEUE_MAX,
@@ -578,12 +614,12 @@ impl Core {
             read_packets_max: 1,
             reads_max: READS_MAX,
             answers_max: READS_MAX,
-            room_packets: self.grant(mtu.bytes(), peers),
+            room_packets: 1,
             retry: Retry::Lease(self.config.lease),
             finds_path: true,
             selective: ours.selective && theirs.selective,
             // Between processes of one host there is no network that anybody shares.
-            congestion: match self.port.is_of_this_host(theirs.address.ip()) {
+            congestion: match self.ports.is_of_this_host(theirs.address.ip()) {
                 true => Congestion::Grant,
                 false => self.config.congestion,
             },
@@ -592,7 +628,7 @@ impl Core {
         let mut table = write(&self.table);
         table.last += 1;
         let peer = PeerId(table.last);
-        let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, now_ns));
+        let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, seat, now_ns));
         connection.greet(hello, dialled);
         let before = lock(&self.paths).to(theirs.address.ip());
         if let Some(before) = before {
@@ -603,25 +639,49 @@ impl Core {
         }
         table.peers.insert(peer, connection.clone());
         drop(table);
-        self.share_room(now_ns);
+        let sharing = &connection.seat.port().sharing;
+        sharing.join(&connection);
+        self.share(sharing, now_ns);
         connection
     }
 
-    /// How many packets each lane of so many peers may have under way: half of the buffer is for what peers write, and half for the
-    /// answers to our reads.
-    fn grant(&self, mtu_bytes: u32, peers: usize) -> u32 {
-        let lanes = 2 * (LANES * peers) as u32;
-        (self.port.room_packets(mtu_bytes) / lanes).clamp(1, GRANT_MAX)
+    /// A place at a socket for one more peer.
+    pub(super) fn seat(&self) -> Arc<Seat> {
+        // Those of attempts that came to nothing are left.
+        self.close_unused_ports();
+        let (seat, is_watched_anew) = self.ports.seat();
+        if is_watched_anew {
+            self.bell.wake();
+        }
+        seat
     }
 
-    fn share_room(&self, now_ns: u64) {
-        let peers = self.peers();
-        for connection in &peers {
-            let grant = self.grant(connection.mtu.bytes(), peers.len());
-            for index in 0..LANES {
-                if let Some(due) = connection.lane(index).set_grant(now_ns, grant) {
-                    self.note_due(due);
-                }
+    fn close_unused_ports(&self) {
+        if self.ports.close_unused() {
+            self.bell.wake();
+        }
+    }
+
+    fn share(&self, sharing: &Sharing, now_ns: u64) {
+        if let Some(due_ns) = sharing.share(now_ns) {
+            self.note_due(due_ns);
+        }
+    }
+
+    /// Something has come, perhaps from somebody who had been silent.
+    fn see_to_shares(&self, sharing: &Sharing, has_begun: bool, now_ns: u64) {
+        let begun_due_ns = has_begun.then(|| sharing.note_begun());
+        if sharing.is_due(now_ns) || begun_due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
+            self.share(sharing, now_ns);
+        } else if let Some(due_ns) = begun_due_ns {
+            self.note_due(due_ns);
+        }
+    }
+
+    fn share_where_due(&self, now_ns: u64) {
+        for port in self.ports.all() {
+            if port.sharing.is_waited_for(now_ns) {
+                self.share(&port.sharing, now_ns);
             }
         }
     }
@@ -632,6 +692,18 @@ impl Core {
         self.make_ready(&mut control, connection);
         self.note_greetings(&control);
         self.end_given_up(control);
+    }
+
+    /// Packets of who dials us come from another address than it offered: if none comes from there soon, it is told so before it gives up.
+    fn hurry(&self, connection: &Connection, now_ns: u64) {
+        let mut control = lock(&self.control);
+        let soon_ns = connection.met_ns + self.config.handshake_timeout.as_nanos() as u64 / 2;
+        if let Some(Stage::Agreed { attempt: None, deadline_ns, .. }) = control.stage(connection.token)
+            && *deadline_ns > soon_ns
+        {
+            *deadline_ns = soon_ns.max(now_ns);
+            self.note_greetings(&control);
+        }
     }
 
     /// What we have dialled is up for us, and for the other end as soon as that hears so.
@@ -663,6 +735,9 @@ impl Core {
         if !connection.end(exited, |events| self.tell(events)) {
             return;
         }
+        if let Some(change) = connection.address_change().filter(|_| connection.is_up()) {
+            tracing::warn!("the connection to peer {} has ended; {change}", connection.peer.0);
+        }
         self.note_path(connection);
         {
             let mut table = write(&self.table);
@@ -672,7 +747,10 @@ impl Core {
             }
         }
         lock(&self.control).remove(connection.token);
-        self.share_room(self.now_ns());
+        let sharing = &connection.seat.port().sharing;
+        if sharing.leave(connection.peer) {
+            self.share(sharing, self.now_ns());
+        }
         self.bell.wake();
     }
 

@@ -70,11 +70,12 @@ impl Core {
         attempt: Attempt,
     ) -> io::Result<()> {
         let mtu = host.map_or(self.config.mtu, |host| self.mtu_to(host.ip()));
-        let own = self.port.address_as(line.own_address());
+        let seat = self.seat();
+        let own = seat.port().at(self.ports.address_as(line.own_address()));
         let offer = control.offer(own, mtu, self.config.selective)?;
         let dialled = line.send(&Message::Dial { offer, hello: attempt.hello.clone() });
         let deadline_ns = self.greeting_deadline_ns();
-        let stage = Stage::Dialled { attempt, offer, deadline_ns };
+        let stage = Stage::Dialled { attempt, offer, seat, deadline_ns };
         if let Err(error) = dialled.and_then(|()| control.add(line, stage)) {
             control.withdraw(&offer);
             return Err(error);

@@ -161,6 +161,9 @@ impl AsFd for Line {
 
 /// Who holds the other end of a socket of this host.
 fn process_behind(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    if let Some(process) = meeting::peer_pidfd(socket) {
+        return Some(process);
+    }
     let pid = meeting::peer_pid(socket).ok()??;
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     // Where it still holds its end, nobody else has been given its number.

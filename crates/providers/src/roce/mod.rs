@@ -31,10 +31,14 @@ mod line;
 mod memory;
 mod paths;
 mod port;
+mod ports;
+mod probe;
+mod sharing;
+mod translated;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -51,6 +55,8 @@ use self::capture::Capture;
 use self::core::Core;
 #[cfg(fuzzing)]
 pub use self::greeting::check_greeting;
+pub use self::probe::{SocketProbe, probe};
+pub use self::translated::AddressChanged;
 use crate::secure::Secrets;
 
 /// Queue pairs to each peer.
@@ -90,6 +96,13 @@ pub struct RoceConfig {
     pub peers_max: usize,
     /// How long a greeting may take.
     pub handshake_timeout: Duration,
+    /// What is asked of the system for the receive buffer of each UDP socket, in bytes; it gives as much as its administrator allows
+    /// (`net.core.rmem_max`), and counts twice that.
+    pub receive_bytes: usize,
+    /// Peers of a socket: more have another one, with a port of its own, since a receive buffer holds few packets.
+    pub peers_per_socket: usize,
+    /// UDP sockets at one time; peers share them where that is not enough, or the system gives no more.
+    pub sockets_max: usize,
     /// Where to write all packets that are sent and received, as a nanosecond pcap; nowhere if `None`.
     pub pcap: Option<PathBuf>,
     /// The capture ends before it has more bytes than this.
@@ -147,8 +160,8 @@ impl Hosts {
 }
 
 impl RoceConfig {
-    /// The usual values: over loopback in packets of 4096 bytes, of which single ones are repeated, bounded by grants alone, a lease of 5 seconds, 4096 segments, 1024 peers, greetings of 2
-    /// seconds, no capture; one ends at 1 GiB.
+    /// The usual values: over loopback in packets of 4096 bytes, of which single ones are repeated, bounded by grants alone, a lease of 5 seconds, 4096 segments, 1024 peers, 16 of each
+    /// socket, which asks for 4 MiB, and 64 sockets, greetings of 2 seconds, no capture; one ends at 1 GiB.
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> RoceConfig {
         RoceConfig {
             dir: dir.into(),
@@ -163,6 +176,9 @@ impl RoceConfig {
             segments_max: 4096,
             peers_max: 1024,
             handshake_timeout: Duration::from_secs(2),
+            receive_bytes: 4 << 20,
+            peers_per_socket: 16,
+            sockets_max: 64,
             pcap: None,
             pcap_bytes_max: 1 << 30,
             hosts: None,
@@ -242,12 +258,14 @@ pub enum OpenError {
 pub struct Dropped {
     /// Arrived for no queue pair of ours, or empty.
     pub strangers: u64,
-    /// Arrived for a queue pair from another address than its peer's, or damaged.
+    /// Arrived for a queue pair from another address than its peer's ([`AddressChanged`] tells of those that the peer had sent), or damaged.
     pub refused: u64,
     /// Arrived from a peer undamaged, and were no packets.
     pub malformed: u64,
     /// Not taken by the system, trains counted as one.
     pub unsent: u64,
+    /// Came when a socket's receive buffer was full, trains counted as one.
+    pub overflowed: u64,
 }
 
 /// The fabric of those who meet in a directory and talk over UDP; see the header of this file.
@@ -281,13 +299,13 @@ impl RoceFabric {
         config.check()?;
         let (dir, name, address) = (config.dir.clone(), config.name.clone(), config.address);
         let (pcap, bytes_max) = (config.pcap.clone(), config.pcap_bytes_max);
-        let mut core = Core::open(config).map_err(|source| match source.kind() {
+        let core = Core::open(config).map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => OpenError::NameTaken { dir, name },
             _ => OpenError::Io { dir, name, address, source },
         })?;
         if let Some(path) = pcap {
             let created = Capture::create(&path, bytes_max);
-            core.port.capture_to(created.map_err(|source| OpenError::Pcap { path, source })?);
+            core.ports.capture_to(created.map_err(|source| OpenError::Pcap { path, source })?);
         }
         Ok(Arc::new(RoceFabric { core }))
     }
@@ -304,9 +322,19 @@ impl RoceFabric {
         lanes.reduce(|sum, lane| sum + lane)
     }
 
-    /// The address and port of its packets.
+    /// Whether packets of a peer came from another address than the one that it offered, and were refused.
+    pub fn address_change(&self, peer: PeerId) -> Option<AddressChanged> {
+        self.core.peer(peer)?.address_change()
+    }
+
+    /// The address and port of its packets to the first peers.
     pub fn local_address(&self) -> SocketAddr {
-        self.core.port.address()
+        self.core.ports.first().address()
+    }
+
+    /// The addresses and ports of all its sockets, that of the first peers first.
+    pub fn local_addresses(&self) -> Vec<SocketAddr> {
+        self.core.ports.all().iter().map(|port| port.address()).collect()
     }
 
     /// The address and port where other hosts may dial, if they may; the first where there are several.
@@ -395,7 +423,7 @@ impl Fabric for RoceFabric {
         if sleeper.is_some() {
             self.core.look_at_control_soon();
         }
-        self.core.bell.arm(sleeper, self.core.port.as_fd());
+        self.core.bell.arm(sleeper, self.core.ports.watched());
     }
 
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
@@ -435,6 +463,7 @@ impl Fabric for RoceFabric {
             duplicates: counters.duplicates,
             window_packets: (0..LANES).map(window).collect(),
             ends: (connection.own_address, connection.address),
+            elsewhere: connection.address_change().map(|change| (change.seen, change.packets)),
         })
     }
 

@@ -1,4 +1,4 @@
-//! The socket: trains of packets out, batches of datagrams in.
+//! A socket: trains of packets out, batches of datagrams in, and who shares its receive buffer.
 //!
 //! A train is a row of packets of one length, of which the last may be shorter: one system call, and one walk through the kernel.
 //! The socket forbids fragments and is not connected, so the identification of a packet is its place in its train, see
@@ -7,19 +7,20 @@
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::AtomicU64;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 
 use halite_rnic::Mtu;
+use halite_rnic::room::Room;
 use halite_rnic::wire::{Flow, HEADER_BYTES_MAX, ICRC_BYTES, PLACE_MAX};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::capture::Capture;
+use super::sharing::Sharing;
 
-/// What is asked of the system; it gives as much as its administrator allows.
-const RECEIVE_BYTES_WANTED: usize = 4 << 20;
 /// Most bytes of a train: a datagram of IPv4.
 const TRAIN_BYTES_MAX: usize = 65507;
 /// Most packets of a train that all kernels take.
@@ -28,10 +29,8 @@ const TRAIN_PACKETS_MAX: usize = 64;
 const BATCH: usize = 8;
 /// Headers of UDP, and of each version of IP.
 const UDP_BYTES: usize = 8;
-const IPV4_BYTES: usize = 20;
-const IPV6_BYTES: usize = 40;
-/// Any port will do: nothing is sent there.
-const DISCARD: u16 = 9;
+pub(super) const IPV4_BYTES: usize = 20;
+pub(super) const IPV6_BYTES: usize = 40;
 /// What the kernel may hand over at a time.
 const RECEIVED_BYTES_MAX: usize = 1 << 16;
 
@@ -46,16 +45,26 @@ pub(super) struct Port {
     others: Vec<IpAddr>,
     /// Whether it takes addresses of IPv4 as those of IPv6.
     maps: bool,
-    /// What its receive buffer holds, by the kernel's count.
-    room_bytes: usize,
     /// Trains and packets that the system did not take.
     unsent: AtomicU64,
-    capture: Option<Capture>,
+    /// How often in a row as much came as was asked for.
+    full_in_a_row: AtomicU32,
+    /// Peers that have a place here: connected ones, and those to whom it was offered.
+    pub(super) seats: AtomicUsize,
+    /// Who shares its receive buffer.
+    pub(super) sharing: Sharing,
+    capture: Arc<OnceLock<Capture>>,
 }
 
 impl Port {
-    /// With that address, or these: a socket has one, or all of its host.
-    pub(super) fn bind(address: IpAddr, others: &[IpAddr]) -> io::Result<Port> {
+    /// With that address, or these: a socket has one, or all of its host.  Its receive buffer is to have so many bytes; the system gives as much as its
+    /// administrator allows.
+    pub(super) fn bind(
+        address: IpAddr,
+        others: &[IpAddr],
+        receive_bytes: usize,
+        capture: Arc<OnceLock<Capture>>,
+    ) -> io::Result<Port> {
         let maps = !others.is_empty() && others.iter().chain([&address]).any(IpAddr::is_ipv6);
         let socket = match maps {
             true => bind_both()?,
@@ -64,58 +73,39 @@ impl Port {
         };
         let state = UdpSocketState::new((&socket).into())?;
         // A smaller one will do.
-        let _ = state.set_recv_buffer_size((&socket).into(), RECEIVE_BYTES_WANTED);
-        let room_bytes = state.recv_buffer_size((&socket).into())?;
+        let _ = state.set_recv_buffer_size((&socket).into(), receive_bytes);
+        let room = Room::new(state.recv_buffer_size((&socket).into())?);
         let address = SocketAddr::new(address, socket.local_addr()?.port());
-        let (others, unsent) = (others.to_vec(), AtomicU64::new(0));
-        Ok(Port { socket, state, address, others, maps, room_bytes, unsent, capture: None })
-    }
-
-    /// Writes all packets there from now on.
-    pub(super) fn capture_to(&mut self, capture: Capture) {
-        self.capture = Some(capture);
+        let (others, unsent, full_in_a_row) = (others.to_vec(), AtomicU64::new(0), AtomicU32::new(0));
+        let (seats, sharing) = (AtomicUsize::new(0), Sharing::new(room));
+        Ok(Port { socket, state, address, others, maps, unsent, full_in_a_row, seats, sharing, capture })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where packets of who meets us at `own` come to.
-    pub(super) fn address_as(&self, own: Option<IpAddr>) -> SocketAddr {
-        let own = own.filter(|_| !self.others.is_empty()).unwrap_or(self.address.ip());
+    /// That port at an address of this host.
+    pub(super) fn at(&self, own: IpAddr) -> SocketAddr {
         SocketAddr::new(own, self.address.port())
     }
 
-    /// Where packets from that address of this host come to: the first that is of its kind.
-    pub(super) fn address_for(&self, host: IpAddr) -> SocketAddr {
-        let mut all = [self.address.ip()].into_iter().chain(self.others.iter().copied());
-        self.address_as(all.find(|own| own.is_ipv4() == host.is_ipv4()))
-    }
-
-    /// Whether that is an address of this host, as far as we have heard.
-    pub(super) fn is_of_this_host(&self, address: IpAddr) -> bool {
-        address.is_loopback() || address == self.address.ip() || self.others.contains(&address)
-    }
-
-    /// How many full packets of `payload` bytes its buffer holds at least: the kernel counts what it has taken for each.
-    pub(super) fn room_packets(&self, payload: u32) -> u32 {
-        // Headers of ours and of the kernel, rounded up to what its allocator gives, and the packet's own bookkeeping.
-        let each = (payload + 800).next_power_of_two() + 256;
-        (self.room_bytes as u32 / each).max(1)
-    }
-
-    /// The most payload of packets to a host that fit into frames all the way there, as far as the system knows it.
-    pub(super) fn mtu_to(&self, host: IpAddr) -> io::Result<Mtu> {
-        // The system tells it of sockets that are connected, which ours is not.
-        let any = if host.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let own = if self.others.is_empty() { self.address.ip() } else { any };
-        let socket = UdpSocket::bind((own, 0))?;
-        socket.connect((host, DISCARD))?;
-        let (packet_bytes_max, ip_bytes) = match host {
-            IpAddr::V4(_) => (sockopt::ip_mtu(&socket)?, IPV4_BYTES),
-            IpAddr::V6(_) => (sockopt::ipv6_mtu(&socket)?, IPV6_BYTES),
+    /// Datagrams that came when its receive buffer was full, as the system counts them.
+    pub(super) fn overflowed(&self) -> u64 {
+        // The last of these numbers (linux/sock_diag.h: SK_MEMINFO_DROPS).
+        let mut counts = [0u32; 9];
+        let mut len = size_of_val(&counts) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to `counts`, both of which outlive the call.
+        let failed = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_MEMINFO,
+                (&raw mut counts).cast(),
+                &mut len,
+            )
         };
-        Ok(mtu_within(packet_bytes_max as usize, ip_bytes))
+        if failed == 0 { u64::from(counts[8]) } else { 0 }
     }
 
     pub(super) fn unsent(&self) -> u64 {
@@ -192,7 +182,7 @@ impl Port {
     }
 
     fn capture_sent(&self, (own, target): (SocketAddr, SocketAddr), bytes: &[u8], segment: usize) {
-        if let Some(capture) = &self.capture {
+        if let Some(capture) = self.capture.get() {
             capture.write(bytes.chunks(segment).map(|packet| (own, target, packet)));
         }
     }
@@ -203,17 +193,28 @@ impl Port {
         let mut targets: [IoSliceMut<'_>; BATCH] =
             std::array::from_fn(|_| targets.next().expect("as many as there are"));
         // To ask for more than there is costs a third of a microsecond: where calls come one by one, one is asked for.
-        let wanted = if batch.full_in_a_row < 2 { 1 } else { BATCH };
+        let full_in_a_row = self.full_in_a_row.load(Relaxed);
+        let wanted = if full_in_a_row < 2 { 1 } else { BATCH };
         let received = self.state.recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas);
         // Whatever went wrong, nothing has come.
         batch.count = received.unwrap_or(0);
         let is_full = batch.count == wanted;
-        batch.full_in_a_row = if is_full { batch.full_in_a_row.saturating_add(1) } else { 0 };
-        if let Some(capture) = self.capture.as_ref().filter(|_| batch.count > 0) {
-            let own = |meta: &RecvMeta| self.address_as(meta.dst_ip.map(|own| own.to_canonical()));
+        // Only who polls is here.
+        self.full_in_a_row.store(if is_full { full_in_a_row.saturating_add(1) } else { 0 }, Relaxed);
+        if let Some(capture) = self.capture.get().filter(|_| batch.count > 0) {
+            let own = |meta: &RecvMeta| {
+                let own = meta.dst_ip.map(|own| own.to_canonical()).filter(|_| !self.others.is_empty());
+                self.at(own.unwrap_or(self.address.ip()))
+            };
             capture.write(batch.with_metas().map(|(meta, packet)| (canonical(meta.addr), own(meta), packet)));
         }
         is_full
+    }
+
+    /// Most packets of a train, whether trains come in whole, and what the receive buffer holds by the kernel's count.
+    pub(super) fn offers(&self) -> (usize, bool, usize) {
+        let receive_bytes = self.state.recv_buffer_size((&self.socket).into()).unwrap_or(0);
+        (self.train_packets_max(), self.state.gro_segments() > 1, receive_bytes)
     }
 
     /// Most packets of a train.
@@ -240,7 +241,7 @@ fn bind_both() -> io::Result<UdpSocket> {
 }
 
 /// The most payload of packets that have at most so many bytes, from their header of IP on.
-fn mtu_within(packet_bytes_max: usize, ip_bytes: usize) -> Mtu {
+pub(super) fn mtu_within(packet_bytes_max: usize, ip_bytes: usize) -> Mtu {
     let payload = packet_bytes_max.saturating_sub(ip_bytes + UDP_BYTES + HEADER_BYTES_MAX + ICRC_BYTES);
     let fitting = Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() as usize <= payload);
     // Less cannot be had.
@@ -308,7 +309,7 @@ pub(super) struct Batch {
     bytes: Box<[u8]>,
     metas: [RecvMeta; BATCH],
     count: usize,
-    /// How often as much came as was asked for.
+    /// Polls in a row after which more waited.
     full_in_a_row: u32,
 }
 
@@ -323,7 +324,12 @@ impl Batch {
         self.metas[..self.count].iter().filter(|meta| meta.len == 0).count() as u64
     }
 
-    /// How often as much came as was asked for.
+    /// Somebody has polled, and perhaps more waits.
+    pub(super) fn note_polled(&mut self, is_more: bool) {
+        self.full_in_a_row = if is_more { self.full_in_a_row.saturating_add(1) } else { 0 };
+    }
+
+    /// Polls in a row after which more waited.
     pub(super) fn full_in_a_row(&self) -> u32 {
         self.full_in_a_row
     }
@@ -344,7 +350,6 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::os::fd::AsRawFd;
 
     use halite_rnic::wire::ICRC_BYTES;
 
@@ -378,7 +383,8 @@ mod tests {
     }
 
     fn ports() -> (Port, Port, Flow) {
-        let [from, to] = [(); 2].map(|()| Port::bind(Ipv4Addr::LOCALHOST.into(), &[]).unwrap());
+        let bind = || Port::bind(Ipv4Addr::LOCALHOST.into(), &[], 1 << 20, Arc::default()).unwrap();
+        let [from, to] = [bind(), bind()];
         let flow = Flow::new(from.address(), to.address());
         (from, to, flow)
     }

@@ -2,7 +2,8 @@
 //!
 //! No data passes through it, so a fabric whose acceptor is busy is as fast as one whose acceptor sleeps.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -12,6 +13,7 @@ use rustix::time::Timespec;
 use super::core::{Core, Source};
 use super::link::{Link, TICK};
 use super::lock;
+use super::shortage::Trouble;
 use super::socket;
 use super::wire::Message;
 
@@ -88,14 +90,16 @@ impl Acceptor<'_> {
     }
 
     fn admit(&self, accepted: OwnedFd) {
-        if self.core.is_crowded() {
-            let reason = "this node has as many peers as it takes".to_owned();
-            tracing::warn!("a process that connected was refused: {reason}");
-            let _ = socket::send(std::os::fd::AsFd::as_fd(&accepted), &Message::Refused { reason }, &[]);
-            return;
+        let socket = Arc::new(accepted);
+        let refusal = match self.core.is_crowded() {
+            true => Err(Trouble::from("this node has as many peers as it takes")),
+            // For one more link, there may be no memory or no descriptors.
+            false => Link::open(self.core, socket.clone(), None, &self.core.config.hello).map_err(Into::into),
+        };
+        if let Err(trouble) = refusal {
+            tracing::warn!("a process that connected was refused: {trouble}");
+            let _ = socket::send(socket.as_fd(), &Message::Refused { reason: trouble.to_string() }, &[]);
         }
-        // Without memory or descriptors for one more link, hanging up tells the initiator.
-        let _ = Link::open(self.core, accepted, None, &self.core.config.hello);
     }
 
     fn turn_one_away(&mut self) {

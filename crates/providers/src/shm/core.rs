@@ -105,7 +105,7 @@ impl Core {
         Ok(core)
     }
 
-    /// Queues an event and wakes whoever waits for it.
+    /// Queues an event and wakes those who wait for it.
     pub(super) fn event(&self, event: Event) {
         self.events.extend([event]);
         self.own.doorbell.wake();

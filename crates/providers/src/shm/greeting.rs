@@ -29,7 +29,9 @@ pub(super) struct Greeting {
 /// Why a greeting is refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadGreeting {
-    #[error("the peer lives in another pid namespace, so we could not know when it ends")]
+    #[error(
+        "the peer lives in another pid namespace, and this kernel does not tell when it ends (Linux does from 6.5 on)"
+    )]
     ForeignNamespace,
     #[error("the peer showed a process that it is not")]
     Process,
@@ -71,11 +73,15 @@ impl Greeting {
 /// The kernel says who is at the other end, by number; the descriptor must stand for that same process, or a
 /// peer could have us watch, and kill, another one.
 fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadGreeting> {
-    let pid = meeting::peer_pid(socket)?.ok_or(BadGreeting::ForeignNamespace)?;
+    let Some(pid) = meeting::peer_pid(socket)? else {
+        // It has no number here.  The kernel gives a descriptor by itself, whatever the peer has sent.
+        let pidfd = meeting::peer_pidfd(socket).ok_or(BadGreeting::ForeignNamespace)?;
+        return Ok(Process { pid: None, pidfd });
+    };
     if pid_of(&pidfd)? != Some(pid) {
         return Err(BadGreeting::Process);
     }
-    Ok(Process { pid, pidfd })
+    Ok(Process { pid: Some(pid), pidfd })
 }
 
 /// Which process a pidfd stands for; `None` for other descriptors and dead processes.

@@ -96,15 +96,14 @@ struct Heard {
 }
 
 impl Link {
-    /// Begins to greet whoever is at the other end of `socket`.
+    /// Begins to greet the process at the other end of `socket`.
     pub(super) fn open(
         core: &Core,
-        socket: OwnedFd,
+        socket: Arc<OwnedFd>,
         dialled: Option<String>,
         hello: &[u8],
     ) -> std::io::Result<()> {
         let ring = core.config.new_ring()?;
-        let socket = Arc::new(socket);
         let link = core.add_link(|token| Link {
             token,
             dialled,
@@ -280,7 +279,7 @@ impl Link {
                 tracing::warn!("a process that connected was refused: {reason}");
             }
             Phase::Connected { peer } => {
-                tracing::info!("the connection to process {} ends: {reason}", peer.process.pid);
+                tracing::info!("the connection to {} ends: {reason}", peer.process);
             }
             _ => {}
         }

@@ -440,11 +440,11 @@ impl ShmFabric {
         let path = self.core.config.dir.join(address);
         let socket = meeting::connect(&path)?;
         let dialled = Some(address.to_owned());
-        Ok(Link::open(&self.core, socket, dialled, hello)?)
+        Ok(Link::open(&self.core, Arc::new(socket), dialled, hello)?)
     }
 
     fn may_kill(&self, peer: &Peer) -> bool {
-        self.core.config.fence != Fence::Never && peer.process.pid != self.core.own.pid
+        self.core.config.fence != Fence::Never && peer.process.pid.is_some_and(|pid| pid != self.core.own.pid)
     }
 
     fn leave(&self, peer: PeerId, reason: &str) {

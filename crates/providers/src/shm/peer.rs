@@ -2,6 +2,7 @@
 //!
 //! Any thread may use a peer; nothing here talks to its socket (see `link`).
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
@@ -15,8 +16,18 @@ use super::{lock, read, record, write};
 /// A process that we know by a descriptor, so that its number cannot be reused under us.
 #[derive(Debug)]
 pub(super) struct Process {
-    pub(super) pid: i32,
+    /// Its number; `None` in another pid namespace, whose processes can be watched and not be killed.
+    pub(super) pid: Option<i32>,
     pub(super) pidfd: OwnedFd,
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid}"),
+            None => f.write_str("a process of another pid namespace"),
+        }
+    }
 }
 
 /// A peer from when it is connected until it is cut off.

@@ -1,4 +1,4 @@
-//! Doors: where messages to a peer go in, remembered by each thread that posts.
+//! Send ports: where messages to a peer go in, remembered by each thread that posts.
 //!
 //! Finding a peer in the table takes a lock that all posting threads share; a remembered send port takes a look at a
 //! line of the thread's own.  It never misleads: numbers of fabrics and peers are not used twice, and the send port
@@ -28,12 +28,12 @@ impl FabricNumber {
     }
 }
 
-/// Doors that a thread remembers; peers whose numbers agree modulo this displace each other.
-const DOORS_MAX: usize = 16;
+/// Send ports that a thread remembers; those whose numbers of fabric and peer agree in their sum, modulo this, displace each other.
+const SEND_PORTS_MAX: usize = 16;
 
 thread_local! {
-    static DOORS: RefCell<[Option<Known>; DOORS_MAX]> =
-        const { RefCell::new([const { None }; DOORS_MAX]) };
+    static SEND_PORTS: RefCell<[Option<Known>; SEND_PORTS_MAX]> =
+        const { RefCell::new([const { None }; SEND_PORTS_MAX]) };
 }
 
 struct Known {
@@ -51,8 +51,10 @@ pub(super) fn with_send_port<T>(
     find: impl Fn() -> Option<Arc<SendPort>>,
     mut enter: impl FnMut(&SendPort) -> T,
 ) -> Option<T> {
-    let entered = DOORS.try_with(|doors| {
-        let known = &mut doors.borrow_mut()[peer.0 as usize % DOORS_MAX];
+    let entered = SEND_PORTS.try_with(|send_ports| {
+        // Nodes of one process call the same peer by the same number.
+        let place = (u64::from(peer.0) + fabric.0) % SEND_PORTS_MAX as u64;
+        let known = &mut send_ports.borrow_mut()[place as usize];
         if !matches!(known, Some(known) if known.fabric == fabric && known.peer == peer) {
             *known = Some(Known { fabric, peer, send_port: find()? });
         }
@@ -67,12 +69,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_door_is_looked_up_once_and_never_mistaken_for_another() {
+    fn a_send_port_is_looked_up_once_and_never_mistaken_for_another() {
         let fabrics = [FabricNumber::new(), FabricNumber::new()];
-        let doors: Vec<Arc<SendPort>> = (0..4).map(|_| Arc::default()).collect();
+        let send_ports: Vec<Arc<SendPort>> = (0..4).map(|_| Arc::default()).collect();
         let enter = |fabric: usize, peer, finds: Option<usize>| {
-            let find = || finds.map(|send_port| doors[send_port].clone());
-            let which = |send_port: &SendPort| doors.iter().position(|each| std::ptr::eq(&**each, send_port));
+            let find = || finds.map(|send_port| send_ports[send_port].clone());
+            let which =
+                |send_port: &SendPort| send_ports.iter().position(|each| std::ptr::eq(&**each, send_port));
             with_send_port(fabrics[fabric], PeerId(peer), find, which).flatten()
         };
         assert_eq!(enter(0, 1, None), None);
@@ -80,10 +83,9 @@ mod tests {
         assert_eq!(enter(0, 2, Some(1)), Some(1));
         // Both are known now, and nothing is asked.
         assert_eq!((enter(0, 1, None), enter(0, 2, None)), (Some(0), Some(1)));
+        assert_eq!(enter(1, 1, Some(2)), Some(2), "it is another fabric's");
         // Those that share a place displace each other.
-        assert_eq!(enter(1, 1, Some(2)), Some(2));
-        assert_eq!(enter(0, 1, None), None);
-        assert_eq!(enter(0, 2 + DOORS_MAX as u32, Some(3)), Some(3));
+        assert_eq!(enter(0, 2 + SEND_PORTS_MAX as u32, Some(3)), Some(3));
         assert_eq!(enter(0, 2, None), None);
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn write_line(process: &Arc<Process>, text: &str) {
 
 /// `None` unless it is of a kind, and of a user, that we may write to.
 fn standard_error_of(process: &Process) -> Option<OwnedFd> {
-    let dir = PathBuf::from(format!("/proc/{}", process.pid));
+    let dir = PathBuf::from(format!("/proc/{}", process.pid?));
     let is_ours = std::fs::metadata(&dir).ok()?.uid() == rustix::process::geteuid().as_raw();
     let opened = if is_ours { open_harmless(&dir.join("fd/2"))? } else { return None };
     // Whose number it was when we looked: the process that we know lives, hence nobody else had it.

@@ -86,6 +86,21 @@ impl Node {
         }
     }
 
+    /// Sleeps until the doorbell rings, or something is to be done by time.
+    pub fn sleep(&mut self) {
+        self.fabric.arm(Some(Sleeper::Progress));
+        let seen = self.fabric.doorbell();
+        let before = (self.completions.len(), self.events.len());
+        self.poll();
+        if before == (self.completions.len(), self.events.len()) {
+            let timeout = self.fabric.poll_timeout().unwrap_or(PATIENCE).min(PATIENCE);
+            let begin = Instant::now();
+            self.fabric.wait(Sleeper::Progress, seen, Some(timeout));
+            assert!(begin.elapsed() < PATIENCE, "nothing came: a wake-up or an event is missing");
+        }
+        self.fabric.arm(None);
+    }
+
     pub fn event(&mut self) -> Event {
         self.wait_for(|node| node.try_event())
     }
@@ -206,7 +221,25 @@ impl Role {
     }
 
     pub fn start_with(cluster: &Cluster, test: &str, variables: &[(&str, String)]) -> Role {
-        let child = Command::new(std::env::current_exe().unwrap())
+        Role::start_by(&mut Command::new(std::env::current_exe().unwrap()), cluster, test, variables)
+    }
+
+    /// As the first process of a pid namespace of its own; `None` if such cannot be made here.
+    pub fn start_in_namespace(cluster: &Cluster, test: &str) -> Option<Role> {
+        let wrapped = |program: &Path| {
+            let mut command = Command::new("setpriv");
+            // What is wrapped ends with the wrapper, and the wrapper with the test.
+            command.args(["--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child"]).arg(program);
+            command
+        };
+        let is_possible =
+            wrapped(Path::new("true")).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        let mut command = wrapped(&std::env::current_exe().unwrap());
+        is_possible.then(|| Role::start_by(&mut command, cluster, test, &[]))
+    }
+
+    fn start_by(command: &mut Command, cluster: &Cluster, test: &str, variables: &[(&str, String)]) -> Role {
+        let child = command
             .args(["--exact", test, "--ignored", "--nocapture"])
             .env(DIR_VARIABLE, &cluster.0)
             .envs(variables.iter().map(|(name, value)| (name, value)))

@@ -15,5 +15,6 @@ mod residue;
 mod roles;
 mod story;
 mod traffic;
+mod translated;
 mod wire;
 mod world;

@@ -45,9 +45,15 @@ pub fn findings(requests: &[&Row], answers: &[&Row], mtu: u64, steps: &[Step]) -
     story.findings
 }
 
-/// Whether a packet is a request, and neither an answer nor about the path.
+/// Whether a packet is a request, and neither an answer, nor about the path, nor a question.
 pub fn is_request(row: &Row) -> bool {
-    matches!(row.get("bth.opcode"), 0..=12 | 19..=31)
+    matches!(row.get("bth.opcode"), 0..=12 | 19..=31) && !is_question(row)
+}
+
+/// Whether it only asks what has come, after silence: it has the number of a packet before, and brings nothing to nowhere (ROCE-TIME-3).
+fn is_question(row: &Row) -> bool {
+    let is_nothing = ["reth.va", "reth.r_key", "reth.dmalen", "bth.se"].iter().all(|name| row.get(name) == 0);
+    row.get("bth.opcode") == 10 && is_nothing && row.get("bth.a") == 1
 }
 
 /// Whether it is an answer.
@@ -198,6 +204,10 @@ impl Story {
     /// A packet of the peer's.
     fn answer(&mut self, row: &Row) {
         let (place, opcode) = (self.place(row), row.get("bth.opcode"));
+        if opcode == 17 && place == NUMBERS - 1 {
+            // It was asked before anything had come.
+            return;
+        }
         if place > self.count {
             return self.find(format!("it answers what was not asked: {row:?}"));
         }

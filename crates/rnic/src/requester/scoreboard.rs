@@ -65,7 +65,7 @@ pub(super) struct News {
     pub arrived: u32,
     /// When the newest packet left whose arrival was told at once.
     pub left_ns: Option<u64>,
-    /// When one left first that was sent more than once: of which it was, nobody knows.
+    /// When one left first that was sent a few times: of which it was, nobody knows.
     pub first_left_ns: Option<u64>,
 }
 
@@ -148,7 +148,7 @@ impl Scoreboard {
         if copies == 1 && (asks || is_answered || state == State::Kept) {
             self.news.left_ns = self.news.left_ns.max(Some(left_ns));
         }
-        if (2..=COPIES_TIMED_MAX).contains(&copies) {
+        if (1..=COPIES_TIMED_MAX).contains(&copies) {
             let first_ns = self.entries[index].first_left_ns;
             self.news.first_left_ns = self.news.first_left_ns.max(Some(first_ns));
         }

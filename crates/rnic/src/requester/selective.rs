@@ -158,10 +158,13 @@ impl Requester {
         let under_way = selective.board.under_way();
         let board = &mut selective.board;
         let mut failure = None;
-        let mut missing = None;
+        let (mut is_missing, mut says_nothing_new) = (false, false);
         match packet.headers {
             Headers::Acknowledge(aeth) => match aeth.syndrome {
-                Syndrome::Ack(_) => board.handle_carried_out(now_ns, trip_ns, sequence + 1),
+                Syndrome::Ack(_) => {
+                    says_nothing_new = sequence + 1 >= self.una;
+                    board.handle_carried_out(now_ns, trip_ns, sequence + 1);
+                }
                 Syndrome::RnrNak(timer) => {
                     board.handle_carried_out(now_ns, trip_ns, sequence);
                     if sequence >= self.una {
@@ -187,7 +190,7 @@ impl Requester {
                     return Ok(());
                 }
                 at.counters.naks += 1;
-                missing = Some(sequence).filter(|_| sequence >= self.una);
+                is_missing = sequence >= self.una;
                 board.handle_carried_out(now_ns, trip_ns, sequence);
                 board.handle_missing(sequence);
                 for kept in numbers(sequence, packet.payload) {
@@ -197,7 +200,7 @@ impl Requester {
             Headers::AtomicAcknowledge { old, .. } => self.handle_atomic_answer(at, sequence, old),
             _ => failure = self.handle_read_answer(at, sequence, packet.payload),
         }
-        self.heed(at, under_way, missing);
+        self.heed(at, under_way, is_missing || says_nothing_new);
         failure.map_or(Ok(()), Err)
     }
 
@@ -249,8 +252,9 @@ impl Requester {
         }
     }
 
-    /// What was heard may complete requests, or show that packets are lost.
-    fn heed(&mut self, at: &mut Surroundings<'_>, under_way: u32, missing: Option<u64>) {
+    /// What was heard may complete requests, or show that packets are lost: after silence, all of which nothing is known, if the peer says that the oldest
+    /// `is_lacking`.
+    fn heed(&mut self, at: &mut Surroundings<'_>, under_way: u32, is_lacking: bool) {
         let now_ns = at.now_ns;
         let Some(selective) = &mut self.selective else { return };
         let una = self.una;
@@ -260,12 +264,12 @@ impl Requester {
         if is_news {
             (self.in_vain, self.rnr_attempts, self.heard_ns) = (0, 0, now_ns);
         }
-        let was_silent = (is_news || missing.is_some()) && std::mem::take(&mut self.is_probing);
+        let was_silent = (is_news || is_lacking) && std::mem::take(&mut self.is_probing);
         if is_news || was_silent {
             self.attempts = if is_news { 0 } else { self.attempts.min(1) };
             self.probe_is_due = false;
         }
-        // Nothing that was delayed by silence tells of the path.
+        // A round trip that includes a wait for a silent peer is no sample of the path.
         let trip_ns = news.left_ns.filter(|_| !was_silent).map(|left_ns| now_ns.saturating_sub(left_ns));
         // Who waits too briefly for the path never hears of a packet that left once.  Only the first time: with each that is lost more such times would
         // have it wait for longer.
@@ -279,7 +283,7 @@ impl Requester {
         let mut lost = self.find_lost(now_ns);
         let Some(selective) = &mut self.selective else { return };
         if was_silent {
-            lost += selective.board.find_lost_after_silence(missing.is_some() && !is_news);
+            lost += selective.board.find_lost_after_silence(is_lacking && !is_news);
         }
         if let Some(controller) = &mut selective.controller {
             controller.handle_heard(now_ns, Heard { trip_ns, arrived: news.arrived, lost, under_way });

@@ -1,10 +1,12 @@
 //! Networks in virtual time: links with a rate, a queue and a delay, that lose, repeat, overtake, damage and swallow packets, and queue pairs
-//! over them.  The same seed gives the same run on every machine.
+//! over them.  A host may have sockets with buffers of a size, and one processor that takes packets out of them.  The same seed gives the same
+//! run on every machine.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::ops::Range;
 
+use halite_rnic::room::{Room, Share};
 use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
 use halite_rnic::{Config, Congestion, Event, Local, Mtu, Operation, QueuePair, Request, Source};
 
@@ -116,7 +118,73 @@ pub enum Work {
     Pongs(u32),
 }
 
+/// The receive buffer of a socket, as Linux has it.
+struct Socket {
+    bytes: u64,
+    /// What waits takes so much, and what was read and not given back yet.
+    used_bytes: u64,
+    read_bytes: u64,
+    waiting: VecDeque<(usize, Vec<u8>)>,
+    lost: u64,
+    ends: Vec<usize>,
+    /// When its room is shared anew.
+    share_ns: u64,
+}
+
+/// What a datagram takes that comes alone: as measured on Linux 6.18.
+fn takes_bytes(packet: &[u8]) -> u64 {
+    const HEADERS_AND_TAIL: usize = 28 + 16 + 336;
+    ((packet.len() + HEADERS_AND_TAIL).next_power_of_two() as u64 + 256).max(832)
+}
+
+impl Socket {
+    fn take_in(&mut self, end: usize, packet: Vec<u8>) {
+        if self.used_bytes + self.read_bytes > self.bytes {
+            self.lost += 1;
+        } else {
+            self.used_bytes += takes_bytes(&packet);
+            self.waiting.push_back((end, packet));
+        }
+    }
+
+    fn give_out(&mut self) -> Option<(usize, Vec<u8>)> {
+        let (end, packet) = self.waiting.pop_front()?;
+        self.used_bytes -= takes_bytes(&packet);
+        self.read_bytes += takes_bytes(&packet);
+        if self.waiting.is_empty() || self.read_bytes >= self.bytes / 4 {
+            self.read_bytes = 0;
+        }
+        Some((end, packet))
+    }
+}
+
+/// A host with sockets; its processor takes so long for each packet.
+#[derive(Default)]
+struct Host {
+    sockets: Vec<Socket>,
+    packet_ns: u64,
+    /// The socket that is looked at next.
+    next: usize,
+    free_ns: u64,
+}
+
+impl Host {
+    /// When its processor takes the next packet.
+    fn due_ns(&self, now_ns: u64) -> Option<u64> {
+        let is_waiting = self.sockets.iter().any(|socket| !socket.waiting.is_empty());
+        is_waiting.then_some(self.free_ns.max(now_ns))
+    }
+
+    fn next_packet(&mut self) -> Option<(usize, Vec<u8>)> {
+        let count = self.sockets.len();
+        let taken = (0..count).find_map(|after| self.sockets[(self.next + after) % count].give_out());
+        self.next += 1;
+        taken
+    }
+}
+
 struct End {
+    socket: Option<usize>,
     qp: QueuePair,
     memory: TestMemory,
     link: usize,
@@ -146,7 +214,11 @@ pub struct Net {
     /// When ends want to be called again.
     due_ns: BTreeMap<usize, u64>,
     order: u64,
+    host: Host,
 }
+
+/// How often the room of a socket is shared.
+const SHARE_NS: u64 = 500 * US;
 
 /// The usual ends.
 pub fn ends(congestion: Congestion) -> Config {
@@ -180,7 +252,40 @@ impl Net {
             arrivals: BinaryHeap::new(),
             due_ns: BTreeMap::new(),
             order: 0,
+            host: Host::default(),
         }
+    }
+
+    /// The processor of the host that has sockets takes so long for a packet.
+    pub fn host(&mut self, packet_ns: u64) {
+        self.host.packet_ns = packet_ns;
+    }
+
+    /// A socket there, whose receive buffer has so many bytes.
+    pub fn open_socket(&mut self, bytes: u64) -> usize {
+        let (waiting, ends) = (VecDeque::new(), Vec::new());
+        let socket = Socket { bytes, used_bytes: 0, read_bytes: 0, waiting, lost: 0, ends, share_ns: 0 };
+        self.host.sockets.push(socket);
+        self.host.sockets.len() - 1
+    }
+
+    /// Packets that the buffer of a socket had no room for.
+    pub fn lost_at(&self, socket: usize) -> u64 {
+        self.host.sockets[socket].lost
+    }
+
+    /// Connects somebody to a socket of that host, whose room is shared.  Returns the number of the end that is elsewhere.
+    pub fn connect_to_socket(
+        &mut self,
+        config: &Config,
+        links: [usize; 2],
+        socket: usize,
+        work: Work,
+    ) -> usize {
+        let first = self.connect(config, links, 1, [work, Work::Nothing]);
+        self.ends[first + 1].socket = Some(socket);
+        self.host.sockets[socket].ends.push(first + 1);
+        first
     }
 
     /// Connects two ends over links in both directions, each granting so many packets.  Returns the number of the first.
@@ -200,6 +305,7 @@ impl Net {
             qp.add_receives(u32::MAX);
             qp.set_grant(0, grant);
             self.ends.push(End {
+                socket: None,
                 qp,
                 memory: TestMemory::new(),
                 link: links[side],
@@ -224,16 +330,22 @@ impl Net {
         loop {
             let arrival = self.arrivals.peek().map(|Reverse(arrival)| arrival.at_ns);
             let due = self.due_ns.values().min().copied();
-            let Some(next) = arrival.into_iter().chain(due).min().filter(|at| *at <= until_ns) else { break };
+            let taken = self.host.due_ns(self.now_ns);
+            let all = arrival.into_iter().chain(due).chain(taken);
+            let Some(next) = all.min().filter(|at| *at <= until_ns) else { break };
             self.now_ns = self.now_ns.max(next);
             let mut touched = Vec::new();
             while self.arrivals.peek().is_some_and(|Reverse(arrival)| arrival.at_ns <= self.now_ns) {
                 let Some(Reverse(Arrival { to, bytes, .. })) = self.arrivals.pop() else { break };
-                let end = &mut self.ends[to];
-                if let Ok(packet) = end.inwards.open(&bytes).and_then(Packet::parse) {
-                    end.qp.handle_packet(self.now_ns, &packet, &end.memory);
+                if let Some(socket) = self.ends[to].socket {
+                    self.host.sockets[socket].take_in(to, bytes);
+                } else {
+                    self.ends[to].handle(self.now_ns, &bytes);
+                    touched.push(to);
                 }
-                touched.push(to);
+            }
+            if taken.is_some_and(|at_ns| at_ns <= self.now_ns) {
+                touched.extend(self.take_packet());
             }
             for (end, _) in self.due_ns.iter().filter(|(_, at)| **at <= self.now_ns) {
                 self.ends[*end].qp.handle_timeout(self.now_ns);
@@ -244,6 +356,24 @@ impl Net {
             touched.into_iter().for_each(|end| self.step(end));
         }
         self.now_ns = until_ns;
+    }
+
+    /// The processor of the host that has sockets takes a packet.
+    fn take_packet(&mut self) -> Vec<usize> {
+        let Some((end, bytes)) = self.host.next_packet() else { return vec![] };
+        self.host.free_ns = self.now_ns + self.host.packet_ns;
+        self.ends[end].handle(self.now_ns, &bytes);
+        let mut touched = vec![end];
+        let socket = self.ends[end].socket.map(|socket| &mut self.host.sockets[socket]);
+        let Some(socket) = socket.filter(|socket| self.now_ns >= socket.share_ns) else { return touched };
+        socket.share_ns = self.now_ns + SHARE_NS;
+        let mut shares: Vec<Share> = socket.ends.iter().map(|end| self.ends[*end].qp.share()).collect();
+        Room::new(socket.bytes as usize).share(self.now_ns, socket.ends.len(), &mut shares);
+        for (end, share) in socket.ends.iter().zip(shares) {
+            self.ends[*end].qp.set_share(self.now_ns, share);
+        }
+        touched.extend(&socket.ends);
+        touched
     }
 
     /// Hears what an end tells, has it go on with its work, and sends what it sends.
@@ -313,6 +443,12 @@ impl Net {
 }
 
 impl End {
+    fn handle(&mut self, now_ns: u64, bytes: &[u8]) {
+        if let Ok(packet) = self.inwards.open(bytes).and_then(Packet::parse) {
+            self.qp.handle_packet(now_ns, &packet, &self.memory);
+        }
+    }
+
     fn go_on(&mut self, now_ns: u64) {
         let local = Local { key: KEY, address: 0 };
         let registered = |len| Source::Registered { local, len };

@@ -3,6 +3,7 @@
 mod breaking;
 mod emulator;
 mod hostile;
+mod incast;
 mod pair;
 mod paths;
 mod repairing;

@@ -482,3 +482,86 @@ fn towards_others_nothing_of_this_is_sent_or_heeded() {
     pair.forge(A, &Packet { dest_qp, psn, ack_request: false, solicited: false, headers, payload: &[] });
     assert_eq!(pair.a().qp.counters().malformed, 1);
 }
+
+/// A pair of which one end has room for a single packet, which is not acquainted.
+fn scarce() -> Pair {
+    let mut pair = Pair::with(selective(), [0, 0]);
+    pair.b().qp.set_grant(0, 1);
+    pair
+}
+
+/// In the pair's stories the packet before all others has the last number of all.
+const BEFORE_ALL: &str = "16777215";
+
+#[test]
+fn who_has_little_room_and_no_processor_is_asked_briefly_and_gets_nothing_twice() {
+    let mut pair = scarce();
+    // Nothing reaches it for as long as three questions take.
+    pair.take_processor(B, 10_000_000);
+    pair.tell(|sent| {
+        assert!(sent.from == B || sent.repetition == 0 && sent.psn < 4 || sent.bytes <= 32, "{sent:?}");
+        Fate::Arrives
+    });
+    pair.a().write(0, &pattern(1024, 3));
+    pair.run();
+    let asked = format!("a WriteOnly {BEFORE_ALL}");
+    assert_eq!(pair.told[..4], ["a WriteOnly 0", &asked, &asked, &asked], "{:?}", pair.told);
+    assert_eq!(pair.b().memory.get(0, 1024), pattern(1024, 3));
+    assert_eq!((pair.a().qp.counters().repeated, pair.a().ended().len()), (0, 1));
+}
+
+#[test]
+fn what_was_lost_alone_leaves_again_when_the_peer_says_that_it_has_nothing() {
+    for lost in [0, 1] {
+        let mut pair = scarce();
+        pair.tell(loses(move |psn| psn == lost));
+        pair.a().write(0, &pattern(512, 3));
+        pair.run();
+        let before = if lost == 0 { BEFORE_ALL } else { "0" };
+        let story = [
+            format!("a WriteOnly {lost} lost"),
+            format!("a WriteOnly {before}"),
+            format!("b Acknowledge {before}"),
+            format!("a WriteOnly {lost}"),
+            format!("b Acknowledge {lost}"),
+        ];
+        assert!(pair.told.windows(5).any(|told| told == story), "{:?}", pair.told);
+        assert_eq!(pair.b().memory.get(0, 512), pattern(512, 3));
+        assert!(pair.now_ns < 4_000_000, "{} ns", pair.now_ns);
+    }
+}
+
+#[test]
+fn an_answer_that_was_lost_is_asked_for_again_after_a_question() {
+    let mut pair = scarce();
+    pair.b().memory.put(0, b"salt");
+    pair.tell(|sent| match (sent.opcode, sent.repetition) {
+        (Opcode::ReadResponseOnly, 0) => Fate::IsLost,
+        _ => Fate::Arrives,
+    });
+    pair.a().read(1 << 16, 0, 4);
+    pair.run();
+    assert_eq!(pair.a().memory.get(1 << 16, 4), b"salt");
+    let story =
+        [format!("a WriteOnly {BEFORE_ALL}"), "b Acknowledge 0".to_owned(), "a ReadRequest 0".to_owned()];
+    assert!(pair.told.windows(3).any(|told| told == story), "{:?}", pair.told);
+}
+
+#[test]
+fn the_packet_before_all_others_is_a_question_or_nothing() {
+    let mut pair = scarce();
+    let (dest_qp, psn) = (pair.b().qp.qpn(), pair.psn(A, BEFORE_ALL.parse().unwrap()));
+    let reth = |len| RethRepr { address: 0, rkey: KEY, len };
+    for (headers, payload) in [
+        (Headers::WriteOnly { reth: reth(4), imm: None }, &b"evil"[..]),
+        (Headers::WriteOnly { reth: reth(0), imm: Some(1) }, b""),
+        (Headers::ReadRequest(reth(4)), b""),
+        (Headers::SendOnly { imm: None }, b""),
+    ] {
+        pair.forge(B, &Packet { dest_qp, psn, ack_request: true, solicited: false, headers, payload });
+    }
+    pair.run();
+    assert_eq!(pair.b().qp.counters().out_of_window, 4);
+    assert!(pair.told.is_empty() && pair.b().events.is_empty());
+    assert_eq!(pair.b().memory.get(0, 4), [0; 4]);
+}

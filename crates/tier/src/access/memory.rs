@@ -10,7 +10,7 @@
 
 use halite_mem::Window;
 
-use super::{Blocked, COPY_BYTES_MAX, DataPath, Mapping, Place, SlotRef, View};
+use super::{Blocked, COPY_BYTES_MAX, Count, DataPath, Mapping, Place, SlotRef, View, counts};
 use crate::ids::SessionId;
 use crate::permissions::Permissions;
 
@@ -69,6 +69,8 @@ impl DataPath {
         let done = mapping.view.step(at.offset, len, |window, start, len| {
             window.fill(start, len, byte).expect("the view keeps inside its windows");
         })?;
+        counts::note(&pin, Count::DirectFills, 1);
+        counts::note(&pin, Count::DirectFillBytes, done as u64);
         Ok(Step { len: done as u64, backward: false })
     }
 
@@ -91,7 +93,10 @@ impl DataPath {
         if len == 0 {
             return Ok(Step { len, backward: false });
         }
-        copy_some((target, to.offset), (source, from.offset), len)
+        let step = copy_some((target, to.offset), (source, from.offset), len)?;
+        counts::note(&pin, Count::DirectCopies, 1);
+        counts::note(&pin, Count::DirectCopyBytes, step.len);
+        Ok(step)
     }
 }
 

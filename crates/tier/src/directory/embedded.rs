@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
 use super::lost::LostNames;
-use super::{Directory, NAMES_PER_ANSWER_MAX, Said, Word};
+use super::{Directory, DirectoryFigures, NAMES_PER_ANSWER_MAX, Said, Word};
 use crate::engine::Requester;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
 use crate::members::Parting;
@@ -128,6 +128,15 @@ impl Embedded {
 impl Directory for Embedded {
     fn seat(&self) -> NodeId {
         NodeId::FIRST
+    }
+
+    fn figures(&self) -> Option<DirectoryFigures> {
+        self.is_seat.then(|| DirectoryFigures {
+            names: self.table.names.len() as u64,
+            lost: self.table.lost.len() as u64,
+            waiting: self.parked.len() as u64,
+            is_ready: self.is_ready(),
+        })
     }
 
     fn ask(&mut self, now_ns: u64, requester: Requester, question: Request) {

@@ -31,6 +31,10 @@ pub(super) struct LostNames {
 }
 
 impl LostNames {
+    pub(super) fn len(&self) -> usize {
+        self.names.len()
+    }
+
     /// The oldest goes where there is no room.
     pub(super) fn insert(&mut self, name: Box<str>, home: NodeLife, parting: Parting) {
         self.remove(&name);

@@ -308,7 +308,7 @@ impl Engine {
         over.into_iter().for_each(|(requester, ..)| self.answer(requester, Ok(Reply::CutOff)));
     }
 
-    /// A mapper that is paired with us anew may have mapped what it is to let go of before its home lost it: it is asked.
+    /// A mapper is paired with this node again.  It may have mapped the region before its home lost sight of it, so it is asked.
     pub(super) fn relay_anew(&mut self, mapper: NodeLife) {
         let owed = self.evidence.owed.extract_if(.., |(_, other, _)| *other == mapper);
         let owed: Vec<_> = owed.collect();

@@ -7,7 +7,7 @@ use crate::access::SlotRef;
 use crate::ids::{NodeId, NodeLife, RegionId, SessionId};
 use crate::layout::Extent;
 use crate::mapper::Known;
-use crate::message::{Loss, NodeState, Reach};
+use crate::message::{Loss, Member, NodeState, Reach};
 
 /// What this node knows of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,9 +68,22 @@ impl Engine {
 
     /// What is known of a node; `None` if it was never seen.
     pub fn known_peer(&self, now_ns: u64, node: NodeId) -> Option<KnownPeer> {
-        let member = self.members.described(now_ns).find(|member| member.life.node == node)?;
-        let connection = self.members.peer_of(node);
-        Some(KnownPeer {
+        self.known_peers(now_ns, |member| member.life.node == node).next()
+    }
+
+    /// What is known of those nodes that are meant, in their order.
+    pub(super) fn known_peers(
+        &self,
+        now_ns: u64,
+        is_meant: impl Fn(&Member) -> bool,
+    ) -> impl Iterator<Item = KnownPeer> {
+        let members = self.members.described(now_ns).filter(move |member| is_meant(member));
+        members.map(move |member| self.known(now_ns, member))
+    }
+
+    fn known(&self, now_ns: u64, member: Member) -> KnownPeer {
+        let connection = self.members.peer_of(member.life.node);
+        KnownPeer {
             life: member.life,
             pid: member.pid,
             state: member.state,
@@ -79,6 +92,6 @@ impl Engine {
             loss: member.loss,
             is_zombie: self.members.is_zombie(member.life),
             bytes_quarantined: self.store.bytes_kept_from(member.life),
-        })
+        }
     }
 }

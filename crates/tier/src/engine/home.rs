@@ -434,8 +434,11 @@ impl Engine {
         self.watching.forget_unmapped(region, life, upto);
         let next_home = match self.homes.get_mut(&region) {
             Some(found) => {
-                found.remove_mapper(life, upto);
-                found.moving().filter(|moving| moving.adopting).map(|moving| moving.to.node)
+                let was_mapper = found.remove_mapper(life, upto);
+                found.moving_mut().filter(|moving| moving.adopting).map(|moving| {
+                    moving.unmapped.extend(was_mapper.then_some((life, upto)));
+                    moving.to.node
+                })
             }
             None => self.moved.home_of(region),
         };

@@ -232,6 +232,7 @@ impl Engine {
             |who| if pairing > 1 { News::PairedAnew { who, pairing } } else { News::Joined(who) },
         );
         self.begin_pairing(life);
+        self.await_no_commands_of(life);
         self.expect_names(life, dialled || self.meeting.is_joining);
         if life.node == self.directory.seat() {
             self.tell_names();

@@ -411,6 +411,7 @@ impl Engine {
         }
         self.drop_those_unheard_of();
         self.expect_names_no_longer();
+        self.await_no_overdue_commands();
         self.cut_off_the_deaf();
         self.excuse_the_stalled();
         self.dial_the_unreachable();

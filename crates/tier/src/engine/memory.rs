@@ -35,6 +35,8 @@ const STEP_BYTES_MAX: u64 = 1 << 20;
 pub(super) struct Memory {
     /// Of sessions of ours.
     given: BTreeMap<OpId, IssuedCopy>,
+    /// Commands that have failed because we lost sight of who carries them out: until when that node may be at it, in ns.
+    unheard: BTreeMap<(OpId, NodeLife), u64>,
     /// What is said when the commands up to that one are over.
     held: Vec<(OpId, DeferredAck)>,
     /// On memory of ours.
@@ -59,6 +61,14 @@ pub(super) enum DeferredAck {
     Unmapped(Unmapping),
     /// Not a word: a pairing is over on our side.
     Parted(Token),
+}
+
+impl DeferredAck {
+    /// Whether it waits for commands, too, whose answers are lost.  To be paired with who carries them out, one needs not: it
+    /// waits for them itself.
+    fn awaits_the_unheard(&self) -> bool {
+        !matches!(self, DeferredAck::Parted(_))
+    }
 }
 
 /// A command on memory of ours.
@@ -152,9 +162,19 @@ impl Engine {
         self.ask(node, request, Purpose::Memory(op, node));
     }
 
-    pub(super) fn handle_memory_done(&mut self, op: OpId, node: NodeId, body: Result<Reply, ErrorReply>) {
+    /// What `node` was asked for is done, or is not; or its life, which is `from`, is not heard any more.
+    pub(super) fn handle_memory_done(
+        &mut self,
+        op: OpId,
+        node: NodeId,
+        from: NodeLife,
+        body: Result<Reply, ErrorReply>,
+    ) {
         let Some(given) = self.memory.given.get_mut(&op) else { return };
         given.awaited -= 1;
+        if body == Err(ErrorReply::PeerDown(node)) && from.node == node {
+            self.memory.unheard.insert((op, from), self.now_ns + self.config.lease_ns / 2 * 3);
+        }
         let refusal = match body {
             Ok(Reply::Done) => None,
             Ok(_) => Some(ErrorReply::Malformed),
@@ -182,20 +202,36 @@ impl Engine {
 
     /// Says something as soon as no command is under way that has been given already.
     pub(super) fn say_when_over(&mut self, due: DeferredAck) {
-        match self.memory.given.last_key_value() {
-            Some((last, _)) => self.memory.held.push((*last, due)),
+        let given = self.memory.given.keys().next_back();
+        let unheard = self.memory.unheard.keys().next_back().map(|(op, _)| op);
+        match given.max(unheard.filter(|_| due.awaits_the_unheard())) {
+            Some(last) => self.memory.held.push((*last, due)),
             None => self.say_due(due),
         }
     }
 
     fn say_what_was_held(&mut self) {
-        let first = self.memory.given.first_key_value().map(|(op, _)| *op);
         for (upto, due) in std::mem::take(&mut self.memory.held) {
-            match first.is_some_and(|first| first <= upto) {
+            let is_given = self.memory.given.keys().next().is_some_and(|first| *first <= upto);
+            let is_unheard = self.memory.unheard.keys().next().is_some_and(|(first, _)| *first <= upto);
+            match is_given || is_unheard && due.awaits_the_unheard() {
                 true => self.memory.held.push((upto, due)),
                 false => self.say_due(due),
             }
         }
+    }
+
+    /// A node is paired with us anew, which it is after it has ended what it was asked before, or its life is over.
+    pub(super) fn await_no_commands_of(&mut self, life: NodeLife) {
+        self.memory.unheard.retain(|(_, by), _| *by != life);
+        self.say_what_was_held();
+    }
+
+    /// Time has passed: who has not heard us for a lease has broken off what we asked it for.
+    pub(super) fn await_no_overdue_commands(&mut self) {
+        let now_ns = self.now_ns;
+        self.memory.unheard.retain(|_, until_ns| now_ns < *until_ns);
+        self.say_what_was_held();
     }
 
     fn say_due(&mut self, due: DeferredAck) {

@@ -205,6 +205,10 @@ impl Engine {
         let mut record = Box::new(self.homes[&region].record(region));
         record.watchers = self.watching.of(region).to_vec();
         self.ask_life(to, Request::Adopt { record }, Purpose::Adopt(region));
+        // If it has taken the region already, it has done so by a record of before.
+        for (mapper, upto) in self.moving_mut(region).unmapped.clone() {
+            self.notify(to.node, Notice::UnmappedBy { region, node: mapper, upto });
+        }
     }
 
     pub(super) fn handle_adopted(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
@@ -337,6 +341,7 @@ impl Moving {
             closing,
             adopting,
             in_doubt,
+            unmapped: Vec::new(),
             parked: Vec::new(),
         }
     }

@@ -557,6 +557,7 @@ impl Engine {
         let state = if parting.cause == LossCause::Left { NodeState::Left } else { NodeState::Dead };
         self.members.end(life, state, parting);
         self.mapper.handle_ended(life);
+        self.await_no_commands_of(life);
         self.tell_directory(Word::Ended { life, parting });
         self.tell_of_end(life, parting);
         self.start_sweep(life);

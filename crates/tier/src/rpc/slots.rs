@@ -168,6 +168,11 @@ impl<H> ReplySlots<H> {
         self.slots[usize::from(id.index)].target
     }
 
+    /// How many slots are in use, from wherever their replies come.
+    pub fn all_in_use(&self) -> usize {
+        self.slots.iter().filter(|slot| !matches!(slot.state, State::Free)).count()
+    }
+
     /// How many slots are in use for replies from there, those among them that nobody waits for any more.
     pub fn in_use(&self, target: Target) -> usize {
         let is_in_use = |slot: &&Slot<H>| !matches!(slot.state, State::Free) && slot.target == target;

@@ -263,8 +263,7 @@ fn only(fds: &[OwnedFd]) -> &OwnedFd {
 }
 
 fn report_unmapped(peer: &Peer, len: u64, lack: &Trouble) {
-    let pid = peer.process.pid;
-    tracing::warn!("this process cannot map {len} bytes of process {pid}: {lack}");
+    tracing::warn!("this process cannot map {len} bytes of {}: {lack}", peer.process);
 }
 
 fn open_segment(fd: &OwnedFd, len: u64) -> Result<Window, Trouble> {

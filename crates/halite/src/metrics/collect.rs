@@ -1,0 +1,364 @@
+//! What a node knows of itself at one moment, as metrics.
+//!
+//! Looks once under the runner's lock, and asks nobody.  Series are bounded: those by peer are of nodes that stay, with numbers
+//! below [`EPHEMERAL_NODE_MIN`], of which a cluster has a few hundred at most; applications and commands are only counted.
+
+use halite_fabric::Path;
+use halite_tier::access::{Count, Counts};
+use halite_tier::engine::{Figures, KnownPeer};
+use halite_tier::message::NodeState;
+
+use super::{Metrics, Timed};
+use crate::cluster::config::EPHEMERAL_NODE_MIN;
+use crate::runtime::driver::Driver;
+use crate::runtime::ticket::CommandTimes;
+
+impl Metrics {
+    /// Those of a node.  One that has left tells only what its threads have counted.
+    pub(crate) fn collect(driver: &Driver) -> Metrics {
+        let mut metrics = Metrics { families: Vec::with_capacity(64) };
+        let now_ns = driver.now_ns();
+        let (figures, queues, times) = driver.look(|runner| {
+            let figures = runner.engine().map(|engine| engine.figures(now_ns));
+            (figures, runner.queues(), runner.tickets.times().clone())
+        });
+        metrics.add_node(driver, figures.as_ref(), now_ns);
+        metrics.add_accesses(&driver.shared.path.counts());
+        metrics.add_calls(&driver.shared.path.counts(), driver);
+        metrics.add_times(driver, &times);
+        metrics.add_queues(driver, &queues);
+        metrics.add_memory(figures.as_ref());
+        metrics.add_directory(figures.as_ref());
+        metrics.add_members(figures.as_ref());
+        metrics.add_peers(driver, figures.as_ref());
+        metrics.add_packets(driver, figures.as_ref());
+        metrics
+    }
+
+    fn add_node(&mut self, driver: &Driver, figures: Option<&Figures>, now_ns: u64) {
+        let info = self.gauge("halite_info", "Always 1; which node this is, in its labels.");
+        if let Some(Figures { status, .. }) = figures {
+            let (node, incarnation) = (status.node.to_string(), format!("{:016x}", status.incarnation));
+            let version = env!("CARGO_PKG_VERSION");
+            let labels = [
+                ("node", node.as_str()),
+                ("incarnation", &incarnation),
+                ("fabric", &status.provider),
+                ("version", version),
+            ];
+            info.of(&labels, 1_u64);
+        }
+        self.gauge("halite_uptime_seconds", "For how long the node has run.").is(now_ns as f64 / 1e9);
+        self.gauge("halite_closed", "1 if the node leaves or has failed, and serves nobody any more.")
+            .is(driver.is_closed());
+    }
+
+    fn add_accesses(&mut self, counts: &Counts) {
+        use Count::*;
+        let ops = [
+            ("read", "direct", DirectReads),
+            ("write", "direct", DirectWrites),
+            ("atomic", "direct", DirectAtomics),
+            ("fill", "direct", DirectFills),
+            ("copy", "direct", DirectCopies),
+            ("read", "posted", PostedReads),
+            ("write", "posted", PostedWrites),
+            ("atomic", "posted", PostedAtomics),
+        ];
+        let bytes = [
+            ("read", "direct", DirectReadBytes),
+            ("write", "direct", DirectWriteBytes),
+            ("fill", "direct", DirectFillBytes),
+            ("copy", "direct", DirectCopyBytes),
+            ("read", "posted", PostedReadBytes),
+            ("write", "posted", PostedWriteBytes),
+        ];
+        let family = self.counter(
+            "halite_accesses_total",
+            "Accesses to regions by sessions of this node, in pieces of at most 256 KiB where they are direct, and 32 KiB where posted.",
+        );
+        for (kind, path, count) in ops {
+            family.of(&[("kind", kind), ("path", path)], counts.of(count));
+        }
+        let family = self.counter("halite_access_bytes_total", "Bytes of these accesses.");
+        for (kind, path, count) in bytes {
+            family.of(&[("kind", kind), ("path", path)], counts.of(count));
+        }
+        self.counter("halite_access_failures_total", "Accesses that ended with an error.")
+            .is(counts.of(AccessFailures));
+    }
+
+    fn add_calls(&mut self, counts: &Counts, driver: &Driver) {
+        let rpc = &driver.shared.rpc;
+        let counters = [
+            ("halite_calls_total", "Calls that sessions of this node have posted.", Count::Calls),
+            ("halite_call_bytes_total", "Bytes of their inputs.", Count::CallBytes),
+            ("halite_call_failures_total", "Calls that ended with an error.", Count::CallFailures),
+            (
+                "halite_calls_received_total",
+                "Calls that functions of this node have received.",
+                Count::CallsReceived,
+            ),
+            ("halite_call_received_bytes_total", "Bytes of their inputs.", Count::CallBytesReceived),
+            ("halite_messages_total", "Messages that sessions of this node have posted.", Count::Messages),
+            ("halite_message_bytes_total", "Bytes of these.", Count::MessageBytes),
+            ("halite_message_failures_total", "Messages that could not be sent.", Count::MessageFailures),
+            (
+                "halite_messages_received_total",
+                "Messages that were taken from ports of this node.",
+                Count::MessagesReceived,
+            ),
+            ("halite_message_received_bytes_total", "Bytes of these.", Count::MessageBytesReceived),
+        ];
+        for (name, help, count) in counters {
+            self.counter(name, help).is(counts.of(count));
+        }
+        self.gauge(
+            "halite_calls_under_way",
+            "Calls and messages without an answer, those given up among them for as long as one may come.",
+        )
+        .is(rpc.all_under_way());
+    }
+
+    fn add_times(&mut self, driver: &Driver, times: &CommandTimes) {
+        let timings = &driver.shared.timings;
+        self.histogram(
+            "halite_call_seconds",
+            "How long calls took whose callers waited at once; one in 16 of each thread.",
+        )
+        .times(&[], timings.of(Timed::Call));
+        let family = self.histogram(
+            "halite_posted_access_seconds",
+            "How long accesses took of which something was posted, or had to wait; one in 16 of each thread.",
+        );
+        for timed in Timed::ALL.into_iter().filter(|timed| *timed != Timed::Call) {
+            family.times(&[("kind", timed.name())], timings.of(timed));
+        }
+        let family = self.histogram(
+            "halite_command_seconds",
+            "How long commands took: all that a session does to regions, locks and barriers but access them.",
+        );
+        for (command, (taken, _)) in times.all() {
+            family.times(&[("command", command)], taken);
+        }
+        let family = self.counter("halite_command_failures_total", "Commands that ended with an error.");
+        for (command, (_, failures)) in times.all() {
+            family.of(&[("command", command)], *failures);
+        }
+    }
+
+    fn add_queues(&mut self, driver: &Driver, queues: &Queues) {
+        let (functions, ports) = driver.shared.rpc.services();
+        self.gauge("halite_commands_under_way", "Commands that have not ended.").is(queues.commands);
+        self.gauge("halite_posted_under_way", "Accesses that were posted and have not completed.")
+            .is(driver.shared.posted.under_way());
+        self.gauge("halite_services", "Functions that are served, and ports that are open.")
+            .of(&[("kind", "function")], functions.services)
+            .of(&[("kind", "port")], ports.services);
+        self.gauge("halite_service_requests_waiting", "Calls and messages that nobody has received yet.")
+            .of(&[("kind", "function")], functions.waiting)
+            .of(&[("kind", "port")], ports.waiting);
+        self.gauge("halite_jobs_waiting", "Copies, fills and growth that no thread has begun.")
+            .is(queues.jobs);
+        self.gauge("halite_outbox_messages", "Control messages that the network has not taken yet.")
+            .is(queues.messages);
+        self.gauge("halite_outbox_bytes", "Bytes of these.").is(queues.message_bytes);
+    }
+
+    fn add_memory(&mut self, figures: Option<&Figures>) {
+        let mut gauge = |name, help, value: fn(&Figures) -> u64| {
+            let family = self.gauge(name, help);
+            figures.into_iter().for_each(|figures| family.is(value(figures)));
+        };
+        gauge("halite_arena_limit_bytes", "Memory that the node may contribute.", |f| f.status.bytes_total);
+        gauge("halite_arena_bytes", "Of that, what its arena has grown to.", |f| f.bytes_grown);
+        gauge("halite_arena_used_bytes", "Of the arena, what belongs to regions.", |f| f.status.bytes_used);
+        gauge("halite_arena_free_bytes", "Of the arena, what can be given out at once.", |f| f.bytes_free);
+        gauge(
+            "halite_arena_quarantined_bytes",
+            "Of the arena, what is kept back, for somebody who is not cut off may still write to it.",
+            |f| f.status.bytes_quarantined,
+        );
+        gauge("halite_arena_refused_bytes", "Of the limit, what the system has refused.", |f| {
+            f.status.bytes_refused
+        });
+        gauge("halite_regions", "Regions whose home is this node.", |f| f.status.regions);
+        gauge("halite_mappings", "Handles of its sessions.", |f| f.status.mappings);
+    }
+
+    fn add_directory(&mut self, figures: Option<&Figures>) {
+        let directory = figures.and_then(|figures| figures.directory.as_ref());
+        let family = self
+            .gauge("halite_directory_ready", "1 if the directory of names answers (node 0 alone has it).");
+        directory.into_iter().for_each(|directory| family.is(directory.is_ready));
+        let family = self.gauge("halite_directory_names", "Names that lead to a region.");
+        directory.into_iter().for_each(|directory| family.is(directory.names));
+        let family = self.gauge("halite_directory_lost_names", "Names that were lost with their nodes.");
+        directory.into_iter().for_each(|directory| family.is(directory.lost));
+        let family = self.gauge(
+            "halite_directory_requests_waiting",
+            "Questions that wait until all nodes have told their names.",
+        );
+        directory.into_iter().for_each(|directory| family.is(directory.waiting));
+    }
+
+    fn add_members(&mut self, figures: Option<&Figures>) {
+        let lease = self.gauge("halite_lease_seconds", "How long a silent node is taken to be alive.");
+        figures.into_iter().for_each(|figures| lease.is(figures.lease_ns as f64 / 1e9));
+        let requests = self.gauge(
+            "halite_requests_under_way",
+            "Control requests that have no answer yet, to this node among others.",
+        );
+        figures.into_iter().for_each(|figures| requests.is(figures.requests_under_way));
+        let family = self.gauge("halite_nodes", "Other nodes that stay, by what this one believes of them.");
+        for (state, name) in STATES {
+            let count = staying(figures).filter(|(peer, _)| peer.state == state).count();
+            family.of(&[("state", name)], count);
+        }
+        let passing = figures.into_iter().flat_map(|figures| &figures.peers);
+        let passing = passing.filter(|(known, _)| is_passing(known) && known.peer.is_some()).count();
+        self.gauge("halite_applications", "Applications and commands that are connected to this node.")
+            .is(passing);
+    }
+
+    fn add_peers(&mut self, driver: &Driver, figures: Option<&Figures>) {
+        let peers: Vec<Peer<'_>> = staying(figures).map(Peer::new).collect();
+        let mut gauge = |name, help, value: &dyn Fn(&KnownPeer, u64) -> Option<f64>| {
+            let family = self.gauge(name, help);
+            for peer in &peers {
+                if let Some(value) = value(peer.known, peer.pairing) {
+                    family.of(&[("peer", &peer.node)], value);
+                }
+            }
+        };
+        let fabric = &driver.shared.fabric;
+        gauge("halite_peer_up", "1 if the peer is alive and connected.", &|known, _| {
+            Some(f64::from(u8::from(known.state == NodeState::Alive && known.peer.is_some())))
+        });
+        gauge(
+            "halite_peer_silence_seconds",
+            "For how long nothing was heard of the peer; at halite_lease_seconds it is given up.",
+            &|known, _| {
+                let heard_ns =
+                    known.peer.and_then(|peer| fabric.heard(peer)).map(|ago| ago.as_nanos() as u64);
+                Some(known.silent_ns?.min(heard_ns.unwrap_or(u64::MAX)) as f64 / 1e9)
+            },
+        );
+        gauge(
+            "halite_peer_pairing",
+            "Number of the pairing with the peer: it rises when the two have lost sight of each other.",
+            &|_, pairing| Some(pairing as f64),
+        );
+        gauge(
+            "halite_peer_quarantined_bytes",
+            "Memory of this node that is kept back because the peer could still write to it.",
+            &|known, _| Some(known.bytes_quarantined as f64),
+        );
+        gauge(
+            "halite_peer_calls_under_way",
+            "Calls and messages to the peer without an answer.",
+            &|known, _| Some(driver.shared.rpc.under_way(known.life.node).0 as f64),
+        );
+        gauge(
+            "halite_peer_round_trip_seconds",
+            "What a round trip to the peer takes, smoothed, where the network measures it.",
+            &|known, _| Some(fabric.round_trip(known.peer?)?.as_secs_f64()),
+        );
+    }
+
+    fn add_packets(&mut self, driver: &Driver, figures: Option<&Figures>) {
+        let paths: Vec<_> = staying(figures)
+            .filter_map(|peer| Some((Peer::new(peer).node, driver.shared.fabric.path(peer.0.peer?)?)))
+            .collect();
+        let counters: [(_, _, OfPath); 6] = [
+            ("halite_peer_packets_sent_total", "Packets to the peer, repetitions included.", |path| {
+                path.sent
+            }),
+            (
+                "halite_peer_packets_repeated_total",
+                "Of these, those that had been sent before: at least so many were lost, or late.",
+                |path| path.repeated,
+            ),
+            ("halite_peer_packets_received_total", "Packets of the peer.", |path| path.arrived),
+            ("halite_peer_packets_duplicate_total", "Of these, those that had come before.", |path| {
+                path.duplicates
+            }),
+            (
+                "halite_peer_packets_early_total",
+                "Of these, those that came before others that were lost or late.",
+                |path| path.kept,
+            ),
+            (
+                "halite_peer_timeouts_total",
+                "How often an answer of the peer was waited for in vain.",
+                |path| path.timeouts,
+            ),
+        ];
+        for (name, help, value) in counters {
+            let family = self.counter(name, help);
+            for (node, path) in &paths {
+                family.of(&[("peer", node)], value(path));
+            }
+        }
+        let family =
+            self.gauge("halite_peer_mtu_bytes", "Most payload of a packet that comes through to the peer.");
+        for (node, path) in &paths {
+            family.of(&[("peer", node)], u64::from(path.mtu_bytes));
+        }
+        let family = self
+            .gauge("halite_peer_window_packets", "Packets that may be under way to the peer, in all lanes.");
+        for (node, path) in &paths {
+            family.of(
+                &[("peer", node)],
+                path.window_packets.iter().map(|packets| u64::from(*packets)).sum::<u64>(),
+            );
+        }
+    }
+}
+
+const STATES: [(NodeState, &str); 5] = [
+    (NodeState::Alive, "alive"),
+    (NodeState::Silent, "silent"),
+    (NodeState::Unreachable, "unreachable"),
+    (NodeState::Dead, "dead"),
+    (NodeState::Left, "left"),
+];
+
+/// What waits in the runner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Queues {
+    pub(crate) commands: usize,
+    pub(crate) jobs: usize,
+    pub(crate) messages: usize,
+    pub(crate) message_bytes: usize,
+}
+
+/// Functions or ports.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct ServiceFigures {
+    pub(crate) services: usize,
+    pub(crate) waiting: usize,
+}
+
+/// A number of a path.
+type OfPath = fn(&Path) -> u64;
+
+struct Peer<'f> {
+    node: String,
+    known: &'f KnownPeer,
+    pairing: u64,
+}
+
+impl<'f> Peer<'f> {
+    fn new((known, pairing): &'f (KnownPeer, u64)) -> Peer<'f> {
+        Peer { node: known.life.node.to_string(), known, pairing: *pairing }
+    }
+}
+
+fn is_passing(known: &KnownPeer) -> bool {
+    known.life.node.0 >= EPHEMERAL_NODE_MIN
+}
+
+fn staying(figures: Option<&Figures>) -> impl Iterator<Item = &(KnownPeer, u64)> {
+    figures.into_iter().flat_map(|figures| &figures.peers).filter(|(known, _)| !is_passing(known))
+}

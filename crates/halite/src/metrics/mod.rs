@@ -1,0 +1,223 @@
+//! Metrics: what a node has counted and how it is, as Prometheus reads it.
+//!
+//! `timings` has histograms, which are fed where things end; `collect` gathers all there is for one moment; `responder` answers
+//! scrapers.  What is counted on the way to bytes is [`halite_tier::access::Count`]'s.  Names are documented in `docs/operations.md`.
+
+mod collect;
+pub(crate) mod responder;
+pub(crate) mod timings;
+
+use std::fmt;
+
+pub(crate) use collect::{Queues, ServiceFigures};
+pub(crate) use timings::{Histogram, Timed, Timings};
+
+/// What a family's samples mean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MetricKind {
+    /// A number that only rises while the node lives.
+    Counter,
+    /// A number of this moment.
+    Gauge,
+    /// How often something took at most so long: `_bucket`, `_sum` and `_count`.
+    Histogram,
+}
+
+/// All samples of one name.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Family {
+    /// Its name, which stays the same from version to version.
+    pub name: &'static str,
+    /// What it means, in a line.
+    pub help: &'static str,
+    /// What its samples mean.
+    pub kind: MetricKind,
+    samples: Vec<Sample>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+struct Sample {
+    suffix: &'static str,
+    labels: Vec<(&'static str, String)>,
+    value: f64,
+}
+
+/// The metrics of a node at one moment.  Printed, they are the text that Prometheus reads (version 0.0.4).
+///
+/// ```
+/// # use halite::{Config, Node, NodeId, Permissions, Placement};
+/// # let dir = std::env::temp_dir().join(format!("halite-doc-metrics-{}", std::process::id()));
+/// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+/// let session = node.blocking_session();
+/// let salt = session.alloc(Some("salt"), 4096, Placement::Local, Permissions::READ)?;
+/// session.write(salt, 0, b"crystals")?;
+/// let text = node.metrics().to_string();
+/// assert!(text.contains("halite_access_bytes_total{kind=\"write\",path=\"direct\"} 8\n"));
+/// # drop(node);
+/// # std::fs::remove_dir_all(dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+pub struct Metrics {
+    families: Vec<Family>,
+}
+
+impl Metrics {
+    /// All that there are: a family is there even while it has no samples.
+    pub fn families(&self) -> &[Family] {
+        &self.families
+    }
+
+    fn add(&mut self, kind: MetricKind, name: &'static str, help: &'static str) -> &mut Family {
+        self.families.push(Family { name, help, kind, samples: Vec::new() });
+        self.families.last_mut().expect("one was just added")
+    }
+
+    fn counter(&mut self, name: &'static str, help: &'static str) -> &mut Family {
+        self.add(MetricKind::Counter, name, help)
+    }
+
+    fn gauge(&mut self, name: &'static str, help: &'static str) -> &mut Family {
+        self.add(MetricKind::Gauge, name, help)
+    }
+
+    fn histogram(&mut self, name: &'static str, help: &'static str) -> &mut Family {
+        self.add(MetricKind::Histogram, name, help)
+    }
+}
+
+impl Family {
+    /// The value of the sample with exactly these labels, if there is one.  Of a histogram, how often it has happened.
+    pub fn value(&self, labels: &[(&str, &str)]) -> Option<f64> {
+        let suffix = if self.kind == MetricKind::Histogram { "_count" } else { "" };
+        let is_same = |sample: &&Sample| {
+            let own = sample.labels.iter().map(|(name, value)| (*name, value.as_str()));
+            sample.suffix == suffix && own.eq(labels.iter().copied())
+        };
+        self.samples.iter().find(is_same).map(|sample| sample.value)
+    }
+
+    fn is(&mut self, value: impl Number) {
+        self.of(&[], value);
+    }
+
+    fn of(&mut self, labels: &[(&'static str, &str)], value: impl Number) -> &mut Family {
+        self.sample("", labels, value.to_f64());
+        self
+    }
+
+    fn times(&mut self, labels: &[(&'static str, &str)], histogram: &Histogram) {
+        let taken = histogram.taken();
+        for (bound, count) in &taken.at_most {
+            let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| bound.to_string());
+            let with_bound: Vec<_> = labels.iter().copied().chain([("le", bound.as_str())]).collect();
+            self.sample("_bucket", &with_bound, *count as f64);
+        }
+        self.sample("_sum", labels, taken.sum_s);
+        self.sample("_count", labels, taken.count as f64);
+    }
+
+    fn sample(&mut self, suffix: &'static str, labels: &[(&'static str, &str)], value: f64) {
+        let labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        self.samples.push(Sample { suffix, labels, value });
+    }
+}
+
+/// Numbers that are precise enough as floating-point numbers, which is what Prometheus keeps.
+trait Number: Copy {
+    fn to_f64(self) -> f64;
+}
+
+impl Number for u64 {
+    fn to_f64(self) -> f64 {
+        self as f64
+    }
+}
+
+impl Number for usize {
+    fn to_f64(self) -> f64 {
+        self as f64
+    }
+}
+
+impl Number for bool {
+    fn to_f64(self) -> f64 {
+        f64::from(u8::from(self))
+    }
+}
+
+impl Number for f64 {
+    fn to_f64(self) -> f64 {
+        self
+    }
+}
+
+impl fmt::Display for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.families.iter().try_for_each(|family| write!(f, "{family}"))
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
+        };
+        writeln!(f, "# HELP {} {}", self.name, self.help)?;
+        writeln!(f, "# TYPE {} {kind}", self.name)?;
+        for sample in &self.samples {
+            write!(f, "{}{}", self.name, sample.suffix)?;
+            let mut open = '{';
+            for (name, value) in &sample.labels {
+                write!(f, "{open}{name}=\"{}\"", escaped(value))?;
+                open = ',';
+            }
+            let close = if sample.labels.is_empty() { "" } else { "}" };
+            writeln!(f, "{close} {}", sample.value)?;
+        }
+        Ok(())
+    }
+}
+
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_is_what_prometheus_reads() {
+        let mut metrics = Metrics { families: Vec::new() };
+        metrics.counter("halite_words_total", "Words.").of(&[("of", "a\"b\\c\n"), ("to", "d")], 2_u64);
+        metrics.gauge("halite_salt_seconds", "Salt.").is(0.25);
+        assert_eq!(
+            metrics.to_string(),
+            "# HELP halite_words_total Words.\n\
+             # TYPE halite_words_total counter\n\
+             halite_words_total{of=\"a\\\"b\\\\c\\n\",to=\"d\"} 2\n\
+             # HELP halite_salt_seconds Salt.\n\
+             # TYPE halite_salt_seconds gauge\n\
+             halite_salt_seconds 0.25\n"
+        );
+    }
+
+    #[test]
+    fn a_histogram_has_its_bounds_in_order_a_sum_and_a_count() {
+        let histogram = Histogram::default();
+        histogram.note(900);
+        histogram.note(2_000_000_000);
+        let mut metrics = Metrics { families: Vec::new() };
+        metrics.histogram("halite_salt_seconds", "Salt.").times(&[("kind", "read")], &histogram);
+        let text = metrics.to_string();
+        assert!(text.contains("halite_salt_seconds_bucket{kind=\"read\",le=\"0.00000025\"} 0\n"), "{text}");
+        assert!(text.contains("halite_salt_seconds_bucket{kind=\"read\",le=\"0.000001\"} 1\n"), "{text}");
+        assert!(text.contains("halite_salt_seconds_bucket{kind=\"read\",le=\"+Inf\"} 2\n"), "{text}");
+        assert!(text.contains("halite_salt_seconds_sum{kind=\"read\"} 2.0000009\n"), "{text}");
+        assert!(text.contains("halite_salt_seconds_count{kind=\"read\"} 2\n"), "{text}");
+        assert_eq!(metrics.families()[0].value(&[("kind", "read")]), Some(2.0));
+    }
+}

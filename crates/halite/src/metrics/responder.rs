@@ -1,0 +1,334 @@
+//! Answers scrapers: `GET /metrics` over HTTP, and nothing else.
+//!
+//! One thread serves all connections, which strangers may open: no more than [`CONNECTIONS_MAX`] at a time, each for
+//! [`PATIENCE`] in all, with one request of at most [`REQUEST_BYTES_MAX`].  Whoever comes when there is no room waits in the
+//! system's queue until there is, which is no longer than that.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::Metrics;
+use crate::runtime::driver::Driver;
+
+/// Most connections that are served at a time.
+const CONNECTIONS_MAX: usize = 16;
+/// Longest request, with its headers.
+const REQUEST_BYTES_MAX: usize = 8 << 10;
+/// How long a connection may take from its beginning to its end.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long nobody is accepted after the system had no descriptor for one.
+const SHORTAGE: Duration = Duration::from_millis(100);
+
+/// What is served, by whom and where.  Ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    address: SocketAddr,
+    end: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// An address that is listened at, before there is anything to serve.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Bound {
+    /// Listens there; port 0 has the system choose.
+    pub(crate) fn at(address: SocketAddr) -> io::Result<Bound> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        Ok(Bound { listener, address })
+    }
+
+    /// Answers with the metrics of a node from here on.
+    pub(crate) fn serve(self, driver: Arc<Driver>) -> io::Result<Responder> {
+        self.serve_with(move || Metrics::collect(&driver).to_string())
+    }
+
+    fn serve_with(self, text: impl Fn() -> String + Send + 'static) -> io::Result<Responder> {
+        let Bound { listener, address } = self;
+        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut server = Server { listener, connections: Vec::new(), not_before: None, text };
+        let ends = end.clone();
+        let run = move || while server.turn(&ends) {};
+        let thread = std::thread::Builder::new().name("halite-metrics".to_owned()).spawn(run)?;
+        Ok(Responder { address, end, thread: Some(thread) })
+    }
+}
+
+impl Responder {
+    /// Where it is asked.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        // The count of an eventfd that was written to once has room.
+        let _ = rustix::io::write(&*self.end, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // It has said why on standard error if it panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Server<T> {
+    listener: TcpListener,
+    connections: Vec<Connection>,
+    /// Until when nobody is accepted, if the system was short of something.
+    not_before: Option<Instant>,
+    text: T,
+}
+
+struct Connection {
+    stream: TcpStream,
+    deadline: Instant,
+    state: State,
+}
+
+enum State {
+    Reading(Vec<u8>),
+    /// What is left to be written.
+    Writing(Vec<u8>, usize),
+    /// All is written; the other end has yet to close, or its last words would cost it the answer.
+    Closing,
+}
+
+impl<T: Fn() -> String> Server<T> {
+    /// Waits for something to do and does it; false when the end is asked for.
+    fn turn(&mut self, end: &OwnedFd) -> bool {
+        let now = Instant::now();
+        let accepts = self.accepts(now);
+        let mut wanted = vec![PollFd::new(end, PollFlags::IN)];
+        wanted.extend(self.connections.iter().map(|one| PollFd::new(&one.stream, one.wanted())));
+        if accepts {
+            wanted.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
+        let deadlines = self.connections.iter().map(|one| one.deadline).chain(self.not_before);
+        let timeout = deadlines.min().map(|deadline| deadline.saturating_duration_since(now));
+        let timeout = timeout.map(|left| Timespec::try_from(left).expect("seconds are valid"));
+        match poll(&mut wanted, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // Without memory for that there is nothing to be done but to look again.
+            Err(_) => std::thread::sleep(SHORTAGE),
+        }
+        let is_ended = !wanted[0].revents().is_empty();
+        let ready: Vec<bool> = wanted[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(wanted);
+        self.serve(&ready);
+        if accepts && ready.last() == Some(&true) {
+            self.accept();
+        }
+        !is_ended
+    }
+
+    fn accepts(&mut self, now: Instant) -> bool {
+        self.not_before = self.not_before.filter(|until| *until > now);
+        self.connections.len() < CONNECTIONS_MAX && self.not_before.is_none()
+    }
+
+    fn serve(&mut self, ready: &[bool]) {
+        let now = Instant::now();
+        let mut ready = ready.iter();
+        let text = &self.text;
+        self.connections.retain_mut(|one| {
+            let is_ready = ready.next() == Some(&true);
+            one.deadline > now && (!is_ready || one.advance(text).is_ok())
+        });
+    }
+
+    fn accept(&mut self) {
+        match self.listener.accept() {
+            Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                let (deadline, state) = (Instant::now() + PATIENCE, State::Reading(Vec::new()));
+                self.connections.push(Connection { stream, deadline, state });
+            }
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => self.not_before = Some(Instant::now() + SHORTAGE),
+        }
+    }
+}
+
+/// A connection is over.
+struct Over;
+
+impl Connection {
+    fn wanted(&self) -> PollFlags {
+        match self.state {
+            State::Reading(_) | State::Closing => PollFlags::IN,
+            State::Writing(..) => PollFlags::OUT,
+        }
+    }
+
+    fn advance(&mut self, text: &impl Fn() -> String) -> Result<(), Over> {
+        let mut buffer = [0; 1024];
+        match &mut self.state {
+            State::Reading(request) => {
+                let Some(len) = some(self.stream.read(&mut buffer))? else { return Ok(()) };
+                if len == 0 {
+                    return Err(Over);
+                }
+                request.extend_from_slice(&buffer[..len]);
+                if let Some(answer) = answer(request, text) {
+                    self.state = State::Writing(answer.into_bytes(), 0);
+                }
+                Ok(())
+            }
+            State::Writing(bytes, done) => {
+                let Some(len) = some(self.stream.write(&bytes[*done..]))? else { return Ok(()) };
+                *done += len;
+                if *done == bytes.len() {
+                    self.stream.shutdown(Shutdown::Write).map_err(|_| Over)?;
+                    self.state = State::Closing;
+                }
+                Ok(())
+            }
+            State::Closing => match some(self.stream.read(&mut buffer))? {
+                Some(0) => Err(Over),
+                _ => Ok(()),
+            },
+        }
+    }
+}
+
+/// How many bytes, unless it was for nothing.
+fn some(done: io::Result<usize>) -> Result<Option<usize>, Over> {
+    match done {
+        Ok(len) => Ok(Some(len)),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        Err(_) => Err(Over),
+    }
+}
+
+/// What is said to a request; `None` while it is not all there.
+fn answer(request: &[u8], text: impl Fn() -> String) -> Option<String> {
+    let end = request.windows(4).position(|four| four == b"\r\n\r\n");
+    let Some(end) = end.filter(|end| end + 4 <= REQUEST_BYTES_MAX) else {
+        let is_too_long = request.len() > REQUEST_BYTES_MAX;
+        return is_too_long.then(|| refusal("431 Request Header Fields Too Large", ""));
+    };
+    let line = request[..end].split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let line = std::str::from_utf8(line).unwrap_or_default();
+    let words: Vec<&str> = line.split(' ').collect();
+    let [method, target, version] = words[..] else { return Some(refusal("400 Bad Request", "")) };
+    if method.is_empty() || !version.starts_with("HTTP/1.") {
+        return Some(refusal("400 Bad Request", ""));
+    }
+    let path = target.split('?').next().unwrap_or_default();
+    Some(match (path, method) {
+        ("/metrics", "GET") => reply("200 OK", "text/plain; version=0.0.4; charset=utf-8", "", &text()),
+        ("/metrics", _) => refusal("405 Method Not Allowed", "Allow: GET\r\n"),
+        _ => refusal("404 Not Found", ""),
+    })
+}
+
+fn refusal(status: &str, header: &str) -> String {
+    reply(status, "text/plain; charset=utf-8", header, &format!("{status}; metrics are at /metrics\n"))
+}
+
+fn reply(status: &str, kind: &str, header: &str, body: &str) -> String {
+    let len = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\n{header}Connection: close\r\n\r\n{body}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served() -> Responder {
+        let bound = Bound::at("127.0.0.1:0".parse().unwrap()).unwrap();
+        bound.serve_with(|| "salt 1\n".to_owned()).unwrap()
+    }
+
+    fn connected(to: &Responder) -> TcpStream {
+        let stream = TcpStream::connect(to.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    /// All that is said to `request`.
+    fn said(to: &Responder, request: &[u8]) -> String {
+        let mut stream = connected(to);
+        stream.write_all(request).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn status(text: &str) -> &str {
+        text.split(' ').nth(1).unwrap_or_default()
+    }
+
+    #[test]
+    fn one_path_can_be_got_and_nothing_else() {
+        let responder = served();
+        let text = said(&responder, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4;"), "{text}");
+        assert!(text.ends_with("Content-Length: 7\r\nConnection: close\r\n\r\nsalt 1\n"), "{text}");
+        let status_of = |request: &str| status(&said(&responder, request.as_bytes())).to_owned();
+        assert_eq!(status_of("GET /metrics?name=x HTTP/1.0\r\n\r\n"), "200");
+        assert_eq!(status_of("GET / HTTP/1.1\r\n\r\n"), "404");
+        assert_eq!(status_of("POST /other HTTP/1.1\r\n\r\n"), "404");
+        assert_eq!(status_of("POST /metrics HTTP/1.1\r\n\r\n"), "405");
+        assert_eq!(status_of("HEAD /metrics HTTP/1.1\r\n\r\n"), "405");
+        for nonsense in ["\r\n\r\n", "GET /metrics\r\n\r\n", "GET /metrics SPDY/3\r\n\r\n", "\u{e4} \r\n\r\n"]
+        {
+            assert_eq!(status_of(nonsense), "400", "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_may_come_in_pieces_but_not_without_end() {
+        let responder = served();
+        let mut stream = connected(&responder);
+        for piece in ["GET /met", "rics HTTP/1.1\r", "\n\r", "\n"] {
+            stream.write_all(piece.as_bytes()).unwrap();
+        }
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert_eq!(status(&text), "200");
+        let mut long = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
+        long.resize(REQUEST_BYTES_MAX + 1, b'x');
+        assert_eq!(status(&said(&responder, &long)), "431");
+    }
+
+    #[test]
+    fn who_says_nothing_is_left_and_whoever_waits_behind_such_is_served() {
+        let responder = served();
+        let silent: Vec<TcpStream> = (0..CONNECTIONS_MAX).map(|_| connected(&responder)).collect();
+        // They have all room that there is; this one is served when the time of one of them is over, and not before.
+        assert_eq!(status(&said(&responder, b"GET /metrics HTTP/1.1\r\n\r\n")), "200");
+        let is_over = |stream: &TcpStream| {
+            stream.set_nonblocking(true).unwrap();
+            matches!((&*stream).read(&mut [0; 16]), Ok(0))
+        };
+        assert!(silent.iter().any(is_over));
+        for stream in silent {
+            stream.set_nonblocking(false).unwrap();
+            assert_eq!((&stream).read(&mut [0; 16]).unwrap(), 0, "its time is over in the end");
+        }
+    }
+
+    #[test]
+    fn who_ends_the_node_does_not_wait_for_scrapers() {
+        let responder = served();
+        let address = responder.address();
+        let _silent = connected(&responder);
+        drop(responder);
+        assert!(TcpStream::connect(address).is_err());
+    }
+}

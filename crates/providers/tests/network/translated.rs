@@ -1,0 +1,117 @@
+//! Somebody on the way translates addresses, from the start or from some moment on.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use halite_fabric::{Event, Fabric, Operation, Status};
+use halite_providers::secure::Secret;
+use halite_providers::{Hosts, RoceConfig, RoceFabric};
+
+use crate::common::Cluster;
+use crate::common::pair::Pair;
+use crate::common::{bytes_of, inline, remote};
+use crate::traffic::Traffic;
+use crate::world::Network;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What leaves the first side over UDP comes from other ports from now on.
+fn translate(network: &Network) {
+    let chain = "type nat hook postrouting priority 100 ; policy accept ;";
+    network.must(0, "nft add table ip translated");
+    network.must(0, &format!("nft add chain ip translated leaving {{ {chain} }}"));
+    network.must(0, "nft add rule ip translated leaving ip protocol udp snat to 10.77.0.1:40000-40010");
+}
+
+fn is_translated(address: SocketAddr) -> bool {
+    address.ip().to_string() == "10.77.0.1" && (40_000..=40_010).contains(&address.port())
+}
+
+fn connected(network: &Network, cluster: &Cluster, lease: Duration) -> Pair {
+    network.connect([0, 1].map(|side| RoceConfig { lease, ..network.config(cluster, side) }))
+}
+
+/// Posts a write, whose packets come from elsewhere; returns when the other end has said so.
+fn write_in_vain(pair: &mut Pair) -> halite_fabric::Key {
+    let key = pair.ends[1].register(64).0;
+    pair.post(0, Operation::Write { local: inline(b"from elsewhere"), remote: remote(key, 0) });
+    let change = pair.until("packets from elsewhere", |pair| {
+        let end = &pair.ends[1];
+        end.fabric.address_change(end.peer).filter(|change| change.packets >= 3)
+    });
+    assert!(is_translated(change.seen), "{change}");
+    assert_eq!(change.agreed, pair.ends[0].fabric.local_address());
+    key
+}
+
+#[test]
+fn a_peer_that_is_bound_anew_is_told_as_that_and_goes_on_when_it_is_itself_again() {
+    let Some(network) = Network::new() else { return };
+    let cluster = Cluster::new();
+    let mut pair = connected(&network, &cluster, Duration::from_secs(600));
+    let mut traffic = Traffic::new(&pair, 3);
+    traffic.run(&mut pair, 20);
+    let (key, memory) = pair.ends[1].register(64);
+    translate(&network);
+    let id = pair.post(0, Operation::Write { local: inline(b"salt"), remote: remote(key, 0) });
+    write_in_vain(&mut pair);
+    assert!(pair.ends.iter().all(|end| end.events.is_empty()), "nobody is given up for that");
+    assert_eq!(bytes_of(&memory, 0, 4), [0; 4]);
+    network.must(0, "nft delete table ip translated");
+    let completion = pair.until("a completion", |pair| pair.ends[0].take_completion());
+    assert_eq!(
+        (completion.status, completion.kind),
+        (Status::Success, halite_fabric::CompletionKind::Done { id })
+    );
+    assert_eq!(bytes_of(&memory, 0, 4), *b"salt");
+    pair.until("the other completion", |pair| pair.ends[0].take_completion());
+    traffic.run(&mut pair, 20);
+}
+
+#[test]
+fn a_peer_that_stays_bound_anew_is_silent_and_ends_with_its_lease() {
+    let Some(network) = Network::new() else { return };
+    let cluster = Cluster::new();
+    let mut pair = connected(&network, &cluster, Duration::from_millis(500));
+    translate(&network);
+    write_in_vain(&mut pair);
+    pair.until("the end of the lease", |pair| {
+        let is_end = |event: &Event| matches!(event, Event::Disconnected { .. });
+        pair.ends[0].events.iter().any(is_end).then_some(())
+    });
+    let completion = pair.until("how the write ended", |pair| pair.ends[0].take_completion());
+    assert_eq!(completion.status, Status::RetryExceeded);
+}
+
+#[test]
+fn who_dials_from_behind_a_translation_is_told_so() {
+    let Some(network) = Network::new() else { return };
+    let cluster = Cluster::new();
+    std::fs::create_dir_all(&cluster.0).unwrap();
+    translate(&network);
+    let secret = Secret::new().unwrap();
+    let [from, to] = [0, 1].map(|side| {
+        let mut config = network.config(&cluster, side);
+        config.dir.push(&config.name);
+        // The end that is dialled says so at half of that.
+        config.handshake_timeout = Duration::from_secs(4);
+        let listen = SocketAddr::new(config.address, 0);
+        network.inside(side, || {
+            config.hosts = Some(Hosts::listen(listen, secret.clone().into()).unwrap());
+            RoceFabric::open(config).unwrap()
+        })
+    });
+    let port = to.control_port().unwrap();
+    network.inside(0, || from.connect(&port.to_string(), b""));
+    let begin = Instant::now();
+    let mut events = Vec::new();
+    while events.is_empty() {
+        assert!(begin.elapsed() < PATIENCE, "nothing happens");
+        network.inside(1, || to.poll(&mut Vec::new()));
+        network.inside(0, || from.poll(&mut events));
+    }
+    let Event::ConnectFailed(failure) = &events[0] else { panic!("{events:?}") };
+    let offered = from.local_address();
+    assert!(failure.reason.contains("its packets come from 10.77.0.1:400"), "{}", failure.reason);
+    assert!(failure.reason.contains(&format!("not from {offered}, which it offered")), "{}", failure.reason);
+}

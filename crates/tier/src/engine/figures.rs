@@ -1,0 +1,45 @@
+//! Figures of a node, for who watches it.  Nobody is asked, and nothing changes.
+
+use super::Engine;
+use super::explain::KnownPeer;
+use crate::directory::DirectoryFigures;
+use crate::message::NodeStatus;
+
+/// What an engine knows of its own node, as numbers of one moment.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Figures {
+    /// As others are told when they ask for it.
+    pub status: NodeStatus,
+    /// Bytes that the arena has grown to.
+    pub bytes_grown: u64,
+    /// Bytes of those that can be given out at once.
+    pub bytes_free: u64,
+    /// How long a silent peer is taken to be alive, in ns.
+    pub lease_ns: u64,
+    /// What was asked of nodes, this one among them, and has no answer yet.
+    pub requests_under_way: u64,
+    /// What the directory holds, where it is here.
+    pub directory: Option<DirectoryFigures>,
+    /// The other nodes that are known, each with the number of its present pairing with this one.
+    pub peers: Vec<(KnownPeer, u64)>,
+}
+
+impl Engine {
+    /// See [`Figures`].
+    pub fn figures(&self, now_ns: u64) -> Figures {
+        let others = self.known_peers(now_ns, |member| member.life != self.config.life);
+        let with_pairing = |known: KnownPeer| {
+            let pairing = self.pairings.number(known.life);
+            (known, pairing)
+        };
+        Figures {
+            status: self.own_status(),
+            bytes_grown: self.store.bytes_grown(),
+            bytes_free: self.store.bytes_free(),
+            lease_ns: self.config.lease_ns,
+            requests_under_way: self.asked.len() as u64,
+            directory: self.directory.figures(),
+            peers: others.map(with_pairing).collect(),
+        }
+    }
+}
