@@ -13,8 +13,9 @@ use crate::apps;
 use crate::bytes::ByteCount;
 use crate::letters;
 use crate::limits::NODES_MAX;
+use crate::metrics_at::MetricsAt;
 use crate::perf;
-use crate::settings::{self, Setting, Settings};
+use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
 use halite::{Permissions, Provider};
 
@@ -44,6 +45,9 @@ pub struct Arguments {
     /// What is set, and where, for the command that shows it.
     #[arg(skip)]
     pub settings: Vec<Setting>,
+    /// Variables that look as if they were for this program and are not.
+    #[arg(skip)]
+    pub unknown: Vec<UnknownVariable>,
 }
 
 /// Reads the name of a network.
@@ -64,6 +68,24 @@ pub struct Networks {
     pub address: IpAddr,
 }
 
+impl Arguments {
+    /// Whether it was another process of this program that gave the command, and has told what there is to tell.
+    fn is_of_ours(&self) -> bool {
+        match &self.command {
+            Command::Up(up) => up.parent.is_some(),
+            Command::Node(node) => node.parent.is_some() || node.detached,
+            Command::PerfServer(_) | Command::RunWorker(_) => true,
+            _ => false,
+        }
+    }
+
+    /// What to tell beforehand: of variables that are most likely misspelt.
+    pub fn notes(&self) -> impl Iterator<Item = &UnknownVariable> {
+        let tells = !self.is_of_ours() && !matches!(self.command, Command::Config(_));
+        self.unknown.iter().filter(move |unknown| tells && unknown.is_slip)
+    }
+}
+
 impl Networks {
     /// The same as flags.
     pub fn flags(&self) -> Vec<String> {
@@ -80,26 +102,30 @@ impl Networks {
 #[derive(Args, Clone, Debug)]
 pub struct Hosts {
     /// Where nodes of other hosts may dial this one, over TCP; packets go by the same address.  Several are tried in their order
-    #[arg(
-        long,
-        env = "HALITE_LISTEN",
-        value_name = "IP:PORT",
-        value_delimiter = ',',
-        requires = "secret_file"
-    )]
+    #[arg(long, env = "HALITE_LISTEN", value_name = "IP:PORT", value_delimiter = ',')]
     pub listen: Vec<SocketAddr>,
     /// Where any node of the cluster on another host may be dialled.  Several are tried in their order
-    #[arg(
-        long,
-        env = "HALITE_JOIN",
-        value_name = "HOST:PORT",
-        value_delimiter = ',',
-        requires = "secret_file"
-    )]
+    #[arg(long, env = "HALITE_JOIN", value_name = "HOST:PORT", value_delimiter = ',')]
     pub join: Vec<String>,
     /// The file of the secret that all hosts share; `halite secret new FILE` makes one
     #[arg(long, env = "HALITE_SECRET_FILE", value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
+}
+
+/// What the parser cannot check: it takes the values of a file for none.
+impl Node {
+    fn lacks(&self) -> Option<&'static str> {
+        let is_spread = !self.hosts.listen.is_empty() || !self.hosts.join.is_empty();
+        match (self.id, is_spread, &self.hosts.secret_file) {
+            (None, false, _) => {
+                Some("a node needs --id <ID>, or --listen or --join and a number that is given out")
+            }
+            (_, true, None) => {
+                Some("--listen and --join need --secret-file <FILE>: `halite secret new FILE` makes one")
+            }
+            _ => None,
+        }
+    }
 }
 
 /// One variant for each command.
@@ -113,6 +139,8 @@ pub enum Command {
     Down(Down),
     /// Shows the nodes; exits with status 3 if one is dead or silent
     Status(Listing),
+    /// Shows the nodes, and what those do whose metrics it is told of, again and again on a terminal
+    Top(Top),
     /// Forgets a dead node, and the names of what was lost with it
     Forget(Forget),
     /// Copies a file into a new region
@@ -135,6 +163,8 @@ pub enum Command {
     Revoke(Revoke),
     /// Shows what is set, and whether a flag, a variable or the configuration file says so
     Config(Listing),
+    /// Looks whether this host and the cluster are fit for what is configured; exits with 3 after warnings, and 4 after errors
+    Doctor(Doctor),
     /// Makes the secret by which the nodes of a cluster on several hosts know each other
     #[command(subcommand)]
     Secret(Secret),
@@ -164,6 +194,9 @@ pub struct Up {
     /// Networks.
     #[command(flatten)]
     pub networks: Networks,
+    /// Where Prometheus may ask node 0 for metrics, and each next node at the next port; port 0 has the system choose
+    #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
+    pub metrics: MetricsAt,
     /// Returns as soon as all nodes are ready; they write to DIR/logs/node-ID.log
     #[arg(long)]
     pub detach: bool,
@@ -176,7 +209,7 @@ pub struct Up {
 #[derive(Args, Debug)]
 pub struct Node {
     /// Number of the node; 0 hosts the directory of names [default: 0 with --listen, and with --join one that nobody had before]
-    #[arg(long, env = "HALITE_NODE_ID", value_parser = clap::value_parser!(u32).range(..1000), required_unless_present_any = ["listen", "join"])]
+    #[arg(long, env = "HALITE_NODE_ID", value_parser = clap::value_parser!(u32).range(..1000))]
     pub id: Option<u32>,
     /// Memory that the node contributes, taken from the system as it is used, as 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
@@ -184,6 +217,9 @@ pub struct Node {
     /// Networks.
     #[command(flatten)]
     pub networks: Networks,
+    /// Where Prometheus may ask for the node's metrics, over HTTP at /metrics; port 0 has the system choose
+    #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
+    pub metrics: MetricsAt,
     /// Writes the packets of roce that it sends and receives to a file, at most 1 GiB, which Wireshark reads
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
@@ -206,6 +242,40 @@ pub struct Node {
     /// Leaves the terminal alone
     #[arg(long, hide = true, conflicts_with = "parent")]
     pub detached: bool,
+}
+
+/// `halite top`
+#[derive(Args, Debug)]
+pub struct Top {
+    /// Where nodes or applications serve metrics, for their operations and peers
+    #[arg(long, value_name = "IP:PORT", value_delimiter = ',')]
+    pub scrape: Vec<SocketAddr>,
+    /// Prints once, as where standard output is no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub interval: u16,
+}
+
+/// `halite doctor`
+#[derive(Args, Debug)]
+pub struct Doctor {
+    /// Memory that the node is to contribute, as 512M or 8G
+    #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
+    pub arena: ByteCount,
+    /// Networks.
+    #[command(flatten)]
+    pub networks: Networks,
+    /// Where metrics are to be served
+    #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
+    pub metrics: MetricsAt,
+    /// Other hosts.
+    #[command(flatten)]
+    pub hosts: Hosts,
+    /// How to print.
+    #[command(flatten)]
+    pub listing: Listing,
 }
 
 /// `halite down`
@@ -332,8 +402,11 @@ pub struct Revoke {
 /// if that is all there is to do.
 pub fn parse() -> Arguments {
     let words: Vec<OsString> = std::env::args_os().collect();
+    // A name that is no text is none of ours.
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let unknown = settings::unknown_variables(&Arguments::command(), names);
     match parse_from(words, |variable| std::env::var(variable).ok()) {
-        Ok(arguments) => arguments,
+        Ok(arguments) => Arguments { unknown, ..arguments },
         Err(error) => error.exit(),
     }
 }
@@ -356,6 +429,11 @@ fn parse_from(
     };
     let matches = told.try_get_matches_from(words).map_err(blame)?;
     let mut arguments = Arguments::from_arg_matches(&matches)?;
+    if let Command::Node(node) = &arguments.command
+        && let Some(lack) = node.lacks()
+    {
+        return Err(Arguments::command().error(ErrorKind::MissingRequiredArgument, lack));
+    }
     arguments.dir_is_flag = matches.value_source("dir") == Some(ValueSource::CommandLine);
     if let Command::Config(_) = arguments.command {
         arguments.settings = settings::in_force(&command, &matches, settings.as_ref(), environment);
@@ -456,6 +534,27 @@ mod tests {
         assert_eq!((up.nodes, up.arena), (4, ByteCount(2 << 30)));
         // What another command wants is no business of this one.
         with_file("nodes = 3", "halite --config FILE status").unwrap();
+    }
+
+    #[test]
+    fn what_belongs_together_may_stand_on_the_line_or_in_the_file() {
+        let node = |text, line| match with_file(text, line).map(|arguments| arguments.command) {
+            Ok(Command::Node(node)) => Ok((node.id, node.hosts.listen.len())),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        };
+        let both = "listen = '127.0.0.1:0'\nsecret_file = '/s'";
+        assert_eq!(node(both, "halite node --config FILE"), Ok((None, 1)));
+        assert_eq!(node("secret_file = '/s'", "halite node --config FILE --listen [::1]:0"), Ok((None, 1)));
+        assert_eq!(node("node_id = 3", "halite node --config FILE"), Ok((Some(3), 0)));
+        let lacks = |text, line| node(text, line).unwrap_err();
+        assert!(
+            lacks("", "halite node --config FILE").contains("a node needs --id <ID>, or --listen or --join")
+        );
+        // It was not met, and its addresses were as if nobody had said them.
+        let alone = lacks("listen = '127.0.0.1:0'", "halite node --config FILE --id 0");
+        assert!(alone.contains("need --secret-file <FILE>"), "{alone}");
+        assert!(lacks("", "halite node --config FILE --join x:1").contains("need --secret-file <FILE>"));
     }
 
     #[test]

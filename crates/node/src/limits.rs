@@ -33,7 +33,8 @@ fn descriptors_for(nodes: u64) -> u64 {
     DESCRIPTORS_OWN + DESCRIPTORS_PER_PEER * (nodes - 1 + APPLICATIONS_MIN)
 }
 
-fn nodes_within(limit: u64) -> u64 {
+/// How many nodes work with that hard limit on descriptors.
+pub fn nodes_within(limit: u64) -> u64 {
     let peers = limit.saturating_sub(DESCRIPTORS_OWN) / DESCRIPTORS_PER_PEER;
     (peers + 1).saturating_sub(APPLICATIONS_MIN)
 }

@@ -1,4 +1,4 @@
-//! What was lost, in the words and by the clock of whoever reads it.
+//! What was lost, in words for users, and by their clock.
 
 use std::time::Duration;
 

@@ -203,6 +203,45 @@ pub fn in_force(
     found.into_values().collect()
 }
 
+/// A `HALITE_*` variable that no flag knows.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the environment has the unknown variable {variable}{}", meant(nearest))]
+pub struct UnknownVariable {
+    /// Its name.
+    pub variable: String,
+    /// The one that it is nearest to, if it is near to one.
+    pub nearest: Option<String>,
+    /// Whether it differs from that by so little that it is hardly anything else.
+    pub is_slip: bool,
+}
+
+fn meant(nearest: &Option<String>) -> String {
+    nearest.as_ref().map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"))
+}
+
+/// How similar a variable is to another of which it is a slip.
+const SLIP_SIMILARITY_MIN: f64 = 0.92;
+
+/// Those of `names` that look like variables of this program and are not.
+pub fn unknown_variables(command: &Command, names: impl IntoIterator<Item = String>) -> Vec<UnknownVariable> {
+    let mut known = keys(command);
+    known.push(CONFIG.to_owned());
+    let mut found: Vec<UnknownVariable> = names
+        .into_iter()
+        .filter_map(|variable| {
+            let key = variable.strip_prefix(PREFIX)?.to_lowercase();
+            let nearest = nearest(&key, &known);
+            let is_slip = nearest
+                .as_ref()
+                .is_some_and(|other| strsim::jaro_winkler(&key, other) >= SLIP_SIMILARITY_MIN);
+            let nearest = nearest.map(|key| format!("{PREFIX}{}", key.to_uppercase()));
+            (!known.contains(&key)).then_some(UnknownVariable { variable, nearest, is_slip })
+        })
+        .collect();
+    found.sort_by(|one, next| one.variable.cmp(&next.variable));
+    found
+}
+
 fn args(command: &Command) -> Vec<&Arg> {
     let below = command.get_subcommands().flat_map(args);
     command.get_arguments().chain(below).collect()
@@ -251,6 +290,25 @@ mod tests {
             "configuration file halite.toml has the unknown key \"Arean\"; did you mean \"arena\"?"
         );
         assert!(said("colour = 'blue'").ends_with("; keys are arena, dir, fabric, nodes"));
+    }
+
+    #[test]
+    fn a_variable_that_nobody_knows_names_the_one_that_is_meant() {
+        let of =
+            |name: &'static str| Arg::new(name).long(name).env(format!("HALITE_{}", name.to_uppercase()));
+        let command = Command::new("halite").args(["arena", "dir", "nodes"].map(of));
+        let names =
+            ["HALITE_DIR", "HALITE_CONFIG", "HOME", "HALITE_ARENNA", "HALITE_SOAK_SEED"].map(str::to_owned);
+        let found = unknown_variables(&command, names);
+        let said: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            said,
+            [
+                "the environment has the unknown variable HALITE_ARENNA; did you mean HALITE_ARENA?",
+                "the environment has the unknown variable HALITE_SOAK_SEED"
+            ]
+        );
+        assert_eq!([found[0].is_slip, found[1].is_slip], [true, false]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The life of a cluster, as whoever types the commands sees it.
+//! The life of a cluster, as a user at a shell sees it.
 
 mod support;
 

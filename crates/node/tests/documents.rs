@@ -154,7 +154,10 @@ fn commands_to_be_typed_stand_in_blocks_that_say_so() {
 fn placeholders_stand_in_no_block_of_shell() {
     for block in all_blocks("sh").iter().filter(|block| block.marker.is_none()) {
         let is_placeholder = |word: &&str| {
-            word.len() > 1 && word.chars().all(|letter| letter.is_ascii_uppercase() || letter == '|')
+            let is_named = word.chars().any(|letter| letter.is_ascii_uppercase());
+            word.len() > 1
+                && is_named
+                && word.chars().all(|letter| letter.is_ascii_uppercase() || letter == '|')
         };
         let commands = block.text.lines().map(|line| line.split_once(" #").map_or(line, |(code, _)| code));
         let found = commands.flat_map(str::split_whitespace).find(is_placeholder);

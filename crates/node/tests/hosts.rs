@@ -1,4 +1,4 @@
-//! Clusters of several hosts, as whoever types the commands sees them: hosts that share no directory, but a secret.
+//! Clusters of several hosts, as a user at a shell sees them: hosts that share no directory, but a secret.
 
 mod support;
 

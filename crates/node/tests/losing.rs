@@ -1,4 +1,4 @@
-//! What is lost, and how whoever types the commands is told.
+//! What is lost, and how a user at a shell is told.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Clusters whose nodes talk over UDP, as whoever types the commands sees them.
+//! Clusters whose nodes talk over UDP, as a user at a shell sees them.
 
 mod support;
 

@@ -125,7 +125,7 @@ pub(super) async fn make(
     let options = AllocOptions { everyone, ..AllocOptions::default() };
     let mut made = session.alloc_with(Some(name), len, options.clone()).await;
     if made.as_ref().is_err_and(|error| *error.cause() == RegionCause::NameTaken) {
-        // An attempt of before was said to have failed, and has not.  Nobody else makes what is called so.
+        // An earlier attempt was reported as failed and had succeeded; only this process uses this name.
         let left = session.map(name, Permissions::MASTER).await?;
         session.free(left).await?;
         made = session.alloc_with(Some(name), len, options).await;

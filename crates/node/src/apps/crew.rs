@@ -1,5 +1,6 @@
 //! The workers of a run, seen from the process that started them.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -22,6 +23,8 @@ pub struct Crew {
     dir: PathBuf,
     /// What the regions of this run are called.
     made: Option<String>,
+    /// Where they serve metrics, in their order, if they do.
+    pub metrics: Vec<SocketAddr>,
 }
 
 impl Crew {
@@ -39,7 +42,7 @@ impl Crew {
 
     fn start_in(dir: Option<&Path>, scratch: Option<Scratch>, over: &Over) -> anyhow::Result<Crew> {
         let dir = dir.or(scratch.as_ref().map(Scratch::path)).expect("one of both").to_owned();
-        let mut crew = Crew { workers: Vec::new(), scratch, dir, made: None };
+        let mut crew = Crew { workers: Vec::new(), scratch, dir, made: None, metrics: Vec::new() };
         for number in 0..over.nodes {
             let mut flags = Vec::new();
             if crew.scratch.is_some() {
@@ -47,8 +50,11 @@ impl Crew {
                 let said = said.into_iter().chain([("--fabric", over.fabric.name().to_owned())]);
                 flags.extend(said.flat_map(|(flag, value)| [flag.to_owned(), value]));
             }
+            let metrics =
+                over.metrics.of_node(number).context("there are not so many ports behind --metrics")?;
+            flags.extend(["--metrics".to_owned(), metrics.to_string()]);
             let mut worker = Coworker::start("a worker process", &crew.dir, "run-worker", &flags)?;
-            answer::<()>(&mut worker)?;
+            crew.metrics.extend(answer::<Option<SocketAddr>>(&mut worker)?);
             crew.workers.insert(0, worker);
         }
         Ok(crew)

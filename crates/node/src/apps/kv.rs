@@ -52,6 +52,7 @@ struct Serving {
     address: SocketAddr,
     nodes: usize,
     fabric: Option<&'static str>,
+    metrics: Vec<SocketAddr>,
 }
 
 /// The functions of the shards.
@@ -82,11 +83,13 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
     }
     let address = crew.ask(0, &Line::Nodes(nodes))?;
     let fabric = is_own.then(|| args.over.fabric.name());
-    let serving = Serving { app: "kv", address, nodes: workers, fabric };
+    let serving = Serving { app: "kv", address, nodes: workers, fabric, metrics: crew.metrics.clone() };
     if args.over.json {
         output::print_json(&serving)?;
     } else {
-        output::print(&format!("serving clients of Redis at {address}; ctrl-C ends it\n"))?;
+        let metrics = crew.metrics.iter().map(|at| format!("metrics at http://{at}/metrics\n"));
+        let metrics: String = metrics.collect();
+        output::print(&format!("{metrics}serving clients of Redis at {address}; ctrl-C ends it\n"))?;
     }
     while ending.wait() == Woken::Child {
         if let Some(why) = crew.why_ended() {

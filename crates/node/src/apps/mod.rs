@@ -19,6 +19,7 @@ pub use worker::{WorkerArgs, work};
 
 use crate::args::network;
 use crate::bytes::ByteCount;
+use crate::metrics_at::MetricsAt;
 
 /// `halite run`
 #[derive(Args, Debug)]
@@ -49,6 +50,9 @@ struct Over {
     /// The network of a cluster of their own
     #[arg(long, value_parser = network(), default_value_t = Provider::Shm)]
     fabric: Provider,
+    /// Where the first process serves metrics, and each next one at the next port; port 0 has the system choose
+    #[arg(long, value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
+    metrics: MetricsAt,
     /// Prints one JSON object
     #[arg(long)]
     json: bool,

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{kv, log, ycsb};
 use crate::args::network;
+use crate::metrics_at::MetricsAt;
 use crate::{output, signals};
 
 /// `halite run-worker`
@@ -28,6 +29,9 @@ pub struct WorkerArgs {
     /// Memory to contribute
     #[arg(long, default_value_t = 0)]
     arena: u64,
+    /// Where it serves metrics
+    #[arg(long, default_value_t = MetricsAt(None))]
+    metrics: MetricsAt,
     /// The network of its node
     #[arg(long, value_parser = network())]
     fabric: Option<Provider>,
@@ -97,13 +101,14 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     }
     let mut config = Config { dir: dir.to_owned(), arena_bytes: args.arena, ..Config::default() };
     config.node = args.node.map(NodeId);
+    config.metrics = args.metrics.0;
     config.providers = args.fabric.map_or(config.providers, |network| vec![network]);
     let node = match Node::embedded(config) {
         Ok(node) => node,
         // The parent process tells it.
         Err(error) => return Ok(output::print_json(&Answer::Failed(output::reasons(&error.into())))?),
     };
-    say(&())?;
+    say(&node.metrics_address())?;
     let is_over = Arc::new(AtomicBool::new(false));
     let worker =
         Worker { session: node.blocking_session(), node: node.id(), lines: listen(is_over.clone()), is_over };

@@ -15,6 +15,7 @@ mod rm;
 mod secret;
 mod stat;
 mod status;
+mod top;
 mod up;
 
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 use halite::{Config, cluster_dir};
 
 use crate::args::{Arguments, Command};
-use crate::{apps, diagnostics, perf, sim};
+use crate::{apps, diagnostics, doctor, perf, sim};
 
 /// Does what the command line says.
 /// Returns the exit status if that is not a failure's.
@@ -38,6 +39,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Node(args) => node::run(&dir, &args),
         Command::Down(args) => down::run(&dir, &args),
         Command::Status(args) => return status::run(&dir, &args),
+        Command::Top(args) => top::run(&dir, &args),
         Command::Forget(args) => forget::run(&dir, &args),
         Command::Put(args) => put::run(&dir, &args),
         Command::Get(args) => get::run(&dir, &args),
@@ -48,7 +50,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Mv(args) => mv::run(&dir, &args),
         Command::Grant(args) => access::grant(&dir, &args),
         Command::Revoke(args) => access::revoke(&dir, &args),
-        Command::Config(args) => config::run(&dir, &args, arguments.settings),
+        Command::Config(args) => config::run(&dir, &args, arguments.settings, &arguments.unknown),
+        Command::Doctor(args) => return doctor::run(&dir, &args),
         Command::Secret(args) => secret::run(&args),
         Command::Perf(args) => perf::run(is_told.then_some(dir.as_path()), &args),
         Command::Sim(args) => sim::run(&args),

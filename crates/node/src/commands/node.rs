@@ -7,9 +7,10 @@ use anyhow::Context;
 use halite::{Config, Hosts, NodeId};
 
 use crate::args;
-use crate::control::FAILED;
+use crate::control::{FAILED, METRICS_AT};
 use crate::output;
 use crate::signals::{self, Ending, Interrupt, Woken};
+use crate::supervisor::supervised;
 
 /// Prints a line when others can reach the node; `halite up` waits for it, and scripts may too.
 pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
@@ -31,6 +32,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
         pcap: args.pcap.clone(),
         hosts: hosts(&args.hosts)?,
         clock_offset_s: args.clock_offset_s,
+        metrics: args.metrics.0,
         ..Config::default()
     };
     // The error names the directory, or what is in it.
@@ -60,8 +62,11 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
         [] => String::new(),
         _ => format!(", dialled at {}", addresses.join(", ")),
     };
-    output::print(&format!("node {} ready, process {}{dialled}\n", node.id(), std::process::id()))?;
-    while ending.wait() != Woken::Asked {}
+    let metrics = node.metrics_address().map(|address| format!("{METRICS_AT}{address}/metrics"));
+    let (pid, metrics) = (std::process::id(), metrics.unwrap_or_default());
+    let ready = format!("node {} ready, process {pid}{dialled}{metrics}", node.id());
+    output::print(&format!("{ready}\n"))?;
+    supervised(&node, &ready, || while ending.wait() != Woken::Asked {});
     node.leave();
     Ok(())
 }

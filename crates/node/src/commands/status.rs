@@ -21,25 +21,25 @@ use crate::table::{Align, Table};
 
 /// One node; what nobody can tell is null.
 #[derive(Serialize, Clone, PartialEq, Debug)]
-struct Row {
-    node: u32,
-    pid: u32,
-    state: &'static str,
-    incarnation: String,
-    provider: Option<String>,
-    bytes_used: Option<u64>,
-    bytes_total: Option<u64>,
-    bytes_refused: Option<u64>,
-    bytes_quarantined: Option<u64>,
-    regions: Option<u64>,
-    mappings: Option<u64>,
-    lost: Option<LossJson>,
+pub(super) struct Row {
+    pub(super) node: u32,
+    pub(super) pid: u32,
+    pub(super) state: &'static str,
+    pub(super) incarnation: String,
+    pub(super) provider: Option<String>,
+    pub(super) bytes_used: Option<u64>,
+    pub(super) bytes_total: Option<u64>,
+    pub(super) bytes_refused: Option<u64>,
+    pub(super) bytes_quarantined: Option<u64>,
+    pub(super) regions: Option<u64>,
+    pub(super) mappings: Option<u64>,
+    pub(super) lost: Option<LossJson>,
     #[serde(skip)]
-    loss: Option<Loss>,
-    address: Option<String>,
-    heard_ms_ago: Option<u64>,
-    round_trip_us: Option<f64>,
-    repeated_percent: Option<f64>,
+    pub(super) loss: Option<Loss>,
+    pub(super) address: Option<String>,
+    pub(super) heard_ms_ago: Option<u64>,
+    pub(super) round_trip_us: Option<f64>,
+    pub(super) repeated_percent: Option<f64>,
 }
 
 /// What scripts are told of a cluster in which a node is dead or silent.
@@ -53,12 +53,7 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
         bail!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display());
     }
     let asked = ask(dir, &presences);
-    let mut rows = merge(&presences, asked.as_ref().map_or(&[][..], |asked| &asked.statuses));
-    for row in &mut rows {
-        if let Some(seen) = asked.as_ref().ok().and_then(|asked| asked.seen.get(&row.node)) {
-            row.tell_seen(seen);
-        }
-    }
+    let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Asked::default()));
     if let Err(error) = &asked {
         output::note(&format!("{}: showing what the lock files tell", output::reasons(error)));
         tell_silence(&mut rows, error);
@@ -75,9 +70,31 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
 
 /// What members say, and how this host sees them.
 #[derive(Default)]
-struct Asked {
+pub(super) struct Asked {
     statuses: Vec<NodeStatus>,
     seen: BTreeMap<u32, PeerSeen>,
+}
+
+impl Asked {
+    /// Asks all members but the client itself, who is here to ask only.
+    pub(super) fn of(client: &Client) -> anyhow::Result<Asked> {
+        let mut statuses = client.session.status()?;
+        statuses.retain(|status| status.node != client.id);
+        let nodes = statuses.iter().map(|status| status.node);
+        let seen = nodes.filter_map(|node| Some((node.0, client.session.seen(node)?))).collect();
+        Ok(Asked { statuses, seen })
+    }
+}
+
+/// All nodes of which files or members tell, in order.
+pub(super) fn rows(presences: &[Presence], asked: &Asked) -> Vec<Row> {
+    let mut rows = merge(presences, &asked.statuses);
+    for row in &mut rows {
+        if let Some(seen) = asked.seen.get(&row.node) {
+            row.tell_seen(seen);
+        }
+    }
+    rows
 }
 
 /// What the members say (but for ourselves, who are here to ask only); nothing if there is nobody to ask.
@@ -90,12 +107,7 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Asked> {
         output::note(&format!("the first node is not running: showing what the lock files tell{advice}"));
         return Ok(Asked::default());
     }
-    let client = Client::join(dir)?;
-    let mut statuses = client.session.status()?;
-    statuses.retain(|status| status.node != client.id);
-    let nodes = statuses.iter().map(|status| status.node);
-    let seen = nodes.filter_map(|node| Some((node.0, client.session.seen(node)?))).collect();
-    Ok(Asked { statuses, seen })
+    Asked::of(&Client::join(dir)?)
 }
 
 /// What the reason begins with where a node answered, and said why it cannot take us in: then it is not silent.
@@ -201,7 +213,7 @@ impl Row {
 }
 
 /// What a node contributes; where its system refused some of it, what it has of how much.
-fn total(row: &Row) -> String {
+pub(super) fn total(row: &Row) -> String {
     match (row.bytes_total, row.bytes_refused) {
         (None, _) => "-".to_owned(),
         (Some(total), None | Some(0)) => ByteCount(total).to_string(),

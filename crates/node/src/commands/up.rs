@@ -30,7 +30,8 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     let (dir, starting) = prepare(dir)?;
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
     let networks = args.networks.flags();
-    let plan = Plan { dir: dir.clone(), arena_bytes: args.arena.0, networks, lifetime, log };
+    let (arena_bytes, metrics) = (args.arena.0, args.metrics);
+    let plan = Plan { dir: dir.clone(), arena_bytes, networks, metrics, lifetime, log };
     let mut cluster = Cluster { nodes: Vec::new() };
     cluster.start(&plan, args.nodes)?;
     drop(starting);
@@ -93,19 +94,27 @@ impl Cluster {
     }
 
     fn table(&self, args: &Up) -> Table {
-        let columns = [
+        let mut columns = vec![
             ("node", Align::Right),
             ("process", Align::Right),
             ("fabric", Align::Left),
             ("arena", Align::Right),
         ];
+        let serves_metrics = args.metrics.0.is_some();
+        if serves_metrics {
+            columns.push(("metrics", Align::Left));
+        }
         let mut table = Table::new(&columns);
         let names: Vec<&str> = args.networks.fabric.iter().map(|fabric| fabric.name()).collect();
         // As the status of a node has it.
         let fabric = if names.is_empty() { Provider::Shm.name().to_owned() } else { names.join("+") };
         for node in &self.nodes {
             let arena = ByteCount(args.arena.0).to_string();
-            table.row(vec![node.id.to_string(), node.pid().to_string(), fabric.clone(), arena]);
+            let mut cells = vec![node.id.to_string(), node.pid().to_string(), fabric.clone(), arena];
+            if serves_metrics {
+                cells.push(node.metrics.clone().unwrap_or_default());
+            }
+            table.row(cells);
         }
         table
     }

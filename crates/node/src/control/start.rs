@@ -11,11 +11,19 @@ use halite::NodeId;
 use halite::cluster_dir::{ClusterDir, ClusterDirError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::metrics_at::MetricsAt;
+
 /// How long a node may take until it is ready.  Joining has time limits of its own, all of them shorter.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a node that was started by us and cannot join says before the reason, on its standard output.
 pub const FAILED: &str = "failed: ";
+
+/// What stands between the line of a node that is ready and where its metrics are.
+pub const METRICS_AT: &str = ", metrics at http://";
+
+/// Most bytes that are read of the first line at once: what a pipe takes in one piece.
+const LINE_BYTES_MAX: usize = 4 << 10;
 
 /// Most bytes of a reason that are shown; a path has up to 4096.
 const REASON_BYTES_MAX: u64 = 16 << 10;
@@ -38,6 +46,8 @@ pub struct Plan {
     pub arena_bytes: u64,
     /// Their networks, as flags.
     pub networks: Vec<String>,
+    /// Where the first serves metrics, and each next at the next port.
+    pub metrics: MetricsAt,
     /// See [`Lifetime`].
     pub lifetime: Lifetime,
     /// Which events they tell of; `None` for the usual ones.
@@ -49,6 +59,8 @@ pub struct Plan {
 pub struct NodeProcess {
     /// Its number.
     pub id: u32,
+    /// Where it serves metrics, once it is ready.
+    pub metrics: Option<String>,
     child: Child,
     stdout: ChildStdout,
     log: Option<File>,
@@ -57,6 +69,12 @@ pub struct NodeProcess {
 /// Why a node is not running.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// There are not so many ports behind the one that is named for metrics.
+    #[error("cannot start node {id}: the ports behind that of --metrics are not enough")]
+    NoPort {
+        /// Which node.
+        id: u32,
+    },
     /// The process could not be made.
     #[error("cannot start node {id}")]
     Spawn {
@@ -110,6 +128,8 @@ impl NodeProcess {
             &id.to_string(),
         ]);
         command.args(["--arena", &plan.arena_bytes.to_string()]).args(&plan.networks);
+        let metrics = plan.metrics.of_node(id).ok_or(StartError::NoPort { id })?;
+        command.arg("--metrics").arg(metrics.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         if let Some(log) = &plan.log {
             command.env("HALITE_LOG", log);
@@ -129,7 +149,7 @@ impl NodeProcess {
         }
         let mut child = command.spawn().map_err(failed)?;
         let stdout = child.stdout.take().expect("standard output is piped");
-        Ok(NodeProcess { id, child, stdout, log })
+        Ok(NodeProcess { id, metrics: None, child, stdout, log })
     }
 
     /// Its pid.
@@ -151,18 +171,23 @@ impl NodeProcess {
             }
         }
         // Either line is short enough for a pipe to take it in one piece.
-        let mut first = [0; FAILED.len()];
+        let mut first = vec![0; LINE_BYTES_MAX];
         match self.stdout.read(&mut first) {
             Ok(0) => Err(self.explain_end()),
-            Ok(_) if first == FAILED.as_bytes() => Err(self.reason()),
-            Ok(_) => Ok(()),
+            Ok(len) if first.starts_with(FAILED.as_bytes()) => Err(self.reason(&first[FAILED.len()..len])),
+            Ok(len) => {
+                let line = String::from_utf8_lossy(&first[..len]);
+                let metrics = line.trim_end().split_once(METRICS_AT);
+                self.metrics = metrics.map(|(_, at)| format!("http://{at}"));
+                Ok(())
+            }
             Err(source) => Err(StartError::Spawn { id: self.id, source }),
         }
     }
 
-    /// The rest of what a node says that failed; it ends then.
-    fn reason(&mut self) -> StartError {
-        let mut reason = Vec::new();
+    /// The rest of what a node says that failed, after what it has said; it ends then.
+    fn reason(&mut self, said: &[u8]) -> StartError {
+        let mut reason = said.to_vec();
         match self.stdout.by_ref().take(REASON_BYTES_MAX).read_to_end(&mut reason) {
             Ok(_) => StartError::Failed {
                 id: self.id,

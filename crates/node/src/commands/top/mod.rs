@@ -1,0 +1,128 @@
+//! `halite top`: the nodes, and what they do, looked at again and again.
+
+mod scrape;
+mod view;
+
+use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use halite::cluster_dir;
+use rustix::termios::tcgetwinsize;
+
+use super::status::{self, Asked, Row};
+use crate::args::Top;
+use crate::client::Client;
+use crate::output;
+use crate::signals::Listener;
+use scrape::Scraped;
+
+/// To the upper left corner; what stands there is written over, so that nothing flickers.
+const HOME: &str = "\x1b[H";
+/// What is left of a line, and of the screen.
+const ERASE_LINE: &str = "\x1b[K";
+const ERASE_BELOW: &str = "\x1b[J";
+/// Rows and columns of a terminal that does not say.
+const SIZE: (usize, usize) = (24, 80);
+
+/// What was seen at one moment.
+struct Look {
+    at: Instant,
+    rows: Vec<Row>,
+    /// Why the members were not asked.
+    trouble: Option<String>,
+    scrapes: Vec<(SocketAddr, Result<Scraped, String>)>,
+}
+
+/// Prints once, or on a terminal until it is asked to end.
+pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
+    let mut client = None;
+    let mut look = Look::take(dir, &mut client, args)?;
+    if args.once || !io::stdout().is_terminal() {
+        return Ok(output::print(&view::text(&look, None))?);
+    }
+    let (end, ended) = channel();
+    // Whoever has gone does not wait any more.
+    let asked = move || end.send(()).unwrap_or_default();
+    let _listener = Listener::spawn(asked, || ()).context("cannot listen for signals")?;
+    output::print(&format!("{HOME}{ERASE_BELOW}{}", on_screen(&view::text(&look, None), size())))?;
+    let interval = Duration::from_secs(args.interval.into());
+    while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        let next = Look::take(dir, &mut client, args)?;
+        output::print(&on_screen(&view::text(&next, Some(&look)), size()))?;
+        look = next;
+    }
+    Ok(output::print("\n")?)
+}
+
+impl Look {
+    /// Asks the members by `client`, which joins where there is none; what lock files and metrics tell is there all the same.
+    fn take(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Look> {
+        let presences = cluster_dir::nodes(dir);
+        let presences = presences.with_context(|| format!("cannot see what runs in {}", dir.display()))?;
+        if presences.is_empty() && args.scrape.is_empty() {
+            bail!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display());
+        }
+        let asked = match presences.iter().any(|node| node.alive) {
+            true => ask(dir, client),
+            false => Err(anyhow::anyhow!("nobody runs in {}", dir.display())),
+        };
+        let trouble = asked.as_ref().err().map(|error| {
+            // Whoever did not answer may have been restarted: we join anew.
+            *client = None;
+            format!("{}: showing what the lock files tell", output::reasons(error))
+        });
+        let rows = status::rows(&presences, &asked.unwrap_or_default());
+        let scrapes = fetch_all(&args.scrape);
+        Ok(Look { at: Instant::now(), rows, trouble, scrapes })
+    }
+}
+
+fn ask(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Asked> {
+    let client = match client {
+        Some(client) => client,
+        none => none.insert(Client::join(dir)?),
+    };
+    Asked::of(client)
+}
+
+/// All at once: one that does not answer delays no other.
+fn fetch_all(at: &[SocketAddr]) -> Vec<(SocketAddr, Result<Scraped, String>)> {
+    std::thread::scope(|scope| {
+        let fetches: Vec<_> = at.iter().map(|at| (*at, scope.spawn(|| Scraped::fetch(*at)))).collect();
+        let joined = fetches
+            .into_iter()
+            .map(|(at, fetch)| (at, fetch.join().unwrap_or_else(|_| Err("it could not be read".to_owned()))));
+        joined.collect()
+    })
+}
+
+fn size() -> (usize, usize) {
+    let size = tcgetwinsize(io::stdout()).map(|size| (usize::from(size.ws_row), usize::from(size.ws_col)));
+    size.ok().filter(|(rows, columns)| *rows > 0 && *columns > 0).unwrap_or(SIZE)
+}
+
+/// As much of a text as a screen has room for, over what stood there.
+fn on_screen(text: &str, (rows, columns): (usize, usize)) -> String {
+    // The last row stays free: a line feed there would move all others up.
+    let lines = text.lines().take(rows - 1).map(|line| {
+        let shown: String = line.chars().take(columns).collect();
+        format!("{shown}{ERASE_LINE}\n")
+    });
+    format!("{HOME}{}{ERASE_BELOW}", lines.collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_drawn_than_the_screen_has_room_for() {
+        let text = "first line\nsecond\nthird\nfourth\n";
+        assert_eq!(on_screen(text, (3, 6)), "\x1b[Hfirst \x1b[K\nsecond\x1b[K\n\x1b[J");
+        assert_eq!(on_screen(text, (1, 6)), "\x1b[H\x1b[J");
+    }
+}

@@ -1,0 +1,120 @@
+//! Asks for the metrics of one node, as Prometheus does.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// How long all of it may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest answer that is read, in bytes: a cluster of hundreds of nodes has a tenth of it.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// Samples, by name and labels as they are written.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct Scraped(BTreeMap<String, f64>);
+
+impl Scraped {
+    /// Asks; the error is for people.
+    pub fn fetch(at: SocketAddr) -> Result<Scraped, String> {
+        let text = get(at).map_err(|error| error.to_string())?;
+        match text.split_once("\r\n\r\n") {
+            Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => Ok(Scraped::parse(body)),
+            _ => Err(format!("no metrics: {}", text.lines().next().unwrap_or("nothing was said"))),
+        }
+    }
+
+    /// Reads the text format, leniently: what is no sample is left out.
+    pub fn parse(text: &str) -> Scraped {
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        let samples = samples.filter_map(|line| line.rsplit_once(' '));
+        Scraped(
+            samples.filter_map(|(series, value)| Some((series.to_owned(), value.parse().ok()?))).collect(),
+        )
+    }
+
+    /// One sample.
+    pub fn value(&self, series: &str) -> Option<f64> {
+        self.0.get(series).copied()
+    }
+
+    /// All samples of a name together.
+    pub fn sum(&self, name: &str) -> f64 {
+        let is_meant = |series: &str| series.split('{').next() == Some(name);
+        self.0.iter().filter(|(series, _)| is_meant(series)).map(|(_, value)| value).sum()
+    }
+
+    /// What a label of the only sample of a name says.
+    pub fn label(&self, name: &str, label: &str) -> Option<&str> {
+        let (series, _) = self.0.range(format!("{name}{{")..).next()?;
+        let rest = series.strip_prefix(name)?.split_once(&format!("{label}=\""))?.1;
+        rest.split('"').next()
+    }
+
+    /// The peers that a name has samples of, in order.
+    pub fn peers(&self, name: &str) -> Vec<u32> {
+        let begin = format!("{name}{{peer=\"");
+        let found =
+            self.0.keys().filter_map(|series| series.strip_prefix(&begin)?.split('"').next()?.parse().ok());
+        let mut peers: Vec<u32> = found.collect();
+        peers.sort_unstable();
+        peers
+    }
+}
+
+fn get(at: SocketAddr) -> io::Result<String> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream
+        .write_all(format!("GET /metrics HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n").as_bytes())?;
+    let (mut text, mut buffer) = (Vec::new(), [0; 16 << 10]);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let len = match stream.read(&mut buffer) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
+            read => read?,
+        };
+        if len == 0 {
+            return String::from_utf8(text).map_err(|_| ErrorKind::InvalidData.into());
+        }
+        text.extend_from_slice(&buffer[..len]);
+        if text.len() as u64 > BYTES_MAX {
+            return Err(io::Error::new(ErrorKind::InvalidData, "the answer is too long"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_found_by_name_label_and_peer() {
+        let text = "# HELP a A.\na{kind=\"read\",path=\"direct\"} 2\na{kind=\"write\",path=\"direct\"} 3\n\
+                    ab 7\nnonsense\nup{peer=\"10\"} 1\nup{peer=\"2\"} 0\ninfo{node=\"3\",version=\"1\"} 1\n";
+        let scraped = Scraped::parse(text);
+        assert_eq!((scraped.sum("a"), scraped.value("ab")), (5.0, Some(7.0)));
+        assert_eq!(scraped.peers("up"), [2, 10]);
+        assert_eq!(scraped.label("info", "node"), Some("3"));
+        assert_eq!(scraped.label("inf", "node"), None);
+    }
+
+    #[test]
+    fn who_says_something_else_or_nothing_is_told_as_that() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 1024]).unwrap();
+            stream.write_all(b"HTTP/1.1 404 Not Found\r\n\r\n").unwrap();
+        });
+        assert_eq!(Scraped::fetch(at), Err("no metrics: HTTP/1.1 404 Not Found".to_owned()));
+        server.join().unwrap();
+        assert!(Scraped::fetch(at).is_err(), "nobody listens there any more");
+    }
+}

@@ -1,0 +1,277 @@
+//! What is seen of the host, its networks and the cluster.  Nothing is changed; connections that are opened are closed at once.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use halite::cluster_dir::{self, ClusterDir, ClusterDirError, Presence};
+use halite::{Config, EPHEMERAL_NODE_MIN, NodeState, NodeStatus, Provider};
+use halite_providers::roce::{SocketProbe, probe};
+use halite_providers::secure::{SecretError, Secrets};
+use rustix::fs::{MemfdFlags, memfd_create, statvfs};
+use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
+use rustix::thread::{MembarrierCommand, membarrier_query};
+
+use crate::args;
+use crate::client::Client;
+use crate::output;
+
+/// How long a host may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// All that is judged.
+#[derive(Debug)]
+pub struct Facts {
+    pub host: HostFacts,
+    pub network: NetworkFacts,
+    pub cluster: ClusterFacts,
+}
+
+/// The machine and what this process may have of it.
+#[derive(Clone, Debug)]
+pub struct HostFacts {
+    /// As `5.10.0-21-amd64`.
+    pub kernel: String,
+    pub has_pidfd: bool,
+    pub has_memfd: bool,
+    pub has_membarrier: bool,
+    /// The name of the clock that the kernel reads.
+    pub clocksource: Option<String>,
+    /// Seconds since 1970, by this host.
+    pub time_s: u64,
+    /// Hard limit on descriptors; `None` without one.
+    pub descriptors: Option<u64>,
+    /// Limit on locked memory, in bytes; `None` without one.
+    pub locked_bytes: Option<u64>,
+    /// Limit on the size of files, in bytes; `None` without one.
+    pub file_bytes: Option<u64>,
+    /// Bytes of /dev/shm, if it is there.
+    pub dev_shm_bytes: Option<u64>,
+    /// Of transparent huge pages for shared memory, what the kernel says.
+    pub huge_pages: Option<String>,
+    /// What the node is to contribute, in bytes.
+    pub arena_bytes: u64,
+    /// Why it cannot, if so.
+    pub arena_refused: Option<String>,
+}
+
+/// Sockets, and the hosts that are to be met.
+#[derive(Clone, Debug)]
+pub struct NetworkFacts {
+    /// Whether packets are to be sent at all.
+    pub uses_packets: bool,
+    /// Whether a node of the directory runs on this host.
+    pub runs_here: bool,
+    /// Where packets are to come from, and what a socket there has, or why there is none.
+    pub sockets: Vec<(IpAddr, Result<SocketProbe, String>)>,
+    /// Addresses that are to be listened at over TCP, what for, and why that fails.
+    pub ports: Vec<PortFacts>,
+    /// The hosts that are to be joined.
+    pub hosts: Vec<HostToJoin>,
+}
+
+/// An address to be listened at.
+#[derive(Clone, Debug)]
+pub struct PortFacts {
+    pub address: SocketAddr,
+    /// The flag that says so.
+    pub flag: &'static str,
+    pub refused: Option<PortRefusal>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PortRefusal {
+    /// Somebody listens there.
+    InUse,
+    /// It is none of this host.
+    Foreign,
+    /// What the system says.
+    Other(String),
+}
+
+/// A host to be joined.
+#[derive(Clone, Debug)]
+pub struct HostToJoin {
+    pub name: String,
+    /// Its addresses, or why they are not known.
+    pub addresses: Result<Vec<SocketAddr>, String>,
+    /// Why nobody answers, if so.
+    pub refused: Option<String>,
+    /// Most payload of packets to it, as far as this host knows; `None` without a way.
+    pub payload_bytes: Option<u32>,
+}
+
+/// The cluster of the directory.
+#[derive(Debug)]
+pub struct ClusterFacts {
+    pub dir: PathBuf,
+    /// What is wrong with the directory, if it is there.
+    pub dir_refused: Option<String>,
+    /// Whether a cluster is or was there.
+    pub is_founded: bool,
+    pub presences: Vec<Presence>,
+    /// Whether other hosts are to be met.
+    pub is_spread: bool,
+    /// The file of the secret, and why it holds none.
+    pub secret: Option<(PathBuf, Option<SecretRefusal>)>,
+    /// What the members say, or why nobody does; `None` if nobody was asked.
+    pub members: Option<Result<Vec<NodeStatus>, String>>,
+}
+
+/// What is wrong with a secret, and the mode of its file.
+#[derive(Clone, Debug)]
+pub struct SecretRefusal {
+    pub text: String,
+    /// Whether others may read it, or change it.
+    pub is_open: bool,
+}
+
+impl Facts {
+    /// Looks.
+    pub fn gather(dir: &Path, args: &args::Doctor) -> anyhow::Result<Facts> {
+        let cluster = ClusterFacts::gather(dir, args);
+        let runs_here = cluster.presences.iter().any(|node| node.alive && node.node.0 < EPHEMERAL_NODE_MIN);
+        Ok(Facts {
+            host: HostFacts::gather(args).context("cannot look at this host")?,
+            network: NetworkFacts::gather(args, runs_here),
+            cluster,
+        })
+    }
+}
+
+impl HostFacts {
+    fn gather(args: &args::Doctor) -> io::Result<HostFacts> {
+        let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+        let memfd = memfd_create("halite-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let config = Config { arena_bytes: args.arena.0, ..Config::default() };
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Ok(HostFacts {
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            has_pidfd: pidfd_open(getpid(), PidfdFlags::empty()).is_ok(),
+            has_memfd: memfd.is_ok(),
+            has_membarrier: membarrier_query().contains_command(MembarrierCommand::PrivateExpedited),
+            clocksource: read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            time_s: since.as_secs(),
+            descriptors: getrlimit(Resource::Nofile).maximum,
+            locked_bytes: getrlimit(Resource::Memlock).current,
+            file_bytes: getrlimit(Resource::Fsize).current,
+            dev_shm_bytes: statvfs("/dev/shm").ok().map(|stat| stat.f_blocks * stat.f_frsize),
+            huge_pages: read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+            arena_bytes: args.arena.0,
+            arena_refused: config.check().err().map(|error| error.to_string()),
+        })
+    }
+}
+
+impl NetworkFacts {
+    fn gather(args: &args::Doctor, runs_here: bool) -> NetworkFacts {
+        let hosts: Vec<HostToJoin> = args.hosts.join.iter().map(|name| HostToJoin::gather(name)).collect();
+        let listen = &args.hosts.listen;
+        let mut own: Vec<IpAddr> = listen.iter().map(SocketAddr::ip).collect();
+        if own.is_empty() {
+            own.push(args.networks.address);
+        }
+        let is_spread = !listen.is_empty() || !args.hosts.join.is_empty();
+        let mut ports: Vec<PortFacts> = listen.iter().map(|at| PortFacts::gather(*at, "--listen")).collect();
+        ports.extend(args.metrics.0.map(|at| PortFacts::gather(at, "--metrics")));
+        let sockets = own.into_iter().map(|ip| (ip, probe(ip, &[]).map_err(|error| error.to_string())));
+        NetworkFacts {
+            uses_packets: is_spread || args.networks.fabric.contains(&Provider::Roce),
+            runs_here,
+            sockets: sockets.collect(),
+            ports,
+            hosts,
+        }
+    }
+}
+
+impl PortFacts {
+    fn gather(address: SocketAddr, flag: &'static str) -> PortFacts {
+        let refused = TcpListener::bind(address).err().map(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => PortRefusal::InUse,
+            io::ErrorKind::AddrNotAvailable => PortRefusal::Foreign,
+            _ => PortRefusal::Other(error.to_string()),
+        });
+        PortFacts { address, flag, refused }
+    }
+}
+
+impl HostToJoin {
+    fn gather(name: &str) -> HostToJoin {
+        let found = name.to_socket_addrs().map(Iterator::collect).map_err(|error| error.to_string());
+        let addresses = found.and_then(|found: Vec<SocketAddr>| match found.is_empty() {
+            true => Err("it has no address".to_owned()),
+            false => Ok(found),
+        });
+        let (mut refused, mut payload_bytes) = (None, None);
+        for address in addresses.iter().flatten() {
+            match TcpStream::connect_timeout(address, PATIENCE) {
+                Ok(_) => {
+                    refused = None;
+                    payload_bytes = payload_to(address.ip());
+                    break;
+                }
+                Err(error) => refused = Some(format!("{address}: {error}")),
+            }
+        }
+        HostToJoin { name: name.to_owned(), addresses, refused, payload_bytes }
+    }
+}
+
+/// The most payload of packets to a host, by the address of this host from which they would go.
+fn payload_to(host: IpAddr) -> Option<u32> {
+    let any: IpAddr = if host.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // Nothing is sent; the discard port stands for any.
+    socket.connect((host, 9)).ok()?;
+    let own = socket.local_addr().ok()?.ip();
+    let mtus = probe(own, &[host]).ok()?.mtus;
+    Some((*mtus.first()?)?.bytes())
+}
+
+impl ClusterFacts {
+    fn gather(dir: &Path, args: &args::Doctor) -> ClusterFacts {
+        let opened = ClusterDir::open(dir);
+        let is_founded = opened.is_ok();
+        let (presences, dir_refused) = match opened.and_then(|dir| dir.nodes()) {
+            Ok(presences) => (presences, None),
+            Err(ClusterDirError::NoCluster { .. }) => (Vec::new(), unusable(dir)),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        let file = args.hosts.secret_file.clone().or_else(|| cluster_dir::secret_file(dir));
+        let secret = file.map(|file| {
+            let refused = Secrets::read(&file).err().map(|error| SecretRefusal {
+                is_open: matches!(error, SecretError::Open { .. } | SecretError::Foreign { .. }),
+                text: error.to_string(),
+            });
+            (file, refused)
+        });
+        let is_spread = !args.hosts.listen.is_empty() || !args.hosts.join.is_empty();
+        let members = presences.iter().any(|node| node.alive).then(|| ask(dir));
+        ClusterFacts { dir: dir.to_owned(), dir_refused, is_founded, presences, is_spread, secret, members }
+    }
+}
+
+/// Why no cluster could be founded there, as far as that can be told without doing so.
+fn unusable(dir: &Path) -> Option<String> {
+    if let Ok(metadata) = fs::metadata(dir) {
+        let is_private = metadata.mode() & 0o077 == 0;
+        return (!is_private).then(|| format!("{} can be entered by others", dir.display()));
+    }
+    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let refused = rustix::fs::access(parent, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
+    refused.err().map(|error| format!("{} cannot be made: {}: {error}", dir.display(), parent.display()))
+}
+
+fn ask(dir: &Path) -> Result<Vec<NodeStatus>, String> {
+    let asked = Client::join(dir).and_then(|client| {
+        let mut statuses = client.session.status()?;
+        statuses.retain(|status| status.node != client.id && status.state != NodeState::Left);
+        Ok(statuses)
+    });
+    asked.map_err(|error| output::reasons(&error))
+}

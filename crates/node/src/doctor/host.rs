@@ -1,0 +1,276 @@
+//! What the machine lacks.
+
+use super::facts::HostFacts;
+use super::{Finding, Severity};
+use crate::bytes::ByteCount;
+use crate::limits::{NODES_MAX, nodes_within};
+
+/// The first kernel that has all that is needed.
+const KERNEL_MIN: (u32, u32) = (5, 10);
+/// 2024: a clock that is behind that was never set.
+const TIME_MIN_S: u64 = 1_704_067_200;
+/// Clocks that are read without the kernel.
+const FAST_CLOCKS: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
+
+pub fn judge(facts: &HostFacts) -> Vec<Finding> {
+    vec![
+        kernel(facts),
+        pidfd(facts),
+        memfd(facts),
+        membarrier(facts),
+        clock(facts),
+        time(facts),
+        descriptors(facts),
+        locked_memory(facts),
+        file_size(facts),
+        dev_shm(facts),
+        huge_pages(facts),
+        arena(facts),
+    ]
+}
+
+fn kernel(facts: &HostFacts) -> Finding {
+    let release = &facts.kernel;
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse::<u32>);
+    let version = (numbers.next().and_then(Result::ok), numbers.next().and_then(Result::ok));
+    let found = format!("Linux {release}");
+    match version {
+        (Some(major), Some(minor)) if (major, minor) < KERNEL_MIN => Finding::new(
+            "kernel",
+            Severity::Error,
+            format!("{found} is older than {}.{}", KERNEL_MIN.0, KERNEL_MIN.1),
+            "run a newer kernel",
+            "uname -r",
+        ),
+        _ => Finding::ok("kernel", found, "uname -r"),
+    }
+}
+
+/// Something that the kernel must offer.
+fn feature(check: &'static str, is_there: bool, severity: Severity, without: &str) -> Finding {
+    let verify = format!("strace -f halite doctor 2>&1 | grep {check}");
+    match is_there {
+        true => Finding::ok(check, "the kernel has it", verify),
+        false => Finding::new(
+            check,
+            severity,
+            format!("the kernel, or a filter of system calls around this process, refuses it: {without}"),
+            "run a newer kernel, or permit it in the container's seccomp profile",
+            verify,
+        ),
+    }
+}
+
+fn pidfd(facts: &HostFacts) -> Finding {
+    feature("pidfd", facts.has_pidfd, Severity::Error, "nodes cannot tell whether others live")
+}
+
+fn memfd(facts: &HostFacts) -> Finding {
+    feature("memfd", facts.has_memfd, Severity::Error, "there is no memory that can be shared")
+}
+
+fn membarrier(facts: &HostFacts) -> Finding {
+    feature("membarrier", facts.has_membarrier, Severity::Note, "each access costs some 10 ns more")
+}
+
+fn clock(facts: &HostFacts) -> Finding {
+    let verify = "cat /sys/devices/system/clocksource/clocksource0/current_clocksource";
+    match &facts.clocksource {
+        Some(name) if FAST_CLOCKS.contains(&name.as_str()) => {
+            Finding::ok("clock", format!("the kernel reads {name}"), verify)
+        }
+        Some(name) => Finding::new(
+            "clock",
+            Severity::Warning,
+            format!(
+                "the kernel reads the clock {name}, which takes a microsecond or more: all that waits is late"
+            ),
+            "boot with clocksource=tsc if the processor has a constant one, or move to a host that has",
+            verify,
+        ),
+        None => {
+            Finding::new("clock", Severity::Note, "the kernel does not say which clock it reads", "", verify)
+        }
+    }
+}
+
+fn time(facts: &HostFacts) -> Finding {
+    match facts.time_s {
+        past if past < TIME_MIN_S => Finding::new(
+            "time",
+            Severity::Warning,
+            format!("the clock of day is {past} s after 1970: it was never set"),
+            "have it set (chrony, systemd-timesyncd): fencing tokens and logs take their time from it",
+            "date",
+        ),
+        _ => Finding::ok("time", "the clock of day was set", "date"),
+    }
+}
+
+fn descriptors(facts: &HostFacts) -> Finding {
+    let Some(limit) = facts.descriptors else {
+        return Finding::ok("descriptors", "there is no limit", "ulimit -Hn");
+    };
+    let works = nodes_within(limit);
+    let found = format!("the hard limit is {limit}: clusters of up to {works} nodes work");
+    let severity = match works {
+        0..=1 => Severity::Error,
+        works if works < NODES_MAX as u64 => Severity::Warning,
+        _ => return Finding::ok("descriptors", found, "ulimit -Hn"),
+    };
+    let remedy = "raise it: LimitNOFILE= of the unit, or nofile in /etc/security/limits.conf";
+    Finding::new("descriptors", severity, found, remedy, "ulimit -Hn")
+}
+
+fn locked_memory(facts: &HostFacts) -> Finding {
+    match facts.locked_bytes {
+        Some(limit) if limit < facts.arena_bytes => Finding::new(
+            "locked_memory",
+            Severity::Note,
+            format!(
+                "at most {} may be locked, less than the arena: a process that locks all of its memory cannot map it",
+                ByteCount(limit)
+            ),
+            "only for applications that call mlockall: raise it (LimitMEMLOCK=, memlock)",
+            "ulimit -l",
+        ),
+        _ => Finding::ok("locked_memory", "as much as the arena may be locked", "ulimit -l"),
+    }
+}
+
+fn file_size(facts: &HostFacts) -> Finding {
+    match facts.file_bytes {
+        Some(limit) if limit < facts.arena_bytes => Finding::new(
+            "file_size",
+            Severity::Warning,
+            format!(
+                "files may have {} at most: the arena grows by smaller pieces, and `get -o` of more fails",
+                ByteCount(limit)
+            ),
+            "raise it: ulimit -f unlimited, or LimitFSIZE= of the unit",
+            "ulimit -f",
+        ),
+        _ => Finding::ok("file_size", "files may be as large as the arena", "ulimit -f"),
+    }
+}
+
+fn dev_shm(facts: &HostFacts) -> Finding {
+    let verify = "df -h /dev/shm";
+    match facts.dev_shm_bytes {
+        Some(bytes) if bytes >= facts.arena_bytes => {
+            Finding::ok("dev_shm", format!("/dev/shm has {}, and is not used", ByteCount(bytes)), verify)
+        }
+        found => {
+            let size = found.map_or("is not there".to_owned(), |bytes| format!("has {}", ByteCount(bytes)));
+            Finding::new(
+                "dev_shm",
+                Severity::Note,
+                format!(
+                    "/dev/shm {size}, less than the arena: that is no matter to Halite, whose memory is of memfds"
+                ),
+                "give other programs that use it their share; memory of the control group is what counts here",
+                verify,
+            )
+        }
+    }
+}
+
+fn huge_pages(facts: &HostFacts) -> Finding {
+    let verify = "cat /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let chosen = facts.huge_pages.as_deref().and_then(|text| text.split_once('[')?.1.split_once(']'));
+    match chosen.map(|(chosen, _)| chosen) {
+        Some(chosen @ ("always" | "within_size" | "advise" | "force")) => {
+            Finding::ok("huge_pages", format!("the kernel gives them to shared memory ({chosen})"), verify)
+        }
+        chosen => Finding::new(
+            "huge_pages",
+            Severity::Note,
+            format!(
+                "the kernel gives shared memory small pages ({}): random accesses to large regions are slower",
+                chosen.unwrap_or("it does not say")
+            ),
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, as root, before nodes start",
+            verify,
+        ),
+    }
+}
+
+fn arena(facts: &HostFacts) -> Finding {
+    match &facts.arena_refused {
+        Some(reason) => Finding::new("arena", Severity::Error, reason, "choose a smaller --arena", "free -b"),
+        None => Finding::ok("arena", format!("{} can be had", ByteCount(facts.arena_bytes)), "free -b"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn well() -> HostFacts {
+        HostFacts {
+            kernel: "6.1.0-21-amd64".into(),
+            has_pidfd: true,
+            has_memfd: true,
+            has_membarrier: true,
+            clocksource: Some("tsc".into()),
+            time_s: TIME_MIN_S,
+            descriptors: Some(1 << 20),
+            locked_bytes: None,
+            file_bytes: None,
+            dev_shm_bytes: Some(1 << 34),
+            huge_pages: Some("always within_size [advise] never deny force".into()),
+            arena_bytes: 1 << 30,
+            arena_refused: None,
+        }
+    }
+
+    /// What is found to be wrong after a change, and how bad that is.
+    fn found(change: impl FnOnce(&mut HostFacts)) -> Vec<(&'static str, Severity)> {
+        let mut facts = well();
+        change(&mut facts);
+        let wrong = judge(&facts).into_iter().filter(|finding| finding.severity > Severity::Ok);
+        let wrong = wrong.inspect(|finding| assert!(!finding.found.is_empty() && !finding.verify.is_empty()));
+        wrong.map(|finding| (finding.check, finding.severity)).collect()
+    }
+
+    #[test]
+    fn a_host_that_has_all_is_well() {
+        assert_eq!(found(|_| ()), []);
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_is_found() {
+        assert_eq!(found(|host| host.kernel = "5.9.16".into()), [("kernel", Severity::Error)]);
+        assert_eq!(found(|host| host.kernel = "4.18.0-513.el8".into()), [("kernel", Severity::Error)]);
+        assert_eq!(found(|host| host.kernel = "10.0".into()), []);
+        assert_eq!(found(|host| host.has_pidfd = false), [("pidfd", Severity::Error)]);
+        assert_eq!(found(|host| host.has_memfd = false), [("memfd", Severity::Error)]);
+        assert_eq!(found(|host| host.has_membarrier = false), [("membarrier", Severity::Note)]);
+    }
+
+    #[test]
+    fn clocks_that_are_slow_or_were_never_set_are_found() {
+        assert_eq!(found(|host| host.clocksource = Some("hpet".into())), [("clock", Severity::Warning)]);
+        assert_eq!(found(|host| host.clocksource = None), [("clock", Severity::Note)]);
+        assert_eq!(found(|host| host.time_s = 30), [("time", Severity::Warning)]);
+    }
+
+    #[test]
+    fn limits_on_this_process_are_found() {
+        assert_eq!(found(|host| host.descriptors = Some(256)), [("descriptors", Severity::Warning)]);
+        assert_eq!(found(|host| host.descriptors = Some(64)), [("descriptors", Severity::Error)]);
+        assert_eq!(found(|host| host.descriptors = None), []);
+        assert_eq!(found(|host| host.locked_bytes = Some(8 << 20)), [("locked_memory", Severity::Note)]);
+        assert_eq!(found(|host| host.file_bytes = Some(1 << 20)), [("file_size", Severity::Warning)]);
+    }
+
+    #[test]
+    fn memory_that_is_short_or_slow_is_found() {
+        assert_eq!(found(|host| host.dev_shm_bytes = Some(64 << 20)), [("dev_shm", Severity::Note)]);
+        assert_eq!(found(|host| host.dev_shm_bytes = None), [("dev_shm", Severity::Note)]);
+        let never = "always within_size advise [never] deny force";
+        assert_eq!(found(|host| host.huge_pages = Some(never.into())), [("huge_pages", Severity::Note)]);
+        assert_eq!(found(|host| host.huge_pages = None), [("huge_pages", Severity::Note)]);
+        assert_eq!(found(|host| host.arena_refused = Some("too large".into())), [("arena", Severity::Error)]);
+    }
+}

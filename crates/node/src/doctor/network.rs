@@ -1,0 +1,257 @@
+//! What is wrong with sockets, ports and the ways to other hosts.
+
+use std::net::{IpAddr, SocketAddr};
+
+use halite_providers::roce::SocketProbe;
+
+use super::facts::{HostToJoin, NetworkFacts, PortFacts, PortRefusal};
+use super::{Finding, Severity};
+use crate::bytes::ByteCount;
+
+/// The most payload of a packet, in bytes.
+const PAYLOAD_BYTES_MAX: u32 = 4096;
+
+pub fn judge(facts: &NetworkFacts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // Who sends no packets may still want to know, and need not do anything.
+    let worst = if facts.uses_packets { Severity::Warning } else { Severity::Note };
+    for (address, socket) in &facts.sockets {
+        match socket {
+            Ok(socket) => findings.extend([segments(socket), trains(socket), buffers(socket, worst)]),
+            Err(reason) => findings.push(no_socket(*address, reason, facts.uses_packets)),
+        }
+    }
+    findings.extend(facts.ports.iter().map(|one| port(one, facts.runs_here)));
+    for host in &facts.hosts {
+        findings.extend(reachable(host));
+        findings.extend(payload(host));
+    }
+    findings
+}
+
+fn no_socket(address: IpAddr, reason: &str, uses_packets: bool) -> Finding {
+    Finding::new(
+        "address",
+        if uses_packets { Severity::Error } else { Severity::Note },
+        format!("packets cannot come to {address}: {reason}"),
+        "name an address of this host with --listen or --address",
+        "ip address",
+    )
+}
+
+fn segments(socket: &SocketProbe) -> Finding {
+    let verify = "strace -f halite doctor 2>&1 | grep UDP_SEGMENT";
+    match socket.train_packets {
+        0..=1 => Finding::new(
+            "udp_segment",
+            Severity::Note,
+            "the kernel takes packets one by one (no UDP_SEGMENT): long accesses over roce cost about twice the processor time",
+            "run a kernel, or a container, that has it",
+            verify,
+        ),
+        packets => {
+            Finding::ok("udp_segment", format!("the kernel takes {packets} packets in one piece"), verify)
+        }
+    }
+}
+
+fn trains(socket: &SocketProbe) -> Finding {
+    let verify = "strace -f halite doctor 2>&1 | grep UDP_GRO";
+    match socket.receives_trains {
+        true => Finding::ok("udp_gro", "the kernel hands packets over in one piece", verify),
+        false => Finding::new(
+            "udp_gro",
+            Severity::Note,
+            "the kernel hands packets over one by one (no UDP_GRO): long accesses over roce cost more processor time",
+            "run a kernel, or a container, that has it",
+            verify,
+        ),
+    }
+}
+
+fn buffers(socket: &SocketProbe, severity: Severity) -> Finding {
+    let (has, wanted) =
+        (ByteCount(socket.receive_bytes as u64), ByteCount(socket.receive_bytes_wanted as u64));
+    let verify = "sysctl net.core.rmem_max";
+    if socket.receive_bytes >= socket.receive_bytes_wanted {
+        return Finding::ok("socket_buffers", format!("receive buffers have {has}"), verify);
+    }
+    Finding::new(
+        "socket_buffers",
+        severity,
+        format!(
+            "receive buffers have {has} where {wanted} are wanted: peers may send less at a time, and bursts get lost"
+        ),
+        format!("sysctl -w net.core.rmem_max={}, and the same in /etc/sysctl.d", socket.receive_bytes_wanted),
+        verify,
+    )
+}
+
+fn port(facts: &PortFacts, runs_here: bool) -> Finding {
+    let PortFacts { address, flag, refused } = facts;
+    let verify = format!("ss -ltnp 'sport = :{}'", address.port());
+    let Some(refused) = refused else {
+        return Finding::ok("ports", format!("{flag} {address} is free"), verify);
+    };
+    let (severity, found, remedy) = match refused {
+        PortRefusal::InUse if runs_here => (
+            Severity::Note,
+            format!("somebody listens at {address}: the node that runs here, it seems"),
+            format!("choose another port for {flag} if it is not that node"),
+        ),
+        PortRefusal::InUse => (
+            Severity::Error,
+            format!("somebody listens at {address} already"),
+            format!("end that process, or choose another port for {flag}"),
+        ),
+        PortRefusal::Foreign => (
+            Severity::Error,
+            format!("{address} is no address of this host"),
+            format!("name one of its addresses with {flag}"),
+        ),
+        PortRefusal::Other(reason) => (
+            Severity::Error,
+            format!("nobody can listen at {address}: {reason}"),
+            format!("choose another address for {flag}"),
+        ),
+    };
+    Finding::new("ports", severity, found, remedy, verify)
+}
+
+fn reachable(host: &HostToJoin) -> Option<Finding> {
+    let name = &host.name;
+    let failed = |found: String, remedy: &str, verify: String| {
+        Some(Finding::new("join", Severity::Error, found, remedy, verify))
+    };
+    match (&host.addresses, &host.refused) {
+        (Err(reason), _) => {
+            let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
+            let verify = format!("getent hosts {host}");
+            failed(format!("{name} is not known: {reason}"), "correct the name, or write HOST:PORT", verify)
+        }
+        (Ok(addresses), Some(reason)) => failed(
+            format!("nobody answers at {name} ({reason})"),
+            "see that a node listens there, and that no firewall drops TCP or UDP between the two hosts",
+            verify_port(addresses),
+        ),
+        (Ok(addresses), None) => Some(Finding::ok("join", format!("{name} answers"), verify_port(addresses))),
+    }
+}
+
+fn verify_port(addresses: &[SocketAddr]) -> String {
+    addresses.first().map_or_else(String::new, |at| format!("nc -vz {} {}", at.ip(), at.port()))
+}
+
+/// Packets are never fragmented: they are made to fit.
+fn payload(host: &HostToJoin) -> Option<Finding> {
+    let ip = host.addresses.as_ref().ok()?.first()?.ip();
+    let verify = format!("tracepath -n {ip}");
+    match host.payload_bytes? {
+        PAYLOAD_BYTES_MAX => {
+            Some(Finding::ok("mtu", format!("packets of {PAYLOAD_BYTES_MAX} bytes go to {ip} whole"), verify))
+        }
+        bytes => Some(Finding::new(
+            "mtu",
+            Severity::Note,
+            format!(
+                "the frames on the way to {ip} take packets of {bytes} bytes, and are never fragmented: {PAYLOAD_BYTES_MAX} cost less each byte"
+            ),
+            "where the switches permit it, set the MTU of both cards to 4200 or more (ip link set dev NAME mtu 9000)",
+            verify,
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket() -> SocketProbe {
+        SocketProbe {
+            train_packets: 64,
+            receives_trains: true,
+            receive_bytes: 4 << 20,
+            receive_bytes_wanted: 4 << 20,
+            mtus: Vec::new(),
+        }
+    }
+
+    fn well() -> NetworkFacts {
+        let at: SocketAddr = "10.0.0.1:7000".parse().unwrap();
+        NetworkFacts {
+            uses_packets: true,
+            runs_here: false,
+            sockets: vec![(at.ip(), Ok(socket()))],
+            ports: vec![PortFacts { address: at, flag: "--listen", refused: None }],
+            hosts: vec![HostToJoin {
+                name: "other:7000".into(),
+                addresses: Ok(vec!["10.0.0.2:7000".parse().unwrap()]),
+                refused: None,
+                payload_bytes: Some(4096),
+            }],
+        }
+    }
+
+    fn found(change: impl FnOnce(&mut NetworkFacts)) -> Vec<(&'static str, Severity)> {
+        let mut facts = well();
+        change(&mut facts);
+        let wrong = judge(&facts).into_iter().filter(|finding| finding.severity > Severity::Ok);
+        let wrong =
+            wrong.inspect(|finding| assert!(!finding.remedy.is_empty() && !finding.verify.is_empty()));
+        wrong.map(|finding| (finding.check, finding.severity)).collect()
+    }
+
+    fn found_of_socket(change: impl FnOnce(&mut SocketProbe)) -> Vec<(&'static str, Severity)> {
+        let mut changed = socket();
+        change(&mut changed);
+        found(|facts| facts.sockets[0].1 = Ok(changed))
+    }
+
+    #[test]
+    fn a_network_that_has_all_is_well() {
+        assert_eq!(found(|_| ()), []);
+        assert_eq!(judge(&well()).len(), 6);
+    }
+
+    #[test]
+    fn what_sockets_lack_is_found() {
+        assert_eq!(found_of_socket(|socket| socket.train_packets = 1), [("udp_segment", Severity::Note)]);
+        assert_eq!(found_of_socket(|socket| socket.receives_trains = false), [("udp_gro", Severity::Note)]);
+        let small = |socket: &mut SocketProbe| socket.receive_bytes = 212_992;
+        assert_eq!(found_of_socket(small), [("socket_buffers", Severity::Warning)]);
+        let unused = found(|facts| {
+            facts.uses_packets = false;
+            facts.sockets[0].1.as_mut().map(small).unwrap();
+        });
+        assert_eq!(unused, [("socket_buffers", Severity::Note)]);
+        let foreign = |facts: &mut NetworkFacts| facts.sockets[0].1 = Err("Cannot assign".into());
+        assert_eq!(found(foreign), [("address", Severity::Error)]);
+    }
+
+    #[test]
+    fn ports_that_cannot_be_had_are_found() {
+        let refused = |refusal| found(|facts| facts.ports[0].refused = Some(refusal));
+        assert_eq!(refused(PortRefusal::InUse), [("ports", Severity::Error)]);
+        let by_us = |facts: &mut NetworkFacts| {
+            facts.runs_here = true;
+            facts.ports[0].refused = Some(PortRefusal::InUse);
+        };
+        assert_eq!(found(by_us), [("ports", Severity::Note)]);
+        assert_eq!(refused(PortRefusal::Foreign), [("ports", Severity::Error)]);
+        assert_eq!(refused(PortRefusal::Other("Permission denied".into())), [("ports", Severity::Error)]);
+    }
+
+    #[test]
+    fn hosts_that_are_not_reached_or_only_by_short_packets_are_found() {
+        let silent = |facts: &mut NetworkFacts| {
+            facts.hosts[0].refused = Some("timed out".into());
+            facts.hosts[0].payload_bytes = None;
+        };
+        assert_eq!(found(silent), [("join", Severity::Error)]);
+        assert_eq!(
+            found(|facts| facts.hosts[0].addresses = Err("unknown".into())),
+            [("join", Severity::Error)]
+        );
+        assert_eq!(found(|facts| facts.hosts[0].payload_bytes = Some(1024)), [("mtu", Severity::Note)]);
+    }
+}
