@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lab::peers::{self, Options};
+#[cfg(target_arch = "x86_64")]
+use lab::price;
 use lab::soak;
 
 /// Measures Halite beside what its users would pick instead, and soaks it.
@@ -22,6 +24,13 @@ enum Command {
     Peers(Options),
     /// Lets processes do random things to what they share, kills some, and checks that nothing is lost or left over
     Soak(soak::Options),
+    #[cfg(target_arch = "x86_64")]
+    /// Counts instructions, locked instructions and allocations of each operation
+    Price(price::Options),
+    #[cfg(target_arch = "x86_64")]
+    /// Does what `price` counts
+    #[command(hide = true)]
+    PriceWork,
     /// Is one of the processes that `soak` starts
     #[command(hide = true)]
     SoakWorker(soak::WorkerOptions),
@@ -51,6 +60,10 @@ fn main() -> ExitCode {
     let result: Result<(), Box<dyn std::error::Error>> = match Arguments::parse().command {
         Command::Peers(options) => peers::run(&options).map_err(Into::into),
         Command::Soak(options) => soak::run(&options).map_err(Into::into),
+        #[cfg(target_arch = "x86_64")]
+        Command::Price(options) => price::run(&options).map_err(Into::into),
+        #[cfg(target_arch = "x86_64")]
+        Command::PriceWork => price::work::run(),
         Command::SoakWorker(options) => soak::worker::run(&options).map_err(Into::into),
         Command::GrpcEcho { socket } => peers::grpc::serve(&socket).map_err(Into::into),
         Command::Tethered { parent, core, program } => {

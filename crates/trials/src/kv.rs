@@ -149,7 +149,7 @@ async fn keep(
     while !ended.get() {
         stage.world.sleep(Some(host), LOOK).await;
     }
-    // Or whoever takes the census does.
+    // Else the task that takes the census frees it.
     if let Ok(head) = session.map(&name, Permissions::MASTER).await {
         let _ = session.free(head).await;
     }

@@ -1,4 +1,4 @@
-//! The two cores: whoever serves runs on one, whoever measures on the other.
+//! The two cores: servers run on one, what measures on the other.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use super::probe::ProbeError;
 
 /// The core that servers run on.
 pub const SERVER_CORE: usize = 0;
-/// The core that whoever measures runs on.
+/// The core of what measures.
 pub const CLIENT_CORE: usize = 1;
 
 /// Keeps the calling thread, and those that it will start, on `core`.

@@ -1,4 +1,4 @@
-//! Whoever holds a lock is killed or stopped, or whoever keeps it.
+//! Holders of locks, and their homes, are killed or stopped.
 
 use std::pin::pin;
 use std::task::{Context, Waker};

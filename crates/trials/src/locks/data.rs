@@ -1,4 +1,4 @@
-//! Data under a lock: whoever holds one reads some words, checks them, and writes them anew, by plain reads and writes;
+//! Data under a lock: its holder reads some words, checks them, and writes them anew, by plain reads and writes;
 //! see [`stamps`](super::stamps) for what must hold.
 
 use std::time::Duration;

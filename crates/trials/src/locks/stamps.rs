@@ -1,4 +1,4 @@
-//! What is known of the words that a lock protects: whoever holds it writes one stamp to all of them, so that whoever
+//! What is known of the words that a lock protects: its holder writes one stamp to all of them, so that who
 //! holds it next reads them all alike, and as they were left.
 //!
 //! That does not hold while a write may still land that nobody waits for: one that was given up, or that of a holder

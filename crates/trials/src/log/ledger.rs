@@ -1,8 +1,8 @@
 //! What must hold of logs.
 //!
 //! - What is read was appended, is whole, and stands at one place for all who read.
-//! - What an append has returned is at the place that it says: whoever reads past that place has seen it, however long ago the
-//!   place was skipped.  So nothing that was skipped is made visible later.
+//! - What an append has returned is at the place that it says: a reader that goes past that place has seen it, however long ago
+//!   the place was skipped.  So nothing that was skipped is made visible later.
 //! - What an append has returned is seen by a look at its place that begins after that.
 //! - What an append says it has not done is never seen.
 //!
