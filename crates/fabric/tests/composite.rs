@@ -155,7 +155,7 @@ fn a_key_is_taken_back_when_all_fabrics_have_said_so() {
 }
 
 #[test]
-fn whoever_wants_to_be_polled_first_says_when() {
+fn a_part_that_wants_to_be_polled_first_says_when() {
     let (one, two) = scripts();
     let both = composite(&one, &two);
     assert_eq!(both.poll_timeout(), None);

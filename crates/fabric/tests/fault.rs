@@ -70,7 +70,7 @@ fn a_delayed_completion_holds_up_those_behind_it() {
     faulty.post(PEER, Lane::FIRST, &[send(1, b"late"), send(2, b"behind")]).unwrap();
     assert_eq!(poll_ids(&faulty), []);
     assert_eq!(poll_ids(&faulty), []);
-    // Whoever waits is sent back to poll: the test fabric would not let us sleep.
+    // A waiter is sent back to poll: the test fabric would not let us sleep.
     faulty.wait(Sleeper::Caller, faulty.doorbell(), None);
     assert_eq!(poll_ids(&faulty), [(1, Status::Success), (2, Status::Success)]);
 }

@@ -93,7 +93,7 @@ fn an_answer_that_is_too_long_to_be_written_here_is_fetched_before_it_is_lent() 
 }
 
 #[test]
-fn why_there_is_no_answer_is_told_to_whoever_wants_it_lent() {
+fn why_there_is_no_answer_is_told_to_a_caller_that_wants_it_lent() {
     let dir = Dir::new();
     let (first, second) = (dir.join(0), dir.join(1));
     let (here, there) = (first.blocking_session(), second.blocking_session());

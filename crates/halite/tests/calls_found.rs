@@ -204,7 +204,7 @@ fn messages_to_ones_own_node_may_be_given_up_at_any_moment() {
     session.try_send(NodeId(0), PORT, b"last").expect("no room is kept for those that have gone");
 }
 
-/// A port was full of a long message whose sender lost interest; whoever had come behind it was never told that there
+/// A port was full of a long message whose sender lost interest; senders behind it were never told that there
 /// was room again.
 #[test]
 fn a_cancelled_message_makes_room_for_those_behind_it() {
@@ -220,7 +220,7 @@ fn a_cancelled_message_makes_room_for_those_behind_it() {
     let mut behind = pin!(session.send(NodeId(1), PORT, b"short"));
     assert!(behind.as_mut().poll(&mut context).is_pending());
     drop(cancelled);
-    // Nobody answers for this port, but whoever refuses has heard of the cancel first.
+    // Nobody answers for this port, but the node that refuses has heard of the cancel first.
     session.blocking().try_send(NodeId(1), Port(PORT.0 + 1), b"?").unwrap_err();
     let receiver = thread::spawn(move || mailbox.recv().unwrap().bytes);
     session.blocking().block_on(behind).unwrap();

@@ -35,7 +35,7 @@ fn nodes_without_a_number_get_one_that_nobody_has_had() {
     let join = || dir.try_join(Config { node: None, ..dir.config(0) }).unwrap();
     let (a, b) = (join(), join());
     assert_eq!((a.id(), b.id()), (NodeId(1000), NodeId(1001)));
-    // Whoever calls 1000 by a number that it kept reaches nobody, and no stranger.
+    // A caller that uses an old number for 1000 reaches nobody, and no stranger.
     a.leave();
     assert_eq!(join().id(), NodeId(1002));
     first.leave();

@@ -135,7 +135,7 @@ fn operations(held: &mut Held) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Whoever waits to receive gets what has arrived, until the node has left.
+/// A receiver that waits gets what has arrived, until the node has left.
 fn receives(held: &Held) -> Vec<(&'static str, String)> {
     let Held { server, mailbox, .. } = held;
     vec![
@@ -202,7 +202,7 @@ impl<'s> Waiting<'s> {
 }
 
 #[test]
-fn whoever_waits_at_a_node_that_leaves_is_told_so() {
+fn a_waiter_at_a_node_that_leaves_is_told_so() {
     let dir = Dir::new();
     let node = node(&dir);
     let held = Held::of(&node);

@@ -22,7 +22,7 @@ pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
         .with_ansi(io::stderr().is_terminal())
         .with_timer(ChronoLocal::new("%Y-%m-%dT%H:%M:%S%.3f%:z".to_owned()))
         .with_target(false)
-        // Whoever closed standard error does not want to know.
+        // Standard error is closed: nobody wants to know.
         .log_internal_errors(false)
         .init();
     Ok(())

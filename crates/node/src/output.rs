@@ -13,7 +13,7 @@ use crate::signals::Interrupted;
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// Standard output; an error if whoever started us closed it, where Rust would write to `/dev/null` instead.
+/// Standard output; an error if the parent process closed it, where Rust would write to `/dev/null` instead.
 pub fn standard_output() -> io::Result<Stdout> {
     if was_closed(Standard::Output) {
         return Err(io::Error::other("standard output is closed (`>/dev/null` drops what is printed)"));
@@ -40,7 +40,7 @@ pub fn json_line(object: &impl Serialize) -> String {
 
 /// Tells people on standard error; scripts that read standard output are not disturbed.
 pub fn note(text: &str) {
-    // Whoever closed standard error does not want to know.
+    // Standard error is closed: nobody wants to know.
     let _ = writeln!(io::stderr(), "halite: {text}");
 }
 
@@ -59,7 +59,7 @@ pub fn reasons(error: &anyhow::Error) -> String {
 
 /// Tells what went wrong and returns the exit status for it.
 pub fn failure(error: &anyhow::Error) -> ExitCode {
-    // Whoever reads our output has seen enough (`halite ls | head -1`): nothing to complain about.
+    // The reader of our output has seen enough (`halite ls | head -1`): nothing to complain about.
     let is_closed = |cause: &(dyn std::error::Error + 'static)| match cause
         .downcast_ref::<io::Error>()
         .map(io::Error::kind)

@@ -1,6 +1,6 @@
 //! The configuration file: values for what neither the command line nor the environment gives.
 //!
-//! Its keys are the names of the `HALITE_*` variables without that, in small letters: whoever adds a variable to a flag has added
+//! Its keys are the names of the `HALITE_*` variables without that, in small letters: a variable that is added to a flag adds
 //! a key.  A command reads the keys of its own flags, so that one file serves all of them.
 
 use std::collections::BTreeMap;

@@ -48,7 +48,7 @@ pub struct Interrupted {
 }
 
 impl Interrupted {
-    /// What shells expect of whoever ends by a signal.
+    /// The exit status that shells expect of a process that ends by a signal.
     pub fn status(&self) -> u8 {
         128 + self.signal as u8
     }

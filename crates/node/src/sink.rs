@@ -53,7 +53,7 @@ impl Sink {
                 let file = File::options().write(true).open(path).with_context(failed)?;
                 Ok(Sink { target: Target::Stream(file), label })
             }
-            // As with whoever writes into it: a file that is to stay as it is is not replaced by another.
+            // As for writers: a file that must not change is not replaced either.
             existing => {
                 let existing = match existing {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => None,

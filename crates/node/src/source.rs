@@ -89,7 +89,7 @@ impl Source {
         Ok(())
     }
 
-    /// Whoever is at the other end of a pipe may say nothing for hours.
+    /// The writer of a pipe may write nothing for hours.
     fn await_bytes(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
         loop {
             if interrupt.is_asked() {

@@ -17,7 +17,7 @@ pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> R
         if let Some(interval) = interval(sd_notify::watchdog_enabled()) {
             scope.spawn(move || {
                 while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                    // Whoever is told nothing for long enough ends this process, and starts another.
+                    // A supervisor that is told nothing for long enough ends this process, and starts another.
                     if node.is_well() {
                         tell(&[NotifyState::Watchdog]);
                     }

@@ -193,7 +193,7 @@ fn up_tells_once_why_a_node_cannot_start_and_where() {
 }
 
 #[test]
-fn what_happens_is_told_with_time_and_level_to_the_log_of_a_detached_node_and_to_whoever_asks() {
+fn what_happens_is_told_with_time_and_level_to_the_log_of_a_detached_node_and_to_commands_that_ask() {
     let scratch = Scratch::new("told");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();

@@ -246,7 +246,7 @@ fn a_node_without_any_file_is_named_and_not_left_behind() {
     for name in ["node-1.lock", "node-1.shm.sock", "node-1.shm.lock"] {
         std::fs::remove_file(scratch.cluster().join(name)).unwrap();
     }
-    // Whoever stops the rest is told of it as often as it takes, and it keeps its memory.
+    // Each command that stops the rest is told about it, and it keeps its memory.
     for _ in 0..2 {
         let complaint = scratch.fails("down", 1);
         assert!(complaint.contains(&format!("node 1 is process {}", pids[1])), "{complaint}");

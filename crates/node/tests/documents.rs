@@ -1,4 +1,4 @@
-//! Every block of shell in the documents can be pasted whole: it succeeds, and touches no file of whoever pastes it.
+//! Every block of shell in the documents can be pasted whole: it succeeds, and touches no file of the user.
 
 mod support;
 
@@ -91,7 +91,7 @@ fn folder_with_baits(scratch: &Scratch) -> PathBuf {
     for bait in ["NAME", "FILE", "NODE", "N", "DIR", "users", "copy", "node-3.lock", "node-3.py", "logs/a"] {
         std::fs::write(folder.join(bait), format!("the user's {bait}")).unwrap();
     }
-    // What blocks may name, as whoever has cloned the tree has it.
+    // What blocks may name, as it is in a fresh clone.
     for plan in std::fs::read_dir(root().join("plans")).unwrap() {
         let plan = plan.unwrap().path();
         if plan.is_file() {

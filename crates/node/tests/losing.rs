@@ -82,7 +82,7 @@ fn status_tells_since_when_a_node_is_dead_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_stopped_node_is_told_as_killed_whoever_did_it() {
+fn a_stopped_node_is_reported_as_killed_by_any_process() {
     let scratch = Scratch::new("stopped-node");
     let _up = scratch.up(3);
     let text = scratch.write("text", b"salt");

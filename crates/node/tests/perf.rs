@@ -251,7 +251,7 @@ fn a_node_that_runs_already_can_be_measured() {
 }
 
 #[test]
-fn whoever_is_killed_while_measuring_takes_the_server_along() {
+fn a_client_that_is_killed_while_measuring_takes_the_server_along() {
     let scratch = Scratch::new("killed-perf");
     let mut perf = Running::start(&scratch, "perf write_lat -n 1000000000");
     // The heading is printed when both ends are there.

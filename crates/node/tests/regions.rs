@@ -303,7 +303,7 @@ fn a_move_that_is_interrupted_goes_on_and_is_told_and_leaves_the_region_on_one_n
 }
 
 #[test]
-fn whoever_does_not_wait_for_an_interrupted_move_is_told_that_it_goes_on() {
+fn a_client_that_does_not_wait_for_an_interrupted_move_is_told_that_it_goes_on() {
     let scratch = Scratch::new("hurried-move");
     let _up = scratch.up(2);
     // A name of somebody else's choice, in a command to paste.

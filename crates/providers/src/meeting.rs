@@ -43,7 +43,7 @@ impl Listener {
         let address = SocketAddrUnix::new(&path).map_err(|error| too_long(&path, error))?;
         let lock = NameLock::take_patiently(&dir, &lock_name(&file_name))?;
         let lock = lock.ok_or(io::ErrorKind::AddrInUse)?;
-        // Whoever held the lock before us is gone, so a socket file that exists is residue.
+        // The previous holder of the lock is gone, so a socket file that exists is residue.
         dir.remove(&file_name, Kind::Socket)?;
         let socket = new_socket()?;
         rustix::net::bind(&socket, &address)?;
@@ -126,7 +126,7 @@ pub fn listening(dir: &PrivateDir, name: &str) -> io::Result<Option<Listening>> 
             Err(Errno::SRCH) => continue,
             Err(error) => return Err(error.into()),
         };
-        // Whoever still listens was that process when it was opened, and not one that was given its number since.
+        // The process still listens, so the pidfd refers to it, and not to one that was given its number since.
         if listener_pid(dir, name)? == Some(pid) {
             return Ok(Some(Listening { pid: pid.as_raw_nonzero().get(), pidfd }));
         }
@@ -199,7 +199,7 @@ fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     socket_option(socket, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })
 }
 
-/// What the kernel tells of a socket, in place of `value`.
+/// Reads a socket option into `value`.
 fn socket_option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, mut value: T) -> io::Result<T> {
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `value`, both of which outlive the call; callers name the type that belongs to

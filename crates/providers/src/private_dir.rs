@@ -187,7 +187,7 @@ impl PrivateDir {
         Ok(PrivateDir { path, fd, uid })
     }
 
-    /// Where it was found.  Whoever may write above it can have moved it since.
+    /// Where it was found.  A process that may write to a parent directory can have moved it since.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -235,7 +235,7 @@ impl PrivateDir {
         Err(self.failed(name, Errno::BUSY))
     }
 
-    /// Makes a file where there is none, or only one of ours, which is forgotten by whoever has it open.
+    /// Makes a file where there is none, or replaces one of ours: processes that have that open keep the old file.
     pub fn replace(&self, name: &str) -> Result<File, DirError> {
         self.remove(name, Kind::File)?;
         self.file(name, Create::Yes)
@@ -331,7 +331,7 @@ impl NameLock {
     /// Removes the file, unless another stands in its place.
     pub fn remove(&self) {
         if self.is_in_place().unwrap_or(false) {
-            // Whoever comes next removes what cannot be removed now.
+            // The next process removes what cannot be removed now.
             let _ = self.dir.remove(&self.name, Kind::File);
         }
     }

@@ -56,7 +56,7 @@ fn completions_that_nobody_polls_push_back() {
 }
 
 #[test]
-fn whoever_is_open_is_listed() {
+fn an_open_node_is_listed() {
     let cluster = Cluster::new();
     let (one, _two) = (cluster.open("one"), cluster.open("two"));
     assert_eq!(cluster.listeners(), ["one.sock", "two.sock"]);

@@ -271,7 +271,7 @@ impl Requester {
         write_packet(at.memory, work, newest, &piece, !is_answered, dest_qp, buffer)
     }
 
-    /// Whether what is asked by is to be short.  Who has a controller finds out what the network takes by what it sends.
+    /// Whether probes are short.  A requester with a congestion controller measures the network with its data packets.
     fn asks_briefly(&self) -> bool {
         let has_controller = |selective: &Selective| selective.window_packets().is_some();
         self.window <= SCARCE_PACKETS

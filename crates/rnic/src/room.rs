@@ -191,7 +191,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever sends when: what may be under way, each share as its peer was told at first or at last, fits.
+        /// For all senders and times: what may be in flight, each share as its peer was told at first or at last, fits.
         #[test]
         fn what_is_granted_fits_at_any_time(
             buffer_bytes in 20_000usize..1 << 23,

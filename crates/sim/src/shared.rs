@@ -29,7 +29,7 @@ impl Shared {
         self.now_ns.load(Relaxed)
     }
 
-    /// Changes the network, then wakes whoever that concerns.
+    /// Changes the network, then wakes the threads that this concerns.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Net) -> R) -> R {
         let (result, wakers) = {
             let mut net = self.net.lock().expect("the network does not panic");

@@ -267,7 +267,7 @@ fn a_receiver_that_does_not_poll_pushes_back_and_loses_nothing() {
 }
 
 #[test]
-fn a_doorbell_wakes_whoever_awaits_it() {
+fn a_doorbell_wakes_its_waiter() {
     each(|Pair { world, one, two }| {
         two.fabric.arm(Some(Sleeper::Progress));
         let seen = two.fabric.doorbell();

@@ -159,7 +159,7 @@ fn a_clock_that_gets_faster_wakes_its_sleepers_earlier() {
     world.run_until(50_000_000);
     world.set_drift_ppm(host, 1_000_000);
     assert_eq!(world.run(), RunEnd::Finished);
-    assert_eq!(world.now_ns(), 75_000_000, "whoever sleeps on a clock follows it, wherever it runs");
+    assert_eq!(world.now_ns(), 75_000_000, "a sleeper follows its clock, wherever that runs");
 }
 
 /// A task that counts milliseconds.

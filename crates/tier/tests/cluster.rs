@@ -46,7 +46,7 @@ fn idle_nodes_keep_each_other_alive_and_asleep() {
     assert_eq!(cluster.rings, rings, "a heartbeat is found by who looks, and wakes nobody");
     assert!(cluster.hosts[0].engine.is_connected_to(NodeId(2)));
     cluster.alloc(1, "salt", LEN, Placement::On(NodeId(2)));
-    assert!(cluster.rings > rings, "whoever is asked something is woken");
+    assert!(cluster.rings > rings, "a node that gets a request is woken");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn orders_that_come_during_a_move_are_carried_out_after_it_by_the_new_home() {
     assert_eq!((cluster.memory(0), cluster.memory(1)), ((0, 0), (0, 0)));
 }
 
-/// Whoever is deposed may have sent an order before it heard of that.
+/// A deposed home may have sent an order before it heard of that.
 #[test]
 fn an_order_that_waited_behind_a_revoke_is_judged_by_what_that_left() {
     let mut cluster = Cluster::of(3);

@@ -368,7 +368,7 @@ fn to_join_costs_a_few_messages_per_peer() {
 }
 
 #[test]
-fn two_that_have_lost_their_connection_are_paired_anew_whoever_dials() {
+fn two_that_have_lost_their_connection_are_paired_anew_by_a_dial_of_either() {
     for late in [(0, 1), (1, 0)] {
         let mut world = World::new(1, 2);
         world.dial(1, 0);
@@ -385,7 +385,7 @@ fn two_that_have_lost_their_connection_are_paired_anew_whoever_dials() {
 }
 
 #[test]
-fn whoever_shows_no_good_hello_is_dropped_and_never_up() {
+fn a_dialer_that_shows_no_good_hello_is_dropped_and_never_up() {
     let life = |node| NodeLife { node: NodeId(node), incarnation: Incarnation(7) };
     let ours = Hello { life: life(0), pid: 1, bytes_total: 0, address: String::new() }.encode();
     let mut other = Hello { life: life(1), pid: 1, bytes_total: 0, address: String::new() }.encode();
@@ -445,7 +445,7 @@ fn who_could_not_be_reached_when_we_joined_is_looked_for_until_somebody_answers_
     };
     engine.handle_stranger("by name");
     assert_eq!((1..4).map(|lease| dials(&mut engine, lease * LEASE_NS)).collect::<Vec<_>>(), [1, 1, 1]);
-    // Whoever is there calls itself something else.
+    // The node at that address has another number.
     let hello = Hello {
         life: NodeLife { node: NodeId(3), incarnation: Incarnation(7) },
         pid: 1,

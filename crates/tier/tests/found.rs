@@ -297,7 +297,7 @@ fn free_during_an_access(give_up: impl FnOnce(&mut Cluster, SlotRef)) {
     give_up(&mut c, lh);
     let freeing = c.submit(1, Command::RegionCommand(home, RegionCommand::Free));
     c.run();
-    assert!(!c.has_ended(1, freeing), "the access may still change the bytes, whoever has them by then");
+    assert!(!c.has_ended(1, freeing), "the access may still change the bytes, also those of a new owner");
     drop(access);
     c.run();
     assert_eq!(c.outcome(1, freeing), Some(Ok(Outcome::Done)));

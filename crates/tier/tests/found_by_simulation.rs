@@ -16,7 +16,7 @@ fn begin_to_move(c: &mut Cluster, host: usize, slot: SlotRef, to: u32) -> OpId {
     moving
 }
 
-/// The home freed the region at once and only told the directory: whoever heard of that by a quicker way found the name
+/// The home freed the region at once and only told the directory: a node that heard of that by a quicker way found the name
 /// taken.
 #[test]
 fn a_name_can_be_used_again_as_soon_as_its_region_is_freed() {

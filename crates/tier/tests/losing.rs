@@ -119,7 +119,7 @@ fn a_silent_node_is_unreachable_since_it_was_heard_and_dead_by_its_exit_only() {
     cluster.kill(2);
     cluster.sleep(LEASE_NS);
     let exited = Loss { cause: LossCause::Exited, age_ns: LEASE_NS };
-    assert_eq!(loss(&mut cluster, 1, "salt").1, exited, "whoever ended it, it was not us");
+    assert_eq!(loss(&mut cluster, 1, "salt").1, exited, "we did not end it");
     assert_eq!(status(&mut cluster, 0)[2].loss, Some(exited));
 }
 

@@ -124,7 +124,7 @@ fn a_chunk_moves_on_only_when_the_commands_on_it_are_over_and_the_next_go_to_its
     let moving = c.submit(0, Command::RegionCommand(master, RegionCommand::Move { to: NodeId(0) }));
     c.run();
     assert_eq!(c.copies_under_way(), 1, "the chunk is not copied to its new place yet");
-    // It is frozen for whoever comes now.
+    // It is frozen for later clients.
     let late = c.submit(2, Command::Fill { at: at(lh, 0), len: CHUNK_BYTES, byte: 9 });
     let changing = CommandError::Access { side: Side::Target, blocked: Blocked::Changing };
     assert_eq!(c.outcome(2, late), None);

@@ -1,4 +1,4 @@
-//! Numbers of nodes that stay: the directory gives each out once, whoever else has chosen one, and whatever becomes of the nodes.
+//! Numbers of nodes that stay: the directory gives each out once, also when nodes choose their own, and whatever becomes of the nodes.
 
 mod common;
 

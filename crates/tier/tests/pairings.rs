@@ -469,7 +469,7 @@ fn each_owner_says_by_itself_whether_a_node_is_cut_off_from_its_memory() {
     assert_eq!(reach(&mut world.cluster, 0, 2, 1), Reach { is_cut_off: true, ..paired });
     assert_eq!(reach(&mut world.cluster, 0, 2, 0), paired, "nobody speaks for another's memory");
     world.heal();
-    // Whoever has not looked meanwhile sees by the number that nothing of before can land.
+    // A caller that has not looked meanwhile sees by the number that nothing posted earlier can land.
     assert_eq!(reach(&mut world.cluster, 0, 2, 1), Reach { pairing: 2, ..paired });
     let again = "paired again with node 2 (process 2), pairing 2";
     assert!(world.cluster.hosts[1].news.iter().any(|news| news.to_string() == again && !news.is_trouble()));

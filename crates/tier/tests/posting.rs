@@ -21,7 +21,7 @@ fn freed_after(cluster: &mut Cluster, free: OpId, write: u64) {
 }
 
 #[test]
-fn a_region_is_freed_after_the_writes_of_whoever_is_about_to_unmap_it() {
+fn a_region_is_freed_after_the_writes_of_a_node_that_is_about_to_unmap_it() {
     let mut cluster = Cluster::reaching(3, true);
     let master = cluster.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(1)));
     let writer = cluster.map(2, "salt");

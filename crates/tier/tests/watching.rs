@@ -71,7 +71,7 @@ fn the_list_moves_with_the_home_of_its_region() {
     assert_eq!(watchers(&mut cluster, 2, second), [(3, PORT)], "nothing is left of what was there before");
 }
 
-/// Whenever the watcher asks, whoever asks for the list after the watcher was told that it watches finds it there.
+/// Whenever the watcher asks, a writer that asks for the list after the watcher was told that it watches finds it there.
 #[test]
 fn no_watcher_is_lost_while_the_home_moves() {
     for seed in 1..2 * MOVE_STEPS {

@@ -13,9 +13,9 @@ use crate::stage::Stage;
 const PARTICIPANTS: [u32; 2] = [2, 3];
 /// Longest time that anybody waits.
 const TIMEOUT_US_MAX: u64 = 120;
-/// Whoever has come may be counted for so long after it went away, with nothing going wrong.
+/// A participant may be counted for so long after it went away, with nothing going wrong.
 const DOUBT_NS: u64 = 20_000;
-/// With nothing going wrong, whoever waits hears of its end so soon after the round's time is over.
+/// With nothing going wrong, a waiter hears of its end so soon after the round's time is over.
 const SLACK_NS: u64 = 100_000;
 /// Clocks of hosts differ by less than that over the time that anybody waits.
 const CLOCKS_NS: u64 = 1_000;

@@ -60,7 +60,7 @@ async fn all_up(stage: &Rc<Stage>) {
     }
 }
 
-/// Waits until all see each other: whoever lost sight of another is paired with it anew.
+/// Waits until all see each other: nodes that lost sight of each other are paired anew.
 async fn all_seen(stage: &Rc<Stage>) {
     while (0..stage.nodes()).any(|node| is_unseen(stage, node)) && stage.judge.is_content() {
         stage.revive_the_killed();
@@ -88,7 +88,7 @@ async fn free_all(stage: &Stage, session: &Session) {
     let left = named.into_iter().filter_map(|info| info.name).filter(is_left);
     for name in region_names(stage).chain(left) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
-            // Whoever was about to free it may be faster.
+            // A process that was about to free it may be faster.
             let _ = session.free(lh).await;
         }
     }

@@ -234,7 +234,7 @@ fn locks_and_watches_are_the_same_in_two_runs_of_one_seed() {
             stage.world.fold(guard.token());
             let board = alloc_here(&session, "board").await;
             let _watch = session.watch(board).await.expect("it may be read");
-            // Whoever writes sends to the watch's port.
+            // A writer sends to the watch's port.
             let other = session_of(&stage, 0);
             let there = other.map("board", ALL).await.expect("it is there");
             other.write_notify(there, 0, b"salt", 7).await.expect("it may be written");
@@ -310,7 +310,7 @@ async fn begin_next_life(stage: &Rc<Stage>, node: u32) {
     }
 }
 
-/// It went to whoever had the number next, and where none lived for long enough to take anything it waited for ever.
+/// It went to the next node with the number, and where none lived for long enough to take anything it waited for ever.
 #[test]
 fn a_message_that_waits_for_room_in_a_ring_ends_with_the_life_that_it_was_sent_to() {
     on_nodes(2, |stage| async move {

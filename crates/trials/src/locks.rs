@@ -1,5 +1,5 @@
 //! Locks: taken, tried, waited for, kept, given up and lost by everybody; see [`ledger`] for what must hold, and [`data`]
-//! for what whoever holds one does with what it protects.
+//! for what a holder does with the data that its lock protects.
 
 mod data;
 mod ledger;
@@ -93,7 +93,7 @@ fn text(name: usize) -> String {
     format!("l{name}")
 }
 
-/// Whoever is told that it still holds a lock does: nobody else has taken it since.
+/// A session that is told that it still holds a lock does: nobody else has taken it since.
 fn check_guards(actor: &Actor) {
     for held in &actor.locks.held {
         let kept = match &held.guard {

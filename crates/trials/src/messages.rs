@@ -73,7 +73,7 @@ impl Receiver {
             match giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, next).await {
                 Some(Ok(message)) => self.receive(&message),
                 Some(Err(_)) => return,
-                // Whoever gives a wait up loses no message.
+                // A receiver that gives up its wait loses no message.
                 None => {}
             }
             if self.random.chance(1, 8) && self.stage.goes_on() {

@@ -1,10 +1,10 @@
-//! No memory belongs to two regions at once, whoever believes so: what one node may still touch is nobody else's.
+//! No memory belongs to two regions at once, whatever a node believes: what one node may still touch is nobody else's.
 //!
 //! That shows memory that is given out too early at once, and not only when somebody writes there and another reads.
 
 use crate::stage::Stage;
 
-/// Looks at all nodes whose processes are there, also at those that are stopped.  Whoever is cut off touches nothing any more,
+/// Looks at all nodes whose processes are there, also at those that are stopped.  A node that is cut off touches nothing any more,
 /// whatever it believes; where adapters do that, nodes hear of it late.
 pub(crate) fn judge(stage: &Stage) {
     if !stage.deaths_are_told() {

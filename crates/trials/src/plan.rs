@@ -91,7 +91,7 @@ pub struct Work {
     pub locks: u32,
     /// Barriers.
     pub barriers: u32,
-    /// Writes that tell whoever watches.
+    /// Writes that notify watchers.
     pub watches: u32,
     /// Rights that are taken away while they are used.
     pub rights: u32,

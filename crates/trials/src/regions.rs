@@ -295,7 +295,7 @@ fn check_success(
 ) -> Result<(), String> {
     let regions = actor.stage.regions.borrow();
     let life = regions.life(holding.life);
-    // Whoever was taken for dead, or was stopped and so took the others for dead, has not heard of changes since.  It reaches
+    // A node that was taken for dead, or was stopped and so took the others for dead, has not heard of changes since.  It reaches
     // nothing through adapters all the same: a change waits until all have let go, or are cut off.
     let over_ns = match actor.stage.cut_off_is_by_adapters {
         // What is copied may have been read long before it is written, and who was stopped hears of what its adapter did when it

@@ -51,7 +51,7 @@ pub(crate) struct Stage {
     pub(crate) kv: RefCell<Kv>,
     /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
-    /// Whether whoever is cut off from memory reaches it no more from then on, because adapters stand between all nodes.
+    /// Whether a node that is cut off from memory reaches it no more from then on, because adapters stand between all nodes.
     pub(crate) cut_off_is_by_adapters: bool,
     /// What there is between nodes.
     profiles: Vec<Profile>,
@@ -403,7 +403,7 @@ impl Stage {
         self.faults.take().into_iter().for_each(|task| self.world.abort(task));
     }
 
-    /// Ends what goes wrong: links are as they were, and whoever is down comes back.
+    /// Ends what goes wrong: links are as they were, and nodes that are down come back.
     pub(crate) fn heal(self: &Rc<Stage>) {
         let disturbed: Vec<_> = self.disturbed.borrow().keys().copied().collect();
         disturbed.into_iter().for_each(|(from, to)| self.mend(from, to));

@@ -41,7 +41,7 @@ pub(crate) struct Holdings {
 struct Holding {
     lh: Lh,
     life: usize,
-    /// What it was mapped for; whoever made it is its master.
+    /// What it was mapped for; the creator is its master.
     rights: Permissions,
 }
 

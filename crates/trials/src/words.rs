@@ -42,7 +42,7 @@ pub(crate) struct Holdings {
 struct Holding {
     lh: Lh,
     life: usize,
-    /// What it was mapped for; whoever made it is its master.
+    /// What it was mapped for; the creator is its master.
     rights: Permissions,
     /// What the words held when they were last looked at.
     last: [u64; WORDS],

@@ -1,7 +1,7 @@
 //! Answers scrapers: `GET /metrics` over HTTP, and nothing else.
 //!
 //! One thread serves all connections, which strangers may open: no more than [`CONNECTIONS_MAX`] at a time, each for
-//! [`PATIENCE`] in all, with one request of at most [`REQUEST_BYTES_MAX`].  Whoever comes when there is no room waits in the
+//! [`PATIENCE`] in all, with one request of at most [`REQUEST_BYTES_MAX`].  A client that connects when there is no room waits in the
 //! system's queue until there is, which is no longer than that.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_is_left_and_whoever_waits_behind_such_is_served() {
+    fn a_silent_client_is_left_and_clients_behind_it_are_served() {
         let responder = served();
         let silent: Vec<TcpStream> = (0..CONNECTIONS_MAX).map(|_| connected(&responder)).collect();
         // They have all room that there is; this one is served when the time of one of them is over, and not before.

@@ -122,7 +122,7 @@ pub fn an_answer_fills_the_buffer_from_its_start(h: &dyn Harness) {
     });
 }
 
-/// Whoever takes an answer into less room than it asked for learns how long it was.
+/// A caller that takes an answer into less room than it asked for learns how long it was.
 pub fn an_answer_longer_than_the_room_for_it_is_lost(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
@@ -184,7 +184,7 @@ pub fn whom_nobody_serves_cannot_be_called(h: &dyn Harness) {
     }
 }
 
-/// Whoever comes second is told who was first; and when that one goes, it is free again.
+/// The second server is told which was first; and when the first goes, it is free again.
 pub fn a_function_is_served_once_at_a_node(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));

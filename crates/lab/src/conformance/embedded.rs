@@ -1,4 +1,4 @@
-//! Nodes of this process, over shared memory or UDP, for whoever runs cases on them.
+//! Nodes of this process, over shared memory or UDP, to run cases on.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -183,7 +183,7 @@ pub fn the_owner_takes_back_what_a_killed_node_had_mapped(h: &dyn Harness) {
     });
 }
 
-/// Whoever takes over what it wrote waits for that.
+/// A node that takes over the memory it wrote to waits for that.
 pub fn each_owner_says_that_a_killed_node_is_cut_off_from_its_memory(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);

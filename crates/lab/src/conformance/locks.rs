@@ -17,7 +17,7 @@ use super::turns::scope;
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 
-/// Whoever comes second is refused, or waits.
+/// The second client is refused, or waits.
 pub fn a_lock_is_held_by_one_session(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.session(index));

@@ -54,7 +54,7 @@ pub fn the_others_go_on_when_a_node_leaves(h: &dyn Harness) {
     assert_eq!(&contents(&other, far)[..2], b"on");
 }
 
-/// Its regions go with it: whoever held them gets an error that says so, never a hang and never other bytes.
+/// Its regions go with it: a holder gets an error that says so, never a hang and never other bytes.
 pub fn regions_end_with_their_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);

@@ -1,4 +1,4 @@
-//! Messages: what is put into a port comes out once, in order, whoever is slow.
+//! Messages: what is put into a port comes out once, in order, whether the sender or the receiver is slow.
 
 use std::collections::BTreeSet;
 use std::future::Future;

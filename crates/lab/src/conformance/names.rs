@@ -96,7 +96,7 @@ pub fn a_name_is_found_only_whole(h: &dyn Harness) {
     }
 }
 
-/// Until then nobody else finds it; then it outlives whoever made it.
+/// Until then nobody else finds it; then it outlives its creator.
 pub fn a_region_may_be_named_when_it_is_ready(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (maker, other) = (cluster.session(0), cluster.session(1));
@@ -129,7 +129,7 @@ pub fn a_name_that_is_taken_is_not_given_late(h: &dyn Harness) {
     assert_eq!(session.list().unwrap().len(), 2);
 }
 
-/// Whoever has found it by its name would look for it in vain.
+/// A client that has found it by its name would not find it again.
 pub fn a_region_keeps_its_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

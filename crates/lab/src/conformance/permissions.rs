@@ -9,7 +9,7 @@ fn bob() -> Who {
     Who::Principal("bob".to_owned())
 }
 
-/// Whoever makes a region may do everything with it.
+/// The creator of a region may do everything with it.
 pub fn the_maker_has_all_permissions(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "ada"]);
     let session = cluster.session(0);

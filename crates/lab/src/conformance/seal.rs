@@ -5,7 +5,7 @@ use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause};
 use super::cluster::{CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
 
-/// Whoever may write, may write no more, through old handles and new ones, and maps for nothing but reading; everyone may
+/// A principal that may write, may write no more, through old handles and new ones, and maps for nothing but reading; everyone may
 /// read on.
 pub fn a_sealed_region_takes_no_writes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);

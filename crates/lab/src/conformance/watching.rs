@@ -1,4 +1,4 @@
-//! Watching: who writes with a notification tells whoever watches, after the bytes have landed.
+//! Watching: a write with a notification notifies the watchers, after the bytes have landed.
 
 use std::pin::pin;
 use std::task::{Context, Waker};

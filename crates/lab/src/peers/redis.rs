@@ -77,7 +77,7 @@ pub fn run(command: Command, window: u64, iterations: u64) -> Result<Sample, Pro
         let mut stream = UnixStream::connect(server.path())?;
         // A reply shorter than expected would be waited for without an end.
         stream.set_read_timeout(Some(REPLY_LIMIT))?;
-        // Whoever gets wants to find something.
+        // A get must find something.
         Batch::new(Command::Set, 1).exchange(&mut stream)?;
         time(Batch::new(command, window), &mut stream, iterations.div_ceil(window))
     })?;

@@ -77,7 +77,7 @@ impl Stepper {
         Ok(is_whole.then_some(count))
     }
 
-    /// Steps until the process has made its mark, and tells of each instruction before that.  `false` if it has ended.
+    /// Single-steps the process until it reaches its marker, and reports each instruction before that.  `false` if it has ended.
     fn run_to_mark(&mut self, mut told: impl FnMut(&Stepper, u64, Class)) -> io::Result<bool> {
         let mut before = None;
         loop {

@@ -156,7 +156,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Kills whoever is drawn, and lets the next life begin; sometimes that one does not live long either.
+    /// Kills a worker chosen at random, and lets the next life begin; sometimes that one does not live long either.
     fn kill_one(&mut self) -> Result<()> {
         let index = self.random.below(u64::from(WORKERS)) as usize;
         let again = self.random.below(4) == 0;
@@ -171,7 +171,7 @@ impl Crew {
 
     fn replace(&mut self, index: usize) -> Result<()> {
         let hand = &mut self.hands[index];
-        // Noted first: whoever sees the death must find it explained.
+        // Noted first: a worker that sees the death must find it explained.
         self.board.set_life(hand.node, 0)?;
         hand.child.kill().map_err(unexpected)?;
         let ending = hand.child.wait().map_err(unexpected)?;

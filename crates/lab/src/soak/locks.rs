@@ -18,7 +18,7 @@ const CHANGING: u64 = 1;
 const FIRST: u64 = 2;
 /// Far beyond what any holder needs.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Locks that whoever comes first makes on its own node.
+/// Locks that the first worker to come makes on its own node.
 pub const LOOSE: u64 = 2;
 
 /// What a worker remembers of a lock that may die.

@@ -1,4 +1,4 @@
-//! Callers and servers die and stop in the middle of calls: whoever waits is told, and the others are served on.
+//! Callers and servers die and stop in the middle of calls: waiters are told, and the others are served on.
 
 use std::future::Future;
 use std::task::{Context, Waker};
@@ -130,7 +130,7 @@ fn a_call_that_is_tried_again_after_its_application_was_killed_reaches_no_strang
         let (mut server, number) = application(&cluster, "hold");
         let ended = call_and_kill(&session, &mut server, number);
         assert_eq!((ended.cause, ended.may_have_run), (CallCause::PeerDown, true), "{ended}");
-        // Whoever joins now would answer.
+        // A node that joins now would answer.
         strangers.push(application(&cluster, "echo"));
         for (_, stranger) in &strangers {
             assert_ne!(*stranger, number);
@@ -261,7 +261,7 @@ fn a_stopped_server_costs_its_callers_the_deadline_and_answers_when_it_goes_on()
     for len in LENS {
         let late = session.call(SERVER, FUNCTION, &vec![1; len as usize], Duration::from_millis(50));
         assert_eq!(late.expect_err("nobody answers").cause, CallCause::Timeout);
-        assert_eq!(call(&session, 2, 7, len), Ok(()), "whoever is stopped holds up nobody else");
+        assert_eq!(call(&session, 2, 7, len), Ok(()), "a stopped node holds up no other");
     }
     eprintln!("{} deadlines of 50 ms took {:?}", LENS.len(), begin.elapsed());
     // More than its ring has room for.

@@ -90,7 +90,7 @@ fn two_hundred_processes_that_came_and_went_leave_nothing_behind() {
     }
     let answer = busy.ask("halt");
     let count = answer.strip_prefix("done ").and_then(|count| count.parse::<u64>().ok());
-    assert!(count.is_some_and(|count| count > 0), "whoever works is not disturbed: {answer}");
+    assert!(count.is_some_and(|count| count > 0), "working nodes are not disturbed: {answer}");
     let after = settled(&mut first, Some(&before));
     eprintln!("descriptors, shared mappings and threads of the first node: {before} before, {after} after");
     let growth = private(&mut first).saturating_sub(private_warm);
@@ -100,7 +100,7 @@ fn two_hundred_processes_that_came_and_went_leave_nothing_behind() {
     );
     assert!(growth < PRIVATE_GROWTH_MAX, "{growth} bytes of private memory were not given back");
 
-    // Whoever joins next clears away what the last ones left.
+    // The next node that joins removes what the last ones left.
     cluster.start(3).leave();
     assert_eq!(files(&cluster), files_before);
     let nodes = super::cluster::await_status(&session, |nodes| {

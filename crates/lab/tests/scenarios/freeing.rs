@@ -6,7 +6,7 @@ use super::cluster::{ANYBODY, Cluster};
 use super::pattern::first_nonzero;
 
 #[test]
-fn whoever_uses_a_region_that_another_process_frees_is_told_so_and_writes_to_it_no_more() {
+fn a_user_of_a_region_that_another_process_frees_is_told_so_and_writes_to_it_no_more() {
     let cluster = Cluster::new();
     let node = cluster.join(0);
     let session = node.blocking_session();

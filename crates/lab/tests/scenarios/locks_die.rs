@@ -29,7 +29,7 @@ fn the_lock_of_a_killed_process_goes_to_who_waits_and_is_recovered() {
         waiter.order(&format!("unlock {NAME}"));
         holder = cluster.start(1);
     }
-    // Nobody waits: then whoever comes next is told.
+    // Nobody waits: then the next client is told.
     holder.order(&format!("lock {NAME}"));
     holder.kill();
     await_state_gone(&session);

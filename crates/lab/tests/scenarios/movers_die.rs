@@ -120,6 +120,6 @@ fn the_target_may_die_in_the_middle_of_a_move() {
 }
 
 #[test]
-fn whoever_asked_for_a_move_may_die_in_the_middle_of_it() {
+fn a_client_that_asked_for_a_move_may_die_in_the_middle_of_it() {
     (1..=8).for_each(|seed| kill_amid_a_move(MOVER, seed));
 }

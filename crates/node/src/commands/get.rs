@@ -36,7 +36,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
             (region_len, None)
         }
     };
-    // Only a file has to be removed again.  Else a signal may simply end us, also while we wait for whoever reads a pipe.
+    // Only a file has to be removed again.  Else a signal may simply end us, also while we wait for the reader of a pipe.
     let interrupt = Sink::is_file(args.output.as_deref()).then(Interrupt::listen).transpose();
     let interrupt = interrupt.context("cannot listen for signals")?;
     let mut sink = Sink::create(args.output.as_deref())?;

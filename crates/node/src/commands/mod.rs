@@ -32,7 +32,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let log = diagnostics::asked_for(&arguments);
     let is_told = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
-    // Whoever has a variable set for later means a cluster only where one runs.
+    // A variable may be set for later use: it means a cluster only where one runs.
     let is_meant = arguments.dir_is_flag || is_told && runs(&dir);
     let done = match arguments.command {
         Command::Up(args) => up::run(&dir, &args, log),

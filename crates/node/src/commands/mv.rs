@@ -14,8 +14,8 @@ use crate::signals::{Interrupted, Listener};
 
 /// Returns when the bytes are there; handles that others hold stay valid.
 ///
-/// The region's home moves it, and goes on whatever becomes of us.  So whoever is interrupted waits for it, and tells
-/// where the region is; who is in a hurry interrupts twice.
+/// The region's home moves it, and goes on whatever becomes of us.  So an interrupted command waits for it, and tells
+/// where the region is; a second interrupt ends the wait.
 pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let failed = attempting("move", format!("{:?} to node {}", args.name, args.to));

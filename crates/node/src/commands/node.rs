@@ -48,7 +48,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
     let node = match node {
         Ok(node) => node,
         Err(error) if args.parent.is_some() || args.detached => {
-            // Whoever waits for the line that we are ready gets this one instead, and tells people.
+            // The parent that waits for the line that we are ready gets this one instead, and reports it.
             output::print(&format!("{FAILED}{error}\n"))?;
             std::process::exit(1);
         }

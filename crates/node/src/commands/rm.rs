@@ -9,7 +9,7 @@ use crate::args::Region;
 use crate::client::Client;
 use crate::{loss, output};
 
-/// Whoever still has the region mapped gets errors from now on.
+/// Processes that still have the region mapped get errors from now on.
 pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let failed = attempting("remove", format!("{:?}", args.name));

@@ -21,9 +21,9 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     if let Some(parent) = args.parent {
         signals::die_with(parent)?;
     }
-    // Listening from the start: whoever is asked to end while nodes are starting must stop them.
+    // Listening from the start: a signal to end that arrives while nodes start must stop them.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
-    // Whoever cannot be told of the nodes is not to have them.
+    // A user who cannot be told about the nodes must not be left with them.
     output::standard_output()?;
     Config { arena_bytes: args.arena.0, ..Config::default() }.check()?;
     limits::check_descriptors(args.nodes)?;

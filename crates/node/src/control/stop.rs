@@ -120,7 +120,7 @@ fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Cluster
             Ok(Some(Listening { pid, pidfd })) => {
                 found.targets.push(Target { node: presence.node.0, pid: pid.unsigned_abs(), pidfd });
             }
-            // It may have ended since; whoever stops a cluster looks again.
+            // It may have ended since; the caller looks again.
             Ok(None) | Err(ClusterDirError::Unreachable { .. }) => found.hidden.push(presence),
             Err(error) => return Err(error),
         }

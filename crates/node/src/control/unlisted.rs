@@ -41,7 +41,7 @@ impl Unlisted {
             return Ok(Unlisted::default());
         }
         let members = members(dir.path())?;
-        // Looked at afterwards, so that whoever joins meanwhile has files.
+        // Looked at afterwards, so that a node that joins meanwhile has files.
         let listed = listed(dir)?;
         let mut unlisted = Vec::new();
         for Member { node, pid, state, .. } in members {
@@ -59,7 +59,7 @@ impl Unlisted {
         self.0.is_empty()
     }
 
-    /// Those that do not end by themselves within [`GRACE`]: whoever leaves has no files either.
+    /// Those that do not end by themselves within [`GRACE`]: a node that leaves has no files either.
     pub fn remaining(self) -> Result<Vec<Target>, StopError> {
         let (_, remaining) = await_ends(self.0, GRACE)?;
         Ok(remaining)

@@ -120,7 +120,7 @@ fn leftovers(facts: &ClusterFacts) -> Finding {
             "leftovers",
             Severity::Note,
             format!("{passed} applications or commands that died have left files"),
-            "nothing: whoever joins next removes them",
+            "nothing: the next node that joins removes them",
             verify,
         ),
         _ => Finding::new(

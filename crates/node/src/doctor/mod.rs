@@ -42,7 +42,7 @@ impl Severity {
         }
     }
 
-    /// What scripts are told of the worst that was found.
+    /// The exit status for the worst finding.
     fn status(self) -> u8 {
         match self {
             Severity::Ok | Severity::Note => 0,

@@ -1,7 +1,7 @@
 //! `lock_lat`: a lock whose home is the other process: free, or wanted by many sessions.
 //!
 //! Those that want it are driven by one thread, so that all but the holder wait at any time, however many cores there are,
-//! and so that the order in which they asked is certain: whoever gets it out of turn is an error.
+//! and so that the order in which they asked is certain: a grant out of order is an error.
 
 use std::collections::VecDeque;
 use std::pin::Pin;

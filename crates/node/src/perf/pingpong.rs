@@ -25,7 +25,7 @@ pub const CLIENT: &str = "perf-client";
 /// How the server's regions begin their names.
 pub const SERVER: &str = "perf-server";
 
-/// The stamp is the last word of a write, so that whoever sees it has it all, as in perftest.
+/// The stamp is the last word of a write, so that a reader that sees it has it all, as in perftest.
 const STAMP_BYTES: u64 = 8;
 
 /// After so long without an answer the other side is taken for dead.

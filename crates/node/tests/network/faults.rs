@@ -158,7 +158,7 @@ fn a_number_that_a_living_node_has_is_not_given_up() {
 }
 
 #[test]
-fn a_second_node_0_is_told_at_once_whoever_it_asks_and_the_first_is_none_the_worse() {
+fn a_second_node_0_is_told_at_once_by_any_node_it_asks_and_the_first_is_none_the_worse() {
     let Some(cluster) = Cluster::new(3, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
     cluster.host(2).ok("mkdir -m 700 elsewhere");

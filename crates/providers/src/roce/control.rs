@@ -1,7 +1,7 @@
 //! How connections come about, and how their ends are heard of: Unix sockets in the cluster directory, and ports where other hosts
 //! may dial.
 //!
-//! Whoever polls looks here, too, now and then, and whenever it is about to sleep; nothing waits.
+//! A polling thread looks here, too, now and then, and always before it sleeps; nothing blocks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;

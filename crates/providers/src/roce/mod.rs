@@ -147,7 +147,7 @@ impl Hosts {
     pub(crate) fn secrets(&self) -> Secrets {
         let Some(path) = &self.secret_file else { return self.secrets.clone() };
         Secrets::read(path).unwrap_or_else(|error| {
-            // Whoever replaces a file may be in the middle of that.
+            // Another process may be replacing the file.
             tracing::warn!("{error}; those that were known before are used");
             self.secrets.clone()
         })
@@ -377,7 +377,7 @@ impl Fabric for RoceFabric {
     }
 
     fn deregister(&self, key: Key) {
-        // Whoever uses it has the lock.
+        // Its user holds the lock.
         let taken = write(&self.core.registered).get_mut(key.0 as usize).and_then(Option::take);
         if taken.is_some() {
             self.core.tell_and_wake(Event::Deregistered { key });

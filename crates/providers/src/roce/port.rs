@@ -47,7 +47,7 @@ pub(super) struct Port {
     maps: bool,
     /// Trains and packets that the system did not take.
     unsent: AtomicU64,
-    /// How often in a row as much came as was asked for.
+    /// Consecutive receives that returned as many packets as were asked for.
     full_in_a_row: AtomicU32,
     /// Peers that have a place here: connected ones, and those to whom it was offered.
     pub(super) seats: AtomicUsize,
@@ -309,7 +309,7 @@ pub(super) struct Batch {
     bytes: Box<[u8]>,
     metas: [RecvMeta; BATCH],
     count: usize,
-    /// Polls in a row after which more waited.
+    /// Consecutive polls that left packets in the socket.
     full_in_a_row: u32,
 }
 
@@ -329,7 +329,7 @@ impl Batch {
         self.full_in_a_row = if is_more { self.full_in_a_row.saturating_add(1) } else { 0 };
     }
 
-    /// Polls in a row after which more waited.
+    /// Consecutive polls that left packets in the socket.
     pub(super) fn full_in_a_row(&self) -> u32 {
         self.full_in_a_row
     }

@@ -1,4 +1,4 @@
-//! What a host offers to packets, for people who ask before they run a node.
+//! Capabilities of a host's UDP sockets, for checks before a node runs.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,23 +6,23 @@ use std::net::IpAddr;
 use super::ports::Ports;
 use super::{Mtu, RoceConfig};
 
-/// What a socket for packets would have on this host.
+/// Capabilities of a UDP socket on this host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketProbe {
     /// Most packets that the kernel takes in one piece (UDP_SEGMENT); 1 where it does not.
     pub train_packets: usize,
     /// Whether the kernel hands over packets in one piece (UDP_GRO).
     pub receives_trains: bool,
-    /// What the receive buffer holds, in bytes; the kernel allows as much again for its own bookkeeping.
+    /// Size of the receive buffer in bytes; the kernel allows as much again for its own bookkeeping.
     pub receive_bytes: usize,
-    /// What is asked of the kernel, in bytes.
+    /// Size of the receive buffer that we request, in bytes.
     pub receive_bytes_wanted: usize,
     /// The most payload of a packet to each of the hosts that were asked about, in their order, as far as the system knows; `None`
     /// where it has no way to one.
     pub mtus: Vec<Option<Mtu>>,
 }
 
-/// Looks at what a socket with that address of this host would have.  Nothing is sent.
+/// Finds the capabilities of a socket bound to that address of this host.  Nothing is sent.
 pub fn probe(address: IpAddr, hosts: &[IpAddr]) -> io::Result<SocketProbe> {
     let config = RoceConfig { address, ..RoceConfig::new("", "probe") };
     let ports = Ports::open(&config)?;

@@ -123,7 +123,7 @@ impl Link {
         }
         link.serve(core);
         if core.is_closed() {
-            // Whoever closed may have looked at the links before this one was among them.
+            // The thread that closed may have looked at the links before this one was among them.
             link.leave(core, "we closed");
         }
         // The acceptor learns of the new deadline.

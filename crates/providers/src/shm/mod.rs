@@ -66,7 +66,7 @@ use crate::meeting;
 
 use self::withdrawn::NO_LINK;
 
-/// No ring is larger, whoever made it, so that no message makes its receiver allocate more.
+/// No ring is larger, no matter which process made it, so that no message makes its receiver allocate more.
 pub const RING_BYTES_MAX: u64 = 64 << 20;
 /// Events that one poll returns at most, or a few more.
 const POLL_EVENTS_MAX: usize = 256;
@@ -416,7 +416,7 @@ impl Fabric for ShmFabric {
     }
 
     /// Peers are told that we are detached as soon as nobody in this process holds a window from
-    /// [`Fabric::direct`], so drop those first: whoever is not told keeps what we could reach in quarantine
+    /// [`Fabric::direct`], so drop those first: a peer that is not told keeps what we could reach in quarantine
     /// until this process ends.
     fn close(&self) {
         if let Some(listener) = lock(&self.core.listener).take() {

@@ -1,6 +1,6 @@
 //! The last words to a process that is about to be killed: a line on its own standard error.
 //!
-//! Whoever stopped it, by ctrl-Z or in a debugger, looks there.  The line is written where it can do no harm: to a
+//! The user who stopped it, by ctrl-Z or in a debugger, looks there.  The line is written where it can do no harm: to a
 //! terminal, a pipe, or the end of a file, and only to processes of our own user.
 
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use rustix::termios::{LocalModes, tcgetattr};
 
 use super::peer::Process;
 
-/// How long whoever is about to kill waits for the line.  Only a file on a file system that hangs takes longer.
+/// How long a process waits for the line before it kills.  Only a file on a file system that hangs takes longer.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Writes a line to the standard error of `process`, if that can be done; in any case returns soon.

@@ -32,7 +32,7 @@ impl Net {
         }
     }
 
-    /// Notes when an acknowledgement comes that nobody is told of: whoever posts next finds it.  In a large cluster most
+    /// Notes when an acknowledgement comes that nobody is told of: the next post finds it.  In a large cluster most
     /// are so, and each would be an event.  `false` if somebody is told, or would be of one in front of it.
     fn know_later(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
         let queue = &mut self.qps[qp as usize];
@@ -66,7 +66,7 @@ impl Net {
         self.see_to_room(qp);
     }
 
-    /// Whoever leaves waits for all acknowledgements: the last that would come without an event has one.
+    /// A node that leaves waits for all acknowledgements: the last that would come without an event has one.
     pub(super) fn await_known(&mut self, qp: u32) {
         self.take_known(qp);
         let queue = &self.qps[qp as usize];

@@ -130,7 +130,7 @@ impl Net {
         }
     }
 
-    /// Shows the time to whoever reads it without the lock.
+    /// Shows the time to readers that do not hold the lock.
     pub(crate) fn clock(&self) -> Arc<AtomicU64> {
         self.clock.clone()
     }
@@ -412,7 +412,7 @@ impl Net {
         }
     }
 
-    /// Queues a completion for whoever polls next.
+    /// Queues a completion for the next poll.
     fn complete_quietly(&mut self, endpoint: u32, completion: Completion) {
         let (profile, _) = self.profile_to(endpoint, completion.peer);
         let at_ns = self.now_ns + profile.poll_ns;

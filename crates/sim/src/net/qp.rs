@@ -175,7 +175,7 @@ impl Qp {
         let index = number.checked_sub(self.first)?;
         self.outstanding.get_mut(index as usize)
     }
-    /// Whoever posted is gone, and hears no end.
+    /// The poster is gone, and gets no completion.
     pub(super) fn forget(&mut self) {
         self.first += self.outstanding.len() as u64;
         self.outstanding.clear();

@@ -1,7 +1,7 @@
 //! The golden table: what each operation costs in simulated time, where nothing goes wrong.
 //!
 //! It shows what operations cost in steps of the protocol, and nothing about the speed of this code or of any real
-//! machine.  The table is in the tree, so that whoever changes the protocol sees what that costs, and reviewers do.
+//! machine.  The table is in the tree, so that authors and reviewers of a change see what it costs.
 
 mod jobs;
 mod quiet;

@@ -5,7 +5,7 @@ use crate::order::Span;
 
 /// When something that has begun has not ended.
 const NEVER: u64 = u64::MAX;
-/// Whoever has waited for so long, with nothing going wrong, stands in the queue.  It takes a dozen messages at most.
+/// A session that has waited for so long, with nothing going wrong, stands in the queue.  It takes a dozen messages at most.
 const QUEUED_NS: u64 = 150_000;
 /// What was given up, with nothing going wrong, is over for everybody after that.
 const DOUBT_NS: u64 = 200_000;
@@ -52,7 +52,7 @@ struct Hold {
 }
 
 impl Hold {
-    /// Whether whoever has it can do nothing with it any more.
+    /// Whether the holder can do nothing with it any more.
     fn is_gone(&self, scene: Scene<'_>) -> bool {
         self.orphaned || !(scene.is_up)(self.who)
     }

@@ -1,4 +1,4 @@
-//! The lives of regions: each has a length that no other has, so that whoever maps a name knows which one it found.
+//! The lives of regions: each has a length that no other has, so that a session that maps a name knows which one it found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -215,7 +215,7 @@ impl Regions {
 
     // Reading.
 
-    /// The first of the words read that holds what it may not: its index and value.  Whoever `is_cut_off` may see what is
+    /// The first of the words read that holds what it may not: its index and value.  A reader that `is_cut_off` may see what is
     /// long overwritten.
     pub(super) fn unexplained(
         &self,

@@ -1,4 +1,4 @@
-//! What a session may not do: orders and atomics through handles that were not mapped for that, whoever's the region is.
+//! What a session may not do: orders and atomics through handles that were not mapped for that, on any session's region.
 
 use halite::{NodeId, Permissions, RegionCause, Who};
 

@@ -76,7 +76,7 @@ impl Life {
         (write, write.values().flat_map(|(_, value)| value.to_le_bytes()).collect())
     }
 
-    /// It has been done.  Of whoever hears of it, it had been before that.
+    /// It has been done, before any watcher was told.
     pub(super) fn end_write(&mut self, write: Write, now_ns: u64) {
         let oldest_ns = self.reads.iter().copied().min().unwrap_or(now_ns);
         for (index, value) in write.values() {
@@ -106,7 +106,7 @@ impl Life {
         self.reads.swap_remove(index);
     }
 
-    /// The first word of a slot that holds what it may not, in words.  Whoever `is_cut_off` may see what is long
+    /// The first word of a slot that holds what it may not, in words.  A reader that `is_cut_off` may see what is long
     /// overwritten.
     pub(super) fn unexplained(
         &self,

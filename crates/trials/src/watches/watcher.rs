@@ -24,9 +24,9 @@ const WATCHING_NODES: u32 = 5;
 const HEARD_MAX: u64 = 60;
 /// For so long at most it waits before it looks whether it should have been woken.
 const PATIENCE_US_MAX: u64 = 300;
-/// Whoever waits is awake so soon after what it waits for, with nothing going wrong.
+/// A waiter is awake so soon after what it waits for, with nothing going wrong.
 const AWAKE_NS: u64 = 50_000;
-/// Longest pause of a watcher that is slow: queues fill meanwhile, and whoever writes waits.
+/// Longest pause of a watcher that is slow: queues fill meanwhile, and writers wait.
 const NAP_US_MAX: u64 = 2_000;
 /// Longest time between two watches.
 const PAUSE_US_MAX: u64 = 40;
@@ -166,7 +166,7 @@ impl Listener<'_> {
             match heard {
                 Some(Ok(None)) => return Ok(()),
                 Some(heard) => heard,
-                // Whoever gives a wait up loses nothing.
+                // A watcher that gives up its wait loses nothing.
                 None => return Ok(()),
             }
         };

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rows_of_whoever_is_not_installed_go_and_the_others_stay() {
+    fn the_rows_of_a_peer_that_is_not_installed_go_and_the_others_stay() {
         let rows = rows(&sizes());
         for (program, peer) in [(Program::Ucx, "UCX"), (Program::Redis, "Redis"), (Program::Iperf3, "iperf3")]
         {
