@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use rustix::fs::{FileType, Mode};
 use rustix::process::{Pid, Signal};
@@ -235,6 +235,37 @@ fn a_node_whose_files_were_removed_is_found_all_the_same_or_said_to_live() {
     assert_eq!(scratch.states(), ["alive"]);
     node.kill();
     scratch.ok("down");
+}
+
+#[test]
+fn a_node_in_another_pid_namespace_is_said_to_be_there() {
+    let scratch = Scratch::new("namespaces");
+    let in_namespace = |inner: &Command| {
+        let mut command = Command::new("setpriv");
+        // The command ends with `unshare`, and that with the test.
+        command.args(["--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child"]);
+        command.arg(inner.get_program()).args(inner.get_args()).env_remove("HALITE_DIR");
+        command.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command
+    };
+    if !in_namespace(&Command::new("true")).output().is_ok_and(|output| output.status.success()) {
+        println!("left out: making a pid namespace takes root, and the programs setpriv and unshare");
+        return;
+    }
+    let mut node = Running::of(in_namespace(&scratch.command("node --id 0 --arena 64M")));
+    node.line();
+    let output = in_namespace(&scratch.command("down")).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        complaint.contains("node 0 lives in") && complaint.contains("another pid namespace"),
+        "{complaint}"
+    );
+    assert!(complaint.contains("no signal from here arrives: run `halite down --dir"), "{complaint}");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(scratch.states(), ["alive"]);
+    // The outer namespace knows the processes of the inner one.
+    assert!(scratch.ok("down").contains("stopped"));
+    node.wait();
 }
 
 #[test]

@@ -199,7 +199,7 @@ fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     socket_option(socket, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })
 }
 
-/// Reads a socket option into `value`.
+/// The value of a socket option; `value` says its type and its length.
 fn socket_option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, mut value: T) -> io::Result<T> {
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `value`, both of which outlive the call; callers name the type that belongs to

@@ -271,7 +271,8 @@ impl Requester {
         write_packet(at.memory, work, newest, &piece, !is_answered, dest_qp, buffer)
     }
 
-    /// Whether probes are short.  A requester with a congestion controller measures the network with its data packets.
+    /// Whether an empty write asks for the acknowledgement in place of a repeated packet.  With a congestion controller it does not:
+    /// that measures the network by packets of full length.
     fn asks_briefly(&self) -> bool {
         let has_controller = |selective: &Selective| selective.window_packets().is_some();
         self.window <= SCARCE_PACKETS

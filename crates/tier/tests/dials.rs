@@ -445,7 +445,7 @@ fn who_could_not_be_reached_when_we_joined_is_looked_for_until_somebody_answers_
     };
     engine.handle_stranger("by name");
     assert_eq!((1..4).map(|lease| dials(&mut engine, lease * LEASE_NS)).collect::<Vec<_>>(), [1, 1, 1]);
-    // The node at that address has another number.
+    // The node that answers there gives another address as its own.
     let hello = Hello {
         life: NodeLife { node: NodeId(3), incarnation: Incarnation(7) },
         pid: 1,

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use halite::EPHEMERAL_NODE_MIN;
-use halite::cluster_dir::{ClusterDir, ClusterDirError};
+use halite::cluster_dir::{ClusterDir, ClusterDirError, Presence};
 
 use crate::args::Down;
 use crate::control::{self, Found, GRACE, Outcome, Unlisted};
@@ -88,15 +88,25 @@ fn everybody_is_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
 }
 
 fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {
-    if let Some(node) = found.hidden.first() {
-        let hint = match node.pid {
-            0 => format!("`fuser {}/node-{}.lock` may find it", path.display(), node.node),
+    if let Some(hidden) = found.hidden.first() {
+        let Presence { node, pid, .. } = hidden.presence;
+        if hidden.is_elsewhere() {
+            bail!(
+                "node {node} lives in {0}, and its process is in another pid namespace, where no signal from here \
+                 arrives: run `halite down --dir {0}` there",
+                path.display()
+            );
+        }
+        let reason = match &hidden.reason {
+            None => "listens at no socket there".to_owned(),
+            Some(reason) => format!("cannot be reached at its socket ({reason})"),
+        };
+        let hint = match pid {
+            0 => format!("`fuser {}/node-{node}.lock` may find it", path.display()),
             pid => format!("it may be process {pid}"),
         };
         bail!(
-            "node {0} lives in {1} and listens at no socket there, so that its process cannot be told: \
-             {hint}, end it, and try again",
-            node.node,
+            "node {node} lives in {} and {reason}, so that its process cannot be told: {hint}, end it, and try again",
             path.display()
         );
     }
@@ -114,7 +124,7 @@ pub fn applications(dir: &ClusterDir) -> anyhow::Result<Option<String>> {
     let pids: BTreeSet<u32> = found.targets.iter().map(|target| target.pid).collect();
     let mut list: Vec<String> = pids.iter().map(|pid| format!("process {pid}")).collect();
     // They hide for a moment when they leave: not for long, when nobody else is here.
-    list.extend(found.hidden.iter().map(|node| format!("node {}", node.node)));
+    list.extend(found.hidden.iter().map(|node| format!("node {}", node.presence.node)));
     Ok(match list.len() {
         0 => None,
         1 => Some(format!("1 application is still joined: {}", list[0])),

@@ -213,7 +213,7 @@ impl Row {
 }
 
 /// What a node contributes; where its system refused some of it, what it has of how much.
-pub(super) fn total(row: &Row) -> String {
+fn total(row: &Row) -> String {
     match (row.bytes_total, row.bytes_refused) {
         (None, _) => "-".to_owned(),
         (Some(total), None | Some(0)) => ByteCount(total).to_string(),
@@ -232,7 +232,8 @@ pub fn hexadecimal(incarnation: u64) -> String {
     format!("{incarnation:016x}")
 }
 
-fn table(rows: &[Row]) -> Table {
+/// As people read it.
+pub(super) fn table(rows: &[Row]) -> Table {
     let mut columns = vec![
         ("node", Align::Right),
         ("process", Align::Right),

@@ -95,7 +95,23 @@ pub struct Found {
     /// Those whose processes listen at their sockets.
     pub targets: Vec<Target>,
     /// Those that live, and whose processes cannot be told.
-    pub hidden: Vec<Presence>,
+    pub hidden: Vec<Hidden>,
+}
+
+/// A node that lives, and whose process cannot be told.
+#[derive(Debug)]
+pub struct Hidden {
+    /// What its files say.
+    pub presence: Presence,
+    /// What is wrong with its socket; `None` if none listens.
+    pub reason: Option<io::Error>,
+}
+
+impl Hidden {
+    /// Whether its process is in another pid namespace, where no signal from here arrives.
+    pub fn is_elsewhere(&self) -> bool {
+        self.reason.as_ref().is_some_and(|reason| reason.kind() == io::ErrorKind::NotFound)
+    }
 }
 
 /// Finds the processes of those nodes in `dir` whose numbers are `wanted`.
@@ -105,7 +121,8 @@ pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Clu
         let found = look(dir, &wanted)?;
         // Who is joining does not listen yet, and who is leaving not any more.  There is nothing to wait on: locks
         // have no deadline.
-        let is_worth_waiting = found.targets.is_empty() && !found.hidden.is_empty();
+        let is_worth_waiting =
+            found.targets.is_empty() && found.hidden.iter().any(|node| !node.is_elsewhere());
         if !is_worth_waiting || Instant::now() >= deadline {
             return Ok(found);
         }
@@ -121,7 +138,10 @@ fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Cluster
                 found.targets.push(Target { node: presence.node.0, pid: pid.unsigned_abs(), pidfd });
             }
             // It may have ended since; the caller looks again.
-            Ok(None) | Err(ClusterDirError::Unreachable { .. }) => found.hidden.push(presence),
+            Ok(None) => found.hidden.push(Hidden { presence, reason: None }),
+            Err(ClusterDirError::Unreachable { source, .. }) => {
+                found.hidden.push(Hidden { presence, reason: Some(source) });
+            }
             Err(error) => return Err(error),
         }
     }

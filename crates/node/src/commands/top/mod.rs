@@ -45,7 +45,7 @@ pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
         return Ok(output::print(&view::text(&look, None))?);
     }
     let (end, ended) = channel();
-    // A node that has left waits no more.
+    // The main thread may have ended already; then nothing waits for the signal.
     let asked = move || end.send(()).unwrap_or_default();
     let _listener = Listener::spawn(asked, || ()).context("cannot listen for signals")?;
     output::print(&format!("{HOME}{ERASE_BELOW}{}", on_screen(&view::text(&look, None), size())))?;
@@ -71,7 +71,7 @@ impl Look {
             false => Err(anyhow::anyhow!("nobody runs in {}", dir.display())),
         };
         let trouble = asked.as_ref().err().map(|error| {
-            // A node that did not answer may have been restarted: we join anew.
+            // The node through which we joined may have been restarted: we join anew.
             *client = None;
             format!("{}: showing what the lock files tell", output::reasons(error))
         });

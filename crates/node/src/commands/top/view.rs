@@ -3,12 +3,12 @@
 use super::Look;
 use super::scrape::Scraped;
 use crate::bytes::ByteCount;
-use crate::commands::status::{self, Row};
+use crate::commands::status;
 use crate::table::{Align, Table};
 
 /// The tables, one below the other.
 pub fn text(look: &Look, before: Option<&Look>) -> String {
-    let mut text = nodes(&look.rows).to_string();
+    let mut text = status::table(&look.rows).to_string();
     if let Some(trouble) = &look.trouble {
         text += &format!("{}\n", crate::table::printable(trouble));
     }
@@ -20,41 +20,6 @@ pub fn text(look: &Look, before: Option<&Look>) -> String {
         text += &format!("\n{peers}");
     }
     text
-}
-
-fn nodes(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
-        ("node", Align::Right),
-        ("process", Align::Right),
-        ("state", Align::Left),
-        ("fabric", Align::Left),
-        ("used", Align::Right),
-        ("total", Align::Right),
-        ("quarantined", Align::Right),
-        ("regions", Align::Right),
-        ("mappings", Align::Right),
-        ("heard", Align::Right),
-        ("round trip", Align::Right),
-        ("sent again", Align::Right),
-    ]);
-    let bytes = |count: Option<u64>| or_dash(count.map(ByteCount));
-    for row in rows {
-        table.row(vec![
-            row.node.to_string(),
-            row.pid.to_string(),
-            row.state.to_owned(),
-            or_dash(row.provider.as_ref()),
-            bytes(row.bytes_used),
-            status::total(row),
-            bytes(row.bytes_quarantined),
-            or_dash(row.regions),
-            or_dash(row.mappings),
-            or_dash(row.heard_ms_ago.map(|ms| format!("{ms} ms"))),
-            or_dash(row.round_trip_us.map(|us| format!("{us:.1} us"))),
-            or_dash(row.repeated_percent.map(|percent| format!("{percent:.2} %"))),
-        ]);
-    }
-    table
 }
 
 fn operations(look: &Look, before: Option<&Look>) -> Table {
