@@ -322,6 +322,21 @@ fn who_greets_with_nonsense_or_not_at_all_is_hung_up_on() {
     pair.run(0, Operation::Send { bytes: b"still here", imm: 0 });
 }
 
+/// The progress thread of a node did not hear for a second that a connection was ready, because a packet without an event was there.
+#[test]
+fn the_poll_before_a_sleep_hears_what_a_peer_has_said_also_while_packets_wait() {
+    let watched = Watched::new();
+    let [leaving, sleeper] = &watched.pair.ends;
+    // It has heard everything until now.
+    sleeper.fabric.poll(&mut Vec::new());
+    leaving.fabric.disconnect(leaving.peer);
+    stranger().send_to(&[7; 64], watched.address(1)).unwrap();
+    sleeper.fabric.arm(Some(Sleeper::Progress));
+    let mut events = Vec::new();
+    sleeper.fabric.poll(&mut events);
+    assert!(events.iter().any(|event| matches!(event, Event::Disconnected { .. })), "{events:?}");
+}
+
 #[test]
 fn a_sleeper_is_woken_by_what_arrives_and_by_what_is_due() {
     let cluster = Cluster::new();

@@ -333,7 +333,8 @@ impl Core {
         let is_more = self.receive(&mut batch, now_ns);
         batch.note_polled(is_more);
         let seen_ns = self.control_seen_ns.load(Relaxed);
-        if !is_more && (seen_ns == 0 || now_ns >= seen_ns + CONTROL_NS) {
+        // Before a sleep also while packets wait: they may be nobody's business, and the edge of what a peer has said is taken already.
+        if seen_ns == 0 || !is_more && now_ns >= seen_ns + CONTROL_NS {
             self.control_seen_ns.store(now_ns, Relaxed);
             self.look_at_control(&mut batch, now_ns);
             self.close_unused_ports();
