@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Of a stock kernel: what it allows, twice, as it does with what is asked for.
+    /// Receive buffer of a stock kernel, in bytes as it counts them: twice its limit for requests.
     const STOCK_BYTES: usize = 2 * 212_992;
     const LONG: u64 = 1_000_000_000;
 

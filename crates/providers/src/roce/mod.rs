@@ -96,7 +96,7 @@ pub struct RoceConfig {
     pub peers_max: usize,
     /// How long a greeting may take.
     pub handshake_timeout: Duration,
-    /// What is asked of the system for the receive buffer of each UDP socket, in bytes; it gives as much as its administrator allows
+    /// Size of the receive buffer that each UDP socket requests, in bytes; the system gives as much as its administrator allows
     /// (`net.core.rmem_max`), and counts twice that.
     pub receive_bytes: usize,
     /// Peers of a socket: more have another one, with a port of its own, since a receive buffer holds few packets.
@@ -258,7 +258,7 @@ pub enum OpenError {
 pub struct Dropped {
     /// Arrived for no queue pair of ours, or empty.
     pub strangers: u64,
-    /// Arrived for a queue pair from another address than its peer's ([`AddressChanged`] tells of those that the peer had sent), or damaged.
+    /// Arrived for a queue pair from another address than its peer's ([`AddressChanged`] counts those that the peer had sent), or damaged.
     pub refused: u64,
     /// Arrived from a peer undamaged, and were no packets.
     pub malformed: u64,

@@ -16,7 +16,7 @@ pub struct Figures {
     pub bytes_free: u64,
     /// How long a silent peer is taken to be alive, in ns.
     pub lease_ns: u64,
-    /// What was asked of nodes, this one among them, and has no answer yet.
+    /// Requests to nodes, this one included, that have no answer yet.
     pub requests_under_way: u64,
     /// What the directory holds, where it is here.
     pub directory: Option<DirectoryFigures>,

@@ -205,7 +205,7 @@ impl Engine {
         let mut record = Box::new(self.homes[&region].record(region));
         record.watchers = self.watching.of(region).to_vec();
         self.ask_life(to, Request::Adopt { record }, Purpose::Adopt(region));
-        // If it has taken the region already, it has done so by a record of before.
+        // If it has taken the region already, it did so by an earlier record.
         for (mapper, upto) in self.moving_mut(region).unmapped.clone() {
             self.notify(to.node, Notice::UnmappedBy { region, node: mapper, upto });
         }
