@@ -38,7 +38,7 @@ use crate::hello::Hello;
 use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
 use crate::layout::{Extent, Extents};
 use crate::link;
-use crate::mapper::{BadChange, Locate, Mapper, Reach, place_at};
+use crate::mapper::{Locate, Mapper, Reach, place_at};
 use crate::members::Members;
 use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
 use crate::news::News;
@@ -337,10 +337,7 @@ impl Engine {
             Request::CopyBytes { to, from, copy_segments, backward } => {
                 self.serve_copy_bytes(requester, (to, from), copy_segments, backward)
             }
-            Request::Change { region, change, .. } => match self.mapper.change(region, change) {
-                Ok(quiesce) => self.owe(quiesce, requester),
-                Err(BadChange) => self.answer(requester, Err(ErrorReply::Malformed)),
-            },
+            Request::Change { region, change, .. } => self.serve_change(requester, region, change),
             Request::Lock { region, principal, session, wait, base_ns } => {
                 self.note_time(base_ns);
                 let waiter = locks::Waiter::new(requester, session, base_ns);

@@ -3,10 +3,12 @@
 mod common;
 
 use common::{CHUNK_BYTES, Cluster};
-use halite_fabric::PeerId;
+use halite_fabric::{Key, PeerId};
 use halite_tier::effect::{Command, Outcome, Placement};
-use halite_tier::ids::NodeId;
-use halite_tier::message::{self, RegionCommand};
+use halite_tier::ids::{Epoch, NodeId, NodeLife, RequestId};
+use halite_tier::layout::Extent;
+use halite_tier::link;
+use halite_tier::message::{self, Change, Message, RegionCommand, Request};
 use proptest::prelude::*;
 
 /// What node 1 says to node 0 while regions are made, mapped, moved and freed: whole messages, in order.
@@ -23,6 +25,28 @@ fn conversation() -> Vec<Vec<u8>> {
     cluster.command(1, Command::RegionCommand(lh, RegionCommand::Seal)).unwrap();
     cluster.command(1, Command::RegionCommand(lh, RegionCommand::Free)).unwrap();
     cluster.recorded()
+}
+
+#[test]
+fn no_other_node_moves_a_region_that_is_at_home_here() {
+    let mut cluster = Cluster::of(2);
+    let lh = cluster.alloc(0, "ours", 3 * CHUNK_BYTES, Placement::Spread(vec![NodeId(0), NodeId(1)]));
+    cluster.write(0, lh, 0, b"what is ours");
+    let session = cluster.hosts[0].session;
+    let region = cluster.hosts[0].path.slots().inspect(lh.index, |mapping| mapping.region).unwrap();
+    let owner = NodeLife { node: NodeId(0), incarnation: region.origin };
+    let place = Extent { owner, key: Key(0), offset: 9 * CHUNK_BYTES, len: CHUNK_BYTES };
+    for change in [Change::Place { from: 0, place }, Change::Drop] {
+        let body = Request::Change { region, epoch: Epoch(2), change };
+        let forged = message::encode(&Message::Request { id: RequestId(1), body });
+        for frame in link::frames(&forged, 4096) {
+            cluster.hosts[0].engine.handle_message(cluster.now_ns, PeerId(2), &frame);
+        }
+        cluster.run();
+    }
+    let mut read = [0; 12];
+    cluster.hosts[0].path.read(session, lh, 0, &mut read).unwrap();
+    assert_eq!(&read, b"what is ours");
 }
 
 proptest! {

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::{Engine, Purpose, Requester};
 use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId};
 use crate::layout::{self, CHUNK_BYTES_MIN, Extent, Extents};
+use crate::mapper::BadChange;
 use crate::message::{Change, ErrorReply, Notice, RegionCommand, Reply, Request};
 use crate::names;
 use crate::permissions::{AccessList, Permissions};
@@ -365,6 +366,18 @@ impl Engine {
         }
         if is_over {
             self.go_on_if_acknowledged(region);
+        }
+    }
+
+    /// A region that is at home here changes on our own word, or on that of the node to which it is being handed over.
+    pub(super) fn serve_change(&mut self, requester: Requester, region: RegionId, change: Change) {
+        let from = requester.life;
+        let is_heeded = self.homes.get(&region).is_none_or(|found| {
+            from == self.config.life || found.moving().is_some_and(|moving| moving.to == from)
+        });
+        match is_heeded.then(|| self.mapper.change(region, change)) {
+            Some(Ok(quiesce)) => self.owe(quiesce, requester),
+            Some(Err(BadChange)) | None => self.answer(requester, Err(ErrorReply::Malformed)),
         }
     }
 
