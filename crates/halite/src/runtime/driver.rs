@@ -47,6 +47,9 @@ const ROUNDS_PER_CLOCK: u32 = 16;
 const ROUNDS_FOR_KEEPER: u32 = 128;
 /// How soon a thread looks again that has found the token taken; and one that leaves the node, whether it may go.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
+/// How long the progress thread leaves the fabric's timers to a thread that polls, which may stop without a word.  When it woke for each,
+/// calls over UDP were interrupted 10,000 times a second, and took 12 us in the mean, where they take 9.
+const TIMER_NS_MIN: u64 = 500_000;
 
 /// What all threads and sessions of a node share.
 pub(crate) struct Driver {
@@ -357,7 +360,7 @@ impl Driver {
             token.rest();
         }
         self.run_jobs();
-        self.begin_sleep_until(NextPoll::WhenRung)
+        self.begin_sleep_until(NextPoll::WhenRung, 0)
     }
 
     /// Whether a caller polls, or would if it had the token.
@@ -382,13 +385,15 @@ impl Driver {
         Duration::from_nanos(self.now_ns().saturating_sub(self.attention_ns.load(Relaxed)))
     }
 
-    /// How long the progress thread may sleep.  Who makes that too long rings.
-    pub(crate) fn begin_sleep(&self, look: NextPoll) -> Duration {
-        let until = self.begin_sleep_until(look);
+    /// How long the progress thread may sleep.  Who makes that too long rings.  Where another thread polls, that one sees to the
+    /// fabric's timers, and each posted request may set one.
+    pub(crate) fn begin_sleep(&self, look: NextPoll, other_polls: bool) -> Duration {
+        let timer_ns_min = if other_polls { TIMER_NS_MIN } else { 0 };
+        let until = self.begin_sleep_until(look, timer_ns_min);
         Duration::from_nanos(until.saturating_sub(self.now_ns()))
     }
 
-    fn begin_sleep_until(&self, look: NextPoll) -> u64 {
+    fn begin_sleep_until(&self, look: NextPoll, timer_ns_min: u64) -> u64 {
         let runner = self.runner();
         let now = self.now_ns();
         let until = match look {
@@ -396,7 +401,8 @@ impl Driver {
             NextPoll::Within(watch_ns) => runner.attention_ns(now).min(now + watch_ns),
         };
         let timeout = self.shared.fabric.poll_timeout().unwrap_or(Duration::MAX);
-        let until = until.min(now.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)));
+        let timer_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(timer_ns_min);
+        let until = until.min(now.saturating_add(timer_ns));
         self.progress_sleeps_until_ns.store(until, Relaxed);
         until
     }

@@ -57,9 +57,10 @@ fn keep(driver: &Driver, stopping: &AtomicBool) {
         if stopping.load(Acquire) {
             return;
         }
-        look = look_after(driver, &mut arrivals).unwrap_or(look.again());
+        let looked = look_after(driver, &mut arrivals);
+        look = looked.unwrap_or(look.again());
         driver.run_jobs();
-        fabric.wait(Sleeper::Progress, seen, Some(driver.begin_sleep(look)));
+        fabric.wait(Sleeper::Progress, seen, Some(driver.begin_sleep(look, looked.is_none())));
         driver.end_sleep();
     }
 }

@@ -34,6 +34,7 @@ mod port;
 mod ports;
 mod probe;
 mod sharing;
+mod single;
 mod translated;
 
 use std::io;

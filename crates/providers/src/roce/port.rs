@@ -16,10 +16,11 @@ use halite_rnic::Mtu;
 use halite_rnic::room::Room;
 use halite_rnic::wire::{Flow, HEADER_BYTES_MAX, ICRC_BYTES, PLACE_MAX};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::capture::Capture;
 use super::sharing::Sharing;
+use super::single;
 
 /// Most bytes of a train: a datagram of IPv4.
 const TRAIN_BYTES_MAX: usize = 65507;
@@ -72,6 +73,9 @@ impl Port {
             false => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?,
         };
         let state = UdpSocketState::new((&socket).into())?;
+        if others.is_empty() {
+            single::say_less(&socket);
+        }
         // A smaller one will do.
         let _ = state.set_recv_buffer_size((&socket).into(), receive_bytes);
         let room = Room::new(state.recv_buffer_size((&socket).into())?);
@@ -154,7 +158,9 @@ impl Port {
     /// Cheaper than through the library, whose control messages say what is the default.
     fn send_one(&self, ends: (SocketAddr, SocketAddr), packet: &[u8]) {
         let sent = match self.others[..] {
-            [] => self.socket.send_to(packet, ends.1).map(drop),
+            [] => rustix::net::sendto(&self.socket, packet, SendFlags::empty(), &ends.1)
+                .map(drop)
+                .map_err(io::Error::from),
             _ => self.transmit(ends, packet, None),
         };
         match sent {
@@ -189,13 +195,13 @@ impl Port {
 
     /// Receives once, and says whether more may wait.
     pub(super) fn receive(&self, batch: &mut Batch) -> bool {
-        let mut targets = batch.bytes.chunks_mut(RECEIVED_BYTES_MAX).map(IoSliceMut::new);
-        let mut targets: [IoSliceMut<'_>; BATCH] =
-            std::array::from_fn(|_| targets.next().expect("as many as there are"));
         // To ask for more than there is costs a third of a microsecond: where calls come one by one, one is asked for.
         let full_in_a_row = self.full_in_a_row.load(Relaxed);
         let wanted = if full_in_a_row < 2 { 1 } else { BATCH };
-        let received = self.state.recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas);
+        let received = match wanted {
+            1 if self.others.is_empty() => self.receive_one(batch),
+            _ => self.receive_some(batch, wanted),
+        };
         // Whatever went wrong, nothing has come.
         batch.count = received.unwrap_or(0);
         let is_full = batch.count == wanted;
@@ -209,6 +215,18 @@ impl Port {
             capture.write(batch.with_metas().map(|(meta, packet)| (canonical(meta.addr), own(meta), packet)));
         }
         is_full
+    }
+
+    fn receive_one(&self, batch: &mut Batch) -> io::Result<usize> {
+        batch.metas[0] = single::receive(&self.socket, &mut batch.bytes[..RECEIVED_BYTES_MAX])?;
+        Ok(1)
+    }
+
+    fn receive_some(&self, batch: &mut Batch, wanted: usize) -> io::Result<usize> {
+        let mut targets = batch.bytes.chunks_mut(RECEIVED_BYTES_MAX).map(IoSliceMut::new);
+        let mut targets: [IoSliceMut<'_>; BATCH] =
+            std::array::from_fn(|_| targets.next().expect("as many as there are"));
+        self.state.recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas)
     }
 
     /// Most packets of a train, whether trains come in whole, and what the receive buffer holds by the kernel's count.
