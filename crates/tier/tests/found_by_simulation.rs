@@ -46,9 +46,11 @@ fn a_handle_that_comes_about_at_the_end_of_a_move_keeps_no_other_from_seeing_whe
     let pin = path.pins().pin();
     c.finish_copies();
     c.run();
-    let late = c.map(2, "salt");
+    let late =
+        c.submit(2, Command::Map { name: "salt".into(), wanted: Permissions::READ | Permissions::WRITE });
     drop(pin);
     c.run();
+    let late = slot(c.outcome(2, late).expect("the region is where it goes"));
     let there = c.map(0, "salt");
     assert_eq!(c.extents(2, early), c.extents(0, there), "commands go where the region is");
     c.write(2, late, 0, b"pepper");
@@ -208,4 +210,30 @@ fn a_directory_answers_nothing_before_it_has_met_all_who_were_there_before_it() 
     c.hosts[directory].engine.handle_all_met(c.now_ns);
     c.run();
     slot(c.outcome(2, mapping).expect("all have told their names"));
+}
+
+/// The former home let it map while others were told of the move.  Nobody waited for its answer, and it came after all that the next
+/// home had to say: the handle led to memory that was free.
+#[test]
+fn who_asks_to_map_while_a_region_is_handed_over_maps_nothing_that_was_freed_meanwhile() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
+    c.map(3, "salt");
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 2, home, 1);
+    c.held = vec![(3, 2)];
+    c.finish_copies();
+    c.run();
+    c.held = vec![(3, 2), (2, 0)];
+    let map = Command::Map { name: "salt".into(), wanted: Permissions::READ };
+    let mapping = c.submit(0, map);
+    c.run();
+    c.held = vec![(2, 0)];
+    c.run();
+    assert_eq!(c.outcome(2, moving), Some(Ok(Outcome::Done)));
+    let freed = c.command(2, Command::RegionCommand(home, RegionCommand::Free));
+    assert_eq!(freed, Ok(Outcome::Done));
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(0, mapping), Some(Err(ErrorReply::NotFound.into())));
 }

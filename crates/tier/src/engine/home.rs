@@ -12,7 +12,7 @@ use crate::mapper::BadChange;
 use crate::message::{Change, ErrorReply, Notice, RegionCommand, Reply, Request};
 use crate::names;
 use crate::permissions::{AccessList, Permissions};
-use crate::region::{Busy, Region, Stage};
+use crate::region::{Busy, Moving, Region, Stage};
 
 /// Whether regions can be cut into chunks of this size.
 pub(super) fn is_chunk_size(bytes: u64) -> bool {
@@ -206,8 +206,9 @@ impl Engine {
         if found.sealed && wanted.intersects(changes) {
             return self.answer(requester, Err(ErrorReply::Sealed));
         }
-        // The record on its way to the next home does not list this mapper: it asks there when that is done.
-        if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
+        // All mappers are being told, or the record is on its way to the next home: of this one nobody would wait until it has heard of
+        // changes there.  It asks there when that is done.
+        if let Some(moving) = found.moving_mut().filter(|moving| moving.closing) {
             if moving.in_doubt {
                 let next = moving.to.node;
                 return self.answer(requester, Err(ErrorReply::PeerDown(next)));
@@ -369,11 +370,12 @@ impl Engine {
         }
     }
 
-    /// A region that is at home here changes on our own word, or on that of the node to which it is being handed over.
+    /// A region that is at home here changes on our own word alone.  One that is being handed over may be at home elsewhere by now,
+    /// also further on than where we sent it.
     pub(super) fn serve_change(&mut self, requester: Requester, region: RegionId, change: Change) {
-        let from = requester.life;
+        let is_ours = requester.life == self.config.life;
         let is_heeded = self.homes.get(&region).is_none_or(|found| {
-            from == self.config.life || found.moving().is_some_and(|moving| moving.to == from)
+            is_ours || found.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
         });
         match is_heeded.then(|| self.mapper.change(region, change)) {
             Some(Ok(quiesce)) => self.owe(quiesce, requester),
@@ -425,6 +427,9 @@ impl Engine {
             self.end_for_its_name(region);
         }
         self.free_if_unreachable(region);
+        if let Stage::Moving(Moving { parked, .. }) = busy.stage {
+            parked.into_iter().for_each(|(requester, request)| self.handle_request(requester, request));
+        }
     }
 
     /// Another lock or barrier has the name of this one, which is of no use without it: it ends after the order under way.

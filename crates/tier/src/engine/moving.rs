@@ -218,22 +218,19 @@ impl Engine {
         };
         let may_live = self.pairings.may_live(to);
         let moving = self.moving_mut(region);
-        let parked = std::mem::take(&mut moving.parked);
         // Where the order was sent and is not answered, it is carried out or not: all of the region is there, and gone
         // with that node or in its hands.  With a second home, nobody would know all mappers.
         let is_open = moving.adopting && matches!(body, Err(ErrorReply::PeerDown(_)));
         if is_open && may_live {
             moving.in_doubt = true;
+            let parked = std::mem::take(&mut moving.parked);
             return self.leave_in_doubt(region, to, parked);
         }
         let is_gone = is_open;
         if body.is_err() && !is_gone {
-            self.finish_order(region, body);
-            for (requester, request) in parked {
-                self.handle_request(requester, request);
-            }
-            return;
+            return self.finish_order(region, body);
         }
+        let parked = std::mem::take(&mut moving.parked);
         let found = self.homes.remove(&region).expect("looked up just before");
         self.moved.insert(region, to.node);
         self.watching.forget_region(region);
