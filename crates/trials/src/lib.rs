@@ -32,6 +32,8 @@ mod given_up;
 mod giving_up;
 mod golden;
 mod hosted;
+#[cfg(test)]
+mod joining;
 mod judge;
 mod kv;
 mod locks;
