@@ -49,33 +49,15 @@ pub enum Test {
 }
 
 impl Test {
-    /// As it is called on the command line and in results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Test::ReadLat => "read_lat",
-            Test::ReadBw => "read_bw",
-            Test::WriteLat => "write_lat",
-            Test::WriteBw => "write_bw",
-            Test::AllocLat => "alloc_lat",
-            Test::MapLat => "map_lat",
-            Test::RpcLat => "rpc_lat",
-            Test::RpcRate => "rpc_rate",
-            Test::RpcLoad => "rpc_load",
-            Test::RpcMemory => "rpc_memory",
-            Test::SendLat => "send_lat",
-            Test::FetchAddLat => "fetch_add_lat",
-            Test::CasLat => "cas_lat",
-            Test::LockLat => "lock_lat",
-            Test::BarrierLat => "barrier_lat",
-            Test::FillLat => "fill_lat",
-            Test::CopyLat => "copy_lat",
-        }
-    }
-
     /// Whether bytes or operations per second are what matters.
     pub fn is_bandwidth(self) -> bool {
         matches!(self, Test::ReadBw | Test::WriteBw | Test::RpcRate)
     }
+}
+
+/// As a value is called on the command line and in results.
+pub fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().expect("none is hidden").get_name().to_owned()
 }
 
 /// `halite perf`

@@ -3,7 +3,6 @@
 //! The limit that Halite is compared with is the faster of two ways: the C library's memcpy between private
 //! buffers, and a copy to a plain shared mapping.  The pages are of the same kind that nodes contribute.
 
-use std::convert::Infallible;
 use std::hint::black_box;
 use std::io;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use halite_mem::{PagePolicy, Segment, Window};
 
-use super::measure::estimate_ns;
+use super::measure::{estimate_ns, sure, timed};
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,11 +74,8 @@ impl Copier {
     }
 
     fn try_for(&mut self, tries: u64) -> f64 {
-        let Ok(ns) = estimate_ns(tries * 10, || {
-            self.copy();
-            Ok::<(), Infallible>(())
-        });
-        ns
+        let copies = |count| timed(count, sure(|| self.copy()));
+        estimate_ns(tries * 10, copies).expect("copies do not fail")
     }
 }
 

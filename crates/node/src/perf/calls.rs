@@ -1,128 +1,90 @@
 //! `rpc_lat` and `rpc_rate`: calls one after the other, or many under way.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::Context;
 use halite::{Answer, CallError, Function, NodeId, blocking};
 
-use super::crew;
 use super::echo::{Speech, function};
-use super::ends::{Ends, Server};
-use super::gate::Seat;
-use super::job::{Job, Kind};
-use super::measure::{Schedule, Series, estimate_ns};
+use super::measure::{Measured, NO_BASELINE, Timer};
 use super::parcel::{Parcel, STAMP_BYTES, stamp_of};
 use super::report::Row;
 use super::server::{Reply, Request};
+use super::stage::Stage;
 
 /// After so long without an answer the server is taken for dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// All sizes.
-pub fn run(
-    job: &Job,
-    ends: &mut Ends,
-    window: Option<usize>,
-    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    for size in &job.sizes {
-        report(measure(job, ends, window, *size)?)?;
-    }
-    Ok(())
+/// Calls of one size.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Calls {
+    /// Calls under way in each thread; none for one after the other, each timed.
+    pub window: Option<usize>,
+    /// How many are posted together, and answered together.
+    pub batch: usize,
+    /// Bytes of each reply; none for as many as in the request.
+    pub reply_bytes: Option<u64>,
+    /// Whether replies are not copied out.
+    pub lends: bool,
 }
 
-fn measure(job: &Job, ends: &mut Ends, window: Option<usize>, size: u64) -> anyhow::Result<Row> {
-    let (reply_bytes, batch, lends) = match job.kind {
-        Kind::Calls { reply_bytes, batch, lends, .. } => (reply_bytes.unwrap_or(size), batch, lends),
-        _ => (size, 1, false),
-    };
-    let iterations = job.iterations(size);
-    serve(ends, job.threads, Speech { request_bytes: Some(size), reply_bytes, batch })?;
-    let (session, peer, cores) = (&ends.session, ends.peer, &ends.cores);
-    let caller = |thread| Caller { lends, ..Caller::new(session, peer, thread, size, reply_bytes) };
-    let measured = crew::run(
-        job.threads,
-        |thread| cores.of_client(thread),
-        |thread, seat| match window {
-            None => one_by_one(caller(thread), iterations, &seat),
-            Some(window) => {
-                let first = |number| (number as u64) << 32;
-                let callers =
-                    (0..window).map(|number| Caller { first: first(number), ..caller(thread) }).collect();
-                under_way(callers, batch, iterations, &seat)
-            }
-        },
-    )?;
-    let mut row = Row { payload: size.max(reply_bytes), ..Row::new(size, iterations) };
-    for (batch, series, errors) in measured {
-        row.batch = batch;
-        row.ours.merge(&series);
-        row.errors += errors;
+impl Calls {
+    /// Of one size.
+    pub fn measure(self, stage: &mut Stage<'_>) -> anyhow::Result<Row> {
+        let (size, threads, Calls { batch, lends, .. }) = (stage.size, stage.job.threads, self);
+        let reply_bytes = self.reply_bytes.unwrap_or(size);
+        let speech = Speech { threads, request_bytes: Some(size), reply_bytes, batch };
+        let mut row = answered(stage, speech, |stage| {
+            let caller = |thread| Caller { lends, ..Caller::new(stage, thread, size, reply_bytes) };
+            stage.measure(stage.threads(), |thread, (), timer| match self.window {
+                None => one_by_one(caller(thread), &timer),
+                Some(window) => {
+                    let callers =
+                        (0..window as u64).map(|number| Caller { first: number << 32, ..caller(thread) });
+                    under_way(callers.collect(), batch, &timer)
+                }
+            })
+        })?;
+        row.payload = size.max(reply_bytes);
+        if let Some(window) = self.window {
+            row.extra.extend([
+                ("window", window as f64),
+                ("batch", batch as f64),
+                ("reply_bytes", reply_bytes as f64),
+            ]);
+        }
+        Ok(row)
     }
-    row.errors += end_serving(ends)?;
-    if let Some(window) = window {
-        row.extra.extend([
-            ("window", window as f64),
-            ("batch", batch as f64),
-            ("reply_bytes", reply_bytes as f64),
-        ]);
-    }
+}
+
+/// Measures while the server answers calls.
+pub fn answered(
+    stage: &mut Stage<'_>,
+    speech: Speech,
+    measure: impl FnOnce(&mut Stage<'_>) -> anyhow::Result<Row>,
+) -> anyhow::Result<Row> {
+    stage.ends.own_server()?.ask(&Request::Serve(speech), Reply::Ready)?;
+    let mut row = measure(stage)?;
+    let server = stage.ends.own_server()?;
+    server.send(&Request::EndServing)?;
+    row.errors += server.errors()?;
     Ok(row)
 }
 
-/// Has the server answer calls.
-pub fn serve(ends: &mut Ends, threads: usize, speech: Speech) -> anyhow::Result<()> {
-    let Speech { request_bytes, reply_bytes, batch } = speech;
-    the_server(ends)?.ask(&Request::Serve { threads, request_bytes, reply_bytes, batch }, Reply::Ready)
+fn one_by_one(mut caller: Caller<'_>, timer: &Timer) -> anyhow::Result<Measured> {
+    let measured = timer.operations(|| Ok(caller.call()?), NO_BASELINE)?;
+    Ok(Measured { errors: caller.errors(), ..measured })
 }
 
-/// Has it stop; returns how often it got something else than expected.
-pub fn end_serving(ends: &mut Ends) -> anyhow::Result<u64> {
-    let server = the_server(ends)?;
-    server.send(&Request::EndServing)?;
-    server.errors()
-}
-
-fn the_server(ends: &mut Ends) -> anyhow::Result<&mut Server> {
-    ends.server().context("calls need a server of our own")
-}
-
-type Measured = anyhow::Result<(u64, Series, u64)>;
-
-fn one_by_one(mut caller: Caller<'_>, iterations: u64, seat: &Seat) -> Measured {
-    let schedule = Schedule::new(iterations, estimate_ns(iterations, || caller.call())?);
-    let mut series = Series::default();
-    seat.wait();
-    for operations in schedule.rounds() {
-        series.round(operations, schedule.batch, || caller.call())?;
-    }
-    Ok((schedule.batch, series, caller.errors()))
-}
-
-/// Each round is a batch: a window that runs empty in between would not be one.
-fn under_way(mut callers: Vec<Caller<'_>>, batch: usize, iterations: u64, seat: &Seat) -> Measured {
-    let mut timed = |calls| {
-        let begin = Instant::now();
-        match batch {
-            1 => keep_under_way(&mut callers, calls)?,
-            _ => keep_rows_under_way(&mut callers, batch, calls)?,
-        }
-        Ok::<Duration, CallError>(begin.elapsed())
-    };
-    timed((iterations / 10).clamp(1, 1000))?;
-    let schedule = Schedule::new(iterations, f64::MAX);
-    let mut series = Series::default();
-    let mut per_clock = 1;
-    seat.wait();
-    for operations in schedule.rounds() {
-        per_clock = operations;
-        series.round_of_batches(operations, operations, &mut timed)?;
-    }
+fn under_way(mut callers: Vec<Caller<'_>>, batch: usize, timer: &Timer) -> anyhow::Result<Measured> {
+    let measured = timer.overlapping(|calls| match batch {
+        1 => Ok(keep_under_way(&mut callers, calls)?),
+        _ => Ok(keep_rows_under_way(&mut callers, batch, calls)?),
+    })?;
     for caller in &mut callers {
         caller.see_whole()?;
     }
-    Ok((per_clock, series, callers.iter().map(Caller::errors).sum()))
+    Ok(Measured { errors: callers.iter().map(Caller::errors).sum(), ..measured })
 }
 
 /// Makes calls, of which each caller has one under way.  One thread serves them, in order: so the oldest ends first.
@@ -190,22 +152,24 @@ pub struct Caller<'a> {
 
 impl<'a> Caller<'a> {
     /// Of the server's function for `thread`.
-    pub fn new(
+    pub fn new(stage: &'a Stage<'_>, thread: usize, request_bytes: u64, reply_bytes: u64) -> Caller<'a> {
+        Caller::at(&stage.ends.session, stage.ends.peer, thread, request_bytes, reply_bytes)
+    }
+
+    fn at(
         session: &'a blocking::Session,
         node: NodeId,
         thread: usize,
         request_bytes: u64,
         reply_bytes: u64,
     ) -> Caller<'a> {
-        let reply = vec![0; reply_bytes as usize];
-        let (request, expected) = (Parcel::new(request_bytes, thread), Parcel::new(reply_bytes, thread));
         Caller {
             session,
             node,
             function: function(thread),
-            request,
-            expected,
-            reply,
+            request: Parcel::new(request_bytes, thread),
+            expected: Parcel::new(reply_bytes, thread),
+            reply: vec![0; reply_bytes as usize],
             lends: false,
             first: 0,
             calls: 0,
@@ -309,14 +273,14 @@ mod tests {
                     call.reply(&bytes).unwrap();
                 }
             });
-            let caller = || Caller { lends, ..Caller::new(&session, NodeId(0), 0, 8, 100) };
-            let seat = gate::seats(1).pop().unwrap();
+            let caller = || Caller { lends, ..Caller::at(&session, NodeId(0), 0, 8, 100) };
+            let timer = Timer { seat: gate::seats(1).pop().unwrap(), operations: 10 };
             let measured = match window {
-                None => one_by_one(caller(), 10, &seat),
-                Some(window) => under_way((0..window).map(|_| caller()).collect(), batch, 10, &seat),
+                None => one_by_one(caller(), &timer),
+                Some(window) => under_way((0..window).map(|_| caller()).collect(), batch, &timer),
             };
             server.close();
-            measured.unwrap().2
+            measured.unwrap().errors
         });
         node.leave();
         std::fs::remove_dir_all(dir).unwrap();

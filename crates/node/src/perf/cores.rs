@@ -16,17 +16,6 @@ pub enum Pinning {
     Any,
 }
 
-impl Pinning {
-    /// As flags and results name it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pinning::Apart => "apart",
-            Pinning::Shared => "shared",
-            Pinning::Any => "any",
-        }
-    }
-}
-
 /// The cores that this process may use, and how the two ends share them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cores {

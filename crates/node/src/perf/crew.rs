@@ -1,4 +1,4 @@
-//! Threads that measure together.
+//! Threads that work together.
 
 use anyhow::Context;
 use rustix::thread::CpuSet;
@@ -6,24 +6,16 @@ use rustix::thread::CpuSet;
 use super::cores::pin;
 use super::gate::{self, Seat};
 
-/// Does `work` on `threads` threads, each where `cores` says and with a seat at their gate.  Their results are in order.
-pub fn run<T: Send>(
-    threads: usize,
-    cores: impl Fn(usize) -> CpuSet + Sync,
-    work: impl Fn(usize, Seat) -> anyhow::Result<T> + Sync,
-) -> anyhow::Result<Vec<T>> {
-    share((0..threads).collect(), cores, work)
-}
-
-/// As [`run`], with a thread for each of `shares`.
-pub fn share<S: Send, T: Send>(
+/// Does `work` on a thread for each of `shares`, where `cores` says and with a seat at their gate.  Their results are in
+/// order.
+pub fn run<S: Send, T: Send>(
     shares: Vec<S>,
     cores: impl Fn(usize) -> CpuSet + Sync,
-    work: impl Fn(S, Seat) -> anyhow::Result<T> + Sync,
+    work: impl Fn(usize, S, Seat) -> anyhow::Result<T> + Sync,
 ) -> anyhow::Result<Vec<T>> {
     let each = |thread: usize, share: S, seat: Seat| {
         pin(cores(thread)).context("cannot stay on the thread's core")?;
-        work(share, seat)
+        work(thread, share, seat)
     };
     std::thread::scope(|scope| {
         let each = &each;
@@ -31,6 +23,6 @@ pub fn share<S: Send, T: Send>(
         let threads: Vec<_> = (shares.into_iter().zip(seats).enumerate())
             .map(|(thread, (share, seat))| scope.spawn(move || each(thread, share, seat)))
             .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a measuring thread does not panic")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("such a thread does not panic")).collect()
     })
 }

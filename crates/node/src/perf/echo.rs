@@ -4,6 +4,7 @@ use std::thread::JoinHandle;
 
 use anyhow::Context;
 use halite::{Call, Function, ServeCause, ServeError, ServeOptions, blocking};
+use serde::{Deserialize, Serialize};
 
 use super::cores::{Cores, pin};
 use super::parcel::{Parcel, stamp_of};
@@ -15,8 +16,10 @@ pub struct Echo {
 }
 
 /// What is said there and back.
-#[derive(Clone, Copy)]
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug)]
 pub struct Speech {
+    /// How many functions are called, each served by a thread of its own.
+    pub threads: usize,
     /// Bytes that each request must have; none for any.
     pub request_bytes: Option<u64>,
     /// Bytes of each reply.
@@ -27,14 +30,9 @@ pub struct Speech {
 
 impl Echo {
     /// Serves function 0 on the first thread's core, and so on.
-    pub fn begin(
-        session: &blocking::Session,
-        cores: &Cores,
-        threads: usize,
-        speech: Speech,
-    ) -> anyhow::Result<Echo> {
+    pub fn begin(session: &blocking::Session, cores: &Cores, speech: Speech) -> anyhow::Result<Echo> {
         let serve = |thread| session.serve(function(thread), ServeOptions::default());
-        let servers = (0..threads).map(serve).collect::<Result<Vec<_>, _>>()?;
+        let servers = (0..speech.threads).map(serve).collect::<Result<Vec<_>, _>>()?;
         let start = |(thread, server): (usize, &blocking::Server)| {
             let (server, own) = (server.clone(), cores.of_server(thread));
             let expected = speech.request_bytes.map(|len| Parcel::new(len, thread));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use halite::{Config, Node, NodeId, blocking};
 
+use super::args::name_of;
 use super::cores::{Cores, pin};
 use super::job::Job;
 use super::server::{CLIENT, Reply, Request};
@@ -56,14 +57,19 @@ impl Ends {
         Ok(capabilities.provider)
     }
 
-    /// A session of its own, as another process would have.
-    pub fn another_session(&self) -> blocking::Session {
-        self.node.blocking_session()
+    /// Sessions of their own, as other processes would have.
+    pub fn sessions(&self, count: usize) -> Vec<blocking::Session> {
+        (0..count).map(|_| self.node.blocking_session()).collect()
     }
 
     /// The server; none at a node that runs already.
     pub fn server(&mut self) -> Option<&mut Server> {
         self.server.as_mut()
+    }
+
+    /// The server of those workloads that need one.
+    pub fn own_server(&mut self) -> anyhow::Result<&mut Server> {
+        self.server().context("this test needs a server of our own")
     }
 
     /// Leaves, then stops the server; tells what went wrong.
@@ -87,9 +93,8 @@ pub struct Server(Coworker);
 
 impl Server {
     fn start(dir: &Path, job: &Job) -> anyhow::Result<Server> {
-        let arena = job.arena_bytes().to_string();
-        let flags =
-            ["--arena", &arena, "--cores", job.pinning.name(), "--fabric", job.fabric].map(str::to_owned);
+        let (arena, cores) = (job.arena_bytes().to_string(), name_of(&job.pinning));
+        let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric].map(str::to_owned);
         let mut server = Server(Coworker::start("the server process", dir, "perf-server", &flags)?);
         server.expect(Reply::Ready)?;
         Ok(server)

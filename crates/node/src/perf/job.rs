@@ -1,7 +1,9 @@
 //! What is to be measured, once the flags have been found to make sense together.
 
 use super::args::{PerfArgs, Test};
+use super::calls::Calls;
 use super::cores::Pinning;
+use super::report::BaselineKind;
 use crate::output::UsageError;
 
 /// A measurement that makes sense.
@@ -52,17 +54,8 @@ pub enum Kind {
     },
     /// Maps a region.
     Map,
-    /// Calls with as long a reply as this, or else as the request.
-    Calls {
-        /// Calls under way in each thread; none for one after the other, each timed.
-        window: Option<usize>,
-        /// How many are posted together, and answered together.
-        batch: usize,
-        /// Bytes of each reply.
-        reply_bytes: Option<u64>,
-        /// Whether replies are not copied out.
-        lends: bool,
-    },
+    /// Calls one after the other, or many under way.
+    Calls(Calls),
     /// Calls that come by themselves, on average so many per second.
     Load {
         /// Calls per second of all threads.
@@ -114,8 +107,8 @@ pub enum Verb {
 /// Largest size of the tests that move bytes.
 const SIZE_MAX: u64 = 64 << 20;
 
-/// The stamp of a ping-pong is a word.
-const STAMP_BYTES: u64 = 8;
+/// A word, as the stamp of a ping-pong is.
+const WORD_BYTES: u64 = 8;
 
 /// How many calls are under way unless the user says.
 const WINDOW: u32 = 16;
@@ -123,6 +116,9 @@ const WINDOW: u32 = 16;
 /// The load of LITE, section 5.3: calls per second, and threads on either side.
 const LOAD_RATE: u64 = 1000;
 const LOAD_THREADS: u32 = 8;
+
+/// How much longer intervals get from point to point of LITE's figure 13.
+const SLOWDOWNS: [u64; 4] = [1, 2, 4, 8];
 
 /// How long a load lasts, in seconds, unless the user says how many calls there are.
 const LOAD_SECONDS: u64 = 2;
@@ -135,9 +131,12 @@ impl Job {
     pub fn new(args: &PerfArgs) -> Result<Job, UsageError> {
         let kind = kind(args)?;
         let moves_bytes = !matches!(kind, Kind::Alloc { .. } | Kind::Map);
-        let sizes = match args.size {
-            _ if kind.has_one_size() => vec![kind.only_size(args)?],
-            Some(size) => vec![size.0],
+        let only_size = kind.facts(0).only_size;
+        if only_size.is_some() && (args.size.is_some() || (args.all && args.test != Test::RpcLoad)) {
+            return Err(wrong("this test has no sizes: leave out -s and -a"));
+        }
+        let sizes = match args.size.map(|size| size.0).or(only_size) {
+            Some(size) => vec![size],
             None if args.all => (3..=26).map(|power| 1 << power).collect(),
             None if matches!(args.test, Test::ReadBw | Test::WriteBw) => vec![64 << 10],
             None if moves_bytes && !matches!(kind, Kind::Bulk(_)) => vec![8],
@@ -145,11 +144,11 @@ impl Job {
             None => vec![4 << 10],
         };
         let (least, most) = (sizes[0], sizes[sizes.len() - 1]);
-        let is_empty = least == 0 && !kind.has_one_size();
+        let is_empty = least == 0 && only_size.is_none();
         if is_empty || (moves_bytes && most > SIZE_MAX) {
             return Err(wrong("-s takes 1 byte to 64 MiB"));
         }
-        if kind == Kind::PingPong && least < STAMP_BYTES {
+        if kind == Kind::PingPong && least < WORD_BYTES {
             return Err(wrong(
                 "a ping-pong needs -s of at least 8 bytes; --completion measures smaller writes",
             ));
@@ -192,9 +191,7 @@ impl Job {
             Kind::PingPong | Kind::Access(_) | Kind::Random { .. } | Kind::Messages | Kind::Bulk(_) => {
                 (bytes / size).clamp(32, 1_000_000)
             }
-            Kind::Calls { reply_bytes, .. } => {
-                (bytes / size.max(reply_bytes.unwrap_or(0))).clamp(32, 1_000_000)
-            }
+            Kind::Calls(calls) => (bytes / size.max(calls.reply_bytes.unwrap_or(0))).clamp(32, 1_000_000),
             Kind::Load { rate, .. } => (rate * LOAD_SECONDS / threads).max(1),
             Kind::Words(_) => 1_000_000,
             Kind::Memory => 100_000,
@@ -203,6 +200,28 @@ impl Job {
             Kind::Lock => (200_000 / threads).max(1),
             Kind::Barrier => (50_000 / threads).max(1),
         })
+    }
+
+    /// A size for each row, and how many times longer than usual the intervals of a load are.
+    pub fn points(&self) -> Vec<(u64, u64)> {
+        match self.kind {
+            Kind::Load { is_sweep: true, .. } => SLOWDOWNS.map(|slowdown| (self.sizes[0], slowdown)).to_vec(),
+            _ => self.sizes.iter().map(|size| (*size, 1)).collect(),
+        }
+    }
+
+    /// What one row after the other does.
+    pub fn what(&self) -> &'static str {
+        match self.kind {
+            Kind::Access(_) if self.together > 1 => "operations that are begun together, on the same bytes",
+            Kind::Lock if self.threads > 1 => "from one session to the next; all others wait",
+            kind => kind.facts(0).what,
+        }
+    }
+
+    /// What bare memory does beside operations of `size` bytes.
+    pub fn baseline(&self, size: u64) -> BaselineKind {
+        self.kind.facts(size).baseline
     }
 
     /// The largest size of all.
@@ -228,92 +247,75 @@ impl Job {
     }
 }
 
-impl Kind {
-    /// Whether its operations are what they are, however many bytes one would like.
-    fn has_one_size(self) -> bool {
-        matches!(self, Kind::Load { .. } | Kind::Memory | Kind::Words(_) | Kind::Lock | Kind::Barrier)
-    }
-
-    /// That size: a word; nothing where no bytes are moved, or of all lengths.
-    fn only_size(self, args: &PerfArgs) -> Result<u64, UsageError> {
-        if args.size.is_some() || (args.all && !matches!(self, Kind::Load { .. })) {
-            return Err(wrong("this test has no sizes: leave out -s and -a"));
-        }
-        Ok(if matches!(self, Kind::Load { .. } | Kind::Words(_)) { 8 } else { 0 })
-    }
-
+/// What is known of a kind, but how it is measured.
+struct Facts {
+    /// What headings say.
+    what: &'static str,
+    /// What bare memory does beside it, if that has an equal.
+    baseline: BaselineKind,
+    /// Bytes of its operations, if they are what they are however many one would like: a word; nothing where no bytes are
+    /// moved, or of all lengths.
+    only_size: Option<u64>,
     /// Whether it takes a process of ours at the other end.
-    fn needs_server(self) -> bool {
-        matches!(
-            self,
-            Kind::PingPong
-                | Kind::Calls { .. }
-                | Kind::Load { .. }
-                | Kind::Memory
-                | Kind::Messages
-                | Kind::Lock
-                | Kind::Barrier
-        )
+    needs_server: bool,
+}
+
+impl Kind {
+    /// The table of all kinds, at operations of `size` bytes.
+    fn facts(self, size: u64) -> Facts {
+        use BaselineKind::{Atomic, Memcpy, Memset, Pages, ReadWrite};
+        let facts =
+            |what, baseline, only_size, needs_server| Facts { what, baseline, only_size, needs_server };
+        let same_bytes = "one operation after the other on the same bytes";
+        let in_turn = "one operation after the other";
+        match self {
+            Kind::PingPong => facts("half a ping-pong of writes", Memcpy, None, true),
+            Kind::Access(_) => facts(same_bytes, Memcpy, None, false),
+            Kind::Random { verb, .. } => {
+                let bare = BaselineKind::of_random(verb, size);
+                facts("one operation after the other at random places", bare, None, false)
+            }
+            Kind::Alloc { .. } => facts(in_turn, Pages, None, false),
+            Kind::Map => facts(in_turn, Memcpy, None, false),
+            Kind::Calls(Calls { window: None, .. }) => facts(in_turn, Memcpy, None, true),
+            Kind::Calls(_) => facts("many calls under way in each thread", Memcpy, None, true),
+            Kind::Load { .. } => {
+                let what = "calls that come by themselves; times are of the calls, processor time is of both processes";
+                facts(what, Memcpy, Some(WORD_BYTES), true)
+            }
+            Kind::Memory => facts(in_turn, Memcpy, Some(0), true),
+            Kind::Messages => facts("half a ping-pong of messages", Memcpy, None, true),
+            Kind::Words(_) => facts(same_bytes, Atomic, Some(WORD_BYTES), false),
+            Kind::Lock | Kind::Barrier => facts(in_turn, Memcpy, Some(0), true),
+            Kind::Bulk(BulkVerb::Fill) => facts(same_bytes, Memset, None, false),
+            Kind::Bulk(BulkVerb::Copy) => facts(same_bytes, ReadWrite, None, false),
+        }
     }
 }
 
 fn kind(args: &PerfArgs) -> Result<Kind, UsageError> {
     check_owners(args)?;
-    let kind = match of_calls_and_words(args)? {
-        Some(kind) => kind,
-        None => of_regions(args)?,
-    };
-    if args.cores == Pinning::Shared && args.peer.is_some() {
-        return Err(wrong("a node that runs already stays where it is: leave out --peer or --cores shared"));
-    }
-    if args.peer.is_some() && kind.needs_server() {
-        return Err(wrong(
-            "a node that runs already does not play along: leave out --peer (or, for write_lat, add --completion)",
-        ));
-    }
-    Ok(kind)
-}
-
-/// Whether flags stand beside the tests that they belong to.
-fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
-    if args.populate && args.test != Test::AllocLat {
-        return Err(wrong("--populate belongs to alloc_lat"));
-    }
-    let is_bandwidth = matches!(args.test, Test::ReadBw | Test::WriteBw);
-    if (args.window.is_some() || args.batch.is_some()) && !is_bandwidth && args.test != Test::RpcRate {
-        return Err(wrong("--window and --batch belong to rpc_rate, read_bw and write_bw"));
-    }
-    if is_bandwidth && args.batch.is_some() && args.batch != args.window {
-        return Err(wrong(
-            "operations that are begun together end together: give --batch of read_bw and write_bw as much as --window",
-        ));
-    }
-    if args.lend && args.test != Test::RpcRate {
-        return Err(wrong("--lend belongs to rpc_rate"));
-    }
-    if args.reply_size.is_some() && !matches!(args.test, Test::RpcLat | Test::RpcRate) {
-        return Err(wrong("--reply-size belongs to rpc_lat and rpc_rate"));
-    }
-    if args.rate.is_some() && args.test != Test::RpcLoad {
-        return Err(wrong("--rate belongs to rpc_load"));
-    }
-    if args.reply_size.is_some_and(|size| size.0 == 0 || size.0 > SIZE_MAX) {
-        return Err(wrong("--reply-size takes 1 byte to 64 MiB"));
-    }
-    Ok(())
-}
-
-fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
+    let is_random = args.regions.is_some() || args.span.is_some();
     let reply_bytes = args.reply_size.map(|size| size.0);
     let (window, batch) = (args.window.unwrap_or(WINDOW) as usize, args.batch.unwrap_or(1) as usize);
-    if args.test == Test::RpcRate && window % batch != 0 {
-        return Err(UsageError(format!(
-            "--window must be a multiple of --batch, and {window} is no multiple of {batch}"
-        )));
-    }
     let kind = match args.test {
-        Test::RpcLat => Kind::Calls { window: None, batch: 1, reply_bytes, lends: false },
-        Test::RpcRate => Kind::Calls { window: Some(window), batch, reply_bytes, lends: args.lend },
+        Test::WriteLat if !args.completion && is_random => {
+            return Err(wrong("a ping-pong goes to one place: add --completion to write at random"));
+        }
+        Test::WriteLat if !args.completion => Kind::PingPong,
+        Test::ReadLat | Test::ReadBw if is_random => random(args, Verb::Read)?,
+        Test::WriteLat | Test::WriteBw if is_random => random(args, Verb::Write)?,
+        Test::ReadLat | Test::ReadBw => Kind::Access(Verb::Read),
+        Test::WriteLat | Test::WriteBw => Kind::Access(Verb::Write),
+        Test::AllocLat => Kind::Alloc { populate: args.populate },
+        Test::MapLat => Kind::Map,
+        Test::RpcLat => Kind::Calls(Calls { window: None, batch: 1, reply_bytes, lends: false }),
+        Test::RpcRate if window % batch != 0 => {
+            return Err(UsageError(format!(
+                "--window must be a multiple of --batch, and {window} is no multiple of {batch}"
+            )));
+        }
+        Test::RpcRate => Kind::Calls(Calls { window: Some(window), batch, reply_bytes, lends: args.lend }),
         Test::RpcLoad => Kind::Load { rate: args.rate.unwrap_or(LOAD_RATE), is_sweep: args.all },
         Test::RpcMemory => Kind::Memory,
         Test::SendLat => Kind::Messages,
@@ -323,36 +325,48 @@ fn of_calls_and_words(args: &PerfArgs) -> Result<Option<Kind>, UsageError> {
         Test::BarrierLat => Kind::Barrier,
         Test::FillLat => Kind::Bulk(BulkVerb::Fill),
         Test::CopyLat => Kind::Bulk(BulkVerb::Copy),
-        _ => return Ok(None),
     };
-    if args.regions.is_some() || args.span.is_some() || args.completion {
-        return Err(wrong("--regions, --span and --completion belong to reads and writes"));
+    if args.cores == Pinning::Shared && args.peer.is_some() {
+        return Err(wrong("a node that runs already stays where it is: leave out --peer or --cores shared"));
     }
-    Ok(Some(kind))
+    if args.peer.is_some() && kind.facts(0).needs_server {
+        return Err(wrong(
+            "a node that runs already does not play along: leave out --peer (or, for write_lat, add --completion)",
+        ));
+    }
+    Ok(kind)
 }
 
-fn of_regions(args: &PerfArgs) -> Result<Kind, UsageError> {
-    let is_random = args.regions.is_some() || args.span.is_some();
-    if args.completion && args.test != Test::WriteLat {
-        return Err(wrong("--completion belongs to write_lat; the other tests time the call anyway"));
-    }
-    let verb = match args.test {
-        Test::ReadLat | Test::ReadBw => Verb::Read,
-        Test::WriteLat | Test::WriteBw => Verb::Write,
-        Test::AllocLat | Test::MapLat if is_random => {
-            return Err(wrong("--regions and --span belong to reads and writes"));
-        }
-        Test::AllocLat => return Ok(Kind::Alloc { populate: args.populate }),
-        Test::MapLat => return Ok(Kind::Map),
-        _ => unreachable!("calls and words have their kinds already"),
+/// Whether flags stand beside the tests that they belong to.
+fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
+    use Test::{AllocLat, MapLat, ReadBw, ReadLat, RpcLat, RpcLoad, RpcRate, WriteBw, WriteLat};
+    let belongs = |is_given: bool, tests: &[Test], what: &str| {
+        if is_given && !tests.contains(&args.test) { Err(wrong(what)) } else { Ok(()) }
     };
-    let is_ping_pong = args.test == Test::WriteLat && !args.completion;
-    match (is_random, is_ping_pong) {
-        (true, true) => Err(wrong("a ping-pong goes to one place: add --completion to write at random")),
-        (true, false) => random(args, verb),
-        (false, true) => Ok(Kind::PingPong),
-        (false, false) => Ok(Kind::Access(verb)),
+    let accesses = [ReadLat, ReadBw, WriteLat, WriteBw];
+    let is_random = args.regions.is_some() || args.span.is_some();
+    let is_together = args.window.is_some() || args.batch.is_some();
+    let has_reply = args.reply_size.is_some();
+    let together = "--window and --batch belong to rpc_rate, read_bw and write_bw";
+    let places = "--regions, --span and --completion belong to reads and writes";
+    let completion = "--completion belongs to write_lat; the other tests time the call anyway";
+    belongs(args.populate, &[AllocLat], "--populate belongs to alloc_lat")?;
+    belongs(is_together, &[RpcRate, ReadBw, WriteBw], together)?;
+    belongs(args.lend, &[RpcRate], "--lend belongs to rpc_rate")?;
+    belongs(has_reply, &[RpcLat, RpcRate], "--reply-size belongs to rpc_lat and rpc_rate")?;
+    belongs(args.rate.is_some(), &[RpcLoad], "--rate belongs to rpc_load")?;
+    belongs(is_random || args.completion, &[&accesses[..], &[AllocLat, MapLat]].concat(), places)?;
+    belongs(args.completion, &[WriteLat], completion)?;
+    belongs(is_random, &accesses, "--regions and --span belong to reads and writes")?;
+    if matches!(args.test, ReadBw | WriteBw) && args.batch.is_some() && args.batch != args.window {
+        return Err(wrong(
+            "operations that are begun together end together: give --batch of read_bw and write_bw as much as --window",
+        ));
     }
+    if args.reply_size.is_some_and(|size| size.0 == 0 || size.0 > SIZE_MAX) {
+        return Err(wrong("--reply-size takes 1 byte to 64 MiB"));
+    }
+    Ok(())
 }
 
 fn random(args: &PerfArgs, verb: Verb) -> Result<Kind, UsageError> {
@@ -404,7 +418,11 @@ mod tests {
         check("alloc_lat -s 4G", Kind::Alloc { populate: false }, &[4 << 30]);
         check("alloc_lat --populate", Kind::Alloc { populate: true }, &[4 << 20]);
         check("map_lat", Kind::Map, &[4096]);
-        check("rpc_lat", Kind::Calls { window: None, batch: 1, reply_bytes: None, lends: false }, &[8]);
+        check(
+            "rpc_lat",
+            Kind::Calls(Calls { window: None, batch: 1, reply_bytes: None, lends: false }),
+            &[8],
+        );
         check("fetch_add_lat", Kind::Words(WordVerb::FetchAdd), &[8]);
         check("copy_lat", Kind::Bulk(BulkVerb::Copy), &[4096]);
         check("lock_lat", Kind::Lock, &[0]);
@@ -412,11 +430,11 @@ mod tests {
 
     #[test]
     fn calls_are_under_way_sixteen_at_a_time_and_load_comes_from_eight_threads() {
-        let usual = Kind::Calls { window: Some(16), batch: 1, reply_bytes: None, lends: false };
+        let usual = Kind::Calls(Calls { window: Some(16), batch: 1, reply_bytes: None, lends: false });
         check("rpc_rate", usual, &[8]);
         check(
             "rpc_rate --window 4 --batch 2 --reply-size 1M --lend",
-            Kind::Calls { window: Some(4), batch: 2, reply_bytes: Some(1 << 20), lends: true },
+            Kind::Calls(Calls { window: Some(4), batch: 2, reply_bytes: Some(1 << 20), lends: true }),
             &[8],
         );
         check("rpc_load -a", Kind::Load { rate: 1000, is_sweep: true }, &[8]);

@@ -9,66 +9,48 @@ use std::task::Poll;
 
 use halite::{Guard, LockCause, LockError, Session, blocking};
 
-use super::crew;
-use super::ends::Ends;
-use super::job::Job;
-use super::measure::{Schedule, Series, estimate_ns};
+use super::measure::{Measured, NO_BASELINE, Timer};
 use super::report::Row;
+use super::stage::Stage;
 
 /// The one lock.
 const LOCK: &str = "perf";
 
 /// The only row.
-pub fn run(
-    job: &Job,
-    ends: &mut Ends,
-    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let iterations = job.iterations(0);
+pub fn measure(stage: &mut Stage<'_>) -> anyhow::Result<Row> {
     // A session holds a lock once: those that exclude each other are of different sessions.
-    let sessions: Vec<_> = (0..job.threads).map(|_| ends.another_session()).collect();
-    let work = |_, _| match sessions.as_slice() {
-        [one] => free(one, iterations),
-        many => wanted(&ends.session, many, iterations * many.len() as u64),
-    };
-    let mut row = Row::new(0, iterations);
-    for (batch, series, errors) in crew::run(1, |thread| ends.cores.of_client(thread), work)? {
-        row.batch = batch;
-        row.ours.merge(&series);
-        row.errors += errors;
-    }
-    report(row)
+    let sessions = stage.ends.sessions(stage.job.threads);
+    stage.measure(vec![()], |_, (), timer| match sessions.as_slice() {
+        [one] => free(one, &timer),
+        many => {
+            let handovers = timer.operations * many.len() as u64;
+            wanted(&stage.ends.session, many, &Timer { operations: handovers, ..timer })
+        }
+    })
 }
 
-type Measured = anyhow::Result<(u64, Series, u64)>;
-
 /// Takes a lock that nobody else wants, and gives it up.
-fn free(session: &blocking::Session, iterations: u64) -> Measured {
+fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<Measured> {
     let mut tokens = Tokens::default();
-    let mut once = || {
+    let once = || {
         let guard = session.lock(LOCK)?;
         tokens.note(guard.token());
-        guard.unlock()
+        Ok(guard.unlock()?)
     };
-    let schedule = Schedule::new(iterations, estimate_ns(iterations, &mut once)?);
-    let mut series = Series::default();
-    for operations in schedule.rounds() {
-        series.round(operations, schedule.batch, &mut once)?;
-    }
-    Ok((schedule.batch, series, tokens.errors))
+    let measured = timer.operations(once, NO_BASELINE)?;
+    Ok(Measured { errors: tokens.errors, ..measured })
 }
 
 /// Has a lock go around among sessions that ask for it again as soon as they have given it up.
-fn wanted(driver: &blocking::Session, sessions: &[blocking::Session], handovers: u64) -> Measured {
+fn wanted(
+    driver: &blocking::Session,
+    sessions: &[blocking::Session],
+    timer: &Timer,
+) -> anyhow::Result<Measured> {
     let sessions: Vec<&Session> = sessions.iter().map(blocking::Session::as_async).collect();
     let mut queue = driver.block_on(Queue::begin(driver.as_async(), &sessions))?;
-    let mut once = || driver.block_on(queue.hand_over());
-    let schedule = Schedule::new(handovers, estimate_ns(handovers, &mut once)?);
-    let mut series = Series::default();
-    for operations in schedule.rounds() {
-        series.round(operations, schedule.batch, &mut once)?;
-    }
-    Ok((schedule.batch, series, queue.overtakings + queue.tokens.errors))
+    let measured = timer.operations(|| Ok(driver.block_on(queue.hand_over())?), NO_BASELINE)?;
+    Ok(Measured { errors: queue.overtakings + queue.tokens.errors, ..measured })
 }
 
 /// The tokens of a lock, which must rise.

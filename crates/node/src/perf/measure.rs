@@ -4,7 +4,6 @@
 //! giving the mean of its operations; what is called a percentile then is one of batch means.  Nothing here
 //! knows what is being timed.
 
-use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -18,31 +17,100 @@ const SINGLE_NS_MIN: f64 = 1000.0;
 /// Rounds of a measurement: odd, so that there is a median, and enough to shrug off one disturbance or two.
 const ROUNDS: u64 = 7;
 
-/// How many operations, in which portions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Schedule {
-    /// Operations in all.
-    pub operations: u64,
+/// What one thread measured.
+#[derive(Debug)]
+pub struct Measured {
     /// Operations between two looks at the clock.
     pub batch: u64,
+    /// What was to be measured.
+    pub ours: Series,
+    /// What it is compared with.
+    pub bare: Option<Series>,
+    /// How often the data was not what it should be.
+    pub errors: u64,
 }
 
-impl Schedule {
-    /// For operations that take about `operation_ns`.
-    pub fn new(operations: u64, operation_ns: f64) -> Schedule {
-        let batch = match operation_ns {
-            ns if ns >= SINGLE_NS_MIN => 1,
-            ns if ns >= SINGLE_NS_MIN / 10.0 => 64,
-            _ => 256,
-        };
-        // At least one batch in each round.
-        Schedule { operations, batch: (operations / ROUNDS).clamp(1, batch) }
+/// Times what one thread does.  Threads whose seats are at the same gate begin together.
+#[derive(Debug)]
+pub struct Timer {
+    /// The thread's place at the gate.
+    pub seat: Seat,
+    /// How many operations to time.
+    pub operations: u64,
+}
+
+/// Nothing to compare operations with.
+pub const NO_BASELINE: Option<fn() -> anyhow::Result<()>> = None;
+
+/// Does as many operations as it is told; how long they took.
+pub trait Batch: FnMut(u64) -> anyhow::Result<Duration> {}
+
+impl<F: FnMut(u64) -> anyhow::Result<Duration>> Batch for F {}
+
+impl Timer {
+    /// Times operations one after the other, of which quick ones share a look at the clock.
+    pub fn operations(
+        &self,
+        mut ours: impl FnMut() -> anyhow::Result<()>,
+        bare: Option<impl FnMut() -> anyhow::Result<()>>,
+    ) -> anyhow::Result<Measured> {
+        let bare = bare.map(|mut bare| move |count| timed(count, &mut bare));
+        self.warm(|count| timed(count, &mut ours), bare)
     }
 
-    /// Operations of each round; they add up to all.
-    pub fn rounds(&self) -> impl Iterator<Item = u64> + use<> {
-        let (operations, rounds) = (self.operations, ROUNDS.min(self.operations));
-        (0..rounds).map(move |round| operations / rounds + u64::from(round < operations % rounds))
+    /// Times round trips; a result is half of one.
+    pub fn halves(&self, mut round_trip: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Measured> {
+        self.warm(|count| Ok(timed(count, &mut round_trip)? / 2), None::<fn(u64) -> _>)
+    }
+
+    /// Takes the word of operations for how long they took: not all that they do is to be timed.
+    pub fn singly(
+        &self,
+        mut ours: impl FnMut() -> anyhow::Result<Duration>,
+        bare: Option<impl FnMut() -> anyhow::Result<Duration>>,
+    ) -> anyhow::Result<Measured> {
+        self.seat.wait();
+        self.rounds(1, |_| ours(), bare.map(|mut bare| move |_| bare()))
+    }
+
+    /// Times operations that overlap: each round is a batch, and what runs empty in between is part of it.
+    pub fn overlapping(&self, mut run: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<Measured> {
+        run(warm_up(self.operations))?;
+        self.seat.wait();
+        let run = |count| {
+            let begin = Instant::now();
+            run(count).map(|()| begin.elapsed())
+        };
+        self.rounds(u64::MAX, run, None::<fn(u64) -> _>)
+    }
+
+    fn warm(&self, mut ours: impl Batch, bare: Option<impl Batch>) -> anyhow::Result<Measured> {
+        self.seat.wait();
+        let batch = batch(self.operations, estimate_ns(self.operations, &mut ours)?);
+        self.rounds(batch, ours, bare)
+    }
+
+    /// Rounds of both alternate, so that both see the same weather.
+    fn rounds(
+        &self,
+        batch: u64,
+        mut ours: impl Batch,
+        mut bare: Option<impl Batch>,
+    ) -> anyhow::Result<Measured> {
+        let of_bare = bare.is_some().then(Series::default);
+        let mut measured = Measured { batch, ours: Series::default(), bare: of_bare, errors: 0 };
+        for operations in rounds(self.operations) {
+            measured.batch = batch.min(operations);
+            if bare.is_some() {
+                self.seat.wait();
+            }
+            measured.ours.round(operations, batch, &mut ours)?;
+            if let (Some(bare), Some(of_bare)) = (&mut bare, &mut measured.bare) {
+                self.seat.wait();
+                of_bare.round(operations, batch, bare)?;
+            }
+        }
+        Ok(measured)
     }
 }
 
@@ -72,30 +140,8 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Runs a round of `operations`.
-    pub fn round<E>(
-        &mut self,
-        operations: u64,
-        batch: u64,
-        mut operation: impl FnMut() -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.round_of_batches(operations, batch, |size| {
-            let begin = Instant::now();
-            for _ in 0..size {
-                operation()?;
-            }
-            Ok(begin.elapsed())
-        })
-    }
-
-    /// Runs a round whose batches time themselves: they are told how many operations to do, and return how
-    /// long those took without what is not to be timed.
-    pub fn round_of_batches<E>(
-        &mut self,
-        operations: u64,
-        batch: u64,
-        mut run: impl FnMut(u64) -> Result<Duration, E>,
-    ) -> Result<(), E> {
+    /// Runs a round of `operations` in batches, each of which says how long it took without what is not to be timed.
+    pub fn round(&mut self, operations: u64, batch: u64, run: &mut impl Batch) -> anyhow::Result<()> {
         let cpu_before = thread_cpu();
         let mut elapsed = Duration::ZERO;
         let mut left = operations;
@@ -150,39 +196,51 @@ impl Series {
     }
 }
 
-/// Measures `ours` and `bare` in rounds that alternate, so that both see the same weather.
-///
-/// Threads whose seats are at the same gate begin each round together.
-pub fn alternate<E>(
-    schedule: Schedule,
-    seat: &Seat,
-    mut ours: impl FnMut() -> Result<(), E>,
-    mut bare: Option<impl FnMut()>,
-) -> Result<(Series, Option<Series>), E> {
-    let (mut of_ours, mut of_bare) = (Series::default(), Series::default());
-    for operations in schedule.rounds() {
-        seat.wait();
-        of_ours.round(operations, schedule.batch, &mut ours)?;
-        seat.wait();
-        if let Some(bare) = &mut bare {
-            let Ok(()) = of_bare.round(operations, schedule.batch, || {
-                bare();
-                Ok::<(), Infallible>(())
-            });
-        }
-    }
-    Ok((of_ours, bare.is_some().then_some(of_bare)))
+/// Operations between two looks at the clock, of those that take about `operation_ns`.
+fn batch(operations: u64, operation_ns: f64) -> u64 {
+    let batch = match operation_ns {
+        ns if ns >= SINGLE_NS_MIN => 1,
+        ns if ns >= SINGLE_NS_MIN / 10.0 => 64,
+        _ => 256,
+    };
+    // At least one batch in each round.
+    (operations / ROUNDS).clamp(1, batch)
 }
 
-/// About how long `operation` takes, in nanoseconds, after it has run often enough to be warm.
-pub fn estimate_ns<E>(operations: u64, mut operation: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
-    let warm_up = (operations / 10).clamp(1, 1000);
-    operation()?;
+/// Operations of each round; they add up to all.
+fn rounds(operations: u64) -> impl Iterator<Item = u64> {
+    let rounds = ROUNDS.min(operations);
+    (0..rounds).map(move |round| operations / rounds + u64::from(round < operations % rounds))
+}
+
+/// An operation that cannot fail.
+pub fn sure<T>(mut operation: impl FnMut() -> T) -> impl FnMut() -> anyhow::Result<()> {
+    move || {
+        operation();
+        Ok(())
+    }
+}
+
+/// How many operations come before those that are timed.
+pub fn warm_up(operations: u64) -> u64 {
+    1 + (operations / 10).clamp(1, 1000)
+}
+
+/// About how long one of `operations` takes, in nanoseconds, after they have run often enough to be warm.
+pub fn estimate_ns(operations: u64, mut run: impl Batch) -> anyhow::Result<f64> {
+    run(1)?;
+    let others = warm_up(operations) - 1;
+    Ok(run(others)?.as_nanos() as f64 / others as f64)
+}
+
+/// How long `count` operations take.
+#[inline]
+pub fn timed(count: u64, mut operation: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Duration> {
     let begin = Instant::now();
-    for _ in 0..warm_up {
+    for _ in 0..count {
         operation()?;
     }
-    Ok(begin.elapsed().as_nanos() as f64 / warm_up as f64)
+    Ok(begin.elapsed())
 }
 
 fn per_second(operations: u64, elapsed: Duration) -> f64 {
@@ -206,24 +264,37 @@ fn cpu(clock: ClockId) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::anyhow;
+
     use super::super::gate;
     use super::*;
 
     #[test]
     fn quick_operations_are_timed_in_batches_and_slow_ones_singly() {
-        assert_eq!(Schedule::new(100_000, 5.0).batch, 256);
-        assert_eq!(Schedule::new(100_000, 300.0).batch, 64);
-        assert_eq!(Schedule::new(100_000, 5000.0).batch, 1);
-        assert_eq!(Schedule::new(70, 5.0).batch, 10);
-        assert_eq!(Schedule::new(3, 5.0).batch, 1);
+        assert_eq!(batch(100_000, 5.0), 256);
+        assert_eq!(batch(100_000, 300.0), 64);
+        assert_eq!(batch(100_000, 5000.0), 1);
+        assert_eq!(batch(70, 5.0), 10);
+        assert_eq!(batch(3, 5.0), 1);
     }
 
     #[test]
     fn rounds_add_up_whatever_the_number_of_operations() {
         for operations in [1, 2, 6, 7, 8, 1000, 1_000_003] {
-            let rounds: Vec<u64> = Schedule::new(operations, 1.0).rounds().collect();
+            let rounds: Vec<u64> = rounds(operations).collect();
             assert_eq!(rounds.iter().sum::<u64>(), operations);
             assert!(rounds.len() <= ROUNDS as usize && rounds.iter().all(|round| *round > 0));
+        }
+    }
+
+    #[test]
+    fn as_many_operations_are_done_as_partners_are_told() {
+        for operations in [1, 7, 100, 12_345] {
+            let timer = Timer { seat: gate::seats(1).pop().unwrap(), operations };
+            let mut done = 0;
+            let counted = sure(|| done += 1);
+            timer.halves(counted).unwrap();
+            assert_eq!(done, warm_up(operations) + operations);
         }
     }
 
@@ -231,11 +302,8 @@ mod tests {
     fn figures_follow_from_the_times_that_batches_report() {
         let mut series = Series::default();
         // Nine operations of 1 us, in three batches, then a round of one that takes 8 us.
-        let told: Result<(), Infallible> =
-            series.round_of_batches(9, 3, |size| Ok(Duration::from_micros(size)));
-        told.unwrap();
-        let told: Result<(), Infallible> = series.round_of_batches(1, 3, |_| Ok(Duration::from_micros(8)));
-        told.unwrap();
+        series.round(9, 3, &mut |size| Ok(Duration::from_micros(size))).unwrap();
+        series.round(1, 3, &mut |_| Ok(Duration::from_micros(8))).unwrap();
         assert_eq!(series.operations, 10);
         assert!((series.quantile_us(0.5) - 1.0).abs() < 0.002, "{}", series.quantile_us(0.5));
         assert!((series.quantile_us(1.0) - 8.0).abs() < 0.02, "{}", series.quantile_us(1.0));
@@ -248,9 +316,8 @@ mod tests {
     fn threads_add_their_rates_round_by_round() {
         let round = |micros| {
             let mut series = Series::default();
-            let told: Result<(), Infallible> =
-                series.round_of_batches(1, 1, |_| Ok(Duration::from_micros(micros)));
-            told.map(|()| series).unwrap()
+            series.round(1, 1, &mut |_| Ok(Duration::from_micros(micros))).unwrap();
+            series
         };
         let mut both = round(1);
         both.merge(&round(2));
@@ -260,23 +327,23 @@ mod tests {
 
     #[test]
     fn a_failure_ends_the_measurement_but_keeps_no_other_thread_waiting() {
-        let mut seats = gate::seats(2);
-        let (one, two) = (seats.pop().unwrap(), seats.pop().unwrap());
-        let schedule = Schedule::new(70, 5.0);
+        let mut timers = gate::seats(2).into_iter().map(|seat| Timer { seat, operations: 70 });
+        let (one, two) = (timers.next().unwrap(), timers.next().unwrap());
+        let nothing = || Ok(());
         let measured = std::thread::scope(|scope| {
             let failing = scope.spawn(move || {
                 let mut left = 15;
                 let fails_later = || {
                     left -= 1;
-                    if left == 0 { Err("gone") } else { Ok(()) }
+                    if left == 0 { Err(anyhow!("gone")) } else { Ok(()) }
                 };
-                alternate(schedule, &one, fails_later, Some(|| ())).map(|_| ())
+                one.operations(fails_later, Some(nothing))
             });
-            let other = scope.spawn(move || alternate(schedule, &two, || Ok::<(), &str>(()), Some(|| ())));
+            let other = scope.spawn(move || two.operations(nothing, Some(nothing)));
             (failing.join().unwrap(), other.join().unwrap())
         });
-        assert_eq!(measured.0, Err("gone"));
-        let (ours, bare) = measured.1.unwrap();
-        assert_eq!((ours.operations, bare.map(|bare| bare.operations)), (70, Some(70)));
+        assert_eq!(measured.0.unwrap_err().to_string(), "gone");
+        let other = measured.1.unwrap();
+        assert_eq!((other.ours.operations, other.bare.map(|bare| bare.operations)), (70, Some(70)));
     }
 }

@@ -20,12 +20,14 @@ mod locks;
 pub mod measure;
 mod messages;
 mod occupancy;
+mod pairs;
 mod parcel;
 mod pingpong;
 mod random;
 mod regions;
 mod report;
 mod server;
+mod stage;
 mod values;
 mod words;
 
@@ -39,6 +41,7 @@ pub use server::serve;
 use ends::Ends;
 use job::{Job, Kind};
 use report::{Report, Row};
+use stage::Stage;
 
 /// Runs one test in all its sizes.  Fails if an operation failed or the data was not what it should be.
 ///
@@ -51,10 +54,16 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     let report = Report::new(&job, args.json);
     report.begin()?;
     let mut errors = 0;
-    measure_all(&job, &mut ends, &mut |row: Row| {
+    let mut stage = Stage::new(&job, &mut ends);
+    for (size, slowdown) in job.points() {
+        stage.size = size;
+        // Fewer calls that come more slowly, so that each point takes as long.
+        stage.iterations = (job.iterations(size) / slowdown).max(1);
+        let row = measure(&mut stage, slowdown)?;
         errors += row.errors;
-        report.row(&row)
-    })?;
+        report.row(&row)?;
+    }
+    stage.end()?;
     ends.close()?;
     if errors > 0 {
         bail!("{errors} times the data was not what had been written");
@@ -62,26 +71,28 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure_all(
-    job: &Job,
-    ends: &mut Ends,
-    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    match job.kind {
-        Kind::PingPong => pingpong::run(job, ends, report),
-        Kind::Access(verb) => access::run(job, ends, verb, report),
-        Kind::Random { verb, regions, region_bytes } => {
-            random::run(job, ends, verb, regions, region_bytes, report)
+/// The workloads: each makes what it needs, has its threads time operations, and looks whether the data is right.
+fn measure(stage: &mut Stage<'_>, slowdown: u64) -> anyhow::Result<Row> {
+    match stage.job.kind {
+        Kind::PingPong => pingpong::players(stage).and_then(|players| pairs::lead(stage, players)),
+        Kind::Access(verb) => access::measure(stage, verb),
+        Kind::Random { verb, regions, region_bytes } => random::measure(stage, verb, regions, region_bytes),
+        Kind::Alloc { populate } => regions::alloc(stage, populate),
+        Kind::Map => regions::map(stage),
+        Kind::Calls(calls) => calls.measure(stage),
+        Kind::Load { rate, .. } => load::measure(stage, rate as f64 / slowdown as f64),
+        Kind::Memory => occupancy::measure(stage),
+        Kind::Messages => {
+            let (session, peer) = (&stage.ends.session, stage.ends.peer);
+            let pairs = messages::correspondents(session, peer, stage.job.threads, stage.size)?;
+            pairs::lead(stage, pairs)
         }
-        Kind::Alloc { .. } => regions::alloc(job, ends, report),
-        Kind::Map => regions::map(job, ends, report),
-        Kind::Calls { window, .. } => calls::run(job, ends, window, report),
-        Kind::Load { rate, is_sweep } => load::run(job, ends, rate, is_sweep, report),
-        Kind::Memory => occupancy::run(job, ends, report),
-        Kind::Messages => messages::run(job, ends, report),
-        Kind::Words(verb) => words::run(job, ends, verb, report),
-        Kind::Bulk(verb) => bulk::run(job, ends, verb, report),
-        Kind::Lock => locks::run(job, ends, report),
-        Kind::Barrier => barriers::run(job, ends, report),
+        Kind::Words(verb) => words::measure(stage, verb),
+        Kind::Bulk(verb) => bulk::measure(stage, verb),
+        Kind::Lock => locks::measure(stage),
+        Kind::Barrier => {
+            let members = barriers::members(stage.ends.sessions(stage.job.threads));
+            pairs::lead(stage, members)
+        }
     }
 }

@@ -10,14 +10,12 @@ use std::time::Instant;
 use halite::Config;
 use halite_tier::rpc::{Input, Kind, RequestHeader, RingReader, RingWriter, SlotId};
 
-use super::calls::{Caller, end_serving, serve};
-use super::crew;
+use super::calls::{Caller, answered};
 use super::echo::Speech;
-use super::ends::Ends;
-use super::job::Job;
-use super::measure::Series;
+use super::measure::Measured;
 use super::random::SplitMix;
 use super::report::Row;
+use super::stage::Stage;
 use super::values;
 
 /// Any would do; a fixed one makes runs comparable.
@@ -33,53 +31,39 @@ const QUEUES: [&str; 4] = ["1_queue_share", "2_queues_share", "3_queues_share", 
 const CANDIDATES_MAX: usize = 512;
 
 /// The only row.
-pub fn run(
-    job: &Job,
-    ends: &mut Ends,
-    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
+pub fn measure(stage: &mut Stage<'_>) -> anyhow::Result<Row> {
     let mut random = SplitMix(SEED);
-    let calls = job.iterations(0);
-    let sizes: Vec<u64> = (0..calls)
-        .map(|_| {
-            let (key, value) = values::draw(&mut random);
-            key + value
+    let draw = |_| {
+        let (key, value) = values::draw(&mut random);
+        key + value
+    };
+    let sizes: Vec<u64> = (0..stage.iterations).map(draw).collect();
+    let speech = Speech { threads: 1, request_bytes: None, reply_bytes: REPLY_BYTES, batch: 1 };
+    let mut row = answered(stage, speech, |stage| {
+        stage.measure(vec![()], |_, (), timer| {
+            let (mut left, mut errors) = (sizes.iter(), 0);
+            let call = || {
+                let size = *left.next().expect("one for each call");
+                let mut caller = Caller::new(stage, 0, size, REPLY_BYTES);
+                let begin = Instant::now();
+                caller.call()?;
+                let took = begin.elapsed();
+                errors += caller.errors();
+                Ok(took)
+            };
+            let mut measured = timer.singly(call, None::<fn() -> _>)?;
+            // Rounds do not compare: the sizes of their calls differ.
+            measured.ours.rates = vec![measured.ours.rate];
+            Ok(Measured { errors, ..measured })
         })
-        .collect();
-    let mut row = Row::new(0, calls);
-    serve(ends, 1, Speech { request_bytes: None, reply_bytes: REPLY_BYTES, batch: 1 })?;
-    let work = |_, _| call_all(ends, &sizes);
-    for (series, errors) in crew::run(1, |thread| ends.cores.of_client(thread), work)? {
-        row.ours.merge(&series);
-        row.errors += errors;
-    }
-    row.errors += end_serving(ends)?;
+    })?;
     let lengths: Vec<u64> = sizes.iter().map(|size| request_bytes(*size)).collect();
     let usage = in_ring(Config::default().request_ring_bytes, &lengths);
     let payload: u64 = sizes.iter().sum();
     row.extra.push(("ring_share", usage.sent as f64 / usage.taken as f64));
     row.extra.push(("ring_payload_share", payload as f64 / usage.taken as f64));
-    for (name, share) in QUEUES.into_iter().zip(in_queues(QUEUES.len(), &lengths)) {
-        row.extra.push((name, share));
-    }
-    report(row)
-}
-
-/// Makes calls of these sizes.
-fn call_all(ends: &Ends, sizes: &[u64]) -> anyhow::Result<(Series, u64)> {
-    let mut series = Series::default();
-    let mut errors = 0;
-    let mut left = sizes.iter();
-    series.round_of_batches(sizes.len() as u64, 1, |_| {
-        let size = *left.next().expect("one for each call");
-        let mut caller = Caller::new(&ends.session, ends.peer, 0, size, REPLY_BYTES);
-        let begin = Instant::now();
-        caller.call()?;
-        let took = begin.elapsed();
-        errors += caller.errors();
-        anyhow::Ok(took)
-    })?;
-    Ok((series, errors))
+    row.extra.extend(QUEUES.into_iter().zip(in_queues(QUEUES.len(), &lengths)));
+    Ok(row)
 }
 
 /// Bytes of a call's request in the ring.

@@ -7,6 +7,17 @@
 /// The stamps are words, cut short where there is no room.
 pub const STAMP_BYTES: usize = 8;
 
+/// As many bytes, which are others for each thread.
+pub fn pattern(len: u64, thread: usize) -> Vec<u8> {
+    let byte = |at: u64| (at ^ (at >> 8) ^ (at >> 16)).wrapping_mul(0x9D).wrapping_add(thread as u64 + 1);
+    (0..len).map(|at| byte(at) as u8).collect()
+}
+
+/// As many bytes, of which each is another.
+pub fn inverse(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().map(|byte| !byte).collect()
+}
+
 /// Bytes to be sent.
 #[derive(Clone, Debug)]
 pub struct Parcel(Vec<u8>);
@@ -14,8 +25,7 @@ pub struct Parcel(Vec<u8>);
 impl Parcel {
     /// As many bytes, stamped zero.  Those of different threads differ.
     pub fn new(len: u64, thread: usize) -> Parcel {
-        let byte = |at: u64| (at ^ (at >> 8) ^ (at >> 16)).wrapping_mul(0x9D).wrapping_add(thread as u64 + 1);
-        let mut parcel = Parcel((0..len).map(|at| byte(at) as u8).collect());
+        let mut parcel = Parcel(pattern(len, thread));
         parcel.stamp(0);
         parcel
     }

@@ -9,16 +9,13 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use halite::{Lh, Permissions, Placement, blocking};
 
-use super::cores::{Cores, pin};
-use super::ends::Ends;
-use super::gate::{self, Seat};
-use super::job::Job;
-use super::measure::{Schedule, Series, estimate_ns};
-use super::report::Row;
+use super::pairs::{Game, Partner};
+use super::parcel::pattern;
 use super::server::{Reply, Request};
+use super::stage::Stage;
 
 /// How the client's regions begin their names.
 pub const CLIENT: &str = "perf-client";
@@ -34,39 +31,37 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Polls between two looks at the clock, and between two offers to let somebody else have the core.
 const POLLS_MAX: u32 = 1 << 12;
 
-/// The regions of one side.
-pub struct Table {
-    own: Vec<Lh>,
-    others: Vec<Lh>,
-}
+/// Each thread's region, and the one of its partner.
+pub struct Table(Vec<(Lh, Lh)>);
 
 impl Table {
-    /// Makes one region for each thread.
-    pub fn open(
+    /// Makes a region for each thread, and maps those of the other side when they are there.
+    pub fn new(
         session: &blocking::Session,
-        side: &str,
+        [own, other]: [&str; 2],
         threads: usize,
         bytes: u64,
+        await_other: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Table> {
         let make = |thread| {
-            session.alloc(Some(&format!("{side}-{thread}")), bytes, Placement::Local, Permissions::all())
+            session.alloc(Some(&format!("{own}-{thread}")), bytes, Placement::Local, Permissions::all())
         };
-        let own: Result<Vec<Lh>, _> = (0..threads).map(make).collect();
-        Ok(Table { own: own?, others: Vec::new() })
-    }
-
-    /// Maps the other side's regions.
-    pub fn meet(&mut self, session: &blocking::Session, side: &str) -> anyhow::Result<()> {
-        let map = |thread| session.map(&format!("{side}-{thread}"), Permissions::READ | Permissions::WRITE);
-        let others: Result<Vec<Lh>, _> = (0..self.own.len()).map(map).collect();
-        self.others = others?;
-        Ok(())
+        let made: Vec<Lh> = (0..threads).map(make).collect::<Result<_, _>>()?;
+        await_other()?;
+        let map = |thread| session.map(&format!("{other}-{thread}"), Permissions::READ | Permissions::WRITE);
+        let pairs = made.into_iter().enumerate().map(|(thread, own)| Ok((own, map(thread)?)));
+        Ok(Table(pairs.collect::<anyhow::Result<_>>()?))
     }
 
     /// One player for each thread, their stamps at zero.
     pub fn players(&self, session: &blocking::Session, size: u64) -> anyhow::Result<Vec<Player>> {
-        let pairs = self.own.iter().zip(&self.others).enumerate();
-        pairs.map(|(thread, (own, other))| Player::new(session, *own, *other, thread, size)).collect()
+        let player = |(thread, (own, other)): (usize, &(Lh, Lh))| {
+            session.write(*own, size - STAMP_BYTES, &[0; STAMP_BYTES as usize])?;
+            // Both sides of a pair send the same, so that each knows what it should find; pairs differ.
+            let payload = pattern(size, thread);
+            Ok(Player { session: session.clone(), own: *own, other: *other, payload, stamp: 0 })
+        };
+        self.0.iter().enumerate().map(player).collect()
     }
 }
 
@@ -75,43 +70,46 @@ pub struct Player {
     session: blocking::Session,
     own: Lh,
     other: Lh,
-    thread: usize,
     payload: Vec<u8>,
     stamp: u64,
 }
 
+impl Partner for Player {
+    const GAME: Game = Game::Writes;
+
+    #[inline]
+    fn turn(&mut self, leads: bool) -> anyhow::Result<()> {
+        self.stamp += 1;
+        if leads {
+            self.serve()?;
+            self.await_stamp()
+        } else {
+            self.await_stamp()?;
+            self.serve()
+        }
+    }
+
+    /// Whether (one) the other side's last write is not what it should be.
+    fn errors(&mut self) -> anyhow::Result<u64> {
+        let mut found = vec![0; self.payload.len()];
+        self.session.read(self.own, 0, &mut found)?;
+        Ok(u64::from(found != self.payload))
+    }
+}
+
 impl Player {
-    fn new(
-        session: &blocking::Session,
-        own: Lh,
-        other: Lh,
-        thread: usize,
-        size: u64,
-    ) -> anyhow::Result<Player> {
-        session.write(own, size - STAMP_BYTES, &[0; STAMP_BYTES as usize])?;
-        // Both sides of a pair send the same, so that each knows what it should find; pairs differ.
-        let payload = (0..size).map(|at| (at ^ thread as u64).wrapping_mul(0x9D) as u8).collect();
-        Ok(Player { session: session.clone(), own, other, thread, payload, stamp: 0 })
-    }
-
-    /// Of which pair.
-    pub fn thread(&self) -> usize {
-        self.thread
-    }
-
     /// Writes to the other side.
     #[inline]
-    pub fn serve(&mut self, stamp: u64) -> anyhow::Result<()> {
-        self.stamp = stamp;
+    fn serve(&mut self) -> anyhow::Result<()> {
         let at = self.payload.len() - STAMP_BYTES as usize;
-        self.payload[at..].copy_from_slice(&stamp.to_ne_bytes());
+        self.payload[at..].copy_from_slice(&self.stamp.to_ne_bytes());
         Ok(self.session.write(self.other, 0, &self.payload)?)
     }
 
     /// Polls our own region until the other side's write is there.
     #[inline]
-    pub fn await_stamp(&self, stamp: u64) -> anyhow::Result<()> {
-        let at = self.payload.len() as u64 - STAMP_BYTES;
+    fn await_stamp(&self) -> anyhow::Result<()> {
+        let (at, stamp) = (self.payload.len() as u64 - STAMP_BYTES, self.stamp);
         let mut waiting_since = None;
         loop {
             for _ in 0..POLLS_MAX {
@@ -129,122 +127,16 @@ impl Player {
             }
         }
     }
+}
 
-    /// How many of the other side's last writes (one) are not what they should be.
-    pub fn verify(&self) -> anyhow::Result<u64> {
-        let mut found = vec![0; self.payload.len()];
-        self.session.read(self.own, 0, &mut found)?;
-        Ok(u64::from(found != self.payload))
+/// The client's players.  For the first row, both sides make their regions and map the other's.
+pub fn players(stage: &mut Stage<'_>) -> anyhow::Result<Vec<Player>> {
+    let session = stage.ends.session.clone();
+    if stage.table.is_none() {
+        let (threads, bytes) = (stage.job.threads, stage.job.size_max());
+        let server = stage.ends.own_server()?;
+        let await_other = || server.ask(&Request::Open { threads, bytes }, Reply::Ready);
+        stage.table = Some(Table::new(&session, [CLIENT, SERVER], threads, bytes, await_other)?);
     }
-}
-
-/// The server's part: answers each write by one.  Returns how often the data was wrong in the end.
-pub fn serve(players: Vec<Player>, turns: u64, cores: &Cores) -> anyhow::Result<u64> {
-    let answer = move |mut player: Player| {
-        pin(cores.of_server(player.thread)).context("cannot stay on the server's core")?;
-        for stamp in 1..=turns {
-            player.await_stamp(stamp)?;
-            player.serve(stamp)?;
-        }
-        player.verify()
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = players.into_iter().map(|player| scope.spawn(move || answer(player))).collect();
-        let errors = threads.into_iter().map(|thread| thread.join().expect("a player does not panic"));
-        errors.sum()
-    })
-}
-
-/// The client's part, for all sizes.
-pub fn run(
-    job: &Job,
-    ends: &mut Ends,
-    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let table = meet(ends, job.threads, job.size_max())?;
-    for size in &job.sizes {
-        report(play(job, ends, &table, *size)?)?;
-    }
-    Ok(())
-}
-
-/// Has both sides make their regions and map the other's.
-pub fn meet(ends: &mut Ends, threads: usize, bytes: u64) -> anyhow::Result<Table> {
-    let mut table = Table::open(&ends.session, CLIENT, threads, bytes)?;
-    let server = ends.server().context("a ping-pong needs a server of our own")?;
-    server.ask(&Request::Open { threads, bytes }, Reply::Ready)?;
-    table.meet(&ends.session, SERVER)?;
-    Ok(table)
-}
-
-fn play(job: &Job, ends: &mut Ends, table: &Table, size: u64) -> anyhow::Result<Row> {
-    let iterations = job.iterations(size);
-    let warm_up = warm_up(iterations);
-    let players = table.players(&ends.session, size)?;
-    let cores = ends.cores.clone();
-    let server = ends.server().context("a ping-pong needs a server of our own")?;
-    server.ask(&Request::Play { size, turns: warm_up + iterations }, Reply::Ready)?;
-    let seats = gate::seats(players.len());
-    let played: anyhow::Result<Vec<(Schedule, Series, u64)>> = std::thread::scope(|scope| {
-        let cores = &cores;
-        let lead = move |player: Player, seat: Seat| {
-            pin(cores.of_client(player.thread)).context("cannot stay on the client's core")?;
-            lead(player, warm_up, iterations, &seat)
-        };
-        let threads: Vec<_> = (players.into_iter().zip(seats))
-            .map(|(player, seat)| scope.spawn(move || lead(player, seat)))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a player does not panic")).collect()
-    });
-    let (mut series, mut errors, mut batch) = (Series::default(), 0, 1);
-    for (schedule, of_thread, errors_of_thread) in played? {
-        series.merge(&of_thread);
-        errors += errors_of_thread;
-        batch = schedule.batch;
-    }
-    errors += server.errors()?;
-    Ok(Row { batch, ours: series, errors, ..Row::new(size, iterations) })
-}
-
-/// Round trips before the timed ones.
-pub fn warm_up(iterations: u64) -> u64 {
-    // What estimate_ns() will do.
-    (iterations / 10).clamp(1, 1000) + 1
-}
-
-fn lead(
-    mut player: Player,
-    warm_up: u64,
-    iterations: u64,
-    seat: &Seat,
-) -> anyhow::Result<(Schedule, Series, u64)> {
-    let mut round_trip = || {
-        let stamp = player.stamp + 1;
-        player.serve(stamp)?;
-        player.await_stamp(stamp)
-    };
-    seat.wait();
-    let schedule = Schedule::new(iterations, estimate_ns(iterations, &mut round_trip)? / 2.0);
-    let series = time_half(schedule, &mut round_trip)?;
-    assert_eq!(player.stamp, warm_up + iterations, "the server was told how many round trips there will be");
-    let errors = player.verify()?;
-    Ok((schedule, series, errors))
-}
-
-/// Times round trips; a result is half of one.
-pub fn time_half(
-    schedule: Schedule,
-    mut round_trip: impl FnMut() -> anyhow::Result<()>,
-) -> anyhow::Result<Series> {
-    let mut series = Series::default();
-    for operations in schedule.rounds() {
-        series.round_of_batches(operations, schedule.batch, |size| {
-            let begin = Instant::now();
-            for _ in 0..size {
-                round_trip()?;
-            }
-            anyhow::Ok(begin.elapsed() / 2)
-        })?;
-    }
-    Ok(series)
+    stage.table.as_ref().expect("it has just been made").players(&session, stage.size)
 }

@@ -6,16 +6,14 @@
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
-use anyhow::Context;
-use halite::{AccessError, Lh, Permissions, Placement, blocking};
+use halite::Lh;
 
 use super::baseline::{self, Words};
-use super::cores::pin;
-use super::ends::Ends;
-use super::gate::{self, Seat};
-use super::job::{Job, Verb};
-use super::measure::{Schedule, Series, alternate, estimate_ns};
+use super::job::Verb;
+use super::measure::{Measured, Timer, sure};
+use super::parcel::{inverse, pattern};
 use super::report::{BaselineKind, Row};
+use super::stage::Stage;
 
 /// Most places of one thread's sequence; it is run through again when it ends.  16 MiB of places do not fit the
 /// caches, so that each is found cold again.
@@ -25,25 +23,11 @@ const PLACES_MAX: u64 = 1 << 20;
 const SEED: u64 = 0x0000_4841_4C49_5445;
 
 /// The one size that random tests have.
-pub fn run(
-    job: &Job,
-    ends: &mut Ends,
-    verb: Verb,
-    regions: u64,
-    region_bytes: u64,
-    report: &mut dyn FnMut(Row) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let alloc = |_| ends.session.alloc(None, region_bytes, Placement::On(ends.peer), Permissions::all());
-    let made: Result<Vec<Lh>, _> = (0..regions).map(alloc).collect();
-    let made = made.context("cannot make the regions")?;
-    let words = Words::new(regions * region_bytes).context("no memory for the baseline")?;
-    for size in &job.sizes {
-        report(measure(job, ends, &Field { verb, regions: &made, region_bytes, words: &words }, *size)?)?;
-    }
-    for lh in made {
-        ends.session.free(lh)?;
-    }
-    Ok(())
+pub fn measure(stage: &mut Stage<'_>, verb: Verb, count: u64, region_bytes: u64) -> anyhow::Result<Row> {
+    let regions = stage.regions(count, region_bytes, |_| None)?;
+    let words = stage.baseline(|| Words::new(count * region_bytes))?;
+    let field = Field { verb, regions: &regions, region_bytes, words: words.as_ref() };
+    stage.measure(stage.threads(), |thread, (), timer| measure_thread(stage, &field, thread, &timer))
 }
 
 /// Where the operations go.
@@ -51,41 +35,17 @@ struct Field<'a> {
     verb: Verb,
     regions: &'a [Lh],
     region_bytes: u64,
-    words: &'a Words,
-}
-
-fn measure(job: &Job, ends: &Ends, field: &Field<'_>, size: u64) -> anyhow::Result<Row> {
-    let iterations = job.iterations(size);
-    let measured: anyhow::Result<Vec<(u64, Series, Series, u64)>> = std::thread::scope(|scope| {
-        let work = move |thread: usize, seat: Seat| {
-            pin(ends.cores.of_client(thread)).context("cannot stay on the client's core")?;
-            measure_thread(ends, field, size, iterations, thread as u64, &seat)
-        };
-        let threads: Vec<_> = (gate::seats(job.threads).into_iter().enumerate())
-            .map(|(thread, seat)| scope.spawn(move || work(thread, seat)))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a measuring thread does not panic")).collect()
-    });
-    let mut row = Row::new(size, iterations);
-    for (batch, ours, bare, errors) in measured? {
-        row.batch = batch;
-        row.ours.merge(&ours);
-        row.errors += errors;
-        row.merge_baseline(BaselineKind::of_random(field.verb, size), &bare);
-    }
-    Ok(row)
+    words: Option<&'a Words>,
 }
 
 fn measure_thread(
-    ends: &Ends,
+    stage: &Stage<'_>,
     field: &Field<'_>,
-    size: u64,
-    iterations: u64,
-    thread: u64,
-    seat: &Seat,
-) -> anyhow::Result<(u64, Series, Series, u64)> {
-    let session = &ends.session;
-    let places = draw(field, size, iterations.min(PLACES_MAX), SEED + thread);
+    thread: usize,
+    timer: &Timer,
+) -> anyhow::Result<Measured> {
+    let (session, size, words) = (&stage.ends.session, stage.size, field.words);
+    let places = draw(field, size, timer.operations.min(PLACES_MAX), SEED + thread as u64);
     let ours: Vec<(Lh, u64)> =
         places.iter().map(|place| (field.regions[place.region], place.offset)).collect();
     let bare: Vec<u64> =
@@ -93,35 +53,43 @@ fn measure_thread(
     drop(places);
 
     // All threads write the same, for they may draw the same place.
-    let payload: Vec<u8> = (0..size).map(|at| at as u8 ^ 0xC3).collect();
+    let payload = pattern(size, 0);
     // What is written is not there before, and what is read is not in the buffer: else work that is left out would
     // not be noticed.
-    let before: Vec<u8> = match field.verb {
-        Verb::Write => payload.iter().map(|byte| !byte).collect(),
-        Verb::Read => payload.clone(),
-    };
+    let before = if field.verb == Verb::Write { inverse(&payload) } else { payload.clone() };
     for (lh, offset) in &ours {
         session.write(*lh, *offset, &before)?;
     }
-    bare.iter().for_each(|offset| field.words.write(*offset, &payload));
+    if let Some(words) = words {
+        bare.iter().for_each(|offset| words.write(*offset, &payload));
+    }
     let mut buffer = vec![0; payload.len()];
     let mut bare_buffer = payload.clone();
 
-    let mut access = Access { session, places: &ours, payload: &payload, buffer: &mut buffer };
-    let words: Vec<&AtomicU64> = bare.iter().map(|offset| field.words.at(*offset)).collect();
-    let (mut next_word, mut next_bare) = (words.iter().cycle(), bare.iter().cycle());
-    let mut word = || *next_word.next().expect("there is at least one place");
-    let mut offset = || *next_bare.next().expect("there is at least one place");
-    let (schedule, (of_ours, of_bare)) = match (BaselineKind::of_random(field.verb, size), field.verb) {
-        (BaselineKind::Store, _) => access.writes(iterations, seat, || baseline::store(word(), size)),
-        (BaselineKind::Load, _) => access.reads(iterations, seat, || {
-            baseline::load(word());
-        }),
-        (_, Verb::Write) => {
-            access.writes(iterations, seat, || field.words.write(offset(), black_box(&payload)))
+    let at: Vec<&AtomicU64> = words.iter().flat_map(|words| bare.iter().map(|at| words.at(*at))).collect();
+    let (mut places, mut at, mut offsets) = (ours.iter().cycle(), at.iter().cycle(), bare.iter().cycle());
+    let mut place = || *places.next().expect("there is at least one place");
+    let mut word = || *at.next().expect("there is at least one place");
+    let mut offset = || *offsets.next().expect("there is at least one place");
+    let are_words = BaselineKind::of_random(field.verb, size) != BaselineKind::Memcpy;
+    let measured = match field.verb {
+        Verb::Read => {
+            let ours = || {
+                let (lh, offset) = place();
+                Ok(session.read(lh, offset, &mut buffer)?)
+            };
+            let load = words.map(|_| sure(|| baseline::load(word())));
+            let copy = words.map(|words| sure(|| words.read(offset(), black_box(&mut bare_buffer))));
+            if are_words { timer.operations(ours, load) } else { timer.operations(ours, copy) }
         }
-        (_, Verb::Read) => {
-            access.reads(iterations, seat, || field.words.read(offset(), black_box(&mut bare_buffer)))
+        Verb::Write => {
+            let ours = || {
+                let (lh, offset) = place();
+                Ok(session.write(lh, offset, &payload)?)
+            };
+            let store = words.map(|_| sure(|| baseline::store(word(), size)));
+            let copy = words.map(|words| sure(|| words.write(offset(), black_box(&payload))));
+            if are_words { timer.operations(ours, store) } else { timer.operations(ours, copy) }
         }
     }?;
 
@@ -130,46 +98,7 @@ fn measure_thread(
         session.read(*lh, *offset, &mut buffer)?;
         errors += u64::from(buffer != payload);
     }
-    Ok((schedule.batch, of_ours, of_bare, errors))
-}
-
-/// What one thread does.
-struct Access<'a> {
-    session: &'a blocking::Session,
-    places: &'a [(Lh, u64)],
-    payload: &'a [u8],
-    buffer: &'a mut [u8],
-}
-
-type Timed = Result<(Schedule, (Series, Series)), AccessError>;
-
-impl Access<'_> {
-    fn reads(&mut self, iterations: u64, seat: &Seat, bare: impl FnMut()) -> Timed {
-        let mut places = self.places.iter().cycle();
-        timed(iterations, seat, bare, || {
-            let (lh, offset) = places.next().expect("there is at least one place");
-            self.session.read(*lh, *offset, self.buffer)
-        })
-    }
-
-    fn writes(&mut self, iterations: u64, seat: &Seat, bare: impl FnMut()) -> Timed {
-        let mut places = self.places.iter().cycle();
-        timed(iterations, seat, bare, || {
-            let (lh, offset) = places.next().expect("there is at least one place");
-            self.session.write(*lh, *offset, self.payload)
-        })
-    }
-}
-
-fn timed<E>(
-    iterations: u64,
-    seat: &Seat,
-    bare: impl FnMut(),
-    mut ours: impl FnMut() -> Result<(), E>,
-) -> Result<(Schedule, (Series, Series)), E> {
-    let schedule = Schedule::new(iterations, estimate_ns(iterations, &mut ours)?);
-    let (of_ours, of_bare) = alternate(schedule, seat, ours, Some(bare))?;
-    Ok((schedule, (of_ours, of_bare.expect("a baseline was given"))))
+    Ok(Measured { errors, ..measured })
 }
 
 /// Where one operation goes.

@@ -1,103 +1,67 @@
 //! `alloc_lat` and `map_lat`: what it costs to make a region, and to map one.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::Context;
-use halite::{AllocOptions, Permissions, Placement};
+use halite::{AllocOptions, Lh, Permissions, Placement, blocking};
 
 use super::baseline::Pages;
-use super::cores::pin;
-use super::ends::Ends;
-use super::gate::{self, Seat};
-use super::job::{Job, Kind};
-use super::measure::{Schedule, Series};
-use super::report::{BaselineKind, Row};
-
-type Report<'a> = &'a mut dyn FnMut(Row) -> anyhow::Result<()>;
-
-/// Control operations take microseconds: each is timed by itself.
-const SLOW_NS: f64 = f64::MAX;
+use super::report::Row;
+use super::stage::Stage;
 
 /// Times making regions; freeing them is not timed.  Those whose memory is taken at once stand beside bare pages.
-pub fn alloc(job: &Job, ends: &mut Ends, report: Report<'_>) -> anyhow::Result<()> {
-    for size in &job.sizes {
-        let session = &ends.session;
-        let populate = job.kind == Kind::Alloc { populate: true };
-        let options = AllocOptions { placement: Placement::On(ends.peer), populate, ..Default::default() };
-        let mut row = measure(job, ends, *size, |_| {
+pub fn alloc(stage: &mut Stage<'_>, populate: bool) -> anyhow::Result<Row> {
+    let (session, size) = (&stage.ends.session, stage.size);
+    let placement = Placement::On(stage.ends.peer);
+    let options = AllocOptions { placement, populate, ..Default::default() };
+    let alloc = || session.alloc_with(None, size, options.clone());
+    let pages = if populate { stage.baseline(|| Pages::new(size))? } else { None };
+    let row = stage.measure(stage.threads(), |_, (), timer| {
+        let ours = || {
             let begin = Instant::now();
-            let lh = session.alloc_with(None, *size, options.clone())?;
+            let lh = alloc()?;
             let took = begin.elapsed();
             session.free(lh)?;
             Ok(took)
-        })?;
-        if populate && job.has_baseline {
-            let pages = Pages::new(*size)?;
-            let bare = measure(job, ends, *size, |_| pages.take())?;
-            row.merge_baseline(BaselineKind::Pages, &bare.ours);
-        }
-        // The last one is used once, to see that they are regions.
-        let lh = session.alloc_with(None, *size, options)?;
-        session.write(lh, size - 1, &[0xA5])?;
-        let mut last = [0];
-        session.read(lh, size - 1, &mut last)?;
-        session.free(lh)?;
-        report(Row { errors: u64::from(last != [0xA5]), ..row })?;
-    }
-    Ok(())
+        };
+        timer.singly(ours, pages.as_ref().map(|pages| || pages.take()))
+    })?;
+    // The last one is used once, to see that they are regions.
+    let lh = alloc()?;
+    session.write(lh, size - 1, &[LAST])?;
+    let errors = errors(session, lh, size)?;
+    session.free(lh)?;
+    Ok(Row { errors, ..row })
 }
 
 /// Times mapping; unmapping is not timed.
-pub fn map(job: &Job, ends: &mut Ends, report: Report<'_>) -> anyhow::Result<()> {
-    for size in &job.sizes {
-        let session = &ends.session;
-        let name = format!("perf-{}-map", std::process::id());
-        let made = session.alloc(Some(&name), *size, Placement::On(ends.peer), Permissions::empty())?;
-        session.write(made, size - 1, &[0xA5])?;
-        let row = measure(job, ends, *size, |_| {
+pub fn map(stage: &mut Stage<'_>) -> anyhow::Result<Row> {
+    let (session, size) = (&stage.ends.session, stage.size);
+    let name = format!("perf-{}-map", std::process::id());
+    let made = session.alloc(Some(&name), size, Placement::On(stage.ends.peer), Permissions::empty())?;
+    session.write(made, size - 1, &[LAST])?;
+    let row = stage.measure(stage.threads(), |_, (), timer| {
+        let ours = || {
             let begin = Instant::now();
             let lh = session.map(&name, Permissions::READ | Permissions::WRITE)?;
             let took = begin.elapsed();
             session.unmap(lh)?;
             Ok(took)
-        })?;
-        let lh = session.map(&name, Permissions::READ)?;
-        let mut last = [0];
-        session.read(lh, size - 1, &mut last)?;
-        session.unmap(lh)?;
-        session.free(made)?;
-        report(Row { errors: u64::from(last != [0xA5]), ..row })?;
-    }
-    Ok(())
+        };
+        timer.singly(ours, None::<fn() -> _>)
+    })?;
+    let lh = session.map(&name, Permissions::READ)?;
+    let errors = errors(session, lh, size)?;
+    session.unmap(lh)?;
+    session.free(made)?;
+    Ok(Row { errors, ..row })
 }
 
-fn measure(
-    job: &Job,
-    ends: &Ends,
-    size: u64,
-    operation: impl Fn(u64) -> anyhow::Result<Duration> + Sync,
-) -> anyhow::Result<Row> {
-    let iterations = job.iterations(size);
-    let schedule = Schedule::new(iterations, SLOW_NS);
-    let measured: anyhow::Result<Vec<Series>> = std::thread::scope(|scope| {
-        let operation = &operation;
-        let work = move |thread: usize, seat: Seat| {
-            pin(ends.cores.of_client(thread)).context("cannot stay on the client's core")?;
-            seat.wait();
-            let mut series = Series::default();
-            for operations in schedule.rounds() {
-                series.round_of_batches(operations, schedule.batch, operation)?;
-            }
-            anyhow::Ok(series)
-        };
-        let threads: Vec<_> = (gate::seats(job.threads).into_iter().enumerate())
-            .map(|(thread, seat)| scope.spawn(move || work(thread, seat)))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a measuring thread does not panic")).collect()
-    });
-    let mut ours = Series::default();
-    for series in measured? {
-        ours.merge(&series);
-    }
-    Ok(Row { batch: schedule.batch, ours, ..Row::new(size, iterations) })
+/// What the last byte of a region is.
+const LAST: u8 = 0xA5;
+
+/// Whether (one) it is another.
+fn errors(session: &blocking::Session, lh: Lh, size: u64) -> anyhow::Result<u64> {
+    let mut last = [0];
+    session.read(lh, size - 1, &mut last)?;
+    Ok(u64::from(last != [LAST]))
 }

@@ -4,10 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::job::{BulkVerb, Job, Kind, Verb};
-use super::measure::Series;
+use super::args::name_of;
+use super::job::{Job, Verb};
+use super::measure::{Measured, Series};
 use crate::output;
 
 /// What one size of a test gave.
@@ -46,10 +47,15 @@ impl Row {
         }
     }
 
-    /// Adds what one thread measured of bare memory.
-    pub fn merge_baseline(&mut self, kind: BaselineKind, series: &Series) {
-        let none = || Baseline { kind, series: Series::default() };
-        self.baseline.get_or_insert_with(none).series.merge(series);
+    /// Adds what one thread measured.
+    pub fn add(&mut self, kind: BaselineKind, measured: &Measured) {
+        self.batch = measured.batch;
+        self.ours.merge(&measured.ours);
+        self.errors += measured.errors;
+        if let Some(bare) = &measured.bare {
+            let none = || Baseline { kind, series: Series::default() };
+            self.baseline.get_or_insert_with(none).series.merge(bare);
+        }
     }
 }
 
@@ -127,128 +133,72 @@ impl<'a> Report<'a> {
 
     /// Prints one row.
     pub fn row(&self, row: &Row) -> anyhow::Result<()> {
-        if self.is_json {
-            output::print_json(&Line::new(self.job, row))?;
-        } else if self.job.test.is_bandwidth() {
-            output::print(&bandwidth_row(row))?;
-        } else {
-            output::print(&latency_row(row))?;
+        match self.is_json {
+            true => output::print_json(&Line::new(self.job, row))?,
+            false => output::print(&self.text(row))?,
         }
         Ok(())
     }
 
     fn heading(&self) -> String {
         let job = self.job;
-        let what = match job.kind {
-            Kind::PingPong => "half a ping-pong of writes",
-            Kind::Access(_) if job.together > 1 => "operations that are begun together, on the same bytes",
-            Kind::Access(_) => "one operation after the other on the same bytes",
-            Kind::Random { .. } => "one operation after the other at random places",
-            Kind::Calls { window: Some(_), .. } => "many calls under way in each thread",
-            Kind::Load { .. } => {
-                "calls that come by themselves; times are of the calls, processor time is of both processes"
-            }
-            Kind::Lock if job.threads > 1 => "from one session to the next; all others wait",
-            Kind::Messages => "half a ping-pong of messages",
-            Kind::Words(_) | Kind::Bulk(_) => "one operation after the other on the same bytes",
-            Kind::Alloc { .. }
-            | Kind::Map
-            | Kind::Calls { window: None, .. }
-            | Kind::Memory
-            | Kind::Lock
-            | Kind::Barrier => "one operation after the other",
-        };
-        let baseline = match job.kind {
-            Kind::Random { verb, .. } => BaselineKind::of_random(verb, job.size_max()),
-            Kind::Alloc { .. } => BaselineKind::Pages,
-            Kind::Words(_) => BaselineKind::Atomic,
-            Kind::Bulk(BulkVerb::Fill) => BaselineKind::Memset,
-            Kind::Bulk(BulkVerb::Copy) => BaselineKind::ReadWrite,
-            _ => BaselineKind::Memcpy,
-        };
         let threads =
             if job.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", job.threads) };
-        let mut heading = format!(
-            "{} over {}: {what}; {threads}, cores: {}\n\
-             Where ops/clock is not 1, times are means of as many operations, and percentiles those of such means.\n",
-            job.test.name(),
+        let (titles, _): (Vec<_>, Vec<_>) = self.columns(&Row::new(0, 0)).into_iter().unzip();
+        format!(
+            "{} over {}: {}; {threads}, cores: {}\n\
+             Where ops/clock is not 1, times are means of as many operations, and percentiles those of such means.\n \
+             {:<10} {:<12} {}\n",
+            name_of(&job.test),
             job.fabric,
-            job.pinning.name()
-        );
-        heading += &if job.test.is_bandwidth() {
-            format!(
-                " {:<10} {:<12} {:>14} {:>17} {:>14} {:>10} {:>10}\n",
-                "#bytes",
-                "#iterations",
-                "BW peak[MB/s]",
-                "BW average[MB/s]",
-                "MsgRate[Mpps]",
-                format!("vs {}", baseline.name()),
-                "ops/clock"
-            )
-        } else {
-            format!(
-                " {:<10} {:<12} {:>11} {:>11} {:>15} {:>11} {:>13} {:>9} {:>11} {:>10} {:>12} {:>13}\n",
-                "#bytes",
-                "#iterations",
-                "t_min[usec]",
-                "t_max[usec]",
-                "t_typical[usec]",
-                "t_avg[usec]",
-                "t_stdev[usec]",
-                "99%[usec]",
-                "99.9%[usec]",
-                "ops/clock",
-                format!("{}[usec]", baseline.name()),
-                "overhead[ns]"
-            )
-        };
-        heading
+            job.what(),
+            name_of(&job.pinning),
+            "#bytes",
+            "#iterations",
+            titles.join(" ")
+        )
     }
-}
 
-fn latency_row(row: &Row) -> String {
-    let us = |quantile| row.ours.quantile_us(quantile);
-    let histogram = &row.ours.histogram;
-    let (bare, overhead) = match &row.baseline {
-        Some(baseline) => {
-            let bare = baseline.series.quantile_us(0.5);
-            (format!("{bare:.4}"), format!("{:.1}", overhead_ns(row, baseline)))
+    fn text(&self, row: &Row) -> String {
+        let (_, cells): (Vec<_>, Vec<_>) = self.columns(row).into_iter().unzip();
+        format!(" {:<10} {:<12} {}{}\n", row.size, row.iterations, cells.join(" "), extra(row))
+    }
+
+    /// Each column's title, and what stands under it.
+    fn columns(&self, row: &Row) -> Vec<(String, String)> {
+        let column =
+            |width: usize, title: &str, cell: String| (format!("{title:>width$}"), format!("{cell:>width$}"));
+        let bare = self.job.baseline(self.job.size_max()).name();
+        let beside =
+            |figure: &dyn Fn(&Baseline) -> String| row.baseline.as_ref().map_or("-".to_owned(), figure);
+        let clock = column(10, "ops/clock", row.batch.to_string());
+        if self.job.test.is_bandwidth() {
+            let mbps = |rate: f64| format!("{:.2}", rate * row.payload as f64 / 1e6);
+            let ratio =
+                |bare: &Baseline| format!("{:.3}", row.ours.rate_median() / bare.series.rate_median());
+            return vec![
+                column(14, "BW peak[MB/s]", mbps(row.ours.rate_max())),
+                column(17, "BW average[MB/s]", mbps(row.ours.rate)),
+                column(14, "MsgRate[Mpps]", format!("{:.6}", row.ours.rate / 1e6)),
+                column(10, &format!("vs {bare}"), beside(&ratio)),
+                clock,
+            ];
         }
-        None => ("-".to_owned(), "-".to_owned()),
-    };
-    format!(
-        " {:<10} {:<12} {:>11.4} {:>11.4} {:>15.4} {:>11.4} {:>13.4} {:>9.4} {:>11.4} {:>10} {bare:>12} {overhead:>13}{}\n",
-        row.size,
-        row.iterations,
-        us(0.0),
-        us(1.0),
-        us(0.5),
-        histogram.mean() / 1e6,
-        histogram.stdev() / 1e6,
-        us(0.99),
-        us(0.999),
-        row.batch,
-        extra(row),
-    )
-}
-
-fn bandwidth_row(row: &Row) -> String {
-    let mbps = |rate: f64| rate * row.payload as f64 / 1e6;
-    let ratio = match &row.baseline {
-        Some(baseline) => format!("{:.3}", row.ours.rate_median() / baseline.series.rate_median()),
-        None => "-".to_owned(),
-    };
-    format!(
-        " {:<10} {:<12} {:>14.2} {:>17.2} {:>14.6} {ratio:>10} {:>10}{}\n",
-        row.size,
-        row.iterations,
-        mbps(row.ours.rate_max()),
-        mbps(row.ours.rate),
-        row.ours.rate / 1e6,
-        row.batch,
-        extra(row),
-    )
+        let us = |time: f64| format!("{time:.4}");
+        let quantile = |quantile| us(row.ours.quantile_us(quantile));
+        vec![
+            column(11, "t_min[usec]", quantile(0.0)),
+            column(11, "t_max[usec]", quantile(1.0)),
+            column(15, "t_typical[usec]", quantile(0.5)),
+            column(11, "t_avg[usec]", us(row.ours.histogram.mean() / 1e6)),
+            column(13, "t_stdev[usec]", us(row.ours.histogram.stdev() / 1e6)),
+            column(9, "99%[usec]", quantile(0.99)),
+            column(11, "99.9%[usec]", quantile(0.999)),
+            clock,
+            column(12, &format!("{bare}[usec]"), beside(&|bare| us(bare.series.quantile_us(0.5)))),
+            column(13, "overhead[ns]", beside(&|bare| format!("{:.1}", overhead_ns(row, bare)))),
+        ]
+    }
 }
 
 /// Further figures, which bring their names along.
@@ -265,14 +215,15 @@ fn overhead_ns(row: &Row, baseline: &Baseline) -> f64 {
 /// A row as one JSON object.
 #[derive(Serialize)]
 struct Line {
-    test: &'static str,
+    test: String,
     fabric: &'static str,
     mode: &'static str,
-    cores: &'static str,
+    cores: String,
     size: u64,
     iters: u64,
     threads: usize,
-    lat_us: Latency,
+    #[serde(serialize_with = "as_map")]
+    lat_us: Figures,
     #[serde(rename = "bw_MBps")]
     bw_mbps: f64,
     #[serde(rename = "rate_Mops")]
@@ -285,39 +236,16 @@ struct Line {
     extra: BTreeMap<&'static str, f64>,
 }
 
-#[derive(Serialize)]
-struct Latency {
-    min: f64,
-    p50: f64,
-    p90: f64,
-    p99: f64,
-    p999: f64,
-    max: f64,
+/// Figures by name, in their order.
+type Figures = Vec<(&'static str, f64)>;
+
+fn as_map<S: Serializer>(figures: &Figures, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(figures.iter().copied())
 }
 
-#[derive(Serialize, Default)]
-struct BaselineLine {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memcpy_lat_us: Option<f64>,
-    #[serde(rename = "memcpy_MBps", skip_serializing_if = "Option::is_none")]
-    memcpy_mbps: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    store_ns: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    load_ns: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    atomic_ns: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memset_lat_us: Option<f64>,
-    #[serde(rename = "memset_MBps", skip_serializing_if = "Option::is_none")]
-    memset_mbps: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    read_write_lat_us: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pages_lat_us: Option<f64>,
-    overhead_ns: f64,
-    ratio: f64,
-}
+/// What stands beside bare memory.
+#[derive(Serialize)]
+struct BaselineLine(#[serde(serialize_with = "as_map")] Figures);
 
 impl Line {
     fn new(job: &Job, row: &Row) -> Line {
@@ -325,21 +253,16 @@ impl Line {
         // The median round: the same figure that the ratio is made of.
         let rate = row.ours.rate_median();
         Line {
-            test: job.test.name(),
+            test: name_of(&job.test),
             fabric: job.fabric,
             mode: "embedded",
-            cores: job.pinning.name(),
+            cores: name_of(&job.pinning),
             size: row.size,
             iters: row.iterations,
             threads: job.threads,
-            lat_us: Latency {
-                min: us(0.0),
-                p50: us(0.5),
-                p90: us(0.9),
-                p99: us(0.99),
-                p999: us(0.999),
-                max: us(1.0),
-            },
+            lat_us: [("min", 0.0), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)]
+                .map(|(name, quantile)| (name, us(quantile)))
+                .to_vec(),
             bw_mbps: rate * row.payload as f64 / 1e6,
             rate_mops: rate / 1e6,
             cpu_us_per_op: row.ours.cpu_us(),
@@ -359,41 +282,33 @@ impl BaselineLine {
             true => row.ours.rate_median() / bare_rate,
             false => row.ours.quantile_us(0.5) / bare_us,
         };
-        let mut line =
-            BaselineLine { overhead_ns: overhead_ns(row, baseline), ratio, ..BaselineLine::default() };
-        match baseline.kind {
-            BaselineKind::Memcpy => {
-                line.memcpy_lat_us = Some(bare_us);
-                line.memcpy_mbps = Some(bare_rate * row.size as f64 / 1e6);
-            }
-            BaselineKind::Store => line.store_ns = Some(bare_us * 1e3),
-            BaselineKind::Load => line.load_ns = Some(bare_us * 1e3),
-            BaselineKind::Atomic => line.atomic_ns = Some(bare_us * 1e3),
-            BaselineKind::Memset => {
-                line.memset_lat_us = Some(bare_us);
-                line.memset_mbps = Some(bare_rate * row.size as f64 / 1e6);
-            }
-            BaselineKind::ReadWrite => line.read_write_lat_us = Some(bare_us),
-            BaselineKind::Pages => line.pages_lat_us = Some(bare_us),
-        }
-        line
+        let mbps = bare_rate * row.size as f64 / 1e6;
+        let mut figures = match baseline.kind {
+            BaselineKind::Memcpy => vec![("memcpy_lat_us", bare_us), ("memcpy_MBps", mbps)],
+            BaselineKind::Store => vec![("store_ns", bare_us * 1e3)],
+            BaselineKind::Load => vec![("load_ns", bare_us * 1e3)],
+            BaselineKind::Atomic => vec![("atomic_ns", bare_us * 1e3)],
+            BaselineKind::Memset => vec![("memset_lat_us", bare_us), ("memset_MBps", mbps)],
+            BaselineKind::ReadWrite => vec![("read_write_lat_us", bare_us)],
+            BaselineKind::Pages => vec![("pages_lat_us", bare_us)],
+        };
+        figures.extend([("overhead_ns", overhead_ns(row, baseline)), ("ratio", ratio)]);
+        BaselineLine(figures)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
     use std::time::Duration;
 
     use super::super::args::Test;
     use super::super::cores::Pinning;
-    use super::super::job::Verb;
+    use super::super::job::Kind;
     use super::*;
 
     fn series(micros: u64) -> Series {
         let mut series = Series::default();
-        let Ok(()) = series
-            .round_of_batches(10, 5, |size| Ok::<Duration, Infallible>(Duration::from_micros(micros * size)));
+        series.round(10, 5, &mut |size| Ok(Duration::from_micros(micros * size))).unwrap();
         series.cpu = Duration::from_micros(10 * micros);
         series
     }
@@ -469,18 +384,18 @@ mod tests {
         let row = Row { extra: vec![("ring_share", 0.5)], ..row(BaselineKind::Memcpy) };
         let line = serde_json::to_value(Line::new(&job(Test::RpcMemory), &row)).unwrap();
         check(&line["ring_share"], 0.5);
-        assert!(latency_row(&row).ends_with("  ring_share=0.5000\n"));
+        let job = job(Test::RpcMemory);
+        assert!(Report::new(&job, false).text(&row).ends_with("  ring_share=0.5000\n"));
     }
 
     #[test]
     fn rows_stand_under_their_headings() {
-        for (test, format) in
-            [(Test::WriteLat, latency_row as fn(&Row) -> String), (Test::WriteBw, bandwidth_row)]
-        {
+        for test in [Test::WriteLat, Test::WriteBw] {
             let job = job(test);
-            let heading = Report::new(&job, false).heading();
+            let report = Report::new(&job, false);
+            let heading = report.heading();
             let columns = heading.lines().last().unwrap();
-            let row = format(&row(BaselineKind::Memcpy));
+            let row = report.text(&row(BaselineKind::Memcpy));
             assert_eq!(columns.len(), row.trim_end_matches('\n').len());
             assert_eq!(
                 columns.replace("vs memcpy", "vs-memcpy").replace("BW ", "BW-").split_whitespace().count(),

@@ -15,6 +15,7 @@ use super::cores::{Cores, pin};
 use super::echo::{Echo, Speech};
 use super::measure::process_cpu;
 use super::messages;
+use super::pairs::{self, Game, Partner};
 use super::pingpong::{self, Table};
 use crate::output;
 use crate::signals;
@@ -32,42 +33,21 @@ pub enum Request {
         /// Bytes of each region.
         bytes: u64,
     },
-    /// Play; `Ready` is answered when the threads may be served, `Errors` in the end.
+    /// Play; `Ready` is answered when the threads may be led, `Errors` in the end.
     Play {
-        /// Bytes of each write.
+        /// Which game.
+        game: Game,
+        /// Pairs of threads.
+        threads: usize,
+        /// Bytes of each turn.
         size: u64,
-        /// How often each side writes.
+        /// How many there are.
         turns: u64,
     },
     /// Serve functions until [`Request::EndServing`].
-    Serve {
-        /// How many, each by a thread of its own.
-        threads: usize,
-        /// Bytes of each request; none for any.
-        request_bytes: Option<u64>,
-        /// Bytes of each reply.
-        reply_bytes: u64,
-        /// How many requests are taken, and answered, together at most.
-        batch: usize,
-    },
+    Serve(Speech),
     /// End them, and tell the `Errors`.
     EndServing,
-    /// Send messages back; `Ready` is answered when the ports are open, `Errors` in the end.
-    Reflect {
-        /// Pairs of threads.
-        threads: usize,
-        /// Bytes of each message.
-        size: u64,
-        /// How many messages each thread gets.
-        turns: u64,
-    },
-    /// Pass a barrier together with the client; `Ready` is answered before, `Errors` in the end.
-    Meet {
-        /// Sessions on each side.
-        threads: usize,
-        /// How often.
-        rounds: u64,
-    },
     /// Tell how much processor time the process has used.
     Cpu,
     /// Tell the checksum of the first bytes of a region.
@@ -143,36 +123,30 @@ impl Server {
     fn handle(&mut self, request: Request) -> anyhow::Result<Reply> {
         match request {
             Request::Open { threads, bytes } => {
-                let mut table = Table::open(&self.session, pingpong::SERVER, threads, bytes)?;
-                table.meet(&self.session, pingpong::CLIENT)?;
-                self.table = Some(table);
+                let sides = [pingpong::SERVER, pingpong::CLIENT];
+                self.table = Some(Table::new(&self.session, sides, threads, bytes, || Ok(()))?);
                 Ok(Reply::Ready)
             }
-            Request::Play { size, turns } => {
-                let table = self.table.as_ref().context("no regions to play on")?;
-                let players = table.players(&self.session, size)?;
-                answer(Reply::Ready)?;
-                pingpong::serve(players, turns, &self.cores).map(Reply::Errors)
-            }
-            Request::Serve { threads, request_bytes, reply_bytes, batch } => {
-                let (session, cores) = (&self.session, &self.cores);
-                let speech = Speech { request_bytes, reply_bytes, batch };
-                self.echo = Some(Echo::begin(session, cores, threads, speech)?);
+            Request::Play { game, threads, size, turns } => match game {
+                Game::Writes => {
+                    let table = self.table.as_ref().context("no regions to play on")?;
+                    self.follow(table.players(&self.session, size)?, turns)
+                }
+                Game::Messages => {
+                    self.follow(messages::correspondents(&self.session, CLIENT, threads, size)?, turns)
+                }
+                Game::Barrier => {
+                    let sessions = (0..threads).map(|_| self.node.blocking_session());
+                    self.follow(barriers::members(sessions.collect()), turns)
+                }
+            },
+            Request::Serve(speech) => {
+                self.echo = Some(Echo::begin(&self.session, &self.cores, speech)?);
                 Ok(Reply::Ready)
             }
             Request::EndServing => {
                 let echo = self.echo.take().context("no functions are served")?;
                 echo.end().map(Reply::Errors)
-            }
-            Request::Reflect { threads, size, turns } => {
-                let pairs = messages::correspondents(&self.session, CLIENT, threads, size)?;
-                answer(Reply::Ready)?;
-                messages::reflect(pairs, turns, &self.cores).map(Reply::Errors)
-            }
-            Request::Meet { threads, rounds } => {
-                let sessions = (0..threads).map(|_| self.node.blocking_session()).collect();
-                answer(Reply::Ready)?;
-                barriers::meet(sessions, rounds, &self.cores).map(Reply::Errors)
             }
             Request::Cpu => Ok(Reply::CpuNs(u64::try_from(process_cpu().as_nanos())?)),
             Request::Checksum { name, len } => {
@@ -183,5 +157,10 @@ impl Server {
                 Ok(Reply::Checksum(checksum(&bytes)))
             }
         }
+    }
+
+    fn follow<P: Partner>(&self, partners: Vec<P>, turns: u64) -> anyhow::Result<Reply> {
+        answer(Reply::Ready)?;
+        pairs::follow(partners, turns, &self.cores).map(Reply::Errors)
     }
 }
