@@ -82,10 +82,6 @@ pub enum Command {
     List,
     /// Describe all nodes.
     Status,
-    /// Describe one node, without the word of the directory.
-    StatusOf(NodeId),
-    /// Describe the nodes that this one is paired with: who answers has taken it in.
-    Greet,
     /// Set bytes that loads and stores do not reach, or some of them ([`Outcome::Stepped`] says which).
     Fill {
         /// From where on.
@@ -181,7 +177,7 @@ impl Command {
             Command::RegionCommand(_, command) => command.name(),
             Command::Stat(_) | Command::StatHandle(_) => "stat",
             Command::List => "list",
-            Command::Status | Command::StatusOf(_) | Command::Greet => "status",
+            Command::Status => "status",
             Command::Fill { .. } => "fill",
             Command::Copy { .. } => "copy",
             Command::Anchor { .. } => "anchor",

@@ -8,7 +8,6 @@
 //!
 //! Requests to this node itself take the same path as those to others, through a queue inside.
 
-mod awaited;
 mod barriers;
 mod evidence;
 mod explain;
@@ -153,7 +152,6 @@ pub struct Engine {
     meeting: meeting::Meeting,
     pairings: pairing::Pairings,
     numbers: numbers::Numbers,
-    awaited: awaited::Awaited,
     evidence: evidence::Evidence,
     directory: Box<dyn Directory>,
     homes: BTreeMap<RegionId, Box<Region>>,
@@ -216,7 +214,6 @@ impl Engine {
             meeting: meeting::Meeting::default(),
             pairings: pairing::Pairings::default(),
             numbers: numbers::Numbers::default(),
-            awaited: awaited::Awaited::default(),
             evidence: evidence::Evidence::default(),
             directory,
             homes: BTreeMap::new(),
@@ -296,13 +293,8 @@ impl Engine {
 
     /// Handles what we said to ourselves, until nothing is left.
     fn settle(&mut self) {
-        loop {
-            while let Some(message) = self.loopback.pop_front() {
-                self.dispatch(self.config.life, message);
-            }
-            if !self.resume_for_the_met() {
-                break;
-            }
+        while let Some(message) = self.loopback.pop_front() {
+            self.dispatch(self.config.life, message);
         }
         self.tell_of_quarantine();
     }
@@ -316,9 +308,6 @@ impl Engine {
     }
 
     fn handle_request(&mut self, requester: Requester, request: Request) {
-        if self.serves_later(requester, &request) {
-            return;
-        }
         match request {
             Request::ClaimName { .. }
             | Request::ReleaseName { .. }
@@ -530,18 +519,14 @@ impl Engine {
     // Saying things.
 
     fn ask(&mut self, to: NodeId, body: Request, purpose: Purpose) {
-        let is_there = to == self.config.life.node || self.members.peer_of(to).is_some();
-        if !is_there && !self.is_awaited(to) {
+        if to != self.config.life.node && self.members.peer_of(to).is_none() {
             let refusal = self.absence_of(to);
             return self.refuse_ourselves(refusal, purpose);
         }
         self.counter += 1;
         let id = RequestId(self.counter);
         self.asked.insert(id, Asked { of: to, purpose, at_ns: self.now_ns });
-        match is_there {
-            true => self.say(to, Message::Request { id, body }),
-            false => self.awaited.ask_later(to, id, body),
-        }
+        self.say(to, Message::Request { id, body });
     }
 
     /// As [`Engine::ask`], but nobody who came after that life of the node is meant.

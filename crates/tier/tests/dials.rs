@@ -430,9 +430,9 @@ fn who_joins_dials_those_whom_the_directory_does_not_hear_and_waits_for_none_of_
     let dialled: Vec<String> = says(&mut engine, Notice::Welcome { pairing: 1 });
     assert!(engine.is_connected_to(NodeId(0)) && dialled.is_empty());
     assert_eq!(says(&mut engine, told(&[(0, "zero")], &[(1, "one")])), ["one"]);
-    assert!(!engine.is_awaited(NodeId(1)), "nobody waits for it");
+    assert!(!engine.is_dialling(), "nobody waits for it");
     assert_eq!(says(&mut engine, told(&[(2, "two")], &[])), ["two"]);
-    assert!(engine.is_awaited(NodeId(2)));
+    assert!(engine.is_dialling());
 }
 
 #[test]

@@ -32,8 +32,6 @@ mod given_up;
 mod giving_up;
 mod golden;
 mod hosted;
-#[cfg(test)]
-mod joining;
 mod judge;
 mod kv;
 mod locks;

@@ -29,6 +29,8 @@ use crate::session::Session;
 
 /// How long the first node, on another host, may take to be met.
 pub(crate) const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long others may take whom the directory has just heard: one of them may have died since.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A configuration that has been checked.
 #[derive(Debug)]
@@ -119,18 +121,36 @@ impl NodeInner {
     /// Waits until the first node is met, of which others tell where it is; whether it is in time.
     pub(crate) async fn meet_first(&self, patience: Duration) -> bool {
         let is_over = |runner: &Runner| runner.is_connected_to(NodeId::FIRST) || runner.is_alone();
-        self.driver.within(patience, self.driver.until(is_over)).await;
+        self.driver.within(patience, self.until(is_over)).await;
         self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))
     }
 
-    async fn all_dialled(&self) {
-        self.driver.until(|runner| runner.has_met_all()).await;
+    /// Waits until those are met of whom the directory has told, unless they take long: they may be dead.
+    pub(crate) async fn meet_others(&self) {
+        let is_over = |runner: &Runner| !runner.is_meeting_others();
+        self.driver.within(OTHERS_PATIENCE, self.until(is_over)).await;
     }
 
-    /// Waits until those who are paired with us have taken us in: who answers may be asked for our memory from then on.  Others are
-    /// met when they are needed.  A node that dies meanwhile is no reason not to join.
+    async fn all_dialled(&self) {
+        self.until(|runner| runner.has_met_all()).await;
+    }
+
+    /// Waits until something is so, or the node is closed.
+    async fn until(&self, is_so: impl Fn(&Runner) -> bool) {
+        let changes = &self.driver.shared.changes;
+        loop {
+            let seen = changes.count();
+            if self.driver.is_closed() || self.driver.look(&is_so) {
+                return;
+            }
+            changes.after(seen).await;
+        }
+    }
+
+    /// Waits until all others have taken us in: who answers may be asked for our memory from then on.  A node
+    /// that dies meanwhile is no reason not to join.
     pub(crate) async fn be_known(&self) {
-        self.session(None).greet().await;
+        let _ = self.session(None).status().await;
     }
 }
 

@@ -71,9 +71,6 @@ impl std::fmt::Debug for Node {
 /// Joining.
 impl Node {
     /// Joins the cluster of `config.dir`, over the networks of `config`.
-    ///
-    /// It has met node 0 and the nodes of its own host then.  What needs a node of another host that it is still meeting waits for
-    /// that, until it is known that it cannot be reached, or [`Config::lease`] is over.
     pub fn embedded(config: Config) -> Result<Node, JoinError> {
         Node::wrap(config, |fabric| fabric)
     }
@@ -217,6 +214,9 @@ impl Node {
             return Err(node.why_alone(&dir, first.map(|index| &addresses[index])));
         }
         node.inner.driver.block_on(node.inner.be_known());
+        if is_spread {
+            node.inner.driver.block_on(node.inner.meet_others());
+        }
         if let Some(bound) = bound {
             let served = bound.serve(node.inner.driver.clone());
             node.responder = Some(served.map_err(JoinError::io(&config.dir))?);

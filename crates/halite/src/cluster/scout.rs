@@ -46,9 +46,9 @@ pub(crate) fn look_for_first(config: &Config, hosts: &Hosts) -> Result<(), JoinE
 }
 
 fn look_by(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
-    let session = scout.blocking_session();
+    let nodes = scout.blocking_session().status();
     // Who asks again when it joins hears better why nobody answers.
-    let holder = session.block_on(session.as_async().status_of(node));
+    let holder = nodes.unwrap_or_default().into_iter().find(|status| status.node == node);
     match holder.filter(|status| status.state == NodeState::Alive) {
         Some(holder) => {
             let address = ways::list(&scout.addresses_of(node));

@@ -539,11 +539,7 @@ impl Driver {
             }
             request.to = request.to.or_else(|| self.look(|runner| runner.target_of(node)));
             if request.to.is_none() {
-                if !self.look(|runner| runner.is_awaited(node)) {
-                    return Err(PostFailure::PeerDown);
-                }
-                self.within(left, self.until(|runner| !runner.is_awaited(node))).await;
-                continue;
+                return Err(PostFailure::PeerDown);
             }
             // The peer's word of its head is a plain write, which wakes nobody.
             self.with(|runner, now| runner.look_again_soon(now));
@@ -551,12 +547,11 @@ impl Driver {
         }
     }
 
-    /// Why a node has no link; `None` if the connection that is wanted will have one, or is about to come about.
+    /// Why a node has no link; `None` if the connection that is wanted will have one.
     #[cold]
     fn absence_of(&self, node: NodeId, wanted: Option<Target>) -> Option<PostFailure> {
         self.look(|runner| match runner.target_of(node) {
             Some(found) if wanted.is_none_or(|wanted| wanted == found) => None,
-            None if wanted.is_none() && runner.is_awaited(node) => None,
             None if !runner.knows(node) => Some(PostFailure::UnknownNode),
             _ => Some(PostFailure::PeerDown),
         })

@@ -144,18 +144,6 @@ impl Driver {
         look(&self.runner())
     }
 
-    /// Waits until something is so, or the node is closed.
-    pub(crate) async fn until(&self, is_so: impl Fn(&Runner) -> bool) {
-        let changes = &self.shared.changes;
-        loop {
-            let seen = changes.count();
-            if self.is_closed() || self.look(&is_so) {
-                return;
-            }
-            changes.after(seen).await;
-        }
-    }
-
     /// Lets the runner settle.
     pub(crate) fn settle(&self) {
         self.with_unless_failed(|_, _| ());

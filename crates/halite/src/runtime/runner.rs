@@ -190,7 +190,7 @@ impl Runner {
         if let FabricEvent::ConnectFailed(failure) = &event
             && let Some(Dial::Wanted(dialled)) = self.answered(&failure.address)
         {
-            return self.dial_next(now, dialled);
+            return self.dial_next(dialled);
         }
         let Some(engine) = &mut self.engine else { return };
         match event {
@@ -394,7 +394,7 @@ impl Runner {
                 self.shared.numbers.iter().for_each(|numbers| numbers.note(next))
             }
             Effect::Disconnect(peer) => self.shared.fabric.disconnect(peer),
-            Effect::Dial { address } => self.dial(now, address),
+            Effect::Dial { address } => self.dial(address),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
             Effect::Quiesce(Quiesce { token, posted }) => {
                 let grace = self.shared.path.pins().start_grace_period();
@@ -433,12 +433,12 @@ impl Runner {
     }
 
     /// Connects to somebody whom the engine has lost sight of.
-    fn dial(&mut self, now: u64, shown: String) {
+    fn dial(&mut self, shown: String) {
         let ways = self.shared.ways.to(&shown).into();
-        self.dial_next(now, Dialled { shown, ways });
+        self.dial_next(Dialled { shown, ways });
     }
 
-    fn dial_next(&mut self, now: u64, mut dialled: Dialled) {
+    fn dial_next(&mut self, mut dialled: Dialled) {
         match (dialled.ways.pop_front(), &mut self.engine) {
             (Some(way), Some(engine)) => {
                 let hello = engine.hello();
@@ -446,7 +446,7 @@ impl Runner {
                 self.shared.fabric.connect(&way, &hello);
             }
             (None, Some(engine)) => {
-                engine.handle_dial_failed(now, &dialled.shown);
+                engine.handle_dial_failed(&dialled.shown);
                 self.shared.changes.happen(&mut self.wakes);
             }
             (_, None) => {}
@@ -536,9 +536,9 @@ impl Runner {
         self.engine.as_ref().is_some_and(|engine| engine.is_connected_to(node))
     }
 
-    /// Whether a node is about to be met for the first time, so that who needs it waits.
-    pub(crate) fn is_awaited(&self, node: NodeId) -> bool {
-        self.engine.as_ref().is_some_and(|engine| engine.is_awaited(node))
+    /// Whether a node is still being met, of which others have told us.
+    pub(crate) fn is_meeting_others(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.is_dialling() || engine.is_meeting())
     }
 
     /// Whether nobody is there whom it could come to be connected to.

@@ -362,19 +362,6 @@ impl Session {
         }
     }
 
-    /// Describes one node; `None` if it does not answer.
-    pub(crate) async fn status_of(&self, node: NodeId) -> Option<NodeStatus> {
-        match self.command("status", Object::All("nodes"), Command::StatusOf(node)).await {
-            Ok(Outcome::Status(nodes)) => nodes.into_iter().next(),
-            _ => None,
-        }
-    }
-
-    /// Waits until all who are paired with this node have answered, or are lost.
-    pub(crate) async fn greet(&self) {
-        let _ = self.command("status", Object::All("nodes"), Command::Greet).await;
-    }
-
     /// Length in bytes of the region behind a handle.
     pub fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         self.inner.len(lh)

@@ -204,6 +204,12 @@ impl Engine {
         self.members.peers().next().is_none() && self.meeting.waiting.is_empty()
     }
 
+    /// Whether somebody of whom others have told us is being dialled, or is to dial us since its number is higher.
+    pub fn is_dialling(&self) -> bool {
+        let can_be_dialled = !self.config.address.is_empty();
+        self.pairings.is_dialling(can_be_dialled.then_some(self.config.life.node))
+    }
+
     /// Whether somebody whom we have dialled is there and not paired with us yet.
     pub fn is_meeting(&self) -> bool {
         let mut dialled = self.meeting.waiting.values().filter(|waiting| waiting.connection.dialled);
@@ -257,7 +263,6 @@ impl Engine {
             self.tell_directory_of_parting(life);
             self.abandon_sweeps_by(life);
             self.handle_reach_changed(life);
-            self.await_no_longer(life);
         }
         self.effects.push_back(Effect::Changed);
     }

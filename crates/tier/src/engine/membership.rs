@@ -165,7 +165,7 @@ impl Engine {
         was_known
     }
 
-    pub(super) fn lives(&self, node: NodeId) -> bool {
+    fn lives(&self, node: NodeId) -> bool {
         node == self.config.life.node || self.is_connected_to(node)
     }
 
@@ -410,7 +410,6 @@ impl Engine {
             }
         }
         self.drop_those_unheard_of();
-        self.await_no_overdue();
         self.expect_names_no_longer();
         self.await_no_overdue_commands();
         self.cut_off_the_deaf();

@@ -62,8 +62,6 @@ struct Pairing {
     is_doubtful: bool,
     /// Until when the directory, which has heard of it from others, waits for the names of its regions.
     names_due_ns: Option<u64>,
-    /// Until when what needs it waits: see [`super::awaited`].
-    awaited_until_ns: Option<u64>,
     /// Whether the directory says that the life is over: it is so for us when we lose sight of it, or its number is claimed.
     is_succeeded: bool,
 }
@@ -89,25 +87,11 @@ impl Pairings {
         }
     }
 
-    /// Whether a life of that node is about to be met for the first time.
-    pub(super) fn is_awaited(&self, node: NodeId) -> bool {
-        self.by_life.iter().any(|(life, pairing)| life.node == node && pairing.awaited_until_ns.is_some())
-    }
-
-    /// Those that were awaited until then.
-    pub(super) fn awaited_until(&self, now_ns: u64) -> Vec<NodeLife> {
-        let is_over = |pairing: &Pairing| pairing.awaited_until_ns.is_some_and(|until_ns| until_ns <= now_ns);
-        self.by_life.iter().filter(|(_, pairing)| is_over(pairing)).map(|(life, _)| *life).collect()
-    }
-
-    /// Whether it was awaited.
-    pub(super) fn await_no_longer(&mut self, life: NodeLife) -> bool {
-        self.by_life.get_mut(&life).is_some_and(|pairing| pairing.awaited_until_ns.take().is_some())
-    }
-
-    /// Those that are dialled at that address.
-    fn at(&self, address: &str) -> Vec<NodeLife> {
-        self.by_life.iter().filter(|(_, pairing)| pairing.address == address).map(|(life, _)| *life).collect()
+    /// Whether somebody is being dialled, or, of those above `dialled_by`, is to dial us.
+    pub(super) fn is_dialling(&self, dialled_by: Option<NodeId>) -> bool {
+        let is_to_dial = |life: &NodeLife| dialled_by.is_some_and(|own| life.node > own);
+        let mut awaited = self.by_life.iter().filter(|(_, pairing)| !pairing.is_up && !pairing.is_doubtful);
+        awaited.any(|(life, pairing)| pairing.is_dialled || is_to_dial(life))
     }
 
     /// A dial to that address has come about or failed.
@@ -119,7 +103,7 @@ impl Pairings {
     pub(super) fn note_up(&mut self, life: NodeLife, number: u64, address: &str) {
         let pairing = self.by_life.entry(life).or_default();
         (pairing.number, pairing.is_up, pairing.is_dialled) = (number, true, false);
-        (pairing.is_doubtful, pairing.awaited_until_ns) = (false, None);
+        pairing.is_doubtful = false;
         pairing.address = address.to_owned();
     }
 
@@ -439,29 +423,15 @@ impl Engine {
         self.note_ended(over);
         let doubtful = unreachable.into_iter().map(|known| (known, true));
         for ((life, address), is_doubtful) in living.into_iter().map(|known| (known, false)).chain(doubtful) {
-            if life.node != self.config.life.node {
-                self.note_told(life, address, is_doubtful);
+            if life.node == self.config.life.node {
+                continue;
+            }
+            if let Some(pairing) = self.pairings.note_known(life, address, true) {
+                pairing.is_doubtful = is_doubtful;
             }
         }
         self.dial_the_unreachable();
         self.pair_all();
-    }
-
-    /// The directory says of a life that it hears it, or that it does not.
-    fn note_told(&mut self, life: NodeLife, address: String, is_doubtful: bool) {
-        let is_news = self.pairings.by_life.get(&life).is_none_or(|pairing| pairing.is_doubtful);
-        let until_ns = self.now_ns + self.config.lease_ns;
-        let is_stranger = self.pairings.strangers.contains_key(&address);
-        let can_dial_us = life.node > self.config.life.node && !self.config.address.is_empty();
-        let Some(pairing) = self.pairings.note_known(life, address, true) else { return };
-        pairing.is_doubtful = is_doubtful;
-        let can_be_dialled = life.node < self.config.life.node && !pairing.address.is_empty();
-        let is_first = pairing.number == 0 && is_news && !is_stranger;
-        match is_doubtful {
-            false if is_first && (can_dial_us || can_be_dialled) => pairing.awaited_until_ns = Some(until_ns),
-            false => {}
-            true => self.await_no_longer(life),
-        }
     }
 
     /// Another node says where the directory is.
@@ -493,27 +463,14 @@ impl Engine {
     }
 
     /// A dial that the engine asked for has failed.
-    pub fn handle_dial_failed(&mut self, now_ns: u64, address: &str) {
-        self.now_ns = now_ns;
+    pub fn handle_dial_failed(&mut self, address: &str) {
         self.pairings.note_dialled(address);
-        self.await_nobody_at(address);
-        self.settle();
-    }
-
-    /// Who is to dial us, or is connected and not paired with us yet, may come all the same.
-    fn await_nobody_at(&mut self, address: &str) {
-        let own = self.config.life.node;
-        let dialled = self.pairings.at(address).into_iter();
-        let missed = dialled.filter(|life| life.node < own && !self.meeting.has(*life));
-        missed.collect::<Vec<_>>().into_iter().for_each(|life| self.await_no_longer(life));
     }
 
     /// Nobody could be reached there when we joined: somebody may be there all the same, whom nobody else knows either.
     pub fn handle_stranger(&mut self, address: &str) {
         let due_ns = self.now_ns + self.config.lease_ns;
         self.pairings.strangers.insert(address.to_owned(), (LOOKS_MAX, due_ns));
-        self.await_nobody_at(address);
-        self.settle();
     }
 
     /// Somebody has answered at an address that was dialled.  What it shows of itself may be another one.
@@ -572,7 +529,6 @@ impl Engine {
     fn forget_what_is_asked_by(&mut self, life: NodeLife) {
         self.short.retain(|(requester, _)| requester.life != life);
         self.evidence.forget_what_is_asked_by(life);
-        self.awaited.forget_what_is_asked_by(life);
         self.making.values_mut().for_each(|making| making.lose_requester(life));
         for moving in self.homes.values_mut().filter_map(|found| found.moving_mut()) {
             moving.parked.retain(|(requester, _)| requester.life != life);

@@ -95,18 +95,10 @@ pub(super) enum UserStep {
     /// What ends with a word.
     Forget,
     Reach,
-    Members(Whom),
+    Members,
     Number,
     StatusOf(NodeId),
     Unlock,
-}
-
-/// Who is asked how it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Whom {
-    Everybody,
-    /// Those who are paired with us.
-    ThePaired,
 }
 
 /// What to do once a name is found.
@@ -190,9 +182,7 @@ impl Engine {
             Command::Reach { node, owner } => {
                 self.ask(owner, Request::Reach { node }, Purpose::User(op, UserStep::Reach))
             }
-            Command::Status => self.ask_for_members(op, Whom::Everybody),
-            Command::StatusOf(node) => self.ask_for_status(op, vec![node]),
-            Command::Greet => self.ask_for_members(op, Whom::ThePaired),
+            Command::Status => self.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members)),
         }
         self.settle();
         op
@@ -252,7 +242,7 @@ impl Engine {
                 (distinct, Vec::new())
             }
             Placement::Anywhere => {
-                let mut candidates = self.memory_nodes_at_hand();
+                let mut candidates = self.memory_nodes();
                 if self.store.bytes_total() > 0 {
                     candidates.retain(|node| *node != me);
                     candidates.insert(0, me);
@@ -261,14 +251,6 @@ impl Engine {
                 (candidates, others)
             }
         }
-    }
-
-    /// As [`Engine::memory_nodes`], but those last who are awaited: who takes any waits for none of them in vain.
-    fn memory_nodes_at_hand(&self) -> Vec<NodeId> {
-        let (awaited, mut nodes): (Vec<NodeId>, Vec<NodeId>) =
-            self.memory_nodes().into_iter().partition(|node| self.is_awaited(*node));
-        nodes.extend(awaited);
-        nodes
     }
 
     /// Nodes that contribute memory, and stay: applications come and go, and their memory with them.  Only where
@@ -323,7 +305,7 @@ impl Engine {
                 let Some(principal) = self.mapper.principal(*session).cloned() else {
                     return self.finish(op, Err(CommandError::UnknownHandle));
                 };
-                self.begin_mapping(region);
+                *self.commands.mapping.entry(region).or_default() += 1;
                 Request::Map { region, principal, wanted: *wanted }
             }
             Act::Stat => Request::Stat { region },
@@ -357,7 +339,7 @@ impl Engine {
             (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
             (UserStep::Forget, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
             (UserStep::Number, Ok(Reply::Number(number))) => self.finish(op, Ok(Outcome::Number(number))),
-            (UserStep::Members(whom), body) => self.continue_status(op, whom, body),
+            (UserStep::Members, body) => self.continue_status(op, body),
             (UserStep::StatusOf(node), body) => self.gather_status(op, node, body),
             (UserStep::Reach, Ok(Reply::Reached(reach))) => self.finish(op, Ok(Outcome::Reach(reach))),
             (UserStep::Unlock, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
@@ -400,9 +382,6 @@ impl Engine {
         if !sound || self.mapper.principal(session).is_none() {
             self.announce_unmapped(reply.region, reply.home);
             return self.finish(op, Err(CommandError::UnknownHandle));
-        }
-        if self.maps_later(op, session, wanted, reply) {
-            return;
         }
         // Handles from before its home was lost do not come alive again: they may allow what was revoked since.
         if let Some(quiesce) = self.mapper.drop_if_lost(reply.region) {
@@ -449,11 +428,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn begin_mapping(&mut self, region: RegionId) {
-        *self.commands.mapping.entry(region).or_default() += 1;
-    }
-
-    pub(super) fn stop_mapping(&mut self, region: RegionId) {
+    fn stop_mapping(&mut self, region: RegionId) {
         if let Some(count) = self.commands.mapping.get_mut(&region) {
             *count -= 1;
             if *count == 0 {
@@ -488,7 +463,7 @@ impl Engine {
     }
 
     /// Tells the home that nothing here maps the region, unless something does again or is about to.
-    pub(super) fn announce_unmapped(&mut self, region: RegionId, home: NodeLife) {
+    fn announce_unmapped(&mut self, region: RegionId, home: NodeLife) {
         if !self.is_present(home) {
             // It takes the end of our pairing for the same.
             return;
@@ -579,21 +554,12 @@ impl Engine {
         self.ask_directory(request, Purpose::User(op, UserStep::Forget));
     }
 
-    fn ask_for_members(&mut self, op: OpId, whom: Whom) {
-        self.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members(whom)));
-    }
-
-    /// Asks nodes how they are.  Without the directory, those that we know ourselves.
-    fn continue_status(&mut self, op: OpId, whom: Whom, body: Result<Reply, ErrorReply>) {
+    /// Asks each living node how it is.  Without the directory, those that we know ourselves.
+    fn continue_status(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
         if let Ok(Reply::Members { members }) = body {
             self.members.learn(members, self.config.life.node, self.now_ns);
         }
-        let known = self.members.all().map(|member| member.life.node);
-        let nodes: Vec<NodeId> = known.filter(|node| whom == Whom::Everybody || self.lives(*node)).collect();
-        self.ask_for_status(op, nodes);
-    }
-
-    fn ask_for_status(&mut self, op: OpId, nodes: Vec<NodeId>) {
+        let nodes: Vec<NodeId> = self.members.all().map(|member| member.life.node).collect();
         self.commands.statuses.insert(op, Gathering { missing: nodes.len(), found: Vec::new() });
         for node in nodes {
             self.ask(node, Request::Status, Purpose::User(op, UserStep::StatusOf(node)));

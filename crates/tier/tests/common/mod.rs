@@ -149,9 +149,6 @@ pub struct Cluster {
     pub memory_left: u64,
     pub slow_to_populate: bool,
     unpopulated: Vec<(usize, Token, Key, u64, u64)>,
-    /// Whether dials take long; those that have neither come about nor failed yet.
-    pub slow_to_dial: bool,
-    undialled: Vec<(usize, String)>,
     /// Whose frames to whom are kept, and those kept.
     recording: Option<(usize, usize)>,
     kept: Vec<Vec<u8>>,
@@ -191,8 +188,6 @@ impl Cluster {
             memory_left: u64::MAX,
             slow_to_populate: false,
             unpopulated: Vec::new(),
-            slow_to_dial: false,
-            undialled: Vec::new(),
             recording: None,
             kept: Vec::new(),
         };
@@ -211,17 +206,6 @@ impl Cluster {
 
     /// Adds a node and connects it to all that run, with messages still under way.
     pub fn add_late(&mut self, node: u32, bytes_total: u64) -> usize {
-        let index = self.add_alone(node, bytes_total);
-        for other in 0..index {
-            if self.hosts[other].running {
-                self.connect(index, other);
-            }
-        }
-        index
-    }
-
-    /// Adds a node that is connected to nobody.
-    pub fn add_alone(&mut self, node: u32, bytes_total: u64) -> usize {
         let index = self.hosts.len();
         let life = NodeLife { node: NodeId(node), incarnation: Incarnation(100 + index as u64) };
         let config = EngineConfig {
@@ -255,6 +239,11 @@ impl Cluster {
             segments: 0,
             news: Vec::new(),
         });
+        for other in 0..index {
+            if self.hosts[other].running {
+                self.connect(index, other);
+            }
+        }
         index
     }
 
@@ -417,25 +406,10 @@ impl Cluster {
         }
     }
 
-    /// The dials that are under way from one host to another come about, or fail.
-    pub fn finish_dials(&mut self, from: usize, to: usize, is_answered: bool) {
-        let address = to.to_string();
-        assert!(self.undialled.contains(&(from, address.clone())), "{from} dials {to}");
-        self.undialled.retain(|dial| *dial != (from, address.clone()));
-        match is_answered {
-            true => self.connect(from, to),
-            false => self.hosts[from].engine.handle_dial_failed(self.now_ns, &address),
-        }
-        self.run();
-    }
-
     fn dial(&mut self, from: usize, address: &str) {
-        if self.slow_to_dial {
-            return self.undialled.push((from, address.to_owned()));
-        }
         let to: usize = address.parse().expect("it is a host's");
         if !self.adapters || !self.hosts[to].running || self.is_cut(from, to) {
-            return self.hosts[from].engine.handle_dial_failed(self.now_ns, address);
+            return self.hosts[from].engine.handle_dial_failed(address);
         }
         self.hang_up(to, from);
         self.connect(from, to);
