@@ -237,3 +237,52 @@ fn who_asks_to_map_while_a_region_is_handed_over_maps_nothing_that_was_freed_mea
     c.run();
     assert_eq!(c.outcome(0, mapping), Some(Err(ErrorReply::NotFound.into())));
 }
+
+/// As above, where the region moves to its home itself: nobody is sent on from there, and who maps it meanwhile is answered at once.
+#[test]
+fn a_handle_that_comes_about_while_a_region_moves_home_keeps_no_other_from_seeing_where_it_went() {
+    let mut c = Cluster::of(3);
+    let spread = Placement::Spread([1, 2].map(NodeId).to_vec());
+    let home = c.alloc(1, "salt", 2 * CHUNK_BYTES, spread);
+    let early = c.map(0, "salt");
+    c.slow_to_copy = true;
+    begin_to_move(&mut c, 1, home, 1);
+    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen, and everybody has let go of it");
+    let path = c.hosts[0].path.clone();
+    let pin = path.pins().pin();
+    c.finish_copies();
+    c.run();
+    let late = c.map(0, "salt");
+    drop(pin);
+    c.run();
+    let there = c.map(2, "salt");
+    assert_eq!(c.extents(0, early), c.extents(2, there), "commands go where the region is");
+    c.write(0, late, CHUNK_BYTES, b"pepper");
+    let (host, mut seen) = (&c.hosts[0], [0; 6]);
+    assert_eq!(host.path.read(host.session, early, CHUNK_BYTES, &mut seen), Ok(6), "and so do accesses");
+    assert_eq!(&seen, b"pepper");
+}
+
+/// It is not known where the region is at home, and may not be for long: who asks for its watchers is told so, as who maps it is.
+#[test]
+fn who_asks_for_the_watchers_of_a_region_whose_home_is_in_doubt_is_answered() {
+    let mut c = Cluster::of(4);
+    c.adapters = true;
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    let mapped = c.map(3, "salt");
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    c.slow_to_copy = false;
+    c.finish_copies();
+    c.held = vec![(1, 2), (2, 3), (2, 0)];
+    c.run();
+    c.part(&[1], &[2]);
+    c.held = vec![(1, 2)];
+    c.sleep(3 * LEASE_NS);
+    c.held.clear();
+    assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
+    let watch = Command::Watch { slot: mapped, port: 7 };
+    for command in [Command::ListWatchers(mapped), watch] {
+        assert_eq!(c.command(3, command), Err(ErrorReply::PeerDown(NodeId(2)).into()));
+    }
+}

@@ -83,6 +83,10 @@ impl Engine {
         let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(requester, region) };
         // The record on its way to the next home does not hear of this, and the next home may have heard of others.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
+            if moving.in_doubt {
+                let next = moving.to.node;
+                return self.answer(requester, Err(ErrorReply::PeerDown(next)));
+            }
             return moving.parked.push((requester, request));
         }
         let body = match request {
