@@ -33,22 +33,40 @@ pub struct KnownPeer {
 impl Engine {
     /// What is known of the region behind a handle; `None` if it is not one of `session`'s.
     pub fn known_region(&self, session: SessionId, slot: SlotRef) -> Option<Known> {
-        self.mapper.known(session, slot, &self.locator())
+        self.mapper.known(session, slot, &self.owner.locator(self.out.life(), self.membership.members()))
     }
 
     /// The memory that accesses through this node's handles may touch now, by region.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
-        self.mapper.reached(&self.locator())
+        self.mapper.reached(&self.owner.locator(self.out.life(), self.membership.members()))
     }
 
     /// Whether that node may touch memory of this one, as far as is known here.
     pub fn is_reached_by(&self, life: NodeLife) -> bool {
-        life == self.config.life || !self.members.not_cut_off([life]).is_empty()
+        life == self.out.life() || !self.membership.members().not_cut_off([life]).is_empty()
     }
 
     /// Where a node that is connected, or may be again, is dialled; `None` if that is not known.
     pub fn address_of(&self, node: NodeId) -> Option<&str> {
-        self.pairings.address_of(node)
+        self.membership.pairings().address_of(node)
+    }
+
+    /// Where the tokens of a lock begin that is made now, in ns since 1970: not before any time that a clock of the cluster has shown, as
+    /// far as we have heard.  So a lock that is made anew gives higher tokens than before, also where the clocks of nodes differ by hours.
+    pub fn time_of_day_ns(&self) -> u64 {
+        self.out.time_of_day_ns()
+    }
+
+    /// Until when a lock that is held by the handle of a session is given to nobody else, whatever its home sees; `None` if
+    /// that may have happened already.  It is later the next time, for as long as the home hears us.
+    pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
+        let (_, home) = self.mapper.region_of(session, slot)?;
+        if home == self.out.life() {
+            return Some(u64::MAX);
+        }
+        let (_, known) =
+            self.membership.members().peer_of(home.node).filter(|(_, known)| known.life == home)?;
+        Some(known.acknowledged_ns + self.out.config().lease_ns)
     }
 
     /// Whether a node may still touch memory of ours; `None` if none of that number is or was in the cluster.
@@ -56,12 +74,17 @@ impl Engine {
         if !self.knows(node) {
             return None;
         }
-        let seen = self.members.all().find(|member| member.life.node == node).map(|member| member.life);
-        let is_reached =
-            self.members.zombies().chain(seen).any(|life| life.node == node && self.is_reached_by(life));
+        let seen =
+            self.membership.members().all().find(|member| member.life.node == node).map(|member| member.life);
+        let is_reached = self
+            .membership
+            .members()
+            .zombies()
+            .chain(seen)
+            .any(|life| life.node == node && self.is_reached_by(life));
         Some(Reach {
             incarnation: seen.map_or(0, |life| life.incarnation.0),
-            pairing: seen.map_or(0, |life| self.pairings.number(life)),
+            pairing: seen.map_or(0, |life| self.membership.pairings().number(life)),
             is_cut_off: !is_reached,
         })
     }
@@ -77,12 +100,12 @@ impl Engine {
         now_ns: u64,
         is_meant: impl Fn(&Member) -> bool,
     ) -> impl Iterator<Item = KnownPeer> {
-        let members = self.members.described(now_ns).filter(move |member| is_meant(member));
+        let members = self.membership.members().described(now_ns).filter(move |member| is_meant(member));
         members.map(move |member| self.known(now_ns, member))
     }
 
     fn known(&self, now_ns: u64, member: Member) -> KnownPeer {
-        let connection = self.members.peer_of(member.life.node);
+        let connection = self.membership.members().peer_of(member.life.node);
         KnownPeer {
             life: member.life,
             pid: member.pid,
@@ -90,8 +113,8 @@ impl Engine {
             peer: connection.map(|(peer, _)| peer),
             silent_ns: connection.map(|(_, peer)| now_ns.saturating_sub(peer.heard_ns)),
             loss: member.loss,
-            is_zombie: self.members.is_zombie(member.life),
-            bytes_quarantined: self.store.bytes_kept_from(member.life),
+            is_zombie: self.membership.members().is_zombie(member.life),
+            bytes_quarantined: self.owner.bytes_kept_from(member.life),
         }
     }
 }

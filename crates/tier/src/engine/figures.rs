@@ -3,7 +3,7 @@
 use super::Engine;
 use super::explain::KnownPeer;
 use crate::directory::DirectoryFigures;
-use crate::message::NodeStatus;
+use crate::message::{NodeState, NodeStatus};
 
 /// What an engine knows of its own node, as numbers of one moment.
 #[derive(Clone, PartialEq, Debug)]
@@ -27,19 +27,41 @@ pub struct Figures {
 impl Engine {
     /// See [`Figures`].
     pub fn figures(&self, now_ns: u64) -> Figures {
-        let others = self.known_peers(now_ns, |member| member.life != self.config.life);
+        let others = self.known_peers(now_ns, |member| member.life != self.out.life());
         let with_pairing = |known: KnownPeer| {
-            let pairing = self.pairings.number(known.life);
+            let pairing = self.membership.pairings().number(known.life);
             (known, pairing)
         };
+        let (bytes_grown, bytes_free) = self.owner.bytes_grown_and_free();
         Figures {
             status: self.own_status(),
-            bytes_grown: self.store.bytes_grown(),
-            bytes_free: self.store.bytes_free(),
-            lease_ns: self.config.lease_ns,
-            requests_under_way: self.asked.len() as u64,
+            bytes_grown,
+            bytes_free,
+            lease_ns: self.out.config().lease_ns,
+            requests_under_way: self.out.asked_count() as u64,
             directory: self.directory.figures(),
             peers: others.map(with_pairing).collect(),
         }
+    }
+
+    /// What others are told of this node.
+    pub(super) fn own_status(&self) -> NodeStatus {
+        let config = self.out.config();
+        let mut status = NodeStatus {
+            node: config.life.node,
+            pid: config.pid,
+            state: NodeState::Alive,
+            incarnation: config.life.incarnation.0,
+            provider: config.provider.clone(),
+            bytes_used: 0,
+            bytes_total: 0,
+            bytes_refused: 0,
+            bytes_quarantined: 0,
+            regions: self.homes.len() as u64,
+            mappings: self.mapper.handle_count() as u64,
+            loss: None,
+        };
+        self.owner.describe(&mut status);
+        status
     }
 }

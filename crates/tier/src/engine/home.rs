@@ -1,14 +1,27 @@
 //! The home's side of regions: making, mapping, and the orders of masters, one at a time per region.
 
+pub(super) mod barriers;
+pub(super) mod evidence;
+mod held;
+pub(super) mod locks;
+mod moving;
+mod naming;
+pub(super) mod watching;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Engine, Purpose, Requester};
+use self::barriers::Barriers;
+use self::evidence::Evidence;
+use self::locks::Locks;
+use self::watching::Watching;
+use super::Requester;
+use super::context::{Context, Purpose};
+use super::owner::{Owner, OwnerSide};
 use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId};
 use crate::layout::{self, CHUNK_BYTES_MIN, Extent, Extents};
-use crate::mapper::BadChange;
 use crate::message::{Change, ErrorReply, Notice, RegionCommand, Reply, Request};
 use crate::names;
 use crate::permissions::{AccessList, Permissions};
@@ -19,9 +32,50 @@ pub(super) fn is_chunk_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
 }
 
+/// The regions that are at home here, are about to be, or were.
+#[derive(Debug, Default)]
+pub(super) struct Homes {
+    regions: BTreeMap<RegionId, Box<Region>>,
+    making: BTreeMap<RegionId, Making>,
+    moved: moving::Moved,
+    /// Chunks that are given back to owners who have told a part of what they hold for us, when they have told the rest.
+    freed_early: BTreeMap<NodeLife, Extents>,
+    last_access: Option<Arc<AccessList>>,
+}
+
+impl Homes {
+    pub(super) fn get(&self, region: &RegionId) -> Option<&Region> {
+        self.regions.get(region).map(|found| &**found)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// A region that is at home here changes on our own word alone.  One that is being handed over may be at home elsewhere by now,
+    /// also further on than where we sent it.
+    pub(super) fn heeds_change(&self, region: RegionId, is_ours: bool) -> bool {
+        self.regions.get(&region).is_none_or(|found| {
+            is_ours || found.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
+        })
+    }
+}
+
+/// What the home's side may touch.
+pub(super) struct HomeSide<'a> {
+    pub(super) cx: Context<'a>,
+    pub(super) homes: &'a mut Homes,
+    pub(super) evidence: &'a mut Evidence,
+    pub(super) locks: &'a mut Locks,
+    pub(super) barriers: &'a mut Barriers,
+    pub(super) watching: &'a mut Watching,
+    /// Regions of ours may have chunks of ours.
+    pub(super) owner: &'a mut Owner,
+}
+
 /// A region that is being made: its name and its chunks come from several nodes.
 #[derive(Debug)]
-pub(super) struct Making {
+struct Making {
     requester: Requester,
     /// Its pairing with us is over: the answer will mean nothing to it.
     is_requester_lost: bool,
@@ -39,28 +93,33 @@ pub(super) struct Making {
 
 impl Making {
     /// The directory has given it to another region.
-    pub(super) fn lose_name(&mut self) {
+    fn lose_name(&mut self) {
         self.claimed = false;
         self.failure.get_or_insert(ErrorReply::NameTaken);
     }
 
     /// Nobody takes the answer who asked in a pairing with that life.
-    pub(super) fn lose_requester(&mut self, life: NodeLife) {
+    fn lose_requester(&mut self, life: NodeLife) {
         self.is_requester_lost |= self.requester.life == life;
     }
 
     /// The chunks that it has by now.
-    pub(super) fn chunks(&self) -> impl Iterator<Item = &Extent> {
+    fn chunks(&self) -> impl Iterator<Item = &Extent> {
         self.reserved.values().flatten()
     }
 
     /// The name of the region to be, if the directory has given it.
-    pub(super) fn claimed_name(&self) -> Option<String> {
+    fn claimed_name(&self) -> Option<String> {
         self.name.clone().filter(|_| self.claimed)
     }
 }
 
-impl Engine {
+impl HomeSide<'_> {
+    /// Our own memory, for regions that are at home here.
+    fn owner(&mut self) -> OwnerSide<'_> {
+        OwnerSide { cx: self.cx.reborrow(), owner: self.owner, homes: self.homes }
+    }
+
     pub(super) fn serve_alloc(&mut self, requester: Requester, request: Request) {
         let Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate } = request else {
             return;
@@ -68,17 +127,16 @@ impl Engine {
         let name_fits = name.as_deref().is_none_or(names::is_name);
         let distinct = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
         if len == 0 || nodes.is_empty() || !name_fits || !distinct {
-            return self.answer(requester, Err(ErrorReply::Malformed));
+            return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
         if !is_chunk_size(chunk_bytes) {
-            return self.answer(requester, Err(ErrorReply::BadChunkSize(chunk_bytes)));
+            return self.cx.answer(requester, Err(ErrorReply::BadChunkSize(chunk_bytes)));
         }
         let pieces = if nodes.len() > 1 { layout::chunk_count(len, chunk_bytes) } else { 1 };
         if pieces > layout::EXTENTS_MAX as u64 {
-            return self.answer(requester, Err(too_many(pieces)));
+            return self.cx.answer(requester, Err(too_many(pieces)));
         }
-        self.counter += 1;
-        let region = RegionId { origin: self.config.life.incarnation, serial: self.counter };
+        let region = RegionId { origin: self.cx.life().incarnation, serial: self.cx.next_number() };
         let shares = shares(len, chunk_bytes, &nodes);
         let making = Making {
             requester,
@@ -94,13 +152,13 @@ impl Engine {
             failure: None,
             name: name.clone(),
         };
-        self.making.insert(region, making);
+        self.homes.making.insert(region, making);
         if let Some(name) = name {
-            self.ask_directory(Request::ClaimName { name, region }, Purpose::Claim(region));
+            self.cx.ask_directory(Request::ClaimName { name, region }, Purpose::Claim(region));
         }
         for (node, len) in shares {
             let reserve = Request::Reserve { region, chunk_bytes, len, populate };
-            self.ask(node, reserve, Purpose::ReserveForAlloc(region));
+            self.cx.ask(node, reserve, Purpose::ReserveForAlloc(region));
         }
     }
 
@@ -110,7 +168,7 @@ impl Engine {
         from: NodeLife,
         body: Result<Reply, ErrorReply>,
     ) {
-        let Some(making) = self.making.get_mut(&region) else { return };
+        let Some(making) = self.homes.making.get_mut(&region) else { return };
         making.answers_missing -= 1;
         match body {
             Ok(Reply::Done) => making.claimed = true,
@@ -125,7 +183,7 @@ impl Engine {
             }
         }
         if making.answers_missing == 0 {
-            let making = self.making.remove(&region).expect("looked up just before");
+            let making = self.homes.making.remove(&region).expect("looked up just before");
             self.finish_making(region, making);
         }
     }
@@ -141,7 +199,7 @@ impl Engine {
         };
         let access = self.access_list(&making.maker, making.everyone);
         let requester = making.requester;
-        let reachable = self.is_present(requester.life) && !making.is_requester_lost;
+        let reachable = self.cx.is_present(requester.life) && !making.is_requester_lost;
         let mut record = Region {
             name: making.name.map(String::into_boxed_str),
             len: making.len,
@@ -156,30 +214,30 @@ impl Engine {
         if reachable {
             record.add_mapper(requester);
         }
-        let reply = Box::new(record.reply(region, self.config.life));
-        self.homes.insert(region, Box::new(record));
+        let reply = Box::new(record.reply(region, self.cx.life()));
+        self.homes.regions.insert(region, Box::new(record));
         if reachable {
-            self.answer(requester, Ok(Reply::Mapped(reply)));
+            self.cx.answer(requester, Ok(Reply::Mapped(reply)));
         }
         self.free_if_unreachable(region);
     }
 
     fn undo_making(&mut self, region: RegionId, making: Making) {
         if let Some(name) = making.name.filter(|_| making.claimed) {
-            self.ask_directory(Request::ReleaseName { name, region }, Purpose::OneWay);
+            self.cx.ask_directory(Request::ReleaseName { name, region }, Purpose::OneWay);
         }
         for extents in making.reserved.into_values() {
             self.return_chunks(&extents);
         }
-        self.answer(making.requester, Err(making.failure.unwrap_or(ErrorReply::Malformed)));
+        self.cx.answer(making.requester, Err(making.failure.unwrap_or(ErrorReply::Malformed)));
     }
 
     /// Regions of one maker share one list until a grant sets them apart: a million lists would cost 100 MB.
     fn access_list(&mut self, maker: &Principal, everyone: Permissions) -> Arc<AccessList> {
         let wanted = AccessList::new(maker.clone(), everyone);
-        match &self.last_access {
+        match &self.homes.last_access {
             Some(last) if **last == wanted => last.clone(),
-            _ => self.last_access.insert(Arc::new(wanted)).clone(),
+            _ => self.homes.last_access.insert(Arc::new(wanted)).clone(),
         }
     }
 
@@ -190,49 +248,51 @@ impl Engine {
         principal: Principal,
         wanted: Permissions,
     ) {
-        if !self.is_present(requester.life) {
+        if !self.cx.is_present(requester.life) {
             // It died while its request was parked: nobody would ever acknowledge a change for it.
             return;
         }
-        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(requester, region) };
+        let Some(found) = self.homes.regions.get_mut(&region) else {
+            return self.answer_absent(requester, region);
+        };
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
-            return self.answer(requester, Err(ErrorReply::NotFound));
+            return self.cx.answer(requester, Err(ErrorReply::NotFound));
         }
         let missing = wanted - found.access.of(&principal);
         let changes = Permissions::WRITE | Permissions::ATOMIC;
         if !missing.is_empty() {
-            return self.answer(requester, Err(ErrorReply::PermissionDenied { missing }));
+            return self.cx.answer(requester, Err(ErrorReply::PermissionDenied { missing }));
         }
         if found.sealed && wanted.intersects(changes) {
-            return self.answer(requester, Err(ErrorReply::Sealed));
+            return self.cx.answer(requester, Err(ErrorReply::Sealed));
         }
         // All mappers are being told, or the record is on its way to the next home: of this one nobody would wait until it has heard of
         // changes there.  It asks there when that is done.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.closing) {
             if moving.in_doubt {
                 let next = moving.to.node;
-                return self.answer(requester, Err(ErrorReply::PeerDown(next)));
+                return self.cx.answer(requester, Err(ErrorReply::PeerDown(next)));
             }
             return moving.parked.push((requester, Request::Map { region, principal, wanted }));
         }
         found.add_mapper(requester);
-        let reply = Box::new(found.reply(region, self.config.life));
-        self.answer(requester, Ok(Reply::Mapped(reply)));
+        let reply = Box::new(found.reply(region, self.cx.life()));
+        self.cx.answer(requester, Ok(Reply::Mapped(reply)));
     }
 
-    pub(super) fn answer_absent(&mut self, requester: Requester, region: RegionId) {
-        let reply = match self.moved.home_of(region) {
+    fn answer_absent(&mut self, requester: Requester, region: RegionId) {
+        let reply = match self.homes.moved.home_of(region) {
             Some(home) => Ok(Reply::MovedTo { home }),
             None => Err(ErrorReply::NotFound),
         };
-        self.answer(requester, reply);
+        self.cx.answer(requester, reply);
     }
 
     pub(super) fn serve_stat(&mut self, requester: Requester, region: RegionId) {
-        match self.homes.get(&region) {
+        match self.homes.regions.get(&region) {
             Some(found) => {
-                let info = Box::new(found.info(region, self.config.life, |life| self.presence_of(life)));
-                self.answer(requester, Ok(Reply::Info(info)));
+                let info = Box::new(found.info(region, self.cx.life(), |life| self.cx.presence_of(life)));
+                self.cx.answer(requester, Ok(Reply::Info(info)));
             }
             None => self.answer_absent(requester, region),
         }
@@ -245,14 +305,17 @@ impl Engine {
         principal: Principal,
         order: RegionCommand,
     ) {
-        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(requester, region) };
+        let Some(found) = self.homes.regions.get_mut(&region) else {
+            return self.answer_absent(requester, region);
+        };
         if !found.access.of(&principal).contains(Permissions::MASTER) {
             return self
+                .cx
                 .answer(requester, Err(ErrorReply::PermissionDenied { missing: Permissions::MASTER }));
         }
         if let Some(moving) = found.moving().filter(|moving| moving.in_doubt) {
             let next = moving.to.node;
-            return self.answer(requester, Err(ErrorReply::PeerDown(next)));
+            return self.cx.answer(requester, Err(ErrorReply::PeerDown(next)));
         }
         match &mut found.busy {
             Some(busy) => busy.queue.push_back((requester, principal, order)),
@@ -261,19 +324,19 @@ impl Engine {
     }
 
     fn start_order(&mut self, requester: Requester, region: RegionId, order: RegionCommand) {
-        let found = self.homes.get_mut(&region).expect("orders are started on regions that are here");
+        let found = self.homes.regions.get_mut(&region).expect("orders are started on regions that are here");
         match order {
             RegionCommand::Free => self.start_freeing(Some(requester), region),
             RegionCommand::Grant { who, permissions } => {
                 found.epoch.0 += 1;
                 Arc::make_mut(&mut found.access).grant(&who, permissions);
-                self.answer(requester, Ok(Reply::Done));
+                self.cx.answer(requester, Ok(Reply::Done));
             }
             RegionCommand::Revoke { who, permissions } => {
                 let mut access = (*found.access).clone();
                 access.revoke(&who, permissions);
                 if !access.has_master() {
-                    return self.answer(requester, Err(ErrorReply::LastMaster));
+                    return self.cx.answer(requester, Err(ErrorReply::LastMaster));
                 }
                 found.access = Arc::new(access);
                 self.start_changing_access(requester, region);
@@ -288,24 +351,24 @@ impl Engine {
     }
 
     fn start_naming(&mut self, requester: Requester, region: RegionId, name: String) {
-        let found = self.homes.get_mut(&region).expect("the region is here");
+        let found = self.homes.regions.get_mut(&region).expect("the region is here");
         if !names::is_name(&name) || names::is_reserved(&name) {
-            return self.answer(requester, Err(ErrorReply::Malformed));
+            return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
         match found.name.as_deref() {
-            Some(ours) if ours == name => self.answer(requester, Ok(Reply::Done)),
-            Some(_) => self.answer(requester, Err(ErrorReply::HasName)),
+            Some(ours) if ours == name => self.cx.answer(requester, Ok(Reply::Done)),
+            Some(_) => self.cx.answer(requester, Err(ErrorReply::HasName)),
             None => {
                 let stage = Stage::Naming(name.as_str().into());
                 found.busy = Some(Box::new(Busy::new(Some(requester), stage)));
-                self.ask_directory(Request::ClaimName { name, region }, Purpose::Name(region));
+                self.cx.ask_directory(Request::ClaimName { name, region }, Purpose::Name(region));
             }
         }
     }
 
     /// The directory has given the name or not, or is gone with all that it knew.
     pub(super) fn handle_named(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
-        let found = self.homes.get_mut(&region).expect("nothing else is done to it until then");
+        let found = self.homes.regions.get_mut(&region).expect("nothing else is done to it until then");
         if let (Ok(_), Some(Stage::Naming(name))) = (&body, found.busy.as_ref().map(|busy| &busy.stage)) {
             found.name = Some(name.clone());
             found.epoch.0 += 1;
@@ -314,16 +377,16 @@ impl Engine {
     }
 
     fn start_changing_access(&mut self, requester: Requester, region: RegionId) {
-        let found = self.homes.get_mut(&region).expect("the region is here");
+        let found = self.homes.regions.get_mut(&region).expect("the region is here");
         found.busy = Some(Box::new(Busy::new(Some(requester), Stage::ChangingAccess)));
         let change = Change::Access { access: (*found.access).clone(), sealed: found.sealed };
         self.tell_mappers(region, change);
     }
 
-    pub(super) fn start_freeing(&mut self, requester: Option<Requester>, region: RegionId) {
+    fn start_freeing(&mut self, requester: Option<Requester>, region: RegionId) {
         self.refuse_waiters(region);
         self.watching.forget_region(region);
-        let found = self.homes.get_mut(&region).expect("the region is here");
+        let found = self.homes.regions.get_mut(&region).expect("the region is here");
         let mut busy = Busy::new(requester, Stage::Freeing);
         let name = found.name.take();
         busy.has_name = name.is_some();
@@ -331,22 +394,22 @@ impl Engine {
         if let Some(name) = name {
             // Who hears that the region is free may use its name.
             let release = Request::ReleaseName { name: name.into(), region };
-            self.ask_directory(release, Purpose::Release(region));
+            self.cx.ask_directory(release, Purpose::Release(region));
         }
         self.tell_mappers(region, Change::Drop);
     }
 
     /// The directory knows, or is gone with all that it knew.
     pub(super) fn handle_name_released(&mut self, region: RegionId) {
-        let busy = self.homes.get_mut(&region).and_then(|found| found.busy.as_mut());
+        let busy = self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut());
         busy.expect("it is being freed until then").has_name = false;
         self.go_on_if_acknowledged(region);
     }
 
     /// Tells all mappers of a change and goes on when all have acknowledged it, or cannot touch the region any more.
-    pub(super) fn tell_mappers(&mut self, region: RegionId, change: Change) {
+    fn tell_mappers(&mut self, region: RegionId, change: Change) {
         self.forget_stalled(region);
-        let found = self.homes.get_mut(&region).expect("the region is here");
+        let found = self.homes.regions.get_mut(&region).expect("the region is here");
         found.epoch.0 += 1;
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
         if let Some(busy) = &mut found.busy {
@@ -354,10 +417,10 @@ impl Engine {
             busy.epoch = epoch;
         }
         let (present, apart): (Vec<_>, Vec<_>) =
-            mappers.into_iter().map(|mapper| mapper.life).partition(|life| self.is_present(*life));
+            mappers.into_iter().map(|mapper| mapper.life).partition(|life| self.cx.is_present(*life));
         for mapper in present {
             let request = Request::Change { region, epoch, change: change.clone() };
-            self.ask(mapper.node, request, Purpose::Change(region, epoch));
+            self.cx.ask(mapper.node, request, Purpose::Change(region, epoch));
         }
         // What follows may begin with the last of these.
         let is_over = apart.is_empty();
@@ -370,28 +433,17 @@ impl Engine {
         }
     }
 
-    /// A region that is at home here changes on our own word alone.  One that is being handed over may be at home elsewhere by now,
-    /// also further on than where we sent it.
-    pub(super) fn serve_change(&mut self, requester: Requester, region: RegionId, change: Change) {
-        let is_ours = requester.life == self.config.life;
-        let is_heeded = self.homes.get(&region).is_none_or(|found| {
-            is_ours || found.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
-        });
-        match is_heeded.then(|| self.mapper.change(region, change)) {
-            Some(Ok(quiesce)) => self.owe(quiesce, requester),
-            Some(Err(BadChange)) | None => self.answer(requester, Err(ErrorReply::Malformed)),
-        }
-    }
-
     pub(super) fn handle_acknowledged(&mut self, region: RegionId, epoch: Epoch, from: NodeLife) {
-        let busy = self.homes.get_mut(&region).and_then(|found| found.busy.as_mut());
+        let busy = self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut());
         if busy.is_some_and(|busy| busy.epoch == epoch && busy.awaited.remove(&from)) {
             self.go_on_if_acknowledged(region);
         }
     }
 
-    pub(super) fn go_on_if_acknowledged(&mut self, region: RegionId) {
-        let Some(busy) = self.homes.get(&region).and_then(|found| found.busy.as_ref()) else { return };
+    fn go_on_if_acknowledged(&mut self, region: RegionId) {
+        let Some(busy) = self.homes.regions.get(&region).and_then(|found| found.busy.as_ref()) else {
+            return;
+        };
         if !busy.awaited.is_empty() || busy.has_name {
             return;
         }
@@ -404,23 +456,23 @@ impl Engine {
     }
 
     fn finish_freeing(&mut self, region: RegionId) {
-        let found = self.homes.remove(&region).expect("the region is here");
+        let found = self.homes.regions.remove(&region).expect("the region is here");
         let busy = found.busy.expect("it is being freed");
         self.return_chunks(&found.extents);
         if let Some(requester) = busy.requester {
-            self.answer(requester, Ok(Reply::Done));
+            self.cx.answer(requester, Ok(Reply::Done));
         }
         for (requester, ..) in busy.queue {
-            self.answer(requester, Err(ErrorReply::NotFound));
+            self.cx.answer(requester, Err(ErrorReply::NotFound));
         }
     }
 
     /// Answers the order under way and starts those that came meanwhile.
-    pub(super) fn finish_order(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
-        let found = self.homes.get_mut(&region).expect("the region is here");
+    fn finish_order(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
+        let found = self.homes.regions.get_mut(&region).expect("the region is here");
         let Some(busy) = found.busy.take() else { return };
         if let Some(requester) = busy.requester {
-            self.answer(requester, body);
+            self.cx.answer(requester, body);
         }
         self.run_queue(region, busy.queue);
         if busy.lost_name {
@@ -428,13 +480,38 @@ impl Engine {
         }
         self.free_if_unreachable(region);
         if let Stage::Moving(Moving { parked, .. }) = busy.stage {
-            parked.into_iter().for_each(|(requester, request)| self.handle_request(requester, request));
+            parked.into_iter().for_each(|(requester, request)| self.serve_parked(requester, request));
+        }
+    }
+
+    /// Requests of a node that wait for something are not answered any more: in the next pairing nobody would know of what they bring.
+    pub(super) fn forget_what_is_asked_by(&mut self, life: NodeLife) {
+        self.homes.freed_early.remove(&life);
+        self.evidence.forget_what_is_asked_by(life);
+        self.homes.making.values_mut().for_each(|making| making.lose_requester(life));
+        for moving in self.homes.regions.values_mut().filter_map(|found| found.moving_mut()) {
+            moving.parked.retain(|(requester, _)| requester.life != life);
+        }
+    }
+
+    /// A node is gone: it is told of nothing any more.
+    pub(super) fn forget_watcher(&mut self, life: NodeLife) {
+        self.watching.forget_node(life);
+    }
+
+    /// It has waited for the end of a move.
+    fn serve_parked(&mut self, requester: Requester, request: Request) {
+        match request {
+            Request::Map { region, principal, wanted } => {
+                self.serve_map(requester, region, principal, wanted)
+            }
+            request => self.serve_watching(requester, request),
         }
     }
 
     /// Another lock or barrier has the name of this one, which is of no use without it: it ends after the order under way.
-    pub(super) fn end_for_its_name(&mut self, region: RegionId) {
-        match self.homes.get_mut(&region).map(|found| found.busy.as_mut()) {
+    fn end_for_its_name(&mut self, region: RegionId) {
+        match self.homes.regions.get_mut(&region).map(|found| found.busy.as_mut()) {
             Some(Some(busy)) => busy.lost_name = true,
             Some(None) => self.start_freeing(None, region),
             None => {}
@@ -450,7 +527,7 @@ impl Engine {
 
     pub(super) fn handle_unmapped(&mut self, region: RegionId, life: NodeLife, upto: RequestId) {
         self.watching.forget_unmapped(region, life, upto);
-        let next_home = match self.homes.get_mut(&region) {
+        let next_home = match self.homes.regions.get_mut(&region) {
             Some(found) => {
                 let was_mapper = found.remove_mapper(life, upto);
                 found.moving_mut().filter(|moving| moving.adopting).map(|moving| {
@@ -458,21 +535,20 @@ impl Engine {
                     moving.to.node
                 })
             }
-            None => self.moved.home_of(region),
+            None => self.homes.moved.home_of(region),
         };
         if let Some(home) = next_home {
-            self.notify(home, Notice::UnmappedBy { region, node: life, upto });
+            self.cx.notify(home, Notice::UnmappedBy { region, node: life, upto });
         }
         self.free_if_unreachable(region);
     }
 
     /// A region without a name can be mapped by nobody else: it ends with its last mapping.  The dead map nothing.
-    pub(super) fn free_if_unreachable(&mut self, region: RegionId) {
-        let Some(found) = self.homes.get(&region) else { return };
-        let is_mapped = found
-            .mappers
-            .iter()
-            .any(|mapper| self.is_present(mapper.life) || self.pairings.may_live(mapper.life));
+    fn free_if_unreachable(&mut self, region: RegionId) {
+        let Some(found) = self.homes.regions.get(&region) else { return };
+        let is_mapped = found.mappers.iter().any(|mapper| {
+            self.cx.is_present(mapper.life) || self.cx.membership().pairings().may_live(mapper.life)
+        });
         if found.name.is_none() && !is_mapped && found.busy.is_none() {
             self.start_freeing(None, region);
         }

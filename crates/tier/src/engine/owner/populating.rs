@@ -4,10 +4,11 @@
 //! the first writer to a region; and who is told of a region need not fear for its memory.  It is done
 //! in pieces, so that others have their turn, and stops when nobody waits for it any more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Engine, Requester};
+use super::OwnerSide;
 use crate::effect::{Effect, Token};
+use crate::engine::Requester;
 use crate::ids::NodeId;
 use crate::layout::{Extent, Extents};
 use crate::message::{ErrorReply, Reply};
@@ -15,9 +16,23 @@ use crate::message::{ErrorReply, Reply};
 /// Bytes of one piece: about 1 ms.
 const PIECE_BYTES_MAX: u64 = 4 << 20;
 
+/// All that is being populated.
+#[derive(Debug, Default)]
+pub(super) struct Populations {
+    under_way: BTreeMap<Token, Populating>,
+}
+
+impl Populations {
+    /// Whether the driver still touches memory there.
+    pub(super) fn touches(&self, extent: &Extent) -> bool {
+        let mut extents = self.under_way.values().flat_map(|populating| &populating.extents);
+        extents.any(|other| other.touches(extent))
+    }
+}
+
 /// Chunks of ours whose memory is being taken from the system.
 #[derive(Debug)]
-pub(super) struct Populating {
+struct Populating {
     requester: Requester,
     extents: Extents,
     /// The extent under way, and how much of it is done.
@@ -45,29 +60,27 @@ impl Populating {
     }
 }
 
-impl Engine {
+impl OwnerSide<'_> {
     /// Populates chunks that have just been reserved, and answers when that is done.
     pub(super) fn start_populating(&mut self, requester: Requester, extents: Extents) {
-        self.counter += 1;
-        let token = Token(self.counter);
+        let token = Token(self.cx.next_number());
         self.populate_next(token, Populating { requester, extents, at: 0, done: 0 });
     }
 
     fn populate_next(&mut self, token: Token, mut populating: Populating) {
         let Some(Extent { key, offset, len, .. }) = populating.piece() else {
-            return self.answer(populating.requester, Ok(Reply::Reserved { extents: populating.extents }));
+            return self.cx.answer(populating.requester, Ok(Reply::Reserved { extents: populating.extents }));
         };
-        self.populating.insert(token, populating);
-        self.effects.push_back(Effect::Populate { token, key, offset, len });
+        self.owner.populating.under_way.insert(token, populating);
+        self.cx.push(Effect::Populate { token, key, offset, len });
     }
 
     /// A piece has been populated, or the system refused.
-    pub fn handle_populated(&mut self, now_ns: u64, token: Token, len: u64, is_done: bool) {
-        self.now_ns = now_ns;
-        let Some(populating) = self.populating.remove(&token) else { return };
+    pub(in crate::engine) fn handle_populated(&mut self, token: Token, len: u64, is_done: bool) {
+        let Some(populating) = self.owner.populating.under_way.remove(&token) else { return };
         let requester = populating.requester;
         // Where the requester has died, its chunks are freed with all that was held for it.
-        if self.is_present(requester.life) {
+        if self.cx.is_present(requester.life) {
             match is_done {
                 true => self.populate_next(token, populating),
                 false => self.refuse_populated(populating, len),
@@ -75,23 +88,15 @@ impl Engine {
         }
         // Chunks may have been given up meanwhile, and have waited for the piece.
         self.release_copied();
-        self.settle();
     }
 
     fn refuse_populated(&mut self, populating: Populating, piece_len: u64) {
-        let refusal = populating.refusal(self.config.life.node, piece_len);
+        let refusal = populating.refusal(self.cx.life().node, piece_len);
         let Populating { requester, extents, .. } = populating;
-        match requester.life == self.config.life {
+        match requester.life == self.cx.life() {
             true => self.release(extents, BTreeSet::new()),
             false => self.handle_return(requester.life, extents),
         }
-        self.answer(requester, Err(refusal));
-    }
-
-    /// Whether the driver still touches memory there.
-    pub(super) fn is_being_populated(&self, extent: &Extent) -> bool {
-        self.populating
-            .values()
-            .any(|populating| populating.extents.iter().any(|other| other.touches(extent)))
+        self.cx.answer(requester, Err(refusal));
     }
 }

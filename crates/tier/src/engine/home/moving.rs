@@ -14,7 +14,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Engine, Purpose, Requester};
+use super::HomeSide;
+use crate::engine::Requester;
+use crate::engine::context::Purpose;
 use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
@@ -55,18 +57,18 @@ impl Moved {
     }
 }
 
-impl Engine {
+impl HomeSide<'_> {
     pub(super) fn start_moving(&mut self, requester: Requester, region: RegionId, to: NodeId) {
-        let life = if to == self.config.life.node {
-            Some(self.config.life)
+        let life = if to == self.cx.life().node {
+            Some(self.cx.life())
         } else {
-            self.members.peer_of(to).map(|(_, peer)| peer.life)
+            self.cx.members().peer_of(to).map(|(_, peer)| peer.life)
         };
         let Some(to) = life else {
-            let refusal = self.absence_of(to);
-            return self.answer(requester, Err(refusal));
+            let refusal = self.cx.absence_of(to);
+            return self.cx.answer(requester, Err(refusal));
         };
-        let found = self.homes.get_mut(&region).expect("the region is here");
+        let found = self.homes.regions.get_mut(&region).expect("the region is here");
         let missing = found.extents.iter().filter(|extent| extent.owner != to).map(|extent| extent.len).sum();
         let moving = Moving::new(to);
         found.busy = Some(Box::new(Busy::new(Some(requester), Stage::Moving(moving))));
@@ -75,11 +77,15 @@ impl Engine {
         }
         let chunk_bytes = found.chunk_bytes();
         let reserve = Request::Reserve { region, chunk_bytes, len: missing, populate: false };
-        self.ask_life(to, reserve, Purpose::ReserveForMove(region));
+        self.cx.ask_life(to, reserve, Purpose::ReserveForMove(region));
     }
 
-    pub(super) fn handle_move_reserved(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
-        let Some(found) = self.homes.get(&region) else { return };
+    pub(in crate::engine) fn handle_move_reserved(
+        &mut self,
+        region: RegionId,
+        body: Result<Reply, ErrorReply>,
+    ) {
+        let Some(found) = self.homes.regions.get(&region) else { return };
         let Some(moving) = found.moving() else { return };
         let missing: u64 =
             found.extents.iter().filter(|extent| extent.owner != moving.to).map(|extent| extent.len).sum();
@@ -97,13 +103,13 @@ impl Engine {
     }
 
     fn moving_mut(&mut self, region: RegionId) -> &mut Moving {
-        let moving = self.homes.get_mut(&region).and_then(|found| found.moving_mut());
+        let moving = self.homes.regions.get_mut(&region).and_then(|found| found.moving_mut());
         moving.expect("only called while the region is being moved")
     }
 
     /// Freezes the next chunk that is not at its new place; when there is none, hands the region over.
     fn next_chunk(&mut self, region: RegionId) {
-        let found = &self.homes[&region];
+        let found = &self.homes.regions[&region];
         let moving = found.moving().expect("the region is being moved");
         let Some(at) = next_elsewhere(&found.extents, moving, found.chunk_bytes()) else {
             return self.hand_over(region);
@@ -117,17 +123,21 @@ impl Engine {
 
     /// All mappers have let go of the chunk.
     pub(super) fn continue_moving(&mut self, region: RegionId) {
-        let found = &self.homes[&region];
+        let found = &self.homes.regions[&region];
         let moving = found.moving().expect("the region is being moved");
         if moving.closing {
             return self.give_away(region);
         }
         let (from, to) = chunk_places(found, moving);
-        self.ask_life(moving.to, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
+        self.cx.ask_life(moving.to, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
     }
 
-    pub(super) fn handle_chunk_copied(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
-        let Some(found) = self.homes.get_mut(&region) else { return };
+    pub(in crate::engine) fn handle_chunk_copied(
+        &mut self,
+        region: RegionId,
+        body: Result<Reply, ErrorReply>,
+    ) {
+        let Some(found) = self.homes.regions.get_mut(&region) else { return };
         let Some(moving) = found.moving() else { return };
         let (old, new) = chunk_places(found, moving);
         let (at, owner) = (moving.at, moving.to);
@@ -143,10 +153,10 @@ impl Engine {
             }
             Err(refusal) => {
                 let unused = self.unused_places(region);
-                if self.is_present(owner) {
+                if self.cx.is_present(owner) {
                     self.return_chunks(&unused);
                 }
-                self.settle_mappers(region, self.config.life);
+                self.settle_mappers(region, self.cx.life());
                 self.finish_order(region, Err(refusal));
             }
         }
@@ -176,47 +186,48 @@ impl Engine {
     }
 
     fn tell_without_waiting(&mut self, region: RegionId, change: Change) {
-        let found = self.homes.get_mut(&region).expect("the region is here");
+        let found = self.homes.regions.get_mut(&region).expect("the region is here");
         found.epoch.0 += 1;
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
         for mapper in mappers {
             let request = Request::Change { region, epoch, change: change.clone() };
-            self.ask_life(mapper.life, request, Purpose::OneWay);
+            self.cx.ask_life(mapper.life, request, Purpose::OneWay);
         }
     }
 
     /// All chunks are there: now the home follows.
     fn hand_over(&mut self, region: RegionId) {
         let to = self.moving_mut(region).to;
-        if to == self.config.life {
+        if to == self.cx.life() {
             self.settle_mappers(region, to);
             return self.finish_order(region, Ok(Reply::Done));
         }
         // What the next home says to mappers comes by other ways than what we said: it must not overtake it, or a
         // late place would thaw a chunk that has been frozen again.
         self.moving_mut(region).closing = true;
-        self.tell_mappers(region, Change::Settle { home: self.config.life });
+        self.tell_mappers(region, Change::Settle { home: self.cx.life() });
     }
 
     /// All mappers have heard all that we had to say.
     fn give_away(&mut self, region: RegionId) {
         let to = self.moving_mut(region).to;
-        self.moving_mut(region).adopting = self.is_present(to);
-        let mut record = Box::new(self.homes[&region].record(region));
+        self.moving_mut(region).adopting = self.cx.is_present(to);
+        let mut record = Box::new(self.homes.regions[&region].record(region));
         record.watchers = self.watching.of(region).to_vec();
-        self.ask_life(to, Request::Adopt { record }, Purpose::Adopt(region));
+        self.cx.ask_life(to, Request::Adopt { record }, Purpose::Adopt(region));
         // If it has taken the region already, it did so by an earlier record.
         for (mapper, upto) in self.moving_mut(region).unmapped.clone() {
-            self.notify(to.node, Notice::UnmappedBy { region, node: mapper, upto });
+            self.cx.notify(to.node, Notice::UnmappedBy { region, node: mapper, upto });
         }
     }
 
-    pub(super) fn handle_adopted(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
-        let Some(to) = self.homes.get(&region).and_then(|found| found.moving()).map(|moving| moving.to)
+    pub(in crate::engine) fn handle_adopted(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
+        let Some(to) =
+            self.homes.regions.get(&region).and_then(|found| found.moving()).map(|moving| moving.to)
         else {
             return;
         };
-        let may_live = self.pairings.may_live(to);
+        let may_live = self.cx.membership().pairings().may_live(to);
         let moving = self.moving_mut(region);
         // Where the order was sent and is not answered, it is carried out or not: all of the region is there, and gone
         // with that node or in its hands.  With a second home, nobody would know all mappers.
@@ -231,16 +242,16 @@ impl Engine {
             return self.finish_order(region, body);
         }
         let parked = std::mem::take(&mut moving.parked);
-        let found = self.homes.remove(&region).expect("looked up just before");
-        self.moved.insert(region, to.node);
+        let found = self.homes.regions.remove(&region).expect("looked up just before");
+        self.homes.moved.insert(region, to.node);
         self.watching.forget_region(region);
         if let Some(name) = found.name.filter(|_| is_gone) {
             // The directory does not heed this if it has heard from the next home.
-            self.ask_directory(Request::ReleaseName { name: name.into(), region }, Purpose::OneWay);
+            self.cx.ask_directory(Request::ReleaseName { name: name.into(), region }, Purpose::OneWay);
         }
         let busy = found.busy.expect("it was being moved");
         if let Some(requester) = busy.requester {
-            self.answer(requester, body.map(|_| Reply::Done));
+            self.cx.answer(requester, body.map(|_| Reply::Done));
         }
         let waiting = busy
             .queue
@@ -248,25 +259,29 @@ impl Engine {
             .map(|(requester, ..)| *requester)
             .chain(parked.iter().map(|(requester, ..)| *requester));
         for requester in waiting {
-            self.answer(requester, Ok(Reply::MovedTo { home: to.node }));
+            self.cx.answer(requester, Ok(Reply::MovedTo { home: to.node }));
         }
     }
 
     /// The next home will be asked again when it is reached again.  Until then nobody knows where the region is at home.
     fn leave_in_doubt(&mut self, region: RegionId, to: NodeLife, parked: Vec<(Requester, Request)>) {
-        let busy =
-            self.homes.get_mut(&region).and_then(|found| found.busy.as_mut()).expect("it is being moved");
+        let busy = self
+            .homes
+            .regions
+            .get_mut(&region)
+            .and_then(|found| found.busy.as_mut())
+            .expect("it is being moved");
         let given =
             busy.requester.take().into_iter().chain(busy.queue.drain(..).map(|(requester, ..)| requester));
         let requesters: Vec<Requester> =
             given.chain(parked.into_iter().map(|(requester, _)| requester)).collect();
         requesters
             .into_iter()
-            .for_each(|requester| self.answer(requester, Err(ErrorReply::PeerDown(to.node))));
+            .for_each(|requester| self.cx.answer(requester, Err(ErrorReply::PeerDown(to.node))));
     }
 
     /// A node to which regions were handed over is reached again, and says whether it has taken them.
-    pub(super) fn resume_adoption(&mut self, to: NodeLife) {
+    pub(in crate::engine) fn resume_adoption(&mut self, to: NodeLife) {
         for region in self.in_doubt_of(to) {
             self.moving_mut(region).in_doubt = false;
             self.give_away(region);
@@ -274,7 +289,7 @@ impl Engine {
     }
 
     /// A node to which regions were handed over is dead, and they are gone with it.
-    pub(super) fn give_adoption_up(&mut self, to: NodeLife) {
+    pub(in crate::engine) fn give_adoption_up(&mut self, to: NodeLife) {
         for region in self.in_doubt_of(to) {
             self.handle_adopted(region, Err(ErrorReply::PeerDown(to.node)));
         }
@@ -282,25 +297,25 @@ impl Engine {
 
     fn in_doubt_of(&self, to: NodeLife) -> Vec<RegionId> {
         let is_one = |found: &Region| found.moving().is_some_and(|moving| moving.in_doubt && moving.to == to);
-        let found = self.homes.iter().filter(|(_, found)| is_one(found));
+        let found = self.homes.regions.iter().filter(|(_, found)| is_one(found));
         found.map(|(region, _)| *region).collect()
     }
 
-    pub(super) fn serve_adopt(&mut self, requester: Requester, mut record: Record) {
-        let me = self.config.life;
+    pub(in crate::engine) fn serve_adopt(&mut self, requester: Requester, mut record: Record) {
+        let me = self.cx.life();
         // It was asked before the two lost sight of each other.
         let all_ours = record.extents.iter().all(|extent| extent.owner == me);
-        if all_ours && !record.extents.iter().any(|extent| self.store.is_held_for(requester.life, extent)) {
-            return self.answer(requester, Ok(Reply::Done));
+        if all_ours && !record.extents.iter().any(|extent| self.owner.is_held_for(requester.life, extent)) {
+            return self.cx.answer(requester, Ok(Reply::Done));
         }
         let mut ours = record.extents.iter().filter(|extent| extent.owner == me);
-        let sound = super::home::is_chunk_size(record.chunk_bytes)
+        let sound = super::is_chunk_size(record.chunk_bytes)
             && layout::is_sound(&record.extents, record.len, record.chunk_bytes)
-            && !self.homes.contains_key(&record.region)
+            && !self.homes.regions.contains_key(&record.region)
             && record.name.as_deref().is_none_or(crate::names::is_name)
-            && ours.all(|extent| self.store.is_held_for(requester.life, extent));
+            && ours.all(|extent| self.owner.is_held_for(requester.life, extent));
         if !sound {
-            return self.answer(requester, Err(ErrorReply::Malformed));
+            return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
         let id = record.region;
         self.adopt_watchers(id, std::mem::take(&mut record.watchers));
@@ -309,16 +324,17 @@ impl Engine {
             // More than the former home can have seen: what it still says of the name is old.
             region.epoch.0 += 1;
             let names = vec![(name.to_string(), id, region.epoch)];
-            self.notify(self.directory.seat(), Notice::Names { names, done: false });
+            self.cx.notify_directory(Notice::Names { names, done: false });
         }
-        self.store.adopt(&region.extents);
-        self.moved.forget(id);
-        self.homes.insert(id, Box::new(region));
+        self.owner.adopt(&region.extents);
+        self.homes.moved.forget(id);
+        self.homes.regions.insert(id, Box::new(region));
         self.settle_mappers(id, me);
-        self.answer(requester, Ok(Reply::Done));
+        self.cx.answer(requester, Ok(Reply::Done));
         // Who died since the record was written acknowledges nothing to us either.
-        let mappers: Vec<NodeLife> = self.homes[&id].mappers.iter().map(|mapper| mapper.life).collect();
-        let dead = mappers.into_iter().filter(|life| self.presence_of(*life) == Presence::Gone);
+        let mappers: Vec<NodeLife> =
+            self.homes.regions[&id].mappers.iter().map(|mapper| mapper.life).collect();
+        let dead = mappers.into_iter().filter(|life| self.cx.presence_of(*life) == Presence::Gone);
         dead.collect::<Vec<_>>().into_iter().for_each(|life| self.seek(id, life));
         self.free_if_unreachable(id);
     }

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use super::user::UserStep;
-use super::{Engine, Purpose};
+use super::{SessionSide, UserStep};
 use crate::access::SlotRef;
 use crate::effect::{CommandError, Effect, OpId, Outcome, Release, Token};
+use crate::engine::context::Purpose;
 use crate::ids::{NodeId, Principal, RegionId, RequestId, SessionId};
 use crate::message::{ErrorReply, Notice, Reply, Request};
 
@@ -28,7 +28,7 @@ struct Wait {
     withdrawal: Notice,
 }
 
-impl Engine {
+impl SessionSide<'_> {
     pub(super) fn ask_for_lock(
         &mut self,
         op: OpId,
@@ -38,8 +38,8 @@ impl Engine {
         base_ns: u64,
     ) {
         let Some((region, home, principal)) = self.served(op, session, slot) else { return };
-        self.note_time(base_ns);
-        let base_ns = self.time_of_day_ns();
+        self.cx.out().note_time(base_ns);
+        let base_ns = self.cx.out().time_of_day_ns();
         let request = Request::Lock { region, principal, session, wait, base_ns };
         self.wait_for(op, home, request, |request| Notice::CancelLock { region, session, request });
     }
@@ -66,7 +66,7 @@ impl Engine {
     ) -> Option<(RegionId, NodeId, Principal)> {
         let found = self.mapper.region_of(session, slot).zip(self.mapper.principal(session).cloned());
         if found.is_none() {
-            self.finish(op, Err(CommandError::Stale));
+            self.cx.finish(op, Err(CommandError::Stale));
         }
         found.map(|((region, home), principal)| (region, home.node, principal))
     }
@@ -78,48 +78,45 @@ impl Engine {
         request: Request,
         withdrawal: impl FnOnce(RequestId) -> Notice,
     ) {
-        self.ask(home, request, Purpose::Wait(op));
-        let request = RequestId(self.counter);
-        self.waits.waiting.insert(op, Wait { request, home, withdrawal: withdrawal(request) });
+        let request = self.cx.ask(home, request, Purpose::Wait(op));
+        self.commands.waits.waiting.insert(op, Wait { request, home, withdrawal: withdrawal(request) });
     }
 
-    pub(super) fn end_wait(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
-        self.waits.waiting.remove(&op);
+    pub(in crate::engine) fn end_wait(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
+        self.commands.waits.waiting.remove(&op);
         let outcome = match body {
             Ok(Reply::Locked { token, recovered }) => Ok(Outcome::Locked { token, recovered }),
             Ok(Reply::Passed { round }) => Ok(Outcome::Passed { round }),
             Ok(_) => Err(ErrorReply::Malformed.into()),
             Err(refusal) => Err(refusal.into()),
         };
-        self.finish(op, outcome);
+        self.cx.finish(op, outcome);
     }
 
     pub(super) fn give_lock_up(&mut self, op: OpId, session: SessionId, slot: SlotRef, release: Release) {
         let Some((region, home, _)) = self.served(op, session, slot) else { return };
         let request = Request::Unlock { region, session, recover: release != Release::Used };
         if release != Release::Forsaken {
-            return self.ask(home, request, Purpose::User(op, UserStep::Unlock));
+            self.cx.ask(home, request, Purpose::User(op, UserStep::Unlock));
+            return;
         }
         let quiesce = self.mapper.quiesce();
-        self.waits.abandoned.insert(quiesce.token, (op, home, request));
-        self.effects.push_back(Effect::Quiesce(quiesce));
+        self.commands.waits.abandoned.insert(quiesce.token, (op, home, request));
+        self.cx.push(Effect::Quiesce(quiesce));
     }
 
-    pub(super) fn finish_abandoning(&mut self, token: Token) {
-        if let Some((op, home, request)) = self.waits.abandoned.remove(&token) {
-            self.ask(home, request, Purpose::User(op, UserStep::Unlock));
+    pub(in crate::engine) fn finish_abandoning(&mut self, token: Token) {
+        if let Some((op, home, request)) = self.commands.waits.abandoned.remove(&token) {
+            self.cx.ask(home, request, Purpose::User(op, UserStep::Unlock));
         }
     }
 
-    /// The giver of a command does not wait for its end.  Ends waiting for locks and at barriers; all others go on to
-    /// their end.
-    pub fn abandon(&mut self, now_ns: u64, op: OpId) {
-        self.now_ns = now_ns;
-        if let Some(wait) = self.waits.waiting.remove(&op) {
-            self.asked.remove(&wait.request);
-            self.notify(wait.home, wait.withdrawal);
-            self.finish(op, Err(CommandError::Abandoned));
+    /// The giver of a command does not wait for its end: see [`Engine::abandon`](crate::engine::Engine::abandon).
+    pub(in crate::engine) fn abandon(&mut self, op: OpId) {
+        if let Some(wait) = self.commands.waits.waiting.remove(&op) {
+            self.cx.out().forget_asked(wait.request);
+            self.cx.notify(wait.home, wait.withdrawal);
+            self.cx.finish(op, Err(CommandError::Abandoned));
         }
-        self.settle();
     }
 }

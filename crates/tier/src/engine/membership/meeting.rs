@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use halite_fabric::PeerId;
 
-use super::{Connection, Engine};
 use crate::effect::Effect;
+use crate::engine::{Connection, Engine};
 use crate::hello::{BadHello, Hello};
 use crate::ids::{NodeId, NodeLife};
 use crate::link::{self, Assembler};
@@ -30,12 +30,12 @@ const PATIENCE_LEASES: u64 = 3;
 
 /// Connections that are not up.
 #[derive(Debug, Default)]
-pub(super) struct Meeting {
+pub(in crate::engine) struct Meeting {
     waiting: BTreeMap<PeerId, Waiting>,
     /// Those that have ended, and over which something may come still.
     ended: BTreeMap<PeerId, NodeLife>,
     /// Connections to all who were there before us are being begun.
-    pub(super) is_joining: bool,
+    pub(in crate::engine) is_joining: bool,
 }
 
 #[derive(Debug)]
@@ -57,24 +57,24 @@ impl Meeting {
     }
 
     /// Whether there is a connection to that life that is not up.
-    pub(super) fn has(&self, life: NodeLife) -> bool {
+    pub(in crate::engine) fn has(&self, life: NodeLife) -> bool {
         self.of(life).next().is_some()
     }
 
     /// Whether the other end of a connection to that life may take it to be up already, and use it.
-    pub(super) fn may_be_used_by(&self, life: NodeLife) -> bool {
+    pub(in crate::engine) fn may_be_used_by(&self, life: NodeLife) -> bool {
         self.of(life).any(|(_, waiting)| waiting.offered.is_some())
             || self.ended.values().any(|of| *of == life)
     }
 
     /// Lives whose ends may take a connection to be up already.
-    pub(super) fn offered(&self) -> impl Iterator<Item = NodeLife> {
+    pub(in crate::engine) fn offered(&self) -> impl Iterator<Item = NodeLife> {
         let offered = self.waiting.values().filter(|waiting| waiting.offered.is_some());
         offered.map(|waiting| waiting.hello.life)
     }
 
     /// We were not listening: nobody was silent.
-    pub(super) fn excuse_silence(&mut self, now_ns: u64) {
+    pub(in crate::engine) fn excuse_silence(&mut self, now_ns: u64) {
         self.waiting.values_mut().for_each(|waiting| waiting.since_ns = now_ns);
     }
 }
@@ -83,20 +83,20 @@ impl Engine {
     /// A connection has come about.  Of a peer that was there before us, if we are the directory, we shall hear the names of its
     /// regions.
     pub fn handle_connected(&mut self, now_ns: u64, connection: Connection, hello: &[u8]) {
-        self.now_ns = now_ns;
+        self.out.set_now(now_ns);
         match self.check_hello(hello) {
             Ok(hello) => self.meet(connection, hello),
             Err(why) => {
-                self.tell(News::Refused(why));
-                self.effects.push_back(Effect::Disconnect(connection.peer));
+                self.out.tell(News::Refused(why));
+                self.out.push(Effect::Disconnect(connection.peer));
             }
         }
         self.settle();
     }
 
     fn check_hello(&self, hello: &[u8]) -> Result<Hello, BadHello> {
-        let hello = Hello::decode(hello, self.config.life.node)?;
-        match self.pairings.has_ended(hello.life) || self.swept.contains(&hello.life) {
+        let hello = Hello::decode(hello, self.out.life().node)?;
+        match self.membership.pairings.has_ended(hello.life) || self.owner.has_swept(hello.life) {
             true => Err(BadHello::Ended(hello.life.node)),
             false => Ok(hello),
         }
@@ -104,75 +104,77 @@ impl Engine {
 
     fn meet(&mut self, connection: Connection, hello: Hello) {
         let (peer, life) = (connection.peer, hello.life);
-        self.pairings.note_address(life, &hello.address);
-        self.pairings.note_dialled(&hello.address);
-        if self.members.is_alive(life) {
+        self.membership.pairings.note_address(life, &hello.address);
+        self.membership.pairings.note_dialled(&hello.address);
+        if self.membership.members.is_alive(life) {
             // A node that chooses leaves it to the other end to drop what was not chosen.  One that is dialled anew has yet to
             // hear that its pairing is over.
-            let is_one_too_many = self.meeting.has(life);
+            let is_one_too_many = self.membership.meeting.has(life);
             if !self.chooses_for(life.node) || is_one_too_many {
-                return self.effects.push_back(Effect::Disconnect(peer));
+                return self.out.push(Effect::Disconnect(peer));
             }
         }
         self.expect_names(life, connection.dialled);
-        let (since_ns, assembler) = (self.now_ns, Assembler::default());
+        let (since_ns, assembler) = (self.out.now_ns(), Assembler::default());
         let waiting = Waiting { connection, hello, since_ns, assembler, offered: None, welcomed: None };
-        self.meeting.waiting.insert(peer, waiting);
+        self.membership.meeting.waiting.insert(peer, waiting);
         self.pair(life);
     }
 
     /// Whether we say which connection to that node is the one.
     fn chooses_for(&self, node: NodeId) -> bool {
-        self.config.life.node < node
+        self.out.life().node < node
     }
 
     /// Goes on with all who wait to be paired: one of them may be ready now.
-    pub(super) fn pair_all(&mut self) {
+    pub(in crate::engine) fn pair_all(&mut self) {
         let lives: BTreeSet<NodeLife> =
-            self.meeting.waiting.values().map(|waiting| waiting.hello.life).collect();
+            self.membership.meeting.waiting.values().map(|waiting| waiting.hello.life).collect();
         lives.into_iter().for_each(|life| self.pair(life));
     }
 
     fn pair(&mut self, life: NodeLife) {
-        if self.leaving || self.members.is_alive(life) || !self.is_ready_for(life) {
+        if self.membership.is_leaving || self.membership.members.is_alive(life) || !self.is_ready_for(life) {
             return;
         }
-        let last = self.pairings.number(life);
+        let last = self.membership.pairings.number(life);
         if self.chooses_for(life.node) {
-            let offered = self.meeting.of(life).any(|(_, waiting)| waiting.offered.is_some());
-            let first = self.meeting.of(life).next().map(|(peer, _)| peer);
+            let offered = self.membership.meeting.of(life).any(|(_, waiting)| waiting.offered.is_some());
+            let first = self.membership.meeting.of(life).next().map(|(peer, _)| peer);
             if let Some(peer) = first.filter(|_| !offered) {
                 self.offer(peer, last.saturating_add(1));
             }
             return;
         }
-        let welcomed = self.meeting.of(life).find_map(|(peer, waiting)| Some((peer, waiting.welcomed?)));
+        let welcomed =
+            self.membership.meeting.of(life).find_map(|(peer, waiting)| Some((peer, waiting.welcomed?)));
         if let Some((peer, pairing)) = welcomed {
             self.take_up(peer, pairing.max(last.saturating_add(1)));
-            let others: Vec<PeerId> = self.meeting.of(life).map(|(peer, _)| peer).collect();
+            let others: Vec<PeerId> = self.membership.meeting.of(life).map(|(peer, _)| peer).collect();
             others.into_iter().for_each(|peer| self.drop_waiting(peer));
         }
     }
 
     fn offer(&mut self, peer: PeerId, pairing: u64) {
-        let waiting = self.meeting.waiting.get_mut(&peer).expect("looked up just before");
+        let waiting = self.membership.meeting.waiting.get_mut(&peer).expect("looked up just before");
         waiting.offered = Some(pairing);
-        waiting.since_ns = self.now_ns;
+        waiting.since_ns = self.out.now_ns();
         let welcome = message::encode(&Message::Notice(Notice::Welcome { pairing }));
         for bytes in link::frames(&welcome, waiting.connection.send_bytes_max) {
-            self.effects.push_back(Effect::Send { peer, bytes, solicited: true });
+            self.out.push(Effect::Send { peer, bytes, solicited: true });
         }
     }
 
     /// Something has arrived over a connection: if we have offered a pairing over it, the other end has taken it up.
     pub fn handle_heard(&mut self, now_ns: u64, peer: PeerId) {
-        let Some(pairing) = self.meeting.waiting.get(&peer).and_then(|waiting| waiting.offered) else {
+        let Some(pairing) = self.membership.meeting.waiting.get(&peer).and_then(|waiting| waiting.offered)
+        else {
             return;
         };
-        self.now_ns = now_ns;
+        self.out.set_now(now_ns);
         // Since the offer, another life of that number may have been paired with us, or have become known.
-        let life = self.meeting.waiting[&peer].hello.life;
-        match !self.members.is_alive(life) && self.is_ready_for(life) {
+        let life = self.membership.meeting.waiting[&peer].hello.life;
+        match !self.membership.members.is_alive(life) && self.is_ready_for(life) {
             true => self.take_up(peer, pairing),
             false => self.drop_waiting(peer),
         }
@@ -180,8 +182,8 @@ impl Engine {
     }
 
     /// A frame has arrived over a connection that is not up.
-    pub(super) fn handle_early_frame(&mut self, peer: PeerId, frame: &[u8]) {
-        let Some(waiting) = self.meeting.waiting.get_mut(&peer) else { return };
+    pub(in crate::engine) fn handle_early_frame(&mut self, peer: PeerId, frame: &[u8]) {
+        let Some(waiting) = self.membership.meeting.waiting.get_mut(&peer) else { return };
         let Ok(whole) = waiting.assembler.handle_frame(frame) else { return self.drop_waiting(peer) };
         match whole.map(|bytes| message::decode(&bytes)) {
             None => {}
@@ -196,95 +198,98 @@ impl Engine {
 
     /// Whether there are connections of which it is not known yet whether they stay.
     pub fn awaits_first_words(&self) -> bool {
-        !self.meeting.waiting.is_empty()
+        !self.membership.meeting.waiting.is_empty()
     }
 
     /// Whether nobody is there with whom we are, or may come to be, paired.
     pub fn is_alone(&self) -> bool {
-        self.members.peers().next().is_none() && self.meeting.waiting.is_empty()
+        self.membership.members.peers().next().is_none() && self.membership.meeting.waiting.is_empty()
     }
 
     /// Whether somebody of whom others have told us is being dialled, or is to dial us since its number is higher.
     pub fn is_dialling(&self) -> bool {
-        let can_be_dialled = !self.config.address.is_empty();
-        self.pairings.is_dialling(can_be_dialled.then_some(self.config.life.node))
+        let can_be_dialled = !self.out.config().address.is_empty();
+        self.membership.pairings.is_dialling(can_be_dialled.then_some(self.out.life().node))
     }
 
     /// Whether somebody whom we have dialled is there and not paired with us yet.
     pub fn is_meeting(&self) -> bool {
-        let mut dialled = self.meeting.waiting.values().filter(|waiting| waiting.connection.dialled);
-        dialled.any(|waiting| !self.members.is_alive(waiting.hello.life))
+        let mut dialled =
+            self.membership.meeting.waiting.values().filter(|waiting| waiting.connection.dialled);
+        dialled.any(|waiting| !self.membership.members.is_alive(waiting.hello.life))
     }
 
     fn take_up(&mut self, peer: PeerId, pairing: u64) {
-        let waiting = self.meeting.waiting.remove(&peer).expect("it waits");
+        let waiting = self.membership.meeting.waiting.remove(&peer).expect("it waits");
         let Waiting { connection: Connection { dialled, send_bytes_max, .. }, hello, .. } = waiting;
         let life = hello.life;
-        self.members.insert(peer, &hello, send_bytes_max, self.now_ns);
-        self.pairings.note_up(life, pairing, &hello.address);
-        self.effects.push_back(Effect::PeerUp { peer, life });
-        self.note_number_of(life.node);
+        self.membership.members.insert(peer, &hello, send_bytes_max, self.out.now_ns());
+        self.membership.pairings.note_up(life, pairing, &hello.address);
+        self.out.push(Effect::PeerUp { peer, life });
+        let (directory, mut cx) = self.directory_side();
+        directory.note_number_of(&mut cx, life.node);
         if !self.chooses_for(life.node) {
-            self.notify(life.node, Notice::Paired { pairing });
+            self.cx().notify(life.node, Notice::Paired { pairing });
         }
         self.tell_of(
             peer,
             |who| if pairing > 1 { News::PairedAnew { who, pairing } } else { News::Joined(who) },
         );
         self.begin_pairing(life);
-        self.await_no_commands_of(life);
-        self.expect_names(life, dialled || self.meeting.is_joining);
+        self.commands.await_none_of(life);
+        self.say_what_was_held();
+        self.expect_names(life, dialled || self.membership.meeting.is_joining);
         if life.node == self.directory.seat() {
-            self.tell_names();
+            self.home_side().tell_names();
         }
-        self.effects.push_back(Effect::Changed);
+        self.out.push(Effect::Changed);
     }
 
     /// The connection has ended, perhaps before it was up.
-    pub(super) fn forget_met(&mut self, peer: PeerId) {
-        if let Some(waiting) = self.meeting.waiting.remove(&peer) {
-            self.meeting.ended.insert(peer, waiting.hello.life);
+    pub(in crate::engine) fn forget_met(&mut self, peer: PeerId) {
+        if let Some(waiting) = self.membership.meeting.waiting.remove(&peer) {
+            self.membership.meeting.ended.insert(peer, waiting.hello.life);
             self.give_up_meeting(waiting.hello.life);
         }
     }
 
     /// Nothing comes any more over a connection that was not up; whether that is so because the process of its other end has exited.
-    pub(super) fn note_met_cut_off(&mut self, peer: PeerId, exited: bool) {
-        let Some(life) = self.meeting.ended.remove(&peer) else { return };
+    pub(in crate::engine) fn note_met_cut_off(&mut self, peer: PeerId, exited: bool) {
+        let Some(life) = self.membership.meeting.ended.remove(&peer) else { return };
         if exited {
-            self.end_life(life, Parting::now(LossCause::Exited, self.now_ns));
+            self.end_life(life, Parting::now(LossCause::Exited, self.out.now_ns()));
         }
-        self.handle_reach_changed(life);
+        self.home_side().handle_reach_changed(life);
     }
 
     /// A connection is gone before it was up: if it was the only one, nobody waits for what its other end would say.
     fn give_up_meeting(&mut self, life: NodeLife) {
-        if !self.members.is_alive(life) && !self.meeting.has(life) {
+        if !self.membership.members.is_alive(life) && !self.membership.meeting.has(life) {
             self.tell_directory_of_parting(life);
-            self.abandon_sweeps_by(life);
-            self.handle_reach_changed(life);
+            self.owner_side().abandon_sweeps_by(life);
+            self.home_side().handle_reach_changed(life);
         }
-        self.effects.push_back(Effect::Changed);
+        self.out.push(Effect::Changed);
     }
 
     /// A life is over.
-    pub(super) fn drop_waiting_of(&mut self, life: NodeLife) {
-        let of: Vec<PeerId> = self.meeting.of(life).map(|(peer, _)| peer).collect();
+    pub(in crate::engine) fn drop_waiting_of(&mut self, life: NodeLife) {
+        let of: Vec<PeerId> = self.membership.meeting.of(life).map(|(peer, _)| peer).collect();
         of.into_iter().for_each(|peer| self.drop_waiting(peer));
     }
 
     /// Who is not paired with us by now, whatever it waits for, begins anew.
-    pub(super) fn drop_those_unheard_of(&mut self) {
-        let (now_ns, patience_ns) = (self.now_ns, PATIENCE_LEASES * self.config.lease_ns);
+    pub(in crate::engine) fn drop_those_unheard_of(&mut self) {
+        let (now_ns, patience_ns) = (self.out.now_ns(), PATIENCE_LEASES * self.out.config().lease_ns);
         let is_late = |waiting: &Waiting| now_ns.saturating_sub(waiting.since_ns) > patience_ns;
-        let late = self.meeting.waiting.iter().filter(|(_, waiting)| is_late(waiting));
+        let late = self.membership.meeting.waiting.iter().filter(|(_, waiting)| is_late(waiting));
         let late: Vec<PeerId> = late.map(|(peer, _)| *peer).collect();
         late.into_iter().for_each(|peer| self.drop_waiting(peer));
     }
 
     fn drop_waiting(&mut self, peer: PeerId) {
-        if let Some(waiting) = self.meeting.waiting.remove(&peer) {
-            self.effects.push_back(Effect::Disconnect(peer));
+        if let Some(waiting) = self.membership.meeting.waiting.remove(&peer) {
+            self.out.push(Effect::Disconnect(peer));
             self.give_up_meeting(waiting.hello.life);
         }
     }

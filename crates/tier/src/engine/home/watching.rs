@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::user::Act;
-use super::{Engine, Requester};
-use crate::effect::{OpId, Outcome};
+use super::HomeSide;
+use crate::engine::Requester;
 use crate::ids::{NodeLife, Principal, RegionId, RequestId};
 use crate::message::{ErrorReply, Reply, Request, Watcher};
 use crate::permissions::Permissions;
@@ -18,7 +17,7 @@ pub const WATCHERS_MAX: usize = 4096;
 
 /// The watchers of all regions that are at home here.
 #[derive(Debug, Default)]
-pub(super) struct Watching {
+pub(in crate::engine) struct Watching {
     /// None is empty.
     lists: BTreeMap<RegionId, Vec<Watcher>>,
 }
@@ -56,7 +55,7 @@ impl Watching {
     }
 
     /// A node has died or left.
-    pub(super) fn forget_node(&mut self, life: NodeLife) {
+    pub(in crate::engine) fn forget_node(&mut self, life: NodeLife) {
         self.lists.retain(|_, list| {
             list.retain(|watcher| watcher.life != life);
             !list.is_empty()
@@ -72,20 +71,22 @@ impl Watching {
     }
 }
 
-impl Engine {
-    pub(super) fn serve_watching(&mut self, requester: Requester, request: Request) {
+impl HomeSide<'_> {
+    pub(in crate::engine) fn serve_watching(&mut self, requester: Requester, request: Request) {
         let (Request::Watch { region, .. }
         | Request::Unwatch { region, .. }
         | Request::ListWatchers { region, .. }) = request
         else {
-            return self.answer(requester, Err(ErrorReply::Malformed));
+            return self.cx.answer(requester, Err(ErrorReply::Malformed));
         };
-        let Some(found) = self.homes.get_mut(&region) else { return self.answer_absent(requester, region) };
+        let Some(found) = self.homes.regions.get_mut(&region) else {
+            return self.answer_absent(requester, region);
+        };
         // The record on its way to the next home does not hear of this, and the next home may have heard of others.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
             if moving.in_doubt {
                 let next = moving.to.node;
-                return self.answer(requester, Err(ErrorReply::PeerDown(next)));
+                return self.cx.answer(requester, Err(ErrorReply::PeerDown(next)));
             }
             return moving.parked.push((requester, request));
         }
@@ -98,7 +99,7 @@ impl Engine {
             }
             _ => Err(ErrorReply::Malformed),
         };
-        self.answer(requester, body);
+        self.cx.answer(requester, body);
     }
 
     fn watch(
@@ -133,7 +134,7 @@ impl Engine {
         principal: &Principal,
         wanted: Permissions,
     ) -> Result<&Region, ErrorReply> {
-        let found = self.homes.get(&region).ok_or(ErrorReply::NotFound)?;
+        let found = self.homes.regions.get(&region).ok_or(ErrorReply::NotFound)?;
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
             return Err(ErrorReply::NotFound);
         }
@@ -144,19 +145,10 @@ impl Engine {
     /// Takes over the watchers of a region whose home we become.  Who has died since is left out.
     pub(super) fn adopt_watchers(&mut self, region: RegionId, watchers: Vec<Watcher>) {
         for watcher in watchers {
-            if self.is_present(watcher.life) {
+            if self.cx.is_present(watcher.life) {
                 // More than there may be cannot come from a home that keeps to the protocol.
                 let _ = self.watching.add(region, watcher);
             }
-        }
-    }
-
-    /// For a session that does not watch any more.  Where nothing here maps the region, its home has heard so, and
-    /// there is nothing left to do.
-    pub(super) fn unwatch(&mut self, op: OpId, region: RegionId, port: u32) {
-        match self.mapper.home_of(region) {
-            Some(home) => self.act(op, Act::Unwatch { port }, region, home.node, 0),
-            None => self.finish(op, Ok(Outcome::Done)),
         }
     }
 }

@@ -14,13 +14,13 @@
 //! its name was given to it for what it asked last, or taken by itself just before it asked.
 //!
 //! A holder that loses sight of the home knows by itself when its guard is over: a lease after it has said the last that the home
-//! has heard for sure ([`Engine::lock_is_kept_until_ns`]).  The home counts from the last that it has heard, which is later, and waits
+//! has heard for sure ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)).  The home counts from the last that it has heard, which is later, and waits
 //! for as much longer as two clocks may differ in a lease.  So neither needs the other's word, nor its time of day.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Engine, Requester};
-use crate::access::SlotRef;
+use super::HomeSide;
+use crate::engine::Requester;
 use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::lockword::{Holder, LockWords};
 use crate::message::{ErrorReply, Reply};
@@ -30,12 +30,10 @@ use crate::region::Stage;
 
 /// By no more than one part of so many do the clocks of two nodes run differently: 3 %, where a quartz has 0.01 %.
 const DRIFT_PARTS: u64 = 32;
-/// No clock shows more, the year 2262: what a peer says cannot use tokens up.
-const TIME_OF_DAY_NS_MAX: u64 = i64::MAX as u64;
 
 /// All locks of this home for which somebody waits.
 #[derive(Debug, Default)]
-pub(super) struct Locks {
+pub(in crate::engine) struct Locks {
     /// None is empty.  A session waits once for a lock, so that sessions bound the length.
     queues: BTreeMap<RegionId, VecDeque<Waiter>>,
     /// Locks that were given away as recovered: if they come back without having been used, the next must be told.
@@ -46,37 +44,39 @@ pub(super) struct Locks {
 
 impl Locks {
     /// When the guards of somebody who is cut off are over.
-    pub(super) fn deadline_ns(&self) -> u64 {
+    pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.lapsing.values().copied().min().unwrap_or(u64::MAX)
-    }
-
-    pub(super) fn has_lapsing(&self, life: NodeLife) -> bool {
-        self.lapsing.contains_key(&life)
     }
 }
 
 /// Who wants a lock.
 #[derive(Debug)]
-pub(super) struct Waiter {
+pub(in crate::engine) struct Waiter {
     requester: Requester,
     holder: Holder,
     base_ns: u64,
 }
 
 impl Waiter {
-    pub(super) fn new(requester: Requester, session: SessionId, base_ns: u64) -> Waiter {
+    pub(in crate::engine) fn new(requester: Requester, session: SessionId, base_ns: u64) -> Waiter {
         Waiter { requester, holder: Holder::new(requester.life, session), base_ns }
     }
 }
 
-impl Engine {
-    pub(super) fn serve_lock(&mut self, waiter: Waiter, region: RegionId, principal: &Principal, wait: bool) {
+impl HomeSide<'_> {
+    pub(in crate::engine) fn serve_lock(
+        &mut self,
+        waiter: Waiter,
+        region: RegionId,
+        principal: &Principal,
+        wait: bool,
+    ) {
         let words = match self.served_region(region, Service::Lock, Some(principal)) {
             Ok(words) => words,
-            Err(refusal) => return self.answer(waiter.requester, Err(refusal)),
+            Err(refusal) => return self.cx.answer(waiter.requester, Err(refusal)),
         };
         if wait && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder)) {
-            return self.answer(waiter.requester, Err(ErrorReply::HeldBySilent(node)));
+            return self.cx.answer(waiter.requester, Err(ErrorReply::HeldBySilent(node)));
         }
         let holder = if wait { words.mark_contended() } else { words.try_take(waiter.holder) };
         let is_gone = holder.is_some_and(|holder| self.is_gone(holder));
@@ -86,7 +86,7 @@ impl Engine {
         } else if wait {
             self.locks.queues.entry(region).or_default().push_back(waiter);
         } else {
-            self.answer(waiter.requester, Err(ErrorReply::Held));
+            self.cx.answer(waiter.requester, Err(ErrorReply::Held));
         }
     }
 
@@ -97,7 +97,7 @@ impl Engine {
         service: Service,
         principal: Option<&Principal>,
     ) -> Result<LockWords, ErrorReply> {
-        let found = self.homes.get(&region).ok_or(ErrorReply::NotFound)?;
+        let found = self.homes.regions.get(&region).ok_or(ErrorReply::NotFound)?;
         if found.busy.as_ref().is_some_and(|busy| matches!(busy.stage, Stage::Freeing)) {
             return Err(ErrorReply::NotFound);
         }
@@ -106,7 +106,7 @@ impl Engine {
             return Err(ErrorReply::PermissionDenied { missing });
         }
         let named = found.name.as_deref().is_some_and(|name| service.has(name));
-        let window = found.extents.first().filter(|_| named).and_then(|extent| self.store.window(extent));
+        let window = found.extents.first().filter(|_| named).and_then(|extent| self.owner.window(extent));
         window.and_then(LockWords::new).ok_or(ErrorReply::Malformed)
     }
 
@@ -124,62 +124,40 @@ impl Engine {
             false => self.locks.recovered.remove(&region),
         };
         let token = words.next_token(waiter.base_ns);
-        self.answer(waiter.requester, Ok(Reply::Locked { token, recovered }));
+        self.cx.answer(waiter.requester, Ok(Reply::Locked { token, recovered }));
     }
 
     /// Whether a holder can do nothing under its lock any more: its session has ended, or its node is cut off and knows that its
     /// guards are over.
     fn is_gone(&self, holder: Holder) -> bool {
-        let alive = self.members.peers().map(|(_, peer)| peer.life).chain([self.config.life]);
+        let alive = self.cx.members().peers().map(|(_, peer)| peer.life).chain([self.cx.life()]);
         let lapsing = self.locks.lapsing.keys().copied();
-        !alive.chain(self.members.zombies()).chain(lapsing).any(|life| holder.is_of(life))
-    }
-
-    /// Where the tokens of a lock begin that is made now, in ns since 1970: not before any time that a clock of the cluster has shown, as
-    /// far as we have heard.  So a lock that is made anew gives higher tokens than before, also where the clocks of nodes differ by hours.
-    pub fn time_of_day_ns(&self) -> u64 {
-        self.epoch_ns.saturating_add(self.now_ns)
-    }
-
-    /// Somebody's clock shows that time.
-    pub(super) fn note_time(&mut self, time_ns: u64) {
-        self.epoch_ns = self.epoch_ns.max(time_ns.min(TIME_OF_DAY_NS_MAX).saturating_sub(self.now_ns));
-    }
-
-    /// Until when a lock that is held by the handle of a session is given to nobody else, whatever its home sees; `None` if
-    /// that may have happened already.  It is later the next time, for as long as the home hears us.
-    pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
-        let (_, home) = self.mapper.region_of(session, slot)?;
-        if home == self.config.life {
-            return Some(u64::MAX);
-        }
-        let (_, known) = self.members.peer_of(home.node).filter(|(_, known)| known.life == home)?;
-        Some(known.acknowledged_ns + self.config.lease_ns)
+        !alive.chain(self.cx.members().zombies()).chain(lapsing).any(|life| holder.is_of(life))
     }
 
     /// The node of a holder if that was silent for a lease, and in another one could not be cut off: it may go on under its
     /// lock when it wakes, and nobody knows when that is.
     fn silent_node_of(&self, holder: Holder) -> Option<NodeId> {
-        let then_ns = self.now_ns.checked_sub(self.config.lease_ns)?;
-        self.members.zombies_since(then_ns).find(|life| holder.is_of(*life)).map(|life| life.node)
+        let then_ns = self.cx.now_ns().checked_sub(self.cx.lease_ns())?;
+        self.cx.members().zombies_since(then_ns).find(|life| holder.is_of(*life)).map(|life| life.node)
     }
 
     /// Nobody waits for ever for who may be silent for ever.  The mark goes with those who waited: a holder that wakes
     /// gives the lock up by itself.
-    pub(super) fn refuse_those_behind_the_silent(&mut self) {
+    pub(in crate::engine) fn refuse_those_behind_the_silent(&mut self) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
             if let Ok(words) = self.served_region(region, Service::Lock, None)
                 && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder))
             {
                 for waiter in self.locks.queues.remove(&region).unwrap_or_default() {
-                    self.answer(waiter.requester, Err(ErrorReply::HeldBySilent(node)));
+                    self.cx.answer(waiter.requester, Err(ErrorReply::HeldBySilent(node)));
                 }
                 words.clear_contended();
             }
         }
     }
 
-    pub(super) fn serve_unlock(
+    pub(in crate::engine) fn serve_unlock(
         &mut self,
         requester: Requester,
         region: RegionId,
@@ -194,7 +172,7 @@ impl Engine {
             Ok(_) => Err(ErrorReply::NotHeld),
             Err(refusal) => Err(refusal),
         };
-        self.answer(requester, body);
+        self.cx.answer(requester, body);
     }
 
     /// Gives the lock to the session that has waited longest.
@@ -214,7 +192,7 @@ impl Engine {
 
     /// A request to lock is not wanted any more.  If it has been granted, the session that made it has not heard of
     /// that, and will not.
-    pub(super) fn handle_cancelled(
+    pub(in crate::engine) fn handle_cancelled(
         &mut self,
         from: NodeLife,
         region: RegionId,
@@ -249,7 +227,7 @@ impl Engine {
     }
 
     /// A node has died: its sessions wait for nothing any more.
-    pub(super) fn forget_waiters_of(&mut self, life: NodeLife) {
+    pub(in crate::engine) fn forget_waiters_of(&mut self, life: NodeLife) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
             self.remove_waiters(region, |waiter| waiter.requester.life == life);
         }
@@ -257,26 +235,33 @@ impl Engine {
     }
 
     /// A node was cut off, and may live: it keeps its locks until it has seen by itself that its guards are over.
-    pub(super) fn recover_locks_when_guards_are_over(&mut self, life: NodeLife, heard_ns: u64) {
-        let lease_ns = self.config.lease_ns;
+    pub(in crate::engine) fn recover_locks_when_guards_are_over(&mut self, life: NodeLife, heard_ns: u64) {
+        let lease_ns = self.cx.lease_ns();
         let over_ns = heard_ns.saturating_add(lease_ns + lease_ns / DRIFT_PARTS);
         self.locks.lapsing.insert(life, over_ns);
         self.recover_overdue_locks();
     }
 
+    /// A node is paired with us anew: its guards are over, all of them.
+    pub(in crate::engine) fn recover_locks_of_the_returned(&mut self, life: NodeLife) {
+        if self.locks.lapsing.contains_key(&life) {
+            self.recover_locks(life);
+        }
+    }
+
     /// Hands over what those held whose guards are over by now.
-    pub(super) fn recover_overdue_locks(&mut self) {
-        let now_ns = self.now_ns;
+    pub(in crate::engine) fn recover_overdue_locks(&mut self) {
+        let now_ns = self.cx.now_ns();
         let lapsing = self.locks.lapsing.iter().filter(|(_, over_ns)| **over_ns <= now_ns);
         let over: Vec<NodeLife> = lapsing.map(|(life, _)| *life).collect();
         over.into_iter().for_each(|life| self.recover_locks(life));
     }
 
     /// A node holds nothing any more: what it held goes to those who wait for it, or ask next.
-    pub(super) fn recover_locks(&mut self, life: NodeLife) {
+    pub(in crate::engine) fn recover_locks(&mut self, life: NodeLife) {
         self.locks.lapsing.remove(&life);
         let is_lock = |name: &str| Service::Lock.has(name);
-        let named = self.homes.iter().filter(|(_, found)| found.name.as_deref().is_some_and(is_lock));
+        let named = self.homes.regions.iter().filter(|(_, found)| found.name.as_deref().is_some_and(is_lock));
         for region in named.map(|(region, _)| *region).collect::<Vec<_>>() {
             if let Ok(words) = self.served_region(region, Service::Lock, None)
                 && words.holder().is_some_and(|holder| holder.is_of(life))
@@ -290,7 +275,7 @@ impl Engine {
     pub(super) fn refuse_waiters(&mut self, region: RegionId) {
         self.locks.recovered.remove(&region);
         for waiter in self.locks.queues.remove(&region).unwrap_or_default() {
-            self.answer(waiter.requester, Err(ErrorReply::NotFound));
+            self.cx.answer(waiter.requester, Err(ErrorReply::NotFound));
         }
         self.end_round(region, &Err(ErrorReply::NotFound));
     }

@@ -1,14 +1,22 @@
 //! Commands of sessions: each is a short series of requests to the nodes that know.
 
+pub(super) mod memory;
+mod waits;
+
 use std::collections::BTreeMap;
 
-use super::{Engine, Purpose};
+use self::memory::IssuedCopies;
+use self::waits::Waits;
+use super::context::{Context, Purpose};
+use super::deferred::{Deferred, Unmapping};
+use super::owner::Owner;
 use crate::access::SlotRef;
 use crate::directory::LOST_NAMES_MAX;
 use crate::effect::{Command, CommandError, Effect, OpId, Outcome, Placement};
 use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::layout::CHUNK_BYTES_MIN;
 use crate::lockword::LOCK_BYTES;
+use crate::mapper::Mapper;
 use crate::message::{
     ErrorReply, LostName, MappedReply, NodeState, NodeStatus, Notice, RegionCommand, RegionInfo, Reply,
     Request,
@@ -19,9 +27,11 @@ use crate::permissions::Permissions;
 /// How often a command follows a region that moves ahead of it.
 const HOPS_MAX: u8 = 16;
 
-/// Commands whose end needs more than one answer.
+/// Commands under way, as far as the questions that are asked for them do not say all.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
+    waits: Waits,
+    memory: IssuedCopies,
     lists: BTreeMap<OpId, Listing>,
     statuses: BTreeMap<OpId, Gathering<NodeStatus>>,
     /// Requests to map that are under way: the home counts us as a mapper once it has answered.
@@ -41,20 +51,13 @@ struct Listing {
     unreachable: Vec<(String, NodeId)>,
 }
 
-/// A handle that is being given up.
-#[derive(Debug)]
-pub(super) struct Unmapping {
-    /// The region and its home, if this was the last handle of it.
-    last_of: Option<(RegionId, NodeLife)>,
-    /// Who waits for the end.
-    op: Option<OpId>,
-}
-
-impl Unmapping {
-    /// All handles of a region are given up, and nobody waits for that.
-    pub(super) fn unasked(region: RegionId, home: NodeLife) -> Unmapping {
-        Unmapping { last_of: Some((region, home)), op: None }
-    }
+/// What the side of our sessions may touch.
+pub(super) struct SessionSide<'a> {
+    pub(super) cx: Context<'a>,
+    pub(super) commands: &'a mut Commands,
+    pub(super) mapper: &'a mut Mapper,
+    pub(super) deferred: &'a mut Deferred,
+    pub(super) owner: &'a Owner,
 }
 
 /// A region that a session wants.
@@ -119,31 +122,19 @@ pub(super) enum Act {
     ListWatchers { principal: Principal },
 }
 
-impl Engine {
-    /// Opens a session that acts as `principal`; `None` if there are too many.
-    pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
-        self.mapper.open_session(principal)
-    }
-
+impl SessionSide<'_> {
     /// Ends a session and unmaps all its handles.
-    pub fn close_session(&mut self, now_ns: u64, session: SessionId) {
-        self.now_ns = now_ns;
+    pub(super) fn close(&mut self, session: SessionId) {
         for index in self.mapper.handles_of(session) {
             self.unmap(index, None);
         }
         self.mapper.close_session(session);
-        self.settle();
     }
 
     /// Starts a command of a session.  [`Effect::Finish`] follows, perhaps before this returns.
-    pub fn submit(&mut self, now_ns: u64, session: SessionId, command: Command) -> OpId {
-        self.now_ns = now_ns;
-        self.counter += 1;
-        let op = OpId(self.counter);
-        if self.leaving {
-            self.finish(op, Err(ErrorReply::NodeClosed.into()));
-            return op;
-        }
+    ///
+    /// [`Effect::Finish`]: crate::effect::Effect::Finish
+    pub(super) fn start(&mut self, op: OpId, session: SessionId, command: Command) {
         match command {
             Command::Alloc { name, len, chunk_bytes, placement, everyone, populate } => {
                 let places = self.nodes_for(placement);
@@ -155,7 +146,7 @@ impl Engine {
             Command::RegionCommand(slot, order) => self.order(op, session, slot, order),
             Command::Unmap(slot) => match self.mapper.region_of(session, slot) {
                 Some(_) => self.unmap(slot.index, Some(op)),
-                None => self.finish(op, Err(CommandError::Stale)),
+                None => self.cx.finish(op, Err(CommandError::Stale)),
             },
             Command::Fill { at, len, byte } => self.start_fill(op, session, at, len, byte),
             Command::Copy { to, from, len } => self.start_copy(op, session, to, from, len),
@@ -163,7 +154,7 @@ impl Engine {
             Command::ListLost => self.list_lost(op, Vec::new()),
             Command::ForgetName(name) => self.forget(op, Request::ForgetName { name }),
             Command::TakeNumber => {
-                self.ask_directory(Request::TakeNumber, Purpose::User(op, UserStep::Number));
+                self.cx.ask_directory(Request::TakeNumber, Purpose::User(op, UserStep::Number));
             }
             Command::ForgetNode(node) => self.forget(op, Request::ForgetNode { node }),
             Command::Anchor { service, name, everyone } => self.anchor(op, session, service, &name, everyone),
@@ -180,16 +171,12 @@ impl Engine {
                 self.act_as_principal(op, session, slot, |principal| Act::ListWatchers { principal })
             }
             Command::Reach { node, owner } => {
-                self.ask(owner, Request::Reach { node }, Purpose::User(op, UserStep::Reach))
+                self.cx.ask(owner, Request::Reach { node }, Purpose::User(op, UserStep::Reach));
             }
-            Command::Status => self.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members)),
+            Command::Status => {
+                self.cx.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members))
+            }
         }
-        self.settle();
-        op
-    }
-
-    pub(super) fn finish(&mut self, op: OpId, outcome: Result<Outcome, CommandError>) {
-        self.effects.push_back(Effect::Finish { op, outcome });
     }
 
     /// The nodes for locks and barriers are chosen by their names, so that no one has them all.
@@ -214,20 +201,20 @@ impl Engine {
         (nodes, others): (Vec<NodeId>, Vec<NodeId>),
     ) {
         let Some(maker) = self.mapper.principal(session).cloned() else {
-            return self.finish(op, Err(CommandError::UnknownHandle));
+            return self.cx.finish(op, Err(CommandError::UnknownHandle));
         };
         let Some(home) = nodes.first().copied() else {
-            return self.finish(op, Err(CommandError::NoMemoryNode));
+            return self.cx.finish(op, Err(CommandError::NoMemoryNode));
         };
         let Wanted { name, len, chunk_bytes, everyone, populate } = wanted;
         let request = Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate };
         let step = UserStep::Alloc { session, request: request.clone(), others };
-        self.ask(home, request, Purpose::User(op, step));
+        self.cx.ask(home, request, Purpose::User(op, step));
     }
 
     /// The nodes that shall hold a region, and others that may hold it all instead where there is no space.
     fn nodes_for(&self, placement: Placement) -> (Vec<NodeId>, Vec<NodeId>) {
-        let me = self.config.life.node;
+        let me = self.cx.life().node;
         match placement {
             Placement::Local => (vec![me], Vec::new()),
             Placement::On(node) => (vec![node], Vec::new()),
@@ -243,7 +230,7 @@ impl Engine {
             }
             Placement::Anywhere => {
                 let mut candidates = self.memory_nodes();
-                if self.store.bytes_total() > 0 {
+                if self.owner.bytes_total() > 0 {
                     candidates.retain(|node| *node != me);
                     candidates.insert(0, me);
                 }
@@ -256,7 +243,8 @@ impl Engine {
     /// Nodes that contribute memory, and stay: applications come and go, and their memory with them.  Only where
     /// there is no other do they count.
     fn memory_nodes(&self) -> Vec<NodeId> {
-        let with_memory = self.members.all().filter(|m| m.bytes_total > 0 && m.state == NodeState::Alive);
+        let with_memory =
+            self.cx.members().all().filter(|m| m.bytes_total > 0 && m.state == NodeState::Alive);
         let nodes: Vec<NodeId> = with_memory.map(|member| member.life.node).collect();
         let (passing, staying): (Vec<NodeId>, Vec<NodeId>) =
             nodes.iter().partition(|node| node.is_ephemeral());
@@ -264,7 +252,7 @@ impl Engine {
     }
 
     fn find(&mut self, op: OpId, name: String, then: Then) {
-        self.ask_directory(Request::FindName { name }, Purpose::User(op, UserStep::Find { then }));
+        self.cx.ask_directory(Request::FindName { name }, Purpose::User(op, UserStep::Find { then }));
     }
 
     /// A handle orders nothing that it was not mapped for.  Whether its principal may is for the home to judge.
@@ -275,7 +263,7 @@ impl Engine {
             true => {
                 self.act_as_principal(op, session, slot, |principal| Act::RegionCommand { principal, order })
             }
-            false => self.finish(op, Err(ErrorReply::PermissionDenied { missing }.into())),
+            false => self.cx.finish(op, Err(ErrorReply::PermissionDenied { missing }.into())),
         }
     }
 
@@ -288,14 +276,14 @@ impl Engine {
     ) {
         match self.mapper.principal(session).cloned() {
             Some(principal) => self.act_on_handle(op, session, slot, act(principal)),
-            None => self.finish(op, Err(CommandError::UnknownHandle)),
+            None => self.cx.finish(op, Err(CommandError::UnknownHandle)),
         }
     }
 
     fn act_on_handle(&mut self, op: OpId, session: SessionId, slot: SlotRef, act: Act) {
         match self.mapper.region_of(session, slot) {
             Some((region, home)) => self.act(op, act, region, home.node, 0),
-            None => self.finish(op, Err(CommandError::Stale)),
+            None => self.cx.finish(op, Err(CommandError::Stale)),
         }
     }
 
@@ -303,7 +291,7 @@ impl Engine {
         let request = match &act {
             Act::Map { session, wanted } => {
                 let Some(principal) = self.mapper.principal(*session).cloned() else {
-                    return self.finish(op, Err(CommandError::UnknownHandle));
+                    return self.cx.finish(op, Err(CommandError::UnknownHandle));
                 };
                 *self.commands.mapping.entry(region).or_default() += 1;
                 Request::Map { region, principal, wanted: *wanted }
@@ -318,7 +306,7 @@ impl Engine {
             Act::Unwatch { port } => Request::Unwatch { region, port: *port },
             Act::ListWatchers { principal } => Request::ListWatchers { region, principal: principal.clone() },
         };
-        self.ask(home, request, Purpose::User(op, UserStep::Act { act, region, hops }));
+        self.cx.ask(home, request, Purpose::User(op, UserStep::Act { act, region, hops }));
     }
 
     pub(super) fn continue_command(&mut self, op: OpId, step: UserStep, body: Result<Reply, ErrorReply>) {
@@ -337,14 +325,14 @@ impl Engine {
             (UserStep::ListNames { names }, body) => self.continue_list(op, names, body),
             (UserStep::ListOne { name, home }, body) => self.gather_info(op, name, home, body),
             (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
-            (UserStep::Forget, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
-            (UserStep::Number, Ok(Reply::Number(number))) => self.finish(op, Ok(Outcome::Number(number))),
-            (UserStep::Members, body) => self.continue_status(op, body),
+            (UserStep::Forget, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
+            (UserStep::Number, Ok(Reply::Number(number))) => self.cx.finish(op, Ok(Outcome::Number(number))),
+            (UserStep::Members, _) => self.ask_for_statuses(op),
             (UserStep::StatusOf(node), body) => self.gather_status(op, node, body),
-            (UserStep::Reach, Ok(Reply::Reached(reach))) => self.finish(op, Ok(Outcome::Reach(reach))),
-            (UserStep::Unlock, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Done)),
-            (_, Err(refusal)) => self.finish(op, Err(refusal.into())),
-            (_, Ok(_)) => self.finish(op, Err(ErrorReply::Malformed.into())),
+            (UserStep::Reach, Ok(Reply::Reached(reach))) => self.cx.finish(op, Ok(Outcome::Reach(reach))),
+            (UserStep::Unlock, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
+            (_, Err(refusal)) => self.cx.finish(op, Err(refusal.into())),
+            (_, Ok(_)) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
         }
     }
 
@@ -366,35 +354,30 @@ impl Engine {
                     *nodes = vec![next];
                 }
                 let step = UserStep::Alloc { session, request: request.clone(), others };
-                self.ask(next, request, Purpose::User(op, step));
+                self.cx.ask(next, request, Purpose::User(op, step));
             }
-            Ok(_) => self.finish(op, Err(ErrorReply::Malformed.into())),
-            Err(refusal) => self.finish(op, Err(refusal.into())),
+            Ok(_) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
+            Err(refusal) => self.cx.finish(op, Err(refusal.into())),
         }
     }
 
     fn insert_mapping(&mut self, op: OpId, session: SessionId, wanted: Permissions, reply: &MappedReply) {
         let sound = crate::layout::is_sound(&reply.extents, reply.len, reply.chunk_bytes);
-        if self.leaving {
+        if self.cx.membership().is_leaving() {
             // Peers are told that we reach nothing any more: from then on we must not.
-            return self.finish(op, Err(ErrorReply::NodeClosed.into()));
+            return self.cx.finish(op, Err(ErrorReply::NodeClosed.into()));
         }
         if !sound || self.mapper.principal(session).is_none() {
             self.announce_unmapped(reply.region, reply.home);
-            return self.finish(op, Err(CommandError::UnknownHandle));
+            return self.cx.finish(op, Err(CommandError::UnknownHandle));
         }
         // Handles from before its home was lost do not come alive again: they may allow what was revoked since.
         if let Some(quiesce) = self.mapper.drop_if_lost(reply.region) {
-            self.effects.push_back(Effect::Quiesce(quiesce));
+            self.cx.push(Effect::Quiesce(quiesce));
         }
-        let locator = super::Locator {
-            life: self.config.life,
-            store: &self.store,
-            members: &self.members,
-            reach: &*self.reach,
-        };
+        let locator = self.owner.locator(self.cx.life(), self.cx.members());
         let slot = self.mapper.insert(reply, session, wanted, &locator);
-        self.finish(op, Ok(Outcome::Mapped { slot, region: reply.region }));
+        self.cx.finish(op, Ok(Outcome::Mapped { slot, region: reply.region }));
     }
 
     fn continue_act(
@@ -415,16 +398,16 @@ impl Engine {
             (Act::Map { session, wanted }, Ok(Reply::Mapped(reply))) => {
                 self.insert_mapping(op, session, wanted, &reply)
             }
-            (Act::Stat, Ok(Reply::Info(info))) => self.finish(op, Ok(Outcome::Info(info))),
+            (Act::Stat, Ok(Reply::Info(info))) => self.cx.finish(op, Ok(Outcome::Info(info))),
             (Act::RegionCommand { .. } | Act::Unwatch { .. }, Ok(Reply::Done)) => {
-                self.finish(op, Ok(Outcome::Done))
+                self.cx.finish(op, Ok(Outcome::Done))
             }
-            (Act::Watch { .. }, Ok(Reply::Done)) => self.finish(op, Ok(Outcome::Watching { region })),
+            (Act::Watch { .. }, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Watching { region })),
             (Act::ListWatchers { .. }, Ok(Reply::Watchers { watchers })) => {
-                self.finish(op, Ok(Outcome::Watchers { region, watchers }))
+                self.cx.finish(op, Ok(Outcome::Watchers { region, watchers }))
             }
-            (_, Err(refusal)) => self.finish(op, Err(refusal.into())),
-            (_, Ok(_)) => self.finish(op, Err(ErrorReply::Malformed.into())),
+            (_, Err(refusal)) => self.cx.finish(op, Err(refusal.into())),
+            (_, Ok(_)) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
         }
     }
 
@@ -442,43 +425,42 @@ impl Engine {
         match (self.mapper.remove(index), home) {
             (Some((region, last, quiesce)), Some(home)) => {
                 let last_of = last.then_some((region, home));
-                self.unmapping.insert(quiesce.token, Unmapping { last_of, op });
-                self.effects.push_back(Effect::Quiesce(quiesce));
+                self.deferred.announce(self.cx.out(), quiesce, Unmapping { last_of, op });
             }
             _ => {
                 if let Some(op) = op {
-                    self.finish(op, Err(CommandError::Stale));
+                    self.cx.finish(op, Err(CommandError::Stale));
                 }
             }
         }
     }
 
-    pub(super) fn finish_unmap(&mut self, unmapping: Unmapping) {
-        if let Some((region, home)) = unmapping.last_of {
-            self.announce_unmapped(region, home);
-        }
-        if let Some(op) = unmapping.op {
-            self.finish(op, Ok(Outcome::Done));
-        }
-    }
-
     /// Tells the home that nothing here maps the region, unless something does again or is about to.
-    fn announce_unmapped(&mut self, region: RegionId, home: NodeLife) {
-        if !self.is_present(home) {
+    pub(super) fn announce_unmapped(&mut self, region: RegionId, home: NodeLife) {
+        if !self.cx.is_present(home) {
             // It takes the end of our pairing for the same.
             return;
         }
         let mapped = self.mapper.home_of(region).is_some() || self.commands.mapping.contains_key(&region);
         if !mapped {
             // All requests to map it that have been sent have been answered.
-            let upto = RequestId(self.counter);
-            self.notify(home.node, Notice::Unmapped { region, upto });
+            let upto = RequestId(self.cx.out().last_number());
+            self.cx.notify(home.node, Notice::Unmapped { region, upto });
+        }
+    }
+
+    /// For a session that does not watch any more.  Where nothing here maps the region, its home has heard so, and
+    /// there is nothing left to do.
+    fn unwatch(&mut self, op: OpId, region: RegionId, port: u32) {
+        match self.mapper.home_of(region) {
+            Some(home) => self.act(op, Act::Unwatch { port }, region, home.node, 0),
+            None => self.cx.finish(op, Ok(Outcome::Done)),
         }
     }
 
     fn list_names(&mut self, op: OpId, names: Vec<(String, RegionId, NodeId)>) {
         let after = names.last().map(|(name, ..)| name.clone());
-        self.ask_directory(Request::ListNames { after }, Purpose::User(op, UserStep::ListNames { names }));
+        self.cx.ask_directory(Request::ListNames { after }, Purpose::User(op, UserStep::ListNames { names }));
     }
 
     fn continue_list(
@@ -498,12 +480,12 @@ impl Engine {
                 self.commands.lists.insert(op, Listing { infos, unreachable: Vec::new() });
                 for (name, region, home) in names {
                     let step = UserStep::ListOne { name, home };
-                    self.ask(home, Request::Stat { region }, Purpose::User(op, step));
+                    self.cx.ask(home, Request::Stat { region }, Purpose::User(op, step));
                 }
                 self.finish_list(op);
             }
-            Ok(_) => self.finish(op, Err(ErrorReply::Malformed.into())),
-            Err(refusal) => self.finish(op, Err(refusal.into())),
+            Ok(_) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
+            Err(refusal) => self.cx.finish(op, Err(refusal.into())),
         }
     }
 
@@ -526,13 +508,13 @@ impl Engine {
             let (mut regions, mut unreachable) = (list.infos.found, list.unreachable);
             regions.sort_by(|a, b| a.name.cmp(&b.name));
             unreachable.sort();
-            self.finish(op, Ok(Outcome::List { regions, unreachable }));
+            self.cx.finish(op, Ok(Outcome::List { regions, unreachable }));
         }
     }
 
     fn list_lost(&mut self, op: OpId, names: Vec<LostName>) {
         let after = names.last().map(|lost| lost.name.clone());
-        self.ask_directory(Request::ListLost { after }, Purpose::User(op, UserStep::ListLost { names }));
+        self.cx.ask_directory(Request::ListLost { after }, Purpose::User(op, UserStep::ListLost { names }));
     }
 
     fn continue_list_lost(&mut self, op: OpId, mut names: Vec<LostName>, body: Result<Reply, ErrorReply>) {
@@ -542,32 +524,29 @@ impl Engine {
                 names.extend(found);
                 match more && progress && names.len() < LOST_NAMES_MAX {
                     true => self.list_lost(op, names),
-                    false => self.finish(op, Ok(Outcome::Lost(names))),
+                    false => self.cx.finish(op, Ok(Outcome::Lost(names))),
                 }
             }
-            Ok(_) => self.finish(op, Err(ErrorReply::Malformed.into())),
-            Err(refusal) => self.finish(op, Err(refusal.into())),
+            Ok(_) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
+            Err(refusal) => self.cx.finish(op, Err(refusal.into())),
         }
     }
 
     fn forget(&mut self, op: OpId, request: Request) {
-        self.ask_directory(request, Purpose::User(op, UserStep::Forget));
+        self.cx.ask_directory(request, Purpose::User(op, UserStep::Forget));
     }
 
-    /// Asks each living node how it is.  Without the directory, those that we know ourselves.
-    fn continue_status(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
-        if let Ok(Reply::Members { members }) = body {
-            self.members.learn(members, self.config.life.node, self.now_ns);
-        }
-        let nodes: Vec<NodeId> = self.members.all().map(|member| member.life.node).collect();
+    /// Asks each living node how it is, now that the directory has told who there is.  Without it, those that we know ourselves.
+    pub(super) fn ask_for_statuses(&mut self, op: OpId) {
+        let nodes: Vec<NodeId> = self.cx.members().all().map(|member| member.life.node).collect();
         self.commands.statuses.insert(op, Gathering { missing: nodes.len(), found: Vec::new() });
         for node in nodes {
-            self.ask(node, Request::Status, Purpose::User(op, UserStep::StatusOf(node)));
+            self.cx.ask(node, Request::Status, Purpose::User(op, UserStep::StatusOf(node)));
         }
     }
 
     fn gather_status(&mut self, op: OpId, node: NodeId, body: Result<Reply, ErrorReply>) {
-        let silent = self.members.described(self.now_ns).find(|member| member.life.node == node);
+        let silent = self.cx.members().described(self.cx.now_ns()).find(|member| member.life.node == node);
         let Some(statuses) = self.commands.statuses.get_mut(&op) else { return };
         statuses.missing -= 1;
         match (body, silent) {
@@ -577,7 +556,7 @@ impl Engine {
                 pid: member.pid,
                 state: if member.state == NodeState::Alive { NodeState::Silent } else { member.state },
                 incarnation: member.life.incarnation.0,
-                provider: self.config.provider.clone(),
+                provider: self.cx.config().provider.clone(),
                 bytes_used: 0,
                 bytes_total: member.bytes_total,
                 bytes_refused: 0,
@@ -591,24 +570,7 @@ impl Engine {
         if statuses.missing == 0 {
             let mut statuses = self.commands.statuses.remove(&op).expect("looked up just before");
             statuses.found.sort_by_key(|status| status.node);
-            self.finish(op, Ok(Outcome::Status(statuses.found)));
-        }
-    }
-
-    pub(super) fn own_status(&self) -> NodeStatus {
-        NodeStatus {
-            node: self.config.life.node,
-            pid: self.config.pid,
-            state: NodeState::Alive,
-            incarnation: self.config.life.incarnation.0,
-            provider: self.config.provider.clone(),
-            bytes_used: self.store.bytes_used(),
-            bytes_total: self.store.bytes_total(),
-            bytes_refused: self.store.bytes_refused(),
-            bytes_quarantined: self.store.bytes_quarantined(),
-            regions: self.homes.len() as u64,
-            mappings: self.mapper.handle_count() as u64,
-            loss: None,
+            self.cx.finish(op, Ok(Outcome::Status(statuses.found)));
         }
     }
 }

@@ -15,7 +15,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Engine, Purpose, Requester};
+use super::HomeSide;
+use crate::engine::Requester;
+use crate::engine::context::Purpose;
 use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::region::Stage;
@@ -28,7 +30,7 @@ const PATIENCE_WITH_MAPPERS_LEASES: u64 = 2;
 
 /// All of it.
 #[derive(Debug, Default)]
-pub(super) struct Evidence {
+pub(in crate::engine) struct Evidence {
     /// What owners said of mappers that we are not paired with.
     of: BTreeMap<NodeLife, Said>,
     /// Regions with an order under way that waits for it, and since when.
@@ -57,43 +59,43 @@ struct Said {
 
 impl Evidence {
     /// Nobody takes the answers.
-    pub(super) fn forget_what_is_asked_by(&mut self, home: NodeLife) {
+    pub(in crate::engine) fn forget_what_is_asked_by(&mut self, home: NodeLife) {
         self.owed.retain(|(requester, ..)| requester.life != home);
         self.relayed.retain(|relayed| relayed.requester.life != home);
     }
 }
 
 /// The side of the home.
-impl Engine {
+impl HomeSide<'_> {
     /// An order waits for a mapper that we are not paired with: asks all other owners of the region's chunks.
     pub(super) fn seek(&mut self, region: RegionId, mapper: NodeLife) {
-        let pairing = self.pairings.number(mapper);
+        let pairing = self.cx.membership().pairings().number(mapper);
         // Noted also where nobody can be asked now: see `resume_relays`.
         self.evidence.of.entry(mapper).or_default();
         for owner in self.owners_of(region) {
-            if owner == self.config.life || !self.is_present(owner) {
+            if owner == self.cx.life() || !self.cx.is_present(owner) {
                 continue;
             }
             if self.evidence.of.entry(mapper).or_default().asked.insert(owner) {
                 let relay = Request::Relay { to: mapper, pairing };
-                self.ask_life(owner, relay, Purpose::Relay { mapper, pairing, owner });
+                self.cx.ask_life(owner, relay, Purpose::Relay { mapper, pairing, owner });
             }
         }
         self.conclude(region, mapper);
     }
 
     fn owners_of(&self, region: RegionId) -> BTreeSet<NodeLife> {
-        let extents = self.homes.get(&region).into_iter().flat_map(|found| found.extents.iter());
+        let extents = self.homes.regions.get(&region).into_iter().flat_map(|found| found.extents.iter());
         extents.map(|extent| extent.owner).collect()
     }
 
     /// The order under way on a region waits for evidence.
     pub(super) fn note_stalled(&mut self, region: RegionId) {
-        self.evidence.stalled.entry(region).or_insert(self.now_ns);
+        self.evidence.stalled.entry(region).or_insert(self.cx.now_ns());
     }
 
     /// Orders have waited for who is not paired with us any more.
-    pub(super) fn seek_for_orders_behind(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn seek_for_orders_behind(&mut self, mapper: NodeLife) {
         for region in
             self.regions_where(|found| found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper)))
         {
@@ -103,7 +105,7 @@ impl Engine {
     }
 
     /// A mapper is dead: it is struck off as soon as nobody can still be touched by it.
-    pub(super) fn seek_all_behind(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn seek_all_behind(&mut self, mapper: NodeLife) {
         for region in self.regions_mapped_by(mapper) {
             self.seek(region, mapper);
         }
@@ -112,7 +114,7 @@ impl Engine {
 
     /// Nobody asks any more what others said of the dead.
     fn forget_if_over(&mut self, mapper: NodeLife) {
-        if !self.pairings.may_live(mapper) && self.regions_mapped_by(mapper).is_empty() {
+        if !self.cx.membership().pairings().may_live(mapper) && self.regions_mapped_by(mapper).is_empty() {
             self.forget_evidence(mapper);
         }
     }
@@ -126,19 +128,21 @@ impl Engine {
     }
 
     fn regions_where(&self, is_one: impl Fn(&crate::region::Region) -> bool) -> Vec<RegionId> {
-        let found = self.homes.iter().filter(|(_, found)| is_one(found));
+        let found = self.homes.regions.iter().filter(|(_, found)| is_one(found));
         found.map(|(region, _)| *region).collect()
     }
 
     /// An owner has answered.
-    pub(super) fn handle_relayed(
+    pub(in crate::engine) fn handle_relayed(
         &mut self,
         (mapper, pairing): (NodeLife, u64),
         owner: NodeLife,
         body: Result<Reply, ErrorReply>,
     ) {
         // It may have been paired with us anew since, and may be lost again.
-        if self.pairings.may_live(mapper) && self.pairings.number(mapper) != pairing {
+        if self.cx.membership().pairings().may_live(mapper)
+            && self.cx.membership().pairings().number(mapper) != pairing
+        {
             return;
         }
         let Some(said) = self.evidence.of.get_mut(&mapper) else { return };
@@ -155,7 +159,7 @@ impl Engine {
     }
 
     /// A mapper is cut off here, or elsewhere, or an owner is dead.
-    pub(super) fn conclude_for(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn conclude_for(&mut self, mapper: NodeLife) {
         for region in self.regions_mapped_by(mapper) {
             self.conclude(region, mapper);
         }
@@ -163,7 +167,7 @@ impl Engine {
     }
 
     /// An owner is dead, and its memory with it.
-    pub(super) fn conclude_for_owner(&mut self, owner: NodeLife) {
+    pub(in crate::engine) fn conclude_for_owner(&mut self, owner: NodeLife) {
         let mappers: Vec<NodeLife> =
             self.evidence.of.keys().copied().filter(|mapper| *mapper != owner).collect();
         mappers.into_iter().for_each(|mapper| self.conclude_for(mapper));
@@ -171,11 +175,11 @@ impl Engine {
 
     /// Strikes a mapper off a region if it is dead, or an order waits for it, and it reaches none of the chunks.
     fn conclude(&mut self, region: RegionId, mapper: NodeLife) {
-        if self.is_present(mapper) || !self.is_cut_off_everywhere(region, mapper) {
+        if self.cx.is_present(mapper) || !self.is_cut_off_everywhere(region, mapper) {
             return;
         }
-        let is_dead = !self.pairings.may_live(mapper);
-        let Some(found) = self.homes.get(&region) else { return };
+        let is_dead = !self.cx.membership().pairings().may_live(mapper);
+        let Some(found) = self.homes.regions.get(&region) else { return };
         if is_dead || found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper)) {
             self.strike_off_one(region, mapper);
         }
@@ -183,21 +187,24 @@ impl Engine {
 
     fn is_cut_off_everywhere(&self, region: RegionId, mapper: NodeLife) -> bool {
         let said = self.evidence.of.get(&mapper);
-        self.owners_of(region).into_iter().all(|owner| match owner == self.config.life {
+        self.owners_of(region).into_iter().all(|owner| match owner == self.cx.life() {
             true => self.is_cut_off_here(mapper),
-            false => !self.pairings.may_live(owner) || said.is_some_and(|said| said.cut_off.contains(&owner)),
+            false => {
+                !self.cx.membership().pairings().may_live(owner)
+                    || said.is_some_and(|said| said.cut_off.contains(&owner))
+            }
         })
     }
 
     /// A mapper has let go of all regions of ours.
-    pub(super) fn strike_off(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn strike_off(&mut self, mapper: NodeLife) {
         for region in self.regions_mapped_by(mapper) {
             self.strike_off_one(region, mapper);
         }
     }
 
     fn strike_off_one(&mut self, region: RegionId, mapper: NodeLife) {
-        let Some(found) = self.homes.get_mut(&region) else { return };
+        let Some(found) = self.homes.regions.get_mut(&region) else { return };
         found.mappers.retain(|entry| entry.life != mapper);
         if found.busy.as_mut().is_some_and(|busy| busy.awaited.remove(&mapper)) {
             self.go_on_if_acknowledged(region);
@@ -206,12 +213,12 @@ impl Engine {
     }
 
     /// The two are paired anew, or have never been: what others said of a mapper counts no more.
-    pub(super) fn forget_evidence(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn forget_evidence(&mut self, mapper: NodeLife) {
         self.evidence.of.remove(&mapper);
     }
 
     /// An owner is reached again: it is asked what it could not be asked before.
-    pub(super) fn resume_relays(&mut self, owner: NodeLife) {
+    pub(in crate::engine) fn resume_relays(&mut self, owner: NodeLife) {
         let mappers: Vec<NodeLife> = self.evidence.of.keys().copied().collect();
         for mapper in mappers {
             for region in self.regions_mapped_by(mapper) {
@@ -224,11 +231,11 @@ impl Engine {
 
     /// The giver of an order is told in time that it may take longer; the change goes on all the same.  A move is taken back:
     /// others wait for the chunk that it has frozen.
-    pub(super) fn excuse_the_stalled(&mut self) {
-        let patience_ns = PATIENCE_LEASES * self.config.lease_ns;
+    pub(in crate::engine) fn excuse_the_stalled(&mut self) {
+        let patience_ns = PATIENCE_LEASES * self.cx.lease_ns();
         let late = self.evidence.stalled.iter();
         let late: Vec<RegionId> = late
-            .filter(|(_, since_ns)| self.now_ns.saturating_sub(**since_ns) > patience_ns)
+            .filter(|(_, since_ns)| self.cx.now_ns().saturating_sub(**since_ns) > patience_ns)
             .map(|(region, _)| *region)
             .collect();
         for region in late {
@@ -246,12 +253,12 @@ impl Engine {
 
     /// Somebody that the order on a region waits for, and that we are not paired with.
     fn absent_behind(&self, region: RegionId) -> Option<NodeLife> {
-        let busy = self.homes.get(&region)?.busy.as_ref()?;
-        busy.awaited.iter().copied().find(|life| !self.is_present(*life))
+        let busy = self.homes.regions.get(&region)?.busy.as_ref()?;
+        busy.awaited.iter().copied().find(|life| !self.cx.is_present(*life))
     }
 
     fn excuse(&mut self, region: RegionId, behind: NodeId) {
-        let busy = self.homes.get_mut(&region).and_then(|found| found.busy.as_mut());
+        let busy = self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut());
         let busy = busy.expect("an order is under way on it");
         if matches!(busy.stage, Stage::Moving(_)) {
             return self.take_back(region, ErrorReply::PeerDown(behind));
@@ -264,22 +271,26 @@ impl Engine {
             .collect();
         requesters
             .into_iter()
-            .for_each(|requester| self.answer(requester, Err(ErrorReply::PeerDown(behind))));
+            .for_each(|requester| self.cx.answer(requester, Err(ErrorReply::PeerDown(behind))));
     }
 }
 
 /// The side of an owner.
-impl Engine {
-    pub(super) fn serve_relay(&mut self, requester: Requester, to: NodeLife, pairing: u64) {
-        if to == self.config.life || !self.is_present(to) {
+impl HomeSide<'_> {
+    pub(in crate::engine) fn serve_relay(&mut self, requester: Requester, to: NodeLife, pairing: u64) {
+        if to == self.cx.life() || !self.cx.is_present(to) {
             return self.answer_when_cut_off(requester, to, pairing);
         }
-        let due_ns = self.now_ns + PATIENCE_WITH_MAPPERS_LEASES * self.config.lease_ns;
+        let due_ns = self.cx.now_ns() + PATIENCE_WITH_MAPPERS_LEASES * self.cx.lease_ns();
         self.evidence.relayed.push(Relayed { requester, to, pairing, due_ns });
-        self.ask_life(to, Request::Retire { home: requester.life, pairing }, Purpose::Retire(requester, to));
+        self.cx.ask_life(
+            to,
+            Request::Retire { home: requester.life, pairing },
+            Purpose::Retire(requester, to),
+        );
     }
 
-    pub(super) fn handle_retired(
+    pub(in crate::engine) fn handle_retired(
         &mut self,
         requester: Requester,
         to: NodeLife,
@@ -288,7 +299,7 @@ impl Engine {
         let is_one = |relayed: &mut Relayed| relayed.requester == requester;
         let pairing = self.evidence.relayed.extract_if(.., is_one).last().map(|relayed| relayed.pairing);
         match (body, pairing) {
-            (Ok(_), _) => self.answer(requester, Ok(Reply::Retired)),
+            (Ok(_), _) => self.cx.answer(requester, Ok(Reply::Retired)),
             (Err(_), Some(pairing)) => self.answer_when_cut_off(requester, to, pairing),
             (Err(_), None) => {}
         }
@@ -300,48 +311,39 @@ impl Engine {
     }
 
     /// Tells those who wait for it that a mapper is cut off here.
-    pub(super) fn answer_for_the_cut_off(&mut self) {
+    pub(in crate::engine) fn answer_for_the_cut_off(&mut self) {
         let owed = std::mem::take(&mut self.evidence.owed);
         let (over, owed): (Vec<_>, Vec<_>) =
             owed.into_iter().partition(|(_, mapper, _)| self.is_cut_off_here(*mapper));
         self.evidence.owed = owed;
-        over.into_iter().for_each(|(requester, ..)| self.answer(requester, Ok(Reply::CutOff)));
+        over.into_iter().for_each(|(requester, ..)| self.cx.answer(requester, Ok(Reply::CutOff)));
     }
 
     /// A mapper is paired with this node again.  It may have mapped the region before its home lost sight of it, so it is asked.
-    pub(super) fn relay_anew(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn relay_anew(&mut self, mapper: NodeLife) {
         let owed = self.evidence.owed.extract_if(.., |(_, other, _)| *other == mapper);
         let owed: Vec<_> = owed.collect();
         owed.into_iter().for_each(|(requester, to, pairing)| self.serve_relay(requester, to, pairing));
     }
 
     /// Whether nothing of a node can land in our memory, and nothing that it ordered is done there.
-    pub(super) fn is_cut_off_here(&self, life: NodeLife) -> bool {
-        let is_there = self.is_present(life) || self.members.is_zombie(life);
-        !is_there && !self.meeting.may_be_used_by(life) && !self.is_running_for(life)
+    pub(in crate::engine) fn is_cut_off_here(&self, life: NodeLife) -> bool {
+        let is_there = self.cx.is_present(life) || self.cx.members().is_zombie(life);
+        !is_there && !self.cx.membership().meeting().may_be_used_by(life) && !self.owner.is_running_for(life)
     }
 
     /// A node that is not there may be cut off here by now, and may be paired anew.
-    pub(super) fn handle_reach_changed(&mut self, life: NodeLife) {
-        if !self.is_present(life) {
+    pub(in crate::engine) fn handle_reach_changed(&mut self, life: NodeLife) {
+        if !self.cx.is_present(life) {
             self.conclude_for(life);
             self.answer_for_the_cut_off();
         }
     }
 
-    /// Who does not let go in time is cut off: we asked it ourselves.
-    pub(super) fn cut_off_the_deaf(&mut self) {
-        let now_ns = self.now_ns;
-        // Their answers find the homes that wait for them by these.
+    /// Those who have not let go in time, though we asked them ourselves.  Their answers find the homes that wait for them.
+    pub(in crate::engine) fn deaf_mappers(&self) -> BTreeSet<NodeLife> {
+        let now_ns = self.cx.now_ns();
         let deaf = self.evidence.relayed.iter().filter(|relayed| relayed.due_ns < now_ns);
-        let deaf: BTreeSet<NodeLife> = deaf.map(|relayed| relayed.to).collect();
-        for mapper in deaf {
-            if let Some((peer, _)) =
-                self.members.peer_of(mapper.node).filter(|(_, known)| known.life == mapper)
-            {
-                self.give_up(peer, now_ns);
-                self.members.note_silent(peer);
-            }
-        }
+        deaf.map(|relayed| relayed.to).collect()
     }
 }

@@ -6,14 +6,15 @@
 
 use std::collections::BTreeMap;
 
-use super::{Engine, Requester};
+use super::HomeSide;
+use crate::engine::Requester;
 use crate::ids::{NodeLife, Principal, RegionId};
 use crate::message::{ErrorReply, Reply};
 use crate::names::Service;
 
 /// All barriers of this home at which somebody waits.
 #[derive(Debug, Default)]
-pub(super) struct Barriers {
+pub(in crate::engine) struct Barriers {
     /// None is empty.
     rounds: BTreeMap<RegionId, Round>,
 }
@@ -33,7 +34,7 @@ struct Arrival {
 
 impl Barriers {
     /// When the first of all rounds breaks.
-    pub(super) fn deadline_ns(&self) -> u64 {
+    pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.rounds.values().map(Round::deadline_ns).min().unwrap_or(u64::MAX)
     }
 }
@@ -44,8 +45,8 @@ impl Round {
     }
 }
 
-impl Engine {
-    pub(super) fn serve_arrival(
+impl HomeSide<'_> {
+    pub(in crate::engine) fn serve_arrival(
         &mut self,
         requester: Requester,
         region: RegionId,
@@ -55,19 +56,19 @@ impl Engine {
     ) {
         let words = match self.served_region(region, Service::Barrier, Some(principal)) {
             Ok(words) if participants > 0 => words,
-            Ok(_) => return self.answer(requester, Err(ErrorReply::Malformed)),
-            Err(refusal) => return self.answer(requester, Err(refusal)),
+            Ok(_) => return self.cx.answer(requester, Err(ErrorReply::Malformed)),
+            Err(refusal) => return self.cx.answer(requester, Err(refusal)),
         };
-        if !self.is_present(requester.life) {
+        if !self.cx.is_present(requester.life) {
             return;
         }
         let new = || Round { participants, waiting: Vec::new() };
         let round = self.barriers.rounds.entry(region).or_insert_with(new);
         if round.participants != participants {
             let expected = round.participants;
-            return self.answer(requester, Err(ErrorReply::Participants { expected }));
+            return self.cx.answer(requester, Err(ErrorReply::Participants { expected }));
         }
-        round.waiting.push(Arrival { requester, deadline_ns: self.now_ns.saturating_add(timeout_ns) });
+        round.waiting.push(Arrival { requester, deadline_ns: self.cx.now_ns().saturating_add(timeout_ns) });
         if round.waiting.len() == participants as usize {
             let round = words.next_round();
             self.end_round(region, &Ok(Reply::Passed { round }));
@@ -78,13 +79,13 @@ impl Engine {
     pub(super) fn end_round(&mut self, region: RegionId, body: &Result<Reply, ErrorReply>) {
         let Some(round) = self.barriers.rounds.remove(&region) else { return };
         for arrival in round.waiting {
-            self.answer(arrival.requester, body.clone());
+            self.cx.answer(arrival.requester, body.clone());
         }
     }
 
     /// Ends the rounds of which somebody has waited for too long.
-    pub(super) fn break_overdue_rounds(&mut self) {
-        let now_ns = self.now_ns;
+    pub(in crate::engine) fn break_overdue_rounds(&mut self) {
+        let now_ns = self.cx.now_ns();
         let rounds = self.barriers.rounds.iter();
         let overdue: Vec<RegionId> =
             rounds.filter(|(_, round)| round.deadline_ns() <= now_ns).map(|(region, _)| *region).collect();
@@ -94,7 +95,7 @@ impl Engine {
     }
 
     /// Somebody does not wait any more.
-    pub(super) fn withdraw(&mut self, region: RegionId, requester: Requester) {
+    pub(in crate::engine) fn withdraw(&mut self, region: RegionId, requester: Requester) {
         self.remove_arrivals(|of, arrival| of == region && arrival.requester == requester);
     }
 

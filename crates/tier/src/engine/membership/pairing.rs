@@ -16,15 +16,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use halite_fabric::PeerId;
 
-use super::Engine;
-use super::user::Unmapping;
 use crate::directory::Word;
 use crate::effect::{Effect, Token};
+use crate::engine::Engine;
+use crate::engine::deferred::Unmapping;
 use crate::ids::{NodeId, NodeLife, RegionId};
-use crate::layout::{Extent, Extents};
+use crate::layout::Extents;
 use crate::members::Parting;
 use crate::message::{LossCause, Member, NodeState, Notice};
-use crate::region::Presence;
 
 /// So many lives of each node that are over are remembered: a connection that was begun before may come about after that, and a
 /// node that was forgotten while it lived may come back.
@@ -40,7 +39,7 @@ const HELD_PER_NOTICE_MAX: usize = 1024;
 
 /// All lives that are not known to be over.
 #[derive(Debug, Default)]
-pub(super) struct Pairings {
+pub(in crate::engine) struct Pairings {
     by_life: BTreeMap<NodeLife, Pairing>,
     ended: Ended,
     /// Where somebody was to be found when we joined and could not be reached; and how often we shall look again, and when.
@@ -68,39 +67,39 @@ struct Pairing {
 
 impl Pairings {
     /// Of the present pairing with a life, or the last; 0 if there was none.
-    pub(super) fn number(&self, life: NodeLife) -> u64 {
+    pub(in crate::engine) fn number(&self, life: NodeLife) -> u64 {
         self.by_life.get(&life).map_or(0, |pairing| pairing.number)
     }
 
-    pub(super) fn has_ended(&self, life: NodeLife) -> bool {
+    pub(in crate::engine) fn has_ended(&self, life: NodeLife) -> bool {
         self.ended.contains(life)
     }
 
     /// Whether a life is known, and not known to be over.
-    pub(super) fn may_live(&self, life: NodeLife) -> bool {
+    pub(in crate::engine) fn may_live(&self, life: NodeLife) -> bool {
         self.by_life.contains_key(&life)
     }
 
-    pub(super) fn note_address(&mut self, life: NodeLife, address: &str) {
+    pub(in crate::engine) fn note_address(&mut self, life: NodeLife, address: &str) {
         if let Some(pairing) = self.by_life.get_mut(&life) {
             pairing.address = address.to_owned();
         }
     }
 
     /// Whether somebody is being dialled, or, of those above `dialled_by`, is to dial us.
-    pub(super) fn is_dialling(&self, dialled_by: Option<NodeId>) -> bool {
+    pub(in crate::engine) fn is_dialling(&self, dialled_by: Option<NodeId>) -> bool {
         let is_to_dial = |life: &NodeLife| dialled_by.is_some_and(|own| life.node > own);
         let mut awaited = self.by_life.iter().filter(|(_, pairing)| !pairing.is_up && !pairing.is_doubtful);
         awaited.any(|(life, pairing)| pairing.is_dialled || is_to_dial(life))
     }
 
     /// A dial to that address has come about or failed.
-    pub(super) fn note_dialled(&mut self, address: &str) {
+    pub(in crate::engine) fn note_dialled(&mut self, address: &str) {
         let at = self.by_life.values_mut().filter(|pairing| pairing.address == address);
         at.for_each(|pairing| pairing.is_dialled = false);
     }
 
-    pub(super) fn note_up(&mut self, life: NodeLife, number: u64, address: &str) {
+    pub(in crate::engine) fn note_up(&mut self, life: NodeLife, number: u64, address: &str) {
         let pairing = self.by_life.entry(life).or_default();
         (pairing.number, pairing.is_up, pairing.is_dialled) = (number, true, false);
         pairing.is_doubtful = false;
@@ -108,7 +107,7 @@ impl Pairings {
     }
 
     /// The other end says which number it is.
-    pub(super) fn note_number(&mut self, life: NodeLife, number: u64) {
+    pub(in crate::engine) fn note_number(&mut self, life: NodeLife, number: u64) {
         if let Some(pairing) = self.by_life.get_mut(&life) {
             pairing.number = pairing.number.max(number);
         }
@@ -128,12 +127,12 @@ impl Pairings {
     }
 
     /// Whether a pairing ends with that grace.
-    pub(super) fn awaits(&self, token: Token) -> bool {
+    pub(in crate::engine) fn awaits(&self, token: Token) -> bool {
         self.by_life.values().any(|pairing| pairing.grace_periods.contains(&token))
     }
 
     /// A grace period is over; whether somebody may be ready for that.
-    pub(super) fn note_quiescent(&mut self, token: Token) -> bool {
+    pub(in crate::engine) fn note_quiescent(&mut self, token: Token) -> bool {
         let over = self.by_life.values_mut().map(|pairing| pairing.grace_periods.remove(&token));
         over.fold(false, |any, is_over| any | is_over)
     }
@@ -149,13 +148,13 @@ impl Pairings {
     }
 
     /// Where a node is dialled, if that is known.
-    pub(super) fn address_of(&self, node: NodeId) -> Option<&str> {
+    pub(in crate::engine) fn address_of(&self, node: NodeId) -> Option<&str> {
         let of = self.by_life.iter().filter(|(life, _)| life.node == node);
         of.map(|(_, pairing)| pairing.address.as_str()).find(|address| !address.is_empty())
     }
 
     /// Those of a node that are not known to be over.
-    pub(super) fn lives_of(&self, node: NodeId) -> Vec<NodeLife> {
+    pub(in crate::engine) fn lives_of(&self, node: NodeId) -> Vec<NodeLife> {
         self.by_life.keys().copied().filter(|life| life.node == node).collect()
     }
 
@@ -218,18 +217,18 @@ impl Engine {
     // The begin.
 
     /// Whether nothing is in the way of a pairing with that life: nothing is left of the last, and no other life has its number.
-    pub(super) fn is_ready_for(&mut self, life: NodeLife) -> bool {
-        let is_ending = self.pairings.is(life, |pairing| !pairing.grace_periods.is_empty());
-        let is_left = self.members.is_zombie(life) || self.is_running_for(life);
-        if is_ending || is_left || self.pairings.has_ended(life) {
+    pub(in crate::engine) fn is_ready_for(&mut self, life: NodeLife) -> bool {
+        let is_ending = self.membership.pairings.is(life, |pairing| !pairing.grace_periods.is_empty());
+        let is_left = self.membership.members.is_zombie(life) || self.owner.is_running_for(life);
+        if is_ending || is_left || self.membership.pairings.has_ended(life) {
             return false;
         }
         // Who has a number in use waits until the lease of its holder is over, as the directory sees it.
-        let is_judge = self.directory.seat() == self.config.life.node || life.node == self.directory.seat();
-        let rivals = self.pairings.rivals(life);
+        let is_judge = self.directory.seat() == self.out.life().node || life.node == self.directory.seat();
+        let rivals = self.membership.pairings.rivals(life);
         for former in &rivals {
-            let is_succeeded = self.pairings.is(*former, |pairing| pairing.is_succeeded);
-            if self.members.is_alive(*former) {
+            let is_succeeded = self.membership.pairings.is(*former, |pairing| pairing.is_succeeded);
+            if self.membership.members.is_alive(*former) {
                 if is_succeeded {
                     // It is cut off first.
                     self.part(*former);
@@ -241,123 +240,133 @@ impl Engine {
             }
         }
         for former in rivals {
-            self.end_life(former, Parting::now(LossCause::Unreachable, self.now_ns));
+            self.end_life(former, Parting::now(LossCause::Unreachable, self.out.now_ns()));
         }
         true
     }
 
     /// A pairing has begun, and both sides are done with what was before.
-    pub(super) fn begin_pairing(&mut self, life: NodeLife) {
+    pub(in crate::engine) fn begin_pairing(&mut self, life: NodeLife) {
         self.tell_held(life);
-        self.tell_what_was_swept(life);
+        self.owner_side().tell_what_was_swept(life);
         self.tell_who_is_there(life);
         // What we map of its regions, or in its memory, was cut off from changes.
         for (region, home, quiesce) in self.mapper.handle_up(life) {
-            let unmapping = Unmapping::unasked(region, home);
-            self.unmapping.insert(quiesce.token, unmapping);
-            self.effects.push_back(Effect::Quiesce(quiesce));
+            self.deferred.announce(&mut self.out, quiesce, Unmapping::unasked(region, home));
         }
-        // Its guards are over, all of them.
-        if self.locks.has_lapsing(life) {
-            self.recover_locks(life);
-        }
+        self.home_side().recover_locks_of_the_returned(life);
         // It has let go of what it mapped of ours, and in our memory.
-        self.sweeps.values_mut().for_each(|sweep| sweep.clear(life));
-        self.forget_evidence(life);
-        self.strike_off(life);
-        self.relay_anew(life);
-        self.sweep_with(life);
-        self.resume_relays(life);
-        self.resume_adoption(life);
+        self.owner_side().clear_of_sweeps(life);
+        self.home_side().forget_evidence(life);
+        self.home_side().strike_off(life);
+        self.home_side().relay_anew(life);
+        self.owner_side().sweep_with(life);
+        self.home_side().resume_relays(life);
+        self.home_side().resume_adoption(life);
     }
 
     /// The directory says who is of the cluster; the others learn of who comes.
     fn tell_who_is_there(&mut self, newcomer: NodeLife) {
-        if self.directory.seat() != self.config.life.node {
+        if self.directory.seat() != self.out.life().node {
             if self.directory.seat() == newcomer.node {
                 self.tell_where_the_directory_is(newcomer);
                 self.tell_whom_we_know();
             }
             return;
         }
-        let known: Vec<(NodeLife, String)> =
-            self.pairings.by_life.iter().map(|(life, pairing)| (*life, pairing.address.clone())).collect();
+        let known: Vec<(NodeLife, String)> = self
+            .membership
+            .pairings
+            .by_life
+            .iter()
+            .map(|(life, pairing)| (*life, pairing.address.clone()))
+            .collect();
         let of_newcomer: Vec<(NodeLife, String)> =
             known.iter().filter(|(life, _)| *life == newcomer).cloned().collect();
         let (living, unreachable) = known.into_iter().partition(|(life, _)| self.is_heard(*life));
-        let ended = self.pairings.ended.all();
+        let ended = self.membership.pairings.ended.all();
         let others: Vec<NodeId> = self
+            .membership
             .members
             .peers()
             .map(|(_, peer)| peer.life)
             .filter(|life| *life != newcomer)
             .map(|life| life.node)
             .collect();
-        self.notify(newcomer.node, Notice::Known { living, unreachable, ended });
+        self.cx().notify(newcomer.node, Notice::Known { living, unreachable, ended });
         for node in others {
             let (living, unreachable, ended) = (of_newcomer.clone(), Vec::new(), Vec::new());
-            self.notify(node, Notice::Known { living, unreachable, ended });
+            self.cx().notify(node, Notice::Known { living, unreachable, ended });
         }
     }
 
     /// Whether it has just shown that it lives: heartbeats come every quarter of a lease.
     fn is_heard(&self, life: NodeLife) -> bool {
-        let peer = self.members.peer_of(life.node).filter(|(_, peer)| peer.life == life);
-        peer.is_some_and(|(_, peer)| self.now_ns.saturating_sub(peer.heard_ns) <= self.config.lease_ns / 2)
+        let peer = self.membership.members.peer_of(life.node).filter(|(_, peer)| peer.life == life);
+        peer.is_some_and(|(_, peer)| {
+            self.out.now_ns().saturating_sub(peer.heard_ns) <= self.out.config().lease_ns / 2
+        })
     }
 
     /// A node that lost sight of the directory before that was restarted would not find it.
     fn tell_where_the_directory_is(&mut self, newcomer: NodeLife) {
         let (living, unreachable, ended) = (self.seat().into_iter().collect(), Vec::new(), Vec::new());
         let known = Notice::Known { living, unreachable, ended };
-        let others =
-            self.members.peers().map(|(_, peer)| peer.life.node).filter(|node| *node != newcomer.node);
-        others.collect::<Vec<_>>().into_iter().for_each(|node| self.notify(node, known.clone()));
+        let others = self
+            .membership
+            .members
+            .peers()
+            .map(|(_, peer)| peer.life.node)
+            .filter(|node| *node != newcomer.node);
+        others.collect::<Vec<_>>().into_iter().for_each(|node| self.cx().notify(node, known.clone()));
     }
 
     /// The directory may have restarted, and know less than we do.  A newcomer has nothing to say.
     fn tell_whom_we_know(&mut self) {
-        if self.meeting.is_joining {
+        if self.membership.meeting.is_joining {
             return;
         }
         let seat = self.directory.seat();
-        let described = self.members.described(self.now_ns).filter(|member| member.life.node != seat);
+        let described =
+            self.membership.members.described(self.out.now_ns()).filter(|member| member.life.node != seat);
         let members = described.filter_map(|member| {
-            let pairing = self.pairings.by_life.get(&member.life)?;
+            let pairing = self.membership.pairings.by_life.get(&member.life)?;
             Some((member, pairing.address.clone()))
         });
-        let (members, ended) = (members.collect(), self.pairings.ended.all());
-        self.notify(seat, Notice::Seen { members, ended });
+        let (members, ended) = (members.collect(), self.membership.pairings.ended.all());
+        self.cx().notify(seat, Notice::Seen { members, ended });
     }
 
     /// Another node knows of these that they are there, or were, or that their lives are over.  Those that come will say which names their
     /// regions have: as long as we have not heard that, a name that seems free may not be.
-    pub(super) fn handle_seen(&mut self, members: Vec<(Member, String)>, ended: Vec<NodeLife>) {
-        if self.directory.seat() != self.config.life.node {
+    pub(in crate::engine) fn handle_seen(&mut self, members: Vec<(Member, String)>, ended: Vec<NodeLife>) {
+        if self.directory.seat() != self.out.life().node {
             return;
         }
         self.note_ended(ended);
         for (member, address) in members.into_iter().take(SEEN_MAX) {
             let life = member.life;
-            if life.node == self.config.life.node || self.pairings.may_live(life) {
+            if life.node == self.out.life().node || self.membership.pairings.may_live(life) {
                 continue;
             }
-            let Some(pairing) = self.pairings.note_known(life, address, false) else { continue };
+            let Some(pairing) = self.membership.pairings.note_known(life, address, false) else { continue };
             pairing.is_doubtful = member.state != NodeState::Alive;
             // Who is out of sight for that node may come to us all the same.
-            pairing.names_due_ns = Some(self.now_ns + self.config.lease_ns);
-            self.members.note_missing(member, self.now_ns);
+            pairing.names_due_ns = Some(self.out.now_ns() + self.out.config().lease_ns);
+            self.membership.members.note_missing(member, self.out.now_ns());
             self.tell_directory(Word::Expected(life));
         }
         self.dial_the_unreachable();
     }
 
     /// Who has not come for a lease is not waited for: what it calls as others do will be renamed.
-    pub(super) fn expect_names_no_longer(&mut self) {
-        let (now_ns, members) = (self.now_ns, &self.members);
+    pub(in crate::engine) fn expect_names_no_longer(&mut self) {
+        let (now_ns, members) = (self.out.now_ns(), &self.membership.members);
         let is_over = |pairing: &Pairing| pairing.names_due_ns.is_some_and(|due_ns| due_ns < now_ns);
         let mut over = Vec::new();
-        for (life, pairing) in self.pairings.by_life.iter_mut().filter(|(_, pairing)| is_over(pairing)) {
+        for (life, pairing) in
+            self.membership.pairings.by_life.iter_mut().filter(|(_, pairing)| is_over(pairing))
+        {
             pairing.names_due_ns = None;
             if !members.is_alive(*life) {
                 over.push(*life);
@@ -367,45 +376,40 @@ impl Engine {
     }
 
     /// A connection has ended, or has come to nothing.
-    pub(super) fn tell_directory_of_parting(&mut self, life: NodeLife) {
-        let is_expected = self.pairings.is(life, |pairing| pairing.names_due_ns.is_some());
+    pub(in crate::engine) fn tell_directory_of_parting(&mut self, life: NodeLife) {
+        let is_expected = self.membership.pairings.is(life, |pairing| pairing.names_due_ns.is_some());
         self.tell_directory(Word::Parted { life, is_expected });
     }
 
     /// It has told all names of its regions.
-    pub(super) fn note_names_told(&mut self, life: NodeLife) {
-        if let Some(pairing) = self.pairings.by_life.get_mut(&life) {
+    pub(in crate::engine) fn note_names_told(&mut self, life: NodeLife) {
+        if let Some(pairing) = self.membership.pairings.by_life.get_mut(&life) {
             pairing.names_due_ns = None;
         }
-        self.members.note_names_told(life);
+        self.membership.members.note_names_told(life);
     }
 
     /// Others say that these lives are over.  Who is paired with us is not dead on their word alone.
     fn note_ended(&mut self, lives: impl IntoIterator<Item = NodeLife>) {
         for life in lives {
-            if self.members.is_alive(life) {
-                self.pairings.note_succeeded(life);
-            } else if life != self.config.life {
-                self.end_life(life, Parting::now(LossCause::Unreachable, self.now_ns));
+            if self.membership.members.is_alive(life) {
+                self.membership.pairings.note_succeeded(life);
+            } else if life != self.out.life() {
+                self.end_life(life, Parting::now(LossCause::Unreachable, self.out.now_ns()));
             }
         }
     }
 
     /// The node that answers for the directory, and where it is dialled, if that is another node which we are paired with.
     fn seat(&self) -> Option<(NodeLife, String)> {
-        let (_, seat) = self.members.peer_of(self.directory.seat())?;
-        let address = self.pairings.by_life.get(&seat.life).map(|pairing| pairing.address.clone());
+        let (_, seat) = self.membership.members.peer_of(self.directory.seat())?;
+        let address = self.membership.pairings.by_life.get(&seat.life).map(|pairing| pairing.address.clone());
         Some((seat.life, address.unwrap_or_default()))
-    }
-
-    pub(super) fn tell_all(&mut self, notice: Notice) {
-        let nodes: Vec<NodeId> = self.members.peers().map(|(_, peer)| peer.life.node).collect();
-        nodes.into_iter().for_each(|node| self.notify(node, notice.clone()));
     }
 
     /// The directory says who is there, and whose life is over.  Nobody who is paired with us is dead on its word alone, unless
     /// its number is claimed here by another.
-    pub(super) fn handle_known(
+    pub(in crate::engine) fn handle_known(
         &mut self,
         from: NodeLife,
         living: Vec<(NodeLife, String)>,
@@ -415,18 +419,19 @@ impl Engine {
         if from.node != self.directory.seat() {
             return self.note_directory(living);
         }
-        let known = living.iter().chain(&unreachable).filter(|(life, _)| !self.pairings.has_ended(*life));
-        let succeeded = known.flat_map(|(life, _)| self.pairings.rivals(*life));
+        let known =
+            living.iter().chain(&unreachable).filter(|(life, _)| !self.membership.pairings.has_ended(*life));
+        let succeeded = known.flat_map(|(life, _)| self.membership.pairings.rivals(*life));
         // Of two that are both named as living here, neither has taken the other's number.
         let succeeded = succeeded.filter(|rival| !living.iter().any(|(life, _)| life == rival));
         let over: BTreeSet<NodeLife> = succeeded.chain(ended).collect();
         self.note_ended(over);
         let doubtful = unreachable.into_iter().map(|known| (known, true));
         for ((life, address), is_doubtful) in living.into_iter().map(|known| (known, false)).chain(doubtful) {
-            if life.node == self.config.life.node {
+            if life.node == self.out.life().node {
                 continue;
             }
-            if let Some(pairing) = self.pairings.note_known(life, address, true) {
+            if let Some(pairing) = self.membership.pairings.note_known(life, address, true) {
                 pairing.is_doubtful = is_doubtful;
             }
         }
@@ -435,169 +440,166 @@ impl Engine {
     }
 
     /// Another node says where the directory is.
-    pub(super) fn note_directory(&mut self, living: Vec<(NodeLife, String)>) {
+    pub(in crate::engine) fn note_directory(&mut self, living: Vec<(NodeLife, String)>) {
         let seat = self.directory.seat();
         for (life, address) in living {
-            let is_new = life.node == seat && !self.pairings.has_ended(life) && !self.is_connected_to(seat);
-            if is_new && life.node != self.config.life.node {
-                self.pairings.by_life.entry(life).or_default().address = address;
+            let is_new =
+                life.node == seat && !self.membership.pairings.has_ended(life) && !self.is_connected_to(seat);
+            if is_new && life.node != self.out.life().node {
+                self.membership.pairings.by_life.entry(life).or_default().address = address;
             }
         }
         self.dial_the_unreachable();
     }
 
     /// The higher number dials: so the two do not both do so.
-    pub(super) fn dial_the_unreachable(&mut self) {
-        if self.leaving || self.meeting.is_joining {
+    pub(in crate::engine) fn dial_the_unreachable(&mut self) {
+        if self.membership.is_leaving || self.membership.meeting.is_joining {
             return;
         }
         self.look_for_strangers();
-        let own = self.config.life.node;
-        for (life, pairing) in &mut self.pairings.by_life {
-            let is_ours = life.node < own && !pairing.address.is_empty() && !self.meeting.has(*life);
+        let own = self.out.life().node;
+        for (life, pairing) in &mut self.membership.pairings.by_life {
+            let is_ours =
+                life.node < own && !pairing.address.is_empty() && !self.membership.meeting.has(*life);
             if is_ours && !pairing.is_up && !pairing.is_dialled && pairing.grace_periods.is_empty() {
                 pairing.is_dialled = true;
-                self.effects.push_back(Effect::Dial { address: pairing.address.clone() });
+                self.out.push(Effect::Dial { address: pairing.address.clone() });
             }
         }
     }
 
     /// A dial that the engine asked for has failed.
     pub fn handle_dial_failed(&mut self, address: &str) {
-        self.pairings.note_dialled(address);
+        self.membership.pairings.note_dialled(address);
     }
 
     /// Nobody could be reached there when we joined: somebody may be there all the same, whom nobody else knows either.
     pub fn handle_stranger(&mut self, address: &str) {
-        let due_ns = self.now_ns + self.config.lease_ns;
-        self.pairings.strangers.insert(address.to_owned(), (LOOKS_MAX, due_ns));
+        let due_ns = self.out.now_ns() + self.out.config().lease_ns;
+        self.membership.pairings.strangers.insert(address.to_owned(), (LOOKS_MAX, due_ns));
     }
 
     /// Somebody has answered at an address that was dialled.  What it shows of itself may be another one.
     pub fn handle_answered(&mut self, address: &str) {
-        self.pairings.strangers.remove(address);
+        self.membership.pairings.strangers.remove(address);
     }
 
     fn look_for_strangers(&mut self) {
-        let (now_ns, lease_ns) = (self.now_ns, self.config.lease_ns);
-        for (address, (looks, due_ns)) in &mut self.pairings.strangers {
+        let (now_ns, lease_ns) = (self.out.now_ns(), self.out.config().lease_ns);
+        for (address, (looks, due_ns)) in &mut self.membership.pairings.strangers {
             if *due_ns <= now_ns {
                 (*looks, *due_ns) = (*looks - 1, now_ns + lease_ns);
-                self.effects.push_back(Effect::Dial { address: address.clone() });
+                self.out.push(Effect::Dial { address: address.clone() });
             }
         }
-        self.pairings.strangers.retain(|_, (looks, _)| *looks > 0);
+        self.membership.pairings.strangers.retain(|_, (looks, _)| *looks > 0);
     }
 
     // The end.
 
     /// We are not paired with a peer any more: what was under way to it fails.
-    pub(super) fn lose(&mut self, peer: PeerId, state: NodeState, parting: Parting) {
-        let Some(life) = self.members.remove(peer, state, parting, self.now_ns) else { return };
+    pub(in crate::engine) fn lose(&mut self, peer: PeerId, state: NodeState, parting: Parting) {
+        let Some(life) = self.membership.members.remove(peer, state, parting, self.out.now_ns()) else {
+            return;
+        };
         // What a node that leaves still says to calls is heard; its connection ends by itself.
         if state != NodeState::Left {
             self.say_down(peer);
         }
         self.tell_directory_of_parting(life);
         let grace_periods = self.mapper.handle_down(life);
-        self.effects.extend(grace_periods.into_iter().map(Effect::Quiesce));
-        if self.has_commands_under_way() {
+        self.out.extend(grace_periods.into_iter().map(Effect::Quiesce));
+        if self.commands.has_copies() {
             // They may be of handles that are gone by now.
             let behind_them = self.mapper.quiesce();
-            self.effects.push_back(Effect::Quiesce(behind_them));
+            self.out.push(Effect::Quiesce(behind_them));
         }
         // Also those of regions that were dropped before, of which it has not heard.
-        self.pairings.note_down(life, self.mapper.grace_periods());
-        self.freed_early.remove(&life);
-        self.forget_what_is_asked_by(life);
-        self.break_off_for(life);
-        self.forget_waiters_of(life);
-        self.watching.forget_node(life);
-        self.abandon_sweeps_by(life);
+        self.membership.pairings.note_down(life, self.mapper.grace_periods());
+        self.owner.forget_what_is_asked_by(life);
+        self.home_side().forget_what_is_asked_by(life);
+        self.owner.break_off_for(life);
+        self.home_side().forget_waiters_of(life);
+        self.home_side().forget_watcher(life);
+        self.owner_side().abandon_sweeps_by(life);
         self.fail_requests_to(life);
-        self.seek_for_orders_behind(life);
-        if self.pairings.is(life, |pairing| pairing.is_succeeded) {
+        self.home_side().seek_for_orders_behind(life);
+        if self.membership.pairings.is(life, |pairing| pairing.is_succeeded) {
             self.end_life(life, parting);
         }
         if state != NodeState::Left {
             self.tell_of_loss(life);
         }
-        self.effects.push_back(Effect::Changed);
+        self.out.push(Effect::Changed);
     }
 
-    /// Requests that wait for something are not answered any more: in the next pairing nobody would know of what they bring.
-    fn forget_what_is_asked_by(&mut self, life: NodeLife) {
-        self.short.retain(|(requester, _)| requester.life != life);
-        self.evidence.forget_what_is_asked_by(life);
-        self.making.values_mut().for_each(|making| making.lose_requester(life));
-        for moving in self.homes.values_mut().filter_map(|found| found.moving_mut()) {
-            moving.parked.retain(|(requester, _)| requester.life != life);
+    /// A grace period at the end of a pairing is over, and so are the commands that were given before.
+    pub(in crate::engine) fn handle_parted(&mut self, token: Token) {
+        if self.membership.pairings.note_quiescent(token) {
+            self.pair_all();
         }
     }
 
     /// Ends the pairing with a life on our side, without a word against its process.
-    pub(super) fn part(&mut self, life: NodeLife) {
-        if let Some((peer, _)) = self.members.peer_of(life.node).filter(|(_, known)| known.life == life) {
-            self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, self.now_ns));
-            self.effects.push_back(Effect::Disconnect(peer));
+    pub(in crate::engine) fn part(&mut self, life: NodeLife) {
+        if let Some((peer, _)) =
+            self.membership.members.peer_of(life.node).filter(|(_, known)| known.life == life)
+        {
+            self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, self.out.now_ns()));
+            self.out.push(Effect::Disconnect(peer));
         }
     }
 
     /// A life is over: what we hold for it is nobody's any more.
-    pub(super) fn end_life(&mut self, life: NodeLife, parting: Parting) {
-        let is_news = !self.pairings.has_ended(life);
-        let was_known = self.pairings.end(life);
+    pub(in crate::engine) fn end_life(&mut self, life: NodeLife, parting: Parting) {
+        let is_news = !self.membership.pairings.has_ended(life);
+        let was_known = self.membership.pairings.end(life);
         self.drop_waiting_of(life);
         if !was_known {
-            if is_news && self.directory.seat() == self.config.life.node {
+            if is_news && self.directory.seat() == self.out.life().node {
                 self.tell_of_end(life, parting);
             }
             return;
         }
         let state = if parting.cause == LossCause::Left { NodeState::Left } else { NodeState::Dead };
-        self.members.end(life, state, parting);
+        self.membership.members.end(life, state, parting);
         self.mapper.handle_ended(life);
-        self.await_no_commands_of(life);
+        self.commands.await_none_of(life);
+        self.say_what_was_held();
         self.tell_directory(Word::Ended { life, parting });
         self.tell_of_end(life, parting);
-        self.start_sweep(life);
-        self.seek_all_behind(life);
-        self.conclude_for_owner(life);
-        self.give_adoption_up(life);
+        self.owner_side().start_sweep(life);
+        self.home_side().seek_all_behind(life);
+        self.home_side().conclude_for_owner(life);
+        self.home_side().give_adoption_up(life);
         self.pair_all();
-        self.effects.push_back(Effect::Changed);
+        self.out.push(Effect::Changed);
     }
 
     /// A directory that was restarted may not know of that life, and nobody could say that it is to be forgotten.
     fn tell_of_loss(&mut self, life: NodeLife) {
-        let lost = self.members.described(self.now_ns).find(|member| member.life == life);
-        let address = self.pairings.by_life.get(&life).map(|pairing| pairing.address.clone());
+        let lost = self.membership.members.described(self.out.now_ns()).find(|member| member.life == life);
+        let address = self.membership.pairings.by_life.get(&life).map(|pairing| pairing.address.clone());
         if let (Some(member), Some(address), false) =
-            (lost, address, self.directory.seat() == self.config.life.node)
+            (lost, address, self.directory.seat() == self.out.life().node)
         {
-            self.notify(
-                self.directory.seat(),
-                Notice::Seen { members: vec![(member, address)], ended: Vec::new() },
-            );
+            let members = vec![(member, address)];
+            self.cx().notify_directory(Notice::Seen { members, ended: Vec::new() });
         }
     }
 
     /// All hear of an end from the directory, which hears of it from a witness.
     fn tell_of_end(&mut self, life: NodeLife, parting: Parting) {
         let seat = self.directory.seat();
-        if seat == self.config.life.node {
-            self.tell_all(Notice::Known { living: Vec::new(), unreachable: Vec::new(), ended: vec![life] });
+        if seat == self.out.life().node {
+            self.cx().notify_all(&Notice::Known {
+                living: Vec::new(),
+                unreachable: Vec::new(),
+                ended: vec![life],
+            });
         } else if parting.cause != LossCause::Unreachable {
-            self.notify(seat, Notice::Seen { members: Vec::new(), ended: vec![life] });
-        }
-    }
-
-    /// What a node is for regions that it holds bytes of.
-    pub(super) fn presence_of(&self, life: NodeLife) -> Presence {
-        match (self.is_present(life), self.pairings.may_live(life)) {
-            (true, _) => Presence::There,
-            (false, true) => Presence::Unreachable,
-            (false, false) => Presence::Gone,
+            self.cx().notify(seat, Notice::Seen { members: Vec::new(), ended: vec![life] });
         }
     }
 
@@ -605,84 +607,21 @@ impl Engine {
 
     /// Some of what we hold for a home it may never have heard of, or have given up while it could not tell us.
     fn tell_held(&mut self, home: NodeLife) {
-        let held: Vec<(RegionId, Extents)> = self.store.held_for(home);
-        let (mut left, time_ns) = (&held[..], self.time_of_day_ns());
+        let held: Vec<(RegionId, Extents)> = self.owner.held_for(home);
+        let (mut left, time_ns) = (&held[..], self.out.time_of_day_ns());
         while left.len() > HELD_PER_NOTICE_MAX {
             let (first, rest) = left.split_at(HELD_PER_NOTICE_MAX);
-            self.notify(home.node, Notice::Held { held: first.to_vec(), done: false, seat: None, time_ns });
+            self.cx()
+                .notify(home.node, Notice::Held { held: first.to_vec(), done: false, seat: None, time_ns });
             left = rest;
         }
         let seat = self.seat().filter(|(seat, _)| *seat != home);
-        self.notify(home.node, Notice::Held { held: left.to_vec(), done: true, seat, time_ns });
+        self.cx().notify(home.node, Notice::Held { held: left.to_vec(), done: true, seat, time_ns });
     }
-
-    pub(super) fn handle_held(&mut self, from: NodeLife, held: Vec<(RegionId, Extents)>, done: bool) {
-        let mut unknown = Extents::new();
-        for (region, extents) in held {
-            let used = self.chunks_of(region);
-            let theirs = extents.into_iter().filter(|extent| extent.owner == from && extent.is_sound());
-            theirs.for_each(|extent| unknown.extend(without(extent, &used)));
-        }
-        if let Some(freed) = self.freed_early.remove(&from) {
-            let left: Extents = freed.into_iter().flat_map(|extent| without(extent, &unknown)).collect();
-            match done {
-                true => unknown.extend(left),
-                false => {
-                    self.freed_early.insert(from, left);
-                }
-            }
-        }
-        if !unknown.is_empty() {
-            self.notify(from.node, Notice::Return { extents: unknown });
-        }
-        if done {
-            self.members.note_held_told(from);
-        }
-    }
-
-    /// All chunks that we count as a region's.
-    fn chunks_of(&self, region: RegionId) -> Vec<Extent> {
-        let homed = self.homes.get(&region).into_iter().flat_map(|found| {
-            let places = found.moving().into_iter().flat_map(|moving| moving.places.iter());
-            found.extents.iter().chain(places)
-        });
-        let made = self.making.get(&region).into_iter().flat_map(|making| making.chunks());
-        homed.chain(made).copied().collect()
-    }
-
-    /// A home that we do not hear has ended that pairing with us, and another node says so for it.
-    pub(super) fn serve_retire(&mut self, requester: super::Requester, home: NodeLife, pairing: u64) {
-        if self.pairings.number(home) <= pairing {
-            self.part(home);
-        }
-        let quiesce = self.mapper.quiesce();
-        self.owe(quiesce, requester);
-    }
-}
-
-/// What is left of an extent without others.
-fn without(extent: Extent, others: &[Extent]) -> Extents {
-    let mut rest: Extents = [extent].into_iter().collect();
-    for other in others.iter().filter(|other| other.owner == extent.owner) {
-        rest = rest.into_iter().flat_map(|part| without_one(part, other)).collect();
-    }
-    rest
-}
-
-fn without_one(part: Extent, other: &Extent) -> Vec<Extent> {
-    if !part.touches(other) {
-        return vec![part];
-    }
-    let (end, other_end) = (part.offset + part.len, other.offset + other.len);
-    let pieces = [(part.offset, other.offset), (other_end, end)];
-    let left = pieces.into_iter().filter(|(from, to)| from < to);
-    left.map(|(from, to)| Extent { offset: from, len: to - from, ..part }).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use halite_fabric::Key;
-
     use super::*;
     use crate::ids::Incarnation;
 
@@ -697,17 +636,5 @@ mod tests {
         (2..=100).for_each(|incarnation| ended.insert(life(3, incarnation)));
         assert!(!ended.contains(life(3, 1)) && ended.contains(life(3, 100)));
         assert_eq!(ended.all().len(), ENDED_OF_NODE_MAX + ENDED_PASSING_MAX);
-    }
-
-    #[test]
-    fn what_is_left_of_an_extent_is_all_that_nobody_else_has() {
-        let owner = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };
-        let extent = |offset, len| Extent { owner, key: Key(0), offset, len };
-        let left = |others: &[Extent]| without(extent(10, 10), others).to_vec();
-        assert_eq!(left(&[]), [extent(10, 10)]);
-        assert_eq!(left(&[extent(0, 10), extent(20, 5)]), [extent(10, 10)]);
-        assert_eq!(left(&[extent(12, 2), extent(16, 1)]), [extent(10, 2), extent(14, 2), extent(17, 3)]);
-        assert_eq!(left(&[extent(5, 7), extent(18, 9)]), [extent(12, 6)]);
-        assert_eq!(left(&[extent(10, 4), extent(14, 6)]), []);
     }
 }

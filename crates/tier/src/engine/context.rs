@@ -1,0 +1,328 @@
+//! What every part of the engine is handed: who we are, the time, who is connected, and a way to say things.
+//!
+//! All that leaves the engine goes through here, so that effects and numbers have one order.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::membership::Membership;
+use super::sessions::UserStep;
+use super::{EngineConfig, Requester};
+use crate::effect::{CommandError, Effect, OpId, Outcome};
+use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
+use crate::link;
+use crate::members::Members;
+use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
+use crate::news::News;
+use crate::region::Presence;
+
+/// No clock shows more, the year 2262: what a peer says cannot use tokens up.
+const TIME_OF_DAY_NS_MAX: u64 = i64::MAX as u64;
+
+/// What leaves the engine, and what it has asked.
+pub(super) struct Outbox {
+    config: EngineConfig,
+    now_ns: u64,
+    /// The last number that was given out: of a command, a request, a region or a token.
+    number: u64,
+    asked: BTreeMap<RequestId, Asked>,
+    /// What we say to ourselves.
+    loopback: VecDeque<Message>,
+    effects: VecDeque<Effect>,
+    /// As in the configuration, but by the clock of the cluster that is ahead of all others, as far as we have heard of it.
+    epoch_ns: u64,
+}
+
+/// What we asked of another node, or of ourselves.
+#[derive(Debug)]
+struct Asked {
+    of: NodeId,
+    purpose: Purpose,
+    at_ns: u64,
+}
+
+/// Why we asked something.
+#[derive(Debug)]
+pub(super) enum Purpose {
+    /// For a command of a session.
+    User(OpId, UserStep),
+    /// To get a name for a region to be.
+    Claim(RegionId),
+    /// To get a name for a region that has none.
+    Name(RegionId),
+    /// To get chunks on another node for a region to be.
+    ReserveForAlloc(RegionId),
+    /// To get chunks on the node to which a region moves.
+    ReserveForMove(RegionId),
+    /// To have a mapper acknowledge the change of that epoch.
+    Change(RegionId, Epoch),
+    /// To let somebody know; the acknowledgement means nothing.
+    OneWay,
+    /// To have the name of a region that is being freed be free again.
+    Release(RegionId),
+    /// To have a chunk copied by its new owner.
+    CopyChunk(RegionId),
+    /// To hand a region to its next home.
+    Adopt(RegionId),
+    /// To have an owner of chunks keep a mapper from regions of ours.
+    Relay { mapper: NodeLife, pairing: u64, owner: NodeLife },
+    /// To have a mapper let go of a home's regions, for that home.
+    Retire(Requester, NodeLife),
+    /// To have everybody drop the regions of a dead home.
+    Sweep(NodeLife),
+    /// To have a part of a memory operation done by the node.
+    Memory(OpId, NodeId),
+    /// To get a lock, or past a barrier.
+    Wait(OpId),
+}
+
+impl Outbox {
+    pub(super) fn new(config: EngineConfig, now_ns: u64) -> Outbox {
+        Outbox {
+            now_ns,
+            number: 0,
+            asked: BTreeMap::new(),
+            loopback: VecDeque::new(),
+            effects: VecDeque::new(),
+            epoch_ns: config.epoch_ns,
+            config,
+        }
+    }
+
+    pub(super) fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// Who we are.
+    pub(super) fn life(&self) -> NodeLife {
+        self.config.life
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    pub(super) fn set_now(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+    }
+
+    /// A number that was never given out before.
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
+
+    /// The last that was given out.
+    pub(super) fn last_number(&self) -> u64 {
+        self.number
+    }
+
+    /// Where the tokens of a lock begin that is made now.
+    pub(super) fn time_of_day_ns(&self) -> u64 {
+        self.epoch_ns.saturating_add(self.now_ns)
+    }
+
+    /// Somebody's clock shows that time.
+    pub(super) fn note_time(&mut self, time_ns: u64) {
+        self.epoch_ns = self.epoch_ns.max(time_ns.min(TIME_OF_DAY_NS_MAX).saturating_sub(self.now_ns));
+    }
+
+    pub(super) fn push(&mut self, effect: Effect) {
+        self.effects.push_back(effect);
+    }
+
+    pub(super) fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    pub(super) fn poll_loopback(&mut self) -> Option<Message> {
+        self.loopback.pop_front()
+    }
+
+    pub(super) fn tell(&mut self, news: News) {
+        self.push(Effect::News(news));
+    }
+
+    /// A request is answered: why it was made, and when, if it was made of that node.
+    pub(super) fn take_asked(&mut self, id: RequestId, of: NodeId) -> Option<(Purpose, u64)> {
+        self.asked.get(&id).filter(|asked| asked.of == of)?;
+        let Asked { purpose, at_ns, .. } = self.asked.remove(&id)?;
+        Some((purpose, at_ns))
+    }
+
+    /// Nobody wants the answer any more.
+    pub(super) fn forget_asked(&mut self, id: RequestId) {
+        self.asked.remove(&id);
+    }
+
+    /// What a node has yet to answer.
+    pub(super) fn asked_of(&self, node: NodeId) -> Vec<RequestId> {
+        self.asked.iter().filter(|(_, asked)| asked.of == node).map(|(id, _)| *id).collect()
+    }
+
+    pub(super) fn asked_count(&self) -> usize {
+        self.asked.len()
+    }
+
+    fn note_asked(&mut self, of: NodeId, purpose: Purpose) -> RequestId {
+        let id = RequestId(self.next_number());
+        self.asked.insert(id, Asked { of, purpose, at_ns: self.now_ns });
+        id
+    }
+}
+
+impl Extend<Effect> for Outbox {
+    fn extend<T: IntoIterator<Item = Effect>>(&mut self, effects: T) {
+        self.effects.extend(effects);
+    }
+}
+
+/// The outbox, and whom things can be said to.
+pub(super) struct Context<'a> {
+    out: &'a mut Outbox,
+    membership: &'a Membership,
+    /// The node that answers for the directory.
+    seat: NodeId,
+}
+
+impl<'a> Context<'a> {
+    pub(super) fn new(out: &'a mut Outbox, membership: &'a Membership, seat: NodeId) -> Context<'a> {
+        Context { out, membership, seat }
+    }
+
+    /// The same for somebody who is called.
+    pub(super) fn reborrow(&mut self) -> Context<'_> {
+        Context { out: self.out, membership: self.membership, seat: self.seat }
+    }
+
+    pub(super) fn out(&mut self) -> &mut Outbox {
+        self.out
+    }
+
+    pub(super) fn config(&self) -> &EngineConfig {
+        self.out.config()
+    }
+
+    pub(super) fn life(&self) -> NodeLife {
+        self.out.life()
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.out.now_ns()
+    }
+
+    pub(super) fn lease_ns(&self) -> u64 {
+        self.out.config.lease_ns
+    }
+
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.out.next_number()
+    }
+
+    pub(super) fn push(&mut self, effect: Effect) {
+        self.out.push(effect);
+    }
+
+    pub(super) fn tell(&mut self, news: News) {
+        self.out.tell(news);
+    }
+
+    /// A command of a session has ended.
+    pub(super) fn finish(&mut self, op: OpId, outcome: Result<Outcome, CommandError>) {
+        self.out.push(Effect::Finish { op, outcome });
+    }
+
+    // Who is there.
+
+    pub(super) fn membership(&self) -> &'a Membership {
+        self.membership
+    }
+
+    pub(super) fn members(&self) -> &'a Members {
+        self.membership.members()
+    }
+
+    /// Whether that is this node, or one that is connected.
+    pub(super) fn is_present(&self, life: NodeLife) -> bool {
+        life == self.life() || self.members().is_alive(life)
+    }
+
+    /// What a node is for regions that it holds bytes of.
+    pub(super) fn presence_of(&self, life: NodeLife) -> Presence {
+        match (self.is_present(life), self.membership.pairings().may_live(life)) {
+            (true, _) => Presence::There,
+            (false, true) => Presence::Unreachable,
+            (false, false) => Presence::Gone,
+        }
+    }
+
+    pub(super) fn absence_of(&self, node: NodeId) -> ErrorReply {
+        match self.membership.knows(node) {
+            true => ErrorReply::PeerDown(node),
+            false => ErrorReply::UnknownNode(node),
+        }
+    }
+
+    // Saying things.
+
+    pub(super) fn ask(&mut self, to: NodeId, body: Request, purpose: Purpose) -> RequestId {
+        if to != self.life().node && self.members().peer_of(to).is_none() {
+            let refusal = self.absence_of(to);
+            return self.refuse_ourselves(refusal, purpose);
+        }
+        let id = self.out.note_asked(to, purpose);
+        self.say(to, Message::Request { id, body });
+        id
+    }
+
+    /// As [`Context::ask`], but nobody who came after that life of the node is meant.
+    pub(super) fn ask_life(&mut self, to: NodeLife, body: Request, purpose: Purpose) {
+        match self.is_present(to) {
+            true => self.ask(to.node, body, purpose),
+            false => self.refuse_ourselves(ErrorReply::PeerDown(to.node), purpose),
+        };
+    }
+
+    pub(super) fn ask_directory(&mut self, question: Request, purpose: Purpose) {
+        self.ask(self.seat, question, purpose);
+    }
+
+    /// The refusal takes the same way as any other, so that no caller has a case of its own for it.
+    fn refuse_ourselves(&mut self, refusal: ErrorReply, purpose: Purpose) -> RequestId {
+        let of = self.life().node;
+        let id = self.out.note_asked(of, purpose);
+        self.out.loopback.push_back(Message::Reply { id, body: Err(refusal) });
+        id
+    }
+
+    pub(super) fn answer(&mut self, requester: Requester, body: Result<Reply, ErrorReply>) {
+        if self.is_present(requester.life) {
+            self.say(requester.life.node, Message::Reply { id: requester.id, body });
+        }
+    }
+
+    pub(super) fn notify(&mut self, to: NodeId, notice: Notice) {
+        self.say(to, Message::Notice(notice));
+    }
+
+    pub(super) fn notify_directory(&mut self, notice: Notice) {
+        self.notify(self.seat, notice);
+    }
+
+    pub(super) fn notify_all(&mut self, notice: &Notice) {
+        for (_, peer) in self.members().peers() {
+            self.notify(peer.life.node, notice.clone());
+        }
+    }
+
+    fn say(&mut self, to: NodeId, message: Message) {
+        if to == self.life().node {
+            return self.out.loopback.push_back(message);
+        }
+        let Some((peer, member)) = self.members().peer_of(to) else { return };
+        // Who sleeps looks at what has arrived before it judges silence, and has no other use for a heartbeat.
+        let solicited = !matches!(message, Message::Notice(Notice::Heartbeat { .. }));
+        for bytes in link::frames(&message::encode(&message), member.send_bytes_max) {
+            self.out.push(Effect::Send { peer, bytes, solicited });
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Names of the regions that are at home here, as the directory is told them and may take them away.
+
+use super::HomeSide;
+use crate::directory::NAMES_PER_ANSWER_MAX;
+use crate::ids::{Epoch, RegionId};
+use crate::message::Notice;
+use crate::names;
+use crate::news::News;
+
+impl HomeSide<'_> {
+    /// Tells the directory, which may have restarted, the names of our regions.
+    pub(in crate::engine) fn tell_names(&mut self) {
+        let homed = self.homes.regions.iter();
+        let homed =
+            homed.filter_map(|(id, region)| Some((region.name.as_deref()?.to_string(), *id, region.epoch)));
+        // Those that are being made have their names from the directory's former life.
+        let claimed =
+            self.homes.making.iter().filter_map(|(id, making)| Some((making.claimed_name()?, *id, Epoch(0))));
+        let named: Vec<(String, RegionId, Epoch)> = homed.chain(claimed).collect();
+        for names in named.chunks(NAMES_PER_ANSWER_MAX) {
+            self.cx.notify_directory(Notice::Names { names: names.to_vec(), done: false });
+        }
+        self.cx.notify_directory(Notice::Names { names: Vec::new(), done: true });
+    }
+
+    /// Two homes that lost sight of each other, or of the directory, have given one name to two regions.
+    pub(in crate::engine) fn lose_name(&mut self, name: &str, region: RegionId) {
+        if let Some(making) = self.homes.making.get_mut(&region) {
+            making.lose_name();
+        }
+        match self.homes.regions.get(&region) {
+            Some(found) if found.name.as_deref() != Some(name) => {}
+            Some(_) if names::is_reserved(name) => self.end_for_its_name(region),
+            Some(_) => self.rename(region, name),
+            None => {}
+        }
+    }
+
+    /// Another region has the name.  Nobody is to look for ours in vain, and it is not freed for that.
+    fn rename(&mut self, region: RegionId, name: &str) {
+        let alias = names::alias(name, self.cx.life().node, self.cx.next_number());
+        let found = self.homes.regions.get_mut(&region).expect("looked up just before");
+        found.name = Some(alias.as_str().into());
+        found.epoch.0 += 1;
+        let names = vec![(alias.clone(), region, found.epoch)];
+        self.cx.notify_directory(Notice::Names { names, done: false });
+        self.cx.tell(News::Renamed { name: name.to_owned(), alias });
+    }
+}

@@ -1,0 +1,321 @@
+//! The owner's side: chunks of ours that are reserved, copied into and given up, for homes here and elsewhere.
+
+mod populating;
+mod running;
+mod sweeps;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use halite_fabric::Key;
+use halite_mem::Window;
+
+use super::context::{Context, Outbox};
+use super::home::{self, Homes};
+use super::{EngineConfig, Requester};
+use crate::access::Place;
+use crate::effect::{CopyFailure, Effect, Token};
+use crate::ids::{NodeId, NodeLife, RegionId};
+use crate::layout::{Extent, Extents};
+use crate::mapper::{Locate, Reach, place_at};
+use crate::members::Members;
+use crate::message::{ErrorReply, NodeStatus, Reply};
+use crate::news::News;
+use crate::store::{Shortage, Store};
+
+/// Our memory, and what is under way in it.
+pub(super) struct Owner {
+    store: Store,
+    reach: Arc<dyn Reach>,
+    /// Requests that wait for the arena to grow, or for freed memory to be clean.
+    short: Vec<(Requester, Reservation)>,
+    /// Who asked for a copy, and from whose memory.
+    copies: BTreeMap<Token, Copying>,
+    /// Chunks that are given back once the copies into them are over.
+    copied_into: Vec<(Extents, BTreeSet<NodeLife>)>,
+    running: running::Commands,
+    populating: populating::Populations,
+    sweeps: sweeps::Sweeps,
+    /// Whether people have been told that memory is kept back.
+    told_of_quarantine: bool,
+}
+
+/// Chunks that somebody wants.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reservation {
+    pub(super) region: RegionId,
+    pub(super) chunk_bytes: u64,
+    pub(super) len: u64,
+    pub(super) populate: bool,
+}
+
+/// A chunk that is being copied into our memory.
+#[derive(Debug)]
+struct Copying {
+    requester: Requester,
+    /// The node that holds the source.
+    source: NodeId,
+    to: Extent,
+}
+
+/// What the owner's side may touch.
+pub(super) struct OwnerSide<'a> {
+    pub(super) cx: Context<'a>,
+    pub(super) owner: &'a mut Owner,
+    pub(super) homes: &'a Homes,
+}
+
+impl Owner {
+    pub(super) fn new(config: &EngineConfig, reach: Arc<dyn Reach>) -> Owner {
+        Owner {
+            store: Store::new(config.life, config.bytes_total, config.segment_bytes),
+            reach,
+            short: Vec::new(),
+            copies: BTreeMap::new(),
+            copied_into: Vec::new(),
+            running: running::Commands::default(),
+            populating: populating::Populations::default(),
+            sweeps: sweeps::Sweeps::default(),
+            told_of_quarantine: false,
+        }
+    }
+
+    /// The window of `extent`, if it is one of ours.
+    pub(super) fn window(&self, extent: &Extent) -> Option<Window> {
+        self.store.window(extent)
+    }
+
+    /// Whether all of `extent` is ours and held for `home`.
+    pub(super) fn is_held_for(&self, home: NodeLife, extent: &Extent) -> bool {
+        self.store.is_held_for(home, extent)
+    }
+
+    /// All that we hold for `home`, by region.
+    pub(super) fn held_for(&self, home: NodeLife) -> Vec<(RegionId, Extents)> {
+        self.store.held_for(home)
+    }
+
+    /// The home of a region has moved here: see [`Store::adopt`].
+    pub(super) fn adopt(&mut self, extents: &[Extent]) {
+        self.store.adopt(extents);
+    }
+
+    /// Bytes that we contribute at most.
+    pub(super) fn bytes_total(&self) -> u64 {
+        self.store.bytes_total()
+    }
+
+    /// Bytes that the arena has grown to, and those of them that can be given out at once.
+    pub(super) fn bytes_grown_and_free(&self) -> (u64, u64) {
+        (self.store.bytes_grown(), self.store.bytes_free())
+    }
+
+    pub(super) fn bytes_kept_from(&self, life: NodeLife) -> u64 {
+        self.store.bytes_kept_from(life)
+    }
+
+    /// Fills in what others are told of our memory.
+    pub(super) fn describe(&self, status: &mut NodeStatus) {
+        status.bytes_used = self.store.bytes_used();
+        status.bytes_total = self.store.bytes_total();
+        status.bytes_refused = self.store.bytes_refused();
+        status.bytes_quarantined = self.store.bytes_quarantined();
+    }
+
+    /// Finds places, as this node reaches them.
+    pub(super) fn locator<'a>(&'a self, life: NodeLife, members: &'a Members) -> Locator<'a> {
+        Locator { life, store: &self.store, members, reach: &*self.reach }
+    }
+
+    /// Tells when memory begins to be kept back, and when none is any more.
+    pub(super) fn tell_of_quarantine(&mut self, out: &mut Outbox) {
+        let is_on = self.store.has_quarantine();
+        if is_on != self.told_of_quarantine {
+            self.told_of_quarantine = is_on;
+            out.tell(match is_on {
+                true => News::Quarantined { bytes: self.store.bytes_quarantined() },
+                false => News::QuarantineOver,
+            });
+        }
+    }
+
+    /// Somebody can reach nothing of ours any more.
+    pub(super) fn handle_cut_off(&mut self, life: NodeLife, out: &mut Outbox) {
+        self.store.handle_cut_off(life, out);
+    }
+
+    /// Requests that wait for memory are not answered any more.
+    pub(super) fn forget_what_is_asked_by(&mut self, life: NodeLife) {
+        self.short.retain(|(requester, _)| requester.life != life);
+    }
+}
+
+impl OwnerSide<'_> {
+    /// The arena has grown, or could not.
+    pub(super) fn handle_grown(&mut self, segment: Option<(Key, Window)>) {
+        self.owner.store.handle_grown(self.cx.now_ns(), segment);
+        self.retry_short();
+    }
+
+    /// Memory of ours reads as zero again.
+    pub(super) fn handle_discarded(&mut self, token: Token) {
+        self.owner.store.handle_discarded(token);
+        self.retry_short();
+    }
+
+    fn retry_short(&mut self) {
+        for (requester, wanted) in std::mem::take(&mut self.owner.short) {
+            // What is reserved for a home that has died meanwhile would never be given back.
+            if self.cx.is_present(requester.life) {
+                self.serve_reserve(requester, wanted);
+            }
+        }
+    }
+
+    pub(super) fn serve_reserve(&mut self, requester: Requester, wanted: Reservation) {
+        let Reservation { region, chunk_bytes, len, populate } = wanted;
+        if len == 0 || !home::is_chunk_size(chunk_bytes) {
+            return self.cx.answer(requester, Err(ErrorReply::Malformed));
+        }
+        let Some(result) = self.reserve_or_grow(requester, wanted) else { return };
+        let extents = match result {
+            Ok(extents) => extents,
+            Err(refusal) => return self.cx.answer(requester, Err(refusal)),
+        };
+        if requester.life != self.cx.life() {
+            self.owner.store.hold_for(requester.life, region, &extents);
+        }
+        match populate {
+            true => self.start_populating(requester, extents),
+            false => self.cx.answer(requester, Ok(Reply::Reserved { extents })),
+        }
+    }
+
+    /// Reserves chunks; `None` if that is tried once more when there is memory.
+    fn reserve_or_grow(
+        &mut self,
+        requester: Requester,
+        wanted: Reservation,
+    ) -> Option<Result<Extents, ErrorReply>> {
+        let Reservation { len, chunk_bytes, .. } = wanted;
+        match self.owner.store.reserve(self.cx.now_ns(), len, chunk_bytes) {
+            Ok(extents) => Some(Ok(extents)),
+            Err(Shortage::NoSpace { available }) => Some(Err(ErrorReply::NoSpace { wanted: len, available })),
+            Err(Shortage::Wait) => {
+                self.owner.short.push((requester, wanted));
+                None
+            }
+            Err(Shortage::Grow(bytes)) => {
+                self.cx.push(Effect::Grow { len: bytes });
+                self.owner.short.push((requester, wanted));
+                None
+            }
+        }
+    }
+
+    pub(super) fn handle_return(&mut self, from: NodeLife, extents: Extents) {
+        for extent in extents {
+            // Only the home for which it is held may give a chunk back, and only once.
+            if self.owner.store.is_held_for(from, &extent) {
+                self.release(Extents::from_slice(&[extent]), BTreeSet::new());
+            }
+        }
+    }
+
+    /// Gives up chunks of ours, when nobody touches them any more: neither the tainted, nor our own driver.
+    pub(super) fn release(&mut self, extents: Extents, tainted: BTreeSet<NodeLife>) {
+        let owner = &mut *self.owner;
+        let is_busy = |extent: &Extent| {
+            owner.copies.values().any(|copy| copy.to.touches(extent))
+                || owner.running.touches(extent)
+                || owner.populating.touches(extent)
+        };
+        let (busy, free): (Extents, Extents) = extents.into_iter().partition(is_busy);
+        if !busy.is_empty() {
+            // Nobody may give them back a second time meanwhile.
+            busy.iter().for_each(|extent| owner.store.forget_foreign(extent));
+            owner.copied_into.push((busy, tainted.clone()));
+        }
+        owner.store.release(&free, &tainted, self.cx.out());
+    }
+
+    /// A copy is over: what waited for it may be given up, unless it waits for another.
+    pub(super) fn release_copied(&mut self) {
+        for (extents, tainted) in std::mem::take(&mut self.owner.copied_into) {
+            let tainted = self.cx.members().not_cut_off(tainted);
+            self.release(extents, tainted);
+        }
+    }
+
+    pub(super) fn serve_copy(&mut self, requester: Requester, from: Extent, to: Extent) {
+        let allowed = requester.life == self.cx.life() || self.owner.store.is_held_for(requester.life, &to);
+        let Some(target) = self.owner.store.window(&to).filter(|_| allowed && from.len == to.len) else {
+            return self.cx.answer(requester, Err(ErrorReply::Malformed));
+        };
+        let token = Token(self.cx.next_number());
+        match self.copy_effect(token, &from, &to, target) {
+            Ok(effect) => {
+                self.cx.push(effect);
+                self.owner.copies.insert(token, Copying { requester, source: from.owner.node, to });
+            }
+            Err(refusal) => self.cx.answer(requester, Err(refusal)),
+        }
+    }
+
+    /// What the driver does to copy `from`, wherever it is, to `to`, which is `target` here.
+    fn copy_effect(
+        &self,
+        token: Token,
+        from: &Extent,
+        to: &Extent,
+        target: Window,
+    ) -> Result<Effect, ErrorReply> {
+        match self.owner.locator(self.cx.life(), self.cx.members()).place(from) {
+            Place::Direct(from) => Ok(Effect::Copy { token, from, to: target }),
+            Place::Posted { peer, address } => {
+                let (key, offset, len) = (to.key, to.offset, to.len);
+                Ok(Effect::Fetch { token, peer, address, key, offset, len })
+            }
+            Place::Frozen | Place::Down(_) => Err(ErrorReply::PeerDown(from.owner.node)),
+        }
+    }
+
+    /// A copy is done, or has failed.  Returns whose command has ended by that whom we are not paired with any more.
+    pub(super) fn handle_copied(&mut self, token: Token, failed: Option<CopyFailure>) -> Option<NodeLife> {
+        let Some(copy) = self.owner.copies.remove(&token) else { return self.handle_step(token, failed) };
+        let body = match failed {
+            None => Ok(Reply::Done),
+            Some(why) => Err(self.refusal_of(why, copy.source)),
+        };
+        self.cx.answer(copy.requester, body);
+        self.release_copied();
+        None
+    }
+
+    fn refusal_of(&self, why: CopyFailure, owner: NodeId) -> ErrorReply {
+        match why {
+            CopyFailure::PeerGone => ErrorReply::PeerDown(owner),
+            CopyFailure::Unmapped => ErrorReply::Unmapped { node: self.cx.life().node, owner },
+        }
+    }
+}
+
+/// Finds places with what the engine knows.
+pub(super) struct Locator<'a> {
+    life: NodeLife,
+    store: &'a Store,
+    members: &'a Members,
+    reach: &'a dyn Reach,
+}
+
+impl Locate for Locator<'_> {
+    fn place(&self, extent: &Extent) -> Place {
+        if extent.owner == self.life {
+            return self.store.window(extent).map_or(Place::Down(extent.owner), Place::Direct);
+        }
+        match self.members.peer_of(extent.owner.node) {
+            Some((peer, known)) if known.life == extent.owner => place_at(self.reach, peer, extent),
+            _ => Place::Down(extent.owner),
+        }
+    }
+}
