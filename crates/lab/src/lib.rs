@@ -4,6 +4,8 @@
 //! can be put through the same functions.
 
 pub mod conformance;
+pub mod links;
+pub mod markers;
 pub mod peers;
 #[cfg(target_arch = "x86_64")]
 pub mod price;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use lab::links;
 use lab::peers::{self, Options};
 #[cfg(target_arch = "x86_64")]
 use lab::price;
@@ -22,6 +23,8 @@ struct Arguments {
 enum Command {
     /// Runs Halite, UCX, gRPC, Redis and the bare machine in alternating rounds and prints the ratios
     Peers(Options),
+    /// Runs Halite, TCP and QUIC over emulated networks that lose, delay and share, and prints what comes through
+    Links(links::Options),
     /// Lets processes do random things to what they share, kills some, and checks that nothing is lost or left over
     Soak(soak::Options),
     #[cfg(target_arch = "x86_64")]
@@ -59,6 +62,7 @@ enum Command {
 fn main() -> ExitCode {
     let result: Result<(), Box<dyn std::error::Error>> = match Arguments::parse().command {
         Command::Peers(options) => peers::run(&options).map_err(Into::into),
+        Command::Links(options) => links::run(&options).map_err(Into::into),
         Command::Soak(options) => soak::run(&options).map_err(Into::into),
         #[cfg(target_arch = "x86_64")]
         Command::Price(options) => price::run(&options).map_err(Into::into),

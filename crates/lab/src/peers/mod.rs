@@ -30,6 +30,11 @@ use report::Report;
 use rows::{Row, Sizes};
 use tools::{Program, Tools};
 
+use crate::markers::{self, MarkersError};
+
+/// The markers of the table in a document.
+const TABLE: &str = "peers";
+
 /// What `lab peers` is told.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
@@ -80,7 +85,7 @@ pub enum PeersError {
     Missing(Program),
     /// The table could not be written.
     #[error(transparent)]
-    Report(#[from] report::ReportError),
+    Markers(#[from] MarkersError),
 }
 
 /// Measures, prints the table, and writes it to `options.markdown` if asked.
@@ -90,7 +95,7 @@ pub fn run(options: &Options) -> Result<(), PeersError> {
     let tools = Tools::find(halite::locate(options.halite.as_deref())?);
     report_missing(&tools, options.require_peers)?;
     // Fails early, and not after minutes, if the file cannot take the table.
-    options.markdown.as_deref().map(report::check_markers).transpose()?;
+    options.markdown.as_deref().map(|path| markers::check(path, TABLE)).transpose()?;
 
     let mut rows = rows::rows(&sizes);
     rows.retain(|row| row.can_run(&tools) && options.only.as_deref().is_none_or(|text| row.mentions(text)));
@@ -98,7 +103,7 @@ pub fn run(options: &Options) -> Result<(), PeersError> {
     let report = Report::new(&rows, &samples, rounds, options.smoke, machine::describe(&tools))?;
     print!("{}", report.text());
     if let Some(path) = &options.markdown {
-        report::splice(path, &report.markdown())?;
+        markers::splice(path, TABLE, &report.markdown())?;
     }
     Ok(())
 }

@@ -1,34 +1,8 @@
-//! The table: for people on a terminal, and as Markdown between two markers of a document.
-
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+//! The table: for people on a terminal, and as Markdown.
 
 use super::probe::{Probe, ProbeError, Sample};
 use super::rows::{Row, Source, Target, probes};
 use super::spread::Spread;
-
-const BEGIN: &str = "<!-- peers:begin -->";
-const END: &str = "<!-- peers:end -->";
-
-/// Why the table could not be put into its document.
-#[derive(Debug, thiserror::Error)]
-pub enum ReportError {
-    /// The document cannot be read or written.
-    #[error("cannot put the table into {path}: {source}")]
-    Io {
-        /// Which.
-        path: PathBuf,
-        /// What the operating system said.
-        source: io::Error,
-    },
-    /// It does not say where the table goes.
-    #[error("cannot put the table into {path}: it has no line `{BEGIN}` with a line `{END}` below it")]
-    NoMarkers {
-        /// Which.
-        path: PathBuf,
-    },
-}
 
 /// A measured row.
 struct Line {
@@ -181,28 +155,6 @@ fn series(
     samples.iter().map(|round| source.value(&round[index])).collect::<Result<_, _>>().map(Some)
 }
 
-/// Whether the document at `path` says where the table goes.
-pub fn check_markers(path: &Path) -> Result<(), ReportError> {
-    replaced(path, &read(path)?, "").map(|_| ())
-}
-
-/// Puts `table` between the markers of the document at `path`.
-pub fn splice(path: &Path, table: &str) -> Result<(), ReportError> {
-    let text = replaced(path, &read(path)?, table)?;
-    fs::write(path, text).map_err(|source| ReportError::Io { path: path.to_path_buf(), source })
-}
-
-fn read(path: &Path) -> Result<String, ReportError> {
-    fs::read_to_string(path).map_err(|source| ReportError::Io { path: path.to_path_buf(), source })
-}
-
-fn replaced(path: &Path, text: &str, table: &str) -> Result<String, ReportError> {
-    let missing = || ReportError::NoMarkers { path: path.to_path_buf() };
-    let (before, rest) = text.split_once(BEGIN).ok_or_else(missing)?;
-    let (_, after) = rest.split_once(END).ok_or_else(missing)?;
-    Ok(format!("{before}{BEGIN}\n{table}{END}{after}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,13 +218,5 @@ mod tests {
         assert!(text.contains("- kernel: Linux\n"));
         assert!(text.contains("| throw | us | 1.50 [1.00..2.00] | other |"));
         assert!(text.contains(&format!("{}\n{}\n```", probe(1), probe(2))));
-    }
-
-    #[test]
-    fn only_what_stands_between_the_markers_is_replaced() {
-        let text = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
-        let new = replaced(Path::new("a.md"), &text, "new\n").unwrap();
-        assert_eq!(new, format!("above\n{BEGIN}\nnew\n{END}\nbelow\n"));
-        assert!(replaced(Path::new("a.md"), &format!("{END}\n{BEGIN}\n"), "new\n").is_err());
     }
 }

@@ -1,0 +1,246 @@
+//! Two networks of this process's own, and an emulated link in each direction between them.
+//!
+//! ```text
+//!   side 0: wire, 10.78.0.1 ── TUN ──►  [Direction 0]  ──► TUN ── wire, 10.78.0.2 :side 1
+//!                               TUN ◄──  [Direction 1]  ◄── TUN
+//! ```
+//!
+//! The kernel's sockets are real, and what leaves them are IP packets in a descriptor: a thread carries them across, as the links say.  A
+//! TUN without offloads has the kernel cut trains first, so that each packet has a fate of its own.  The networks have no names: the kernel
+//! removes them with the last descriptor.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fs::File;
+use std::io;
+use std::net::Ipv4Addr;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, setns, unshare};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tun_rs::{DeviceBuilder, SyncDevice};
+
+use super::link::{Direction, Fates, Link};
+
+/// Turns what would be left out into a failure, as it does for other tests of networks.
+const REQUIRED: &str = "HALITE_NETWORK";
+/// Longest packet of a device.
+const PACKET_BYTES_MAX: usize = 1 << 16;
+/// What waits for the carrier, in packets: more than a queue of any link here.
+const DEVICE_PACKETS: u32 = 8192;
+/// Packets that are taken from one device before the other has its turn.
+const BATCH: usize = 64;
+/// How late the system may wake the carrier, in nanoseconds.
+const SLACK_NS: NonZeroU64 = NonZeroU64::new(1_000).expect("not zero");
+/// Ahead of what it is to measure: a carrier that waits for a processor is delay that no link has.
+const PRIORITY: i32 = -15;
+
+/// Two networks with links between.
+pub struct Network {
+    sides: [OwnedFd; 2],
+    carrier: Arc<Carrier>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+struct Carrier {
+    devices: [SyncDevice; 2],
+    directions: Mutex<[Direction; 2]>,
+    is_over: AtomicBool,
+    wake: OwnedFd,
+}
+
+impl Network {
+    /// With frames of so many bytes; the link from side 0 to side 1 first.  Needs root.
+    pub fn new(mtu: u16, links: [Link; 2], seed: u64) -> io::Result<Network> {
+        let mut ends = Vec::new();
+        for side in 0..2 {
+            ends.push(in_fresh_network(|| make_device(side, mtu))?);
+        }
+        let [(left, near), (right, far)] =
+            <[_; 2]>::try_from(ends).unwrap_or_else(|_| unreachable!("two were made"));
+        let [there, back] = links;
+        let directions = [Direction::new(there, seed), Direction::new(back, seed ^ u64::MAX)];
+        let carrier = Arc::new(Carrier {
+            devices: [near, far],
+            directions: Mutex::new(directions),
+            is_over: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        });
+        let thread = std::thread::Builder::new().name("carrier".to_owned()).spawn({
+            let carrier = carrier.clone();
+            move || carrier.run()
+        })?;
+        Ok(Network { sides: [left, right], carrier, thread: Some(thread) })
+    }
+
+    /// For tests: `None`, having said why, where this machine or user cannot have it, unless `HALITE_NETWORK` is set.
+    pub fn for_test(mtu: u16, links: [Link; 2], seed: u64) -> Option<Network> {
+        match Network::new(mtu, links, seed) {
+            Ok(network) => Some(network),
+            Err(error) => {
+                let is_required = std::env::var_os(REQUIRED).is_some();
+                assert!(!is_required, "{REQUIRED} is set, and there is no network: {error}");
+                println!("left out: networks need root and /dev/net/tun: {error}");
+                None
+            }
+        }
+    }
+
+    /// The address of a side.
+    pub fn address(side: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 78, 0, side as u8 + 1)
+    }
+
+    /// Does something in one of the two networks, in a thread: what it opens belongs there.
+    pub fn inside<R: Send>(&self, side: usize, then: impl FnOnce() -> R + Send) -> R {
+        let enter = || {
+            setns(&self.sides[side], CloneFlags::CLONE_NEWNET).expect("the network lives, and we are root");
+            then()
+        };
+        std::thread::scope(|scope| scope.spawn(enter).join().expect("it does not panic"))
+    }
+
+    /// Does something in both at once, in a thread each.
+    pub fn both<R: Send>(&self, then: impl Fn(usize) -> R + Sync) -> [R; 2] {
+        let then = &then;
+        std::thread::scope(|scope| {
+            let [one, two] = [0, 1].map(|side| scope.spawn(move || self.inside(side, || then(side))));
+            [one, two].map(|thread| thread.join().expect("it does not panic"))
+        })
+    }
+
+    /// Both links are others from now on.
+    pub fn set(&self, links: [Link; 2]) {
+        let mut directions = self.carrier.directions();
+        directions.iter_mut().zip(links).for_each(|(direction, link)| direction.set(link));
+    }
+
+    /// What has become of packets, from side 0 first.
+    pub fn fates(&self) -> [Fates; 2] {
+        self.carrier.directions().each_ref().map(Direction::fates)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.carrier.is_over.store(true, Relaxed);
+        let _ = rustix::io::write(&self.carrier.wake, &1u64.to_ne_bytes());
+        if let Some(Err(error)) = self.thread.take().map(|thread| thread.join().expect("it does not panic")) {
+            eprintln!("the carrier ended: {error}");
+        }
+    }
+}
+
+/// A packet that is under way.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Arrival {
+    at_ns: u64,
+    order: u64,
+    to: usize,
+    packet: Vec<u8>,
+}
+
+impl Carrier {
+    fn directions(&self) -> MutexGuard<'_, [Direction; 2]> {
+        self.directions.lock().expect("nobody panics while it holds this")
+    }
+
+    fn run(&self) -> io::Result<()> {
+        rustix::thread::set_current_timer_slack(Some(SLACK_NS))?;
+        // Of this thread alone, whatever its name says; who may not is served worse.
+        let _ = rustix::process::setpriority_process(None, PRIORITY);
+        let begin = Instant::now();
+        let now_ns = || begin.elapsed().as_nanos() as u64;
+        let mut under_way: BinaryHeap<Reverse<Arrival>> = BinaryHeap::new();
+        let (mut order, mut buffer) = (0, vec![0; PACKET_BYTES_MAX]);
+        while !self.is_over.load(Relaxed) {
+            let mut is_any = false;
+            for from in 0..2 {
+                for _ in 0..BATCH {
+                    let Some(len) = receive(&self.devices[from], &mut buffer)? else { break };
+                    is_any = true;
+                    let packet = &mut buffer[..len];
+                    let arrivals = self.directions()[from].send(now_ns(), packet);
+                    for at_ns in arrivals.into_iter().flatten() {
+                        order += 1;
+                        under_way.push(Reverse(Arrival {
+                            at_ns,
+                            order,
+                            to: 1 - from,
+                            packet: packet.to_vec(),
+                        }));
+                    }
+                }
+            }
+            while under_way.peek().is_some_and(|Reverse(arrival)| arrival.at_ns <= now_ns()) {
+                let Some(Reverse(arrival)) = under_way.pop() else { break };
+                deliver(&self.devices[arrival.to], &arrival.packet)?;
+            }
+            if !is_any {
+                let next = under_way.peek().map(|Reverse(arrival)| arrival.at_ns);
+                self.sleep(next.map(|at_ns| at_ns.saturating_sub(now_ns())))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Until a packet comes, or so long.
+    fn sleep(&self, ns: Option<u64>) -> io::Result<()> {
+        let timeout = ns.map(|ns| Timespec::try_from(Duration::from_nanos(ns)).expect("not for ages"));
+        let [near, far] = &self.devices;
+        let fds: [BorrowedFd<'_>; 3] = [near.as_fd(), far.as_fd(), self.wake.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The next packet that leaves a network, if there is one.
+fn receive(device: &SyncDevice, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    match device.recv(buffer) {
+        Ok(len) => Ok(Some(len)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Has a packet arrive; one that the kernel has no room for, or cannot make sense of, is lost.
+fn deliver(device: &SyncDevice, packet: &[u8]) -> io::Result<()> {
+    match device.send(packet) {
+        Ok(_) => Ok(()),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EINVAL | libc::EAGAIN)) => {
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Carries something out in a network with nothing in it; returns that network, too.
+fn in_fresh_network<R: Send>(make: impl FnOnce() -> io::Result<R> + Send) -> io::Result<(OwnedFd, R)> {
+    let enter = || {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        let network = File::open("/proc/thread-self/ns/net")?;
+        Ok((network.into(), make()?))
+    };
+    std::thread::scope(|scope| scope.spawn(enter).join().expect("it does not panic"))
+}
+
+fn make_device(side: usize, mtu: u16) -> io::Result<SyncDevice> {
+    let device = DeviceBuilder::new()
+        .name("wire")
+        .mtu(mtu)
+        .tx_queue_len(DEVICE_PACKETS)
+        .ipv4(Network::address(side), 24, None)
+        .build_sync()?;
+    device.set_nonblocking(true)?;
+    Ok(device)
+}

@@ -1,0 +1,91 @@
+//! One stream of QUIC (`quinn`, as it comes) over an emulated link.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
+use quinn::{ClientConfig, Endpoint, ServerConfig, VarInt};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+
+use super::network::Network;
+
+/// Written and read in pieces of this size.
+const PIECE_BYTES: usize = 64 << 10;
+const FIRST_PORT: u16 = 6001;
+const NAME: &str = "links";
+
+/// What arrives of each of so many connections' only stream from side 0 to side 1, in megabits a second, once it has run for `warm_up`.
+pub fn goodput_mbps(
+    network: &Network,
+    flows: usize,
+    warm_up: Duration,
+    time: Duration,
+) -> io::Result<Vec<f64>> {
+    std::thread::scope(|scope| {
+        let flow = |flow| scope.spawn(move || one_flow(network, FIRST_PORT + flow as u16, warm_up, time));
+        let threads: Vec<_> = (0..flows).map(flow).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
+    })
+}
+
+fn one_flow(network: &Network, port: u16, warm_up: Duration, time: Duration) -> io::Result<f64> {
+    let CertifiedKey { cert, signing_key } =
+        generate_simple_self_signed([NAME.to_owned()]).map_err(io::Error::other)?;
+    let is_listening = Barrier::new(2);
+    let to = SocketAddr::from((Network::address(1), port));
+    let [sent, received] = network.both(|side| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime?.block_on(async {
+            if side == 0 {
+                is_listening.wait();
+                let mut roots = quinn::rustls::RootCertStore::empty();
+                roots.add(cert.der().clone()).map_err(io::Error::other)?;
+                let config =
+                    ClientConfig::with_root_certificates(Arc::new(roots)).map_err(io::Error::other)?;
+                return send(to, config).await.map(|()| 0.0);
+            }
+            let key = PrivatePkcs8KeyDer::from(signing_key.serialize_der());
+            let config = ServerConfig::with_single_cert(vec![cert.der().clone()], key.into());
+            let endpoint = config.map_err(io::Error::other).and_then(|config| Endpoint::server(config, to));
+            is_listening.wait();
+            receive(endpoint?, warm_up, time).await
+        })
+    });
+    sent.and(received)
+}
+
+async fn receive(endpoint: Endpoint, warm_up: Duration, time: Duration) -> io::Result<f64> {
+    let incoming = endpoint.accept().await.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let connection = incoming.await.map_err(io::Error::other)?;
+    let mut stream = connection.accept_uni().await.map_err(io::Error::other)?;
+    let begin = Instant::now();
+    let mut piece = vec![0; PIECE_BYTES];
+    let (mut bytes, mut from) = (0, None);
+    loop {
+        let now = Instant::now();
+        match from {
+            None if now - begin >= warm_up => (from, bytes) = (Some(now), 0),
+            Some(from) if now - from >= time => {
+                connection.close(VarInt::from_u32(0), b"enough");
+                endpoint.wait_idle().await;
+                return Ok(bytes as f64 * 8.0 / 1e6 / (now - from).as_secs_f64());
+            }
+            _ => {}
+        }
+        let len = stream.read(&mut piece).await.map_err(io::Error::other)?;
+        bytes += len.ok_or(io::ErrorKind::UnexpectedEof)?;
+    }
+}
+
+/// Until the receiver has enough.
+async fn send(to: SocketAddr, config: ClientConfig) -> io::Result<()> {
+    let mut endpoint = Endpoint::client((Network::address(0), 0).into())?;
+    endpoint.set_default_client_config(config);
+    let connection = endpoint.connect(to, NAME).map_err(io::Error::other)?.await.map_err(io::Error::other)?;
+    let mut stream = connection.open_uni().await.map_err(io::Error::other)?;
+    let piece = vec![7; PIECE_BYTES];
+    while stream.write_all(&piece).await.is_ok() {}
+    Ok(())
+}
