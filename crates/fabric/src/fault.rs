@@ -7,17 +7,19 @@
 mod plan;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use halite_mem::{Segment, Sleeper, Window};
+use halite_mem::{Sleeper, Window};
 
 pub use plan::{Fault, FaultPlan, Moment, Rule};
 
 use crate::kind::OperationKind;
+use crate::middleware::Middleware;
 use crate::{
-    Atomics, Capabilities, Completion, CompletionKind, CutOff, Event, Fabric, Key, Lane, Path, PeerId,
-    PostCause, PostError, RegisterError, Status, WorkId, WorkRequest,
+    Atomics, Capabilities, Completion, CompletionKind, Event, Fabric, Key, Lane, PeerId, PostCause,
+    PostError, Status, WorkId, WorkRequest,
 };
 
 /// A fabric that fails as its plan says.
@@ -235,27 +237,15 @@ impl State {
     }
 }
 
-impl Fabric for FaultInjector {
-    fn providers(&self) -> Vec<&'static str> {
-        self.inner.providers()
+impl Middleware for FaultInjector {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
     }
 
     fn capabilities(&self, peer: PeerId) -> Capabilities {
         let inner = self.inner.capabilities(peer);
         let atomics = if self.without_atomics { Atomics::None } else { inner.atomics };
         Capabilities { direct: false, atomics, ..inner }
-    }
-
-    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
-        self.inner.register(segment)
-    }
-
-    fn deregister(&self, key: Key) {
-        self.inner.deregister(key);
-    }
-
-    fn connect(&self, address: &str, hello: &[u8]) {
-        self.inner.connect(address, hello);
     }
 
     fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
@@ -287,20 +277,9 @@ impl Fabric for FaultInjector {
         None
     }
 
-    fn cut_off(&self, peer: PeerId) -> CutOff {
-        self.inner.cut_off(peer)
-    }
-
-    fn warn(&self, peer: PeerId, text: &str) {
-        self.inner.warn(peer, text);
-    }
-
-    fn disconnect(&self, peer: PeerId) {
-        self.inner.disconnect(peer);
-    }
-
-    fn arm(&self, sleeper: Option<Sleeper>) {
-        self.inner.arm(sleeper);
+    /// None, for it knows nothing of what is withheld: who sleeps, does so in [`Fabric::wait`].
+    fn descriptor(&self, _: Sleeper) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     /// Does not sleep while something is withheld: only further polls release it.
@@ -308,33 +287,5 @@ impl Fabric for FaultInjector {
         if self.lock().held.is_empty() {
             self.inner.wait(sleeper, seen, timeout);
         }
-    }
-
-    fn poll_timeout(&self) -> Option<Duration> {
-        self.inner.poll_timeout()
-    }
-
-    fn heard(&self, peer: PeerId) -> Option<Duration> {
-        self.inner.heard(peer)
-    }
-
-    fn path(&self, peer: PeerId) -> Option<Path> {
-        self.inner.path(peer)
-    }
-
-    fn round_trip(&self, peer: PeerId) -> Option<Duration> {
-        self.inner.round_trip(peer)
-    }
-
-    fn doorbell(&self) -> u32 {
-        self.inner.doorbell()
-    }
-
-    fn wake(&self) {
-        self.inner.wake();
-    }
-
-    fn close(&self) {
-        self.inner.close();
     }
 }

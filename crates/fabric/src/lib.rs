@@ -2,7 +2,7 @@
 //!
 //! A [`Fabric`] moves bytes between the registered memory of connected peers.  It knows peers, keys, work
 //! requests and completions; it does not know names, permissions, regions or clusters: those live in the
-//! tier above.  A provider implements the trait; middleware wraps any provider.
+//! tier above.  A provider implements the trait; [`middleware`] wraps any provider.
 
 mod atomics;
 pub mod completion;
@@ -13,6 +13,7 @@ pub mod event;
 pub mod fault;
 pub mod kind;
 pub mod lane;
+pub mod middleware;
 mod path;
 pub mod request;
 mod sleepers;
@@ -30,6 +31,7 @@ pub use composite::{Composite, CompositeError};
 pub use event::{ConnectFailure, CutOff, Event};
 pub use halite_mem::Sleeper;
 pub use lane::{Class, Lane};
+pub use middleware::Middleware;
 pub use path::Path;
 pub use request::{Local, Operation, RemoteAddress, WorkRequest};
 pub use sleepers::Sleepers;

@@ -7,18 +7,17 @@ mod record;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use halite_mem::{Segment, Sleeper, Window};
+use halite_mem::{Segment, Window};
 
 use self::record::{Record, Step};
 use crate::kind::{OperationKind, payload_bytes};
+use crate::middleware::Middleware;
 use crate::{
-    Capabilities, Completion, CompletionKind, CutOff, Event, Fabric, Key, Lane, Path, PeerId, PostError,
+    Capabilities, Completion, CompletionKind, CutOff, Event, Fabric, Key, Lane, PeerId, PostError,
     RegisterError, Status, WorkRequest,
 };
 
@@ -189,9 +188,9 @@ impl Tally {
     }
 }
 
-impl Fabric for Tracer {
-    fn providers(&self) -> Vec<&'static str> {
-        self.inner.providers()
+impl Middleware for Tracer {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
     }
 
     fn capabilities(&self, peer: PeerId) -> Capabilities {
@@ -250,49 +249,9 @@ impl Fabric for Tracer {
         outcome
     }
 
-    fn warn(&self, peer: PeerId, text: &str) {
-        self.inner.warn(peer, text);
-    }
-
     fn disconnect(&self, peer: PeerId) {
         self.note(Step::Disconnect { peer });
         self.inner.disconnect(peer);
-    }
-
-    fn arm(&self, sleeper: Option<Sleeper>) {
-        self.inner.arm(sleeper);
-    }
-
-    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
-        self.inner.wait(sleeper, seen, timeout);
-    }
-
-    fn poll_timeout(&self) -> Option<Duration> {
-        self.inner.poll_timeout()
-    }
-
-    fn heard(&self, peer: PeerId) -> Option<Duration> {
-        self.inner.heard(peer)
-    }
-
-    fn path(&self, peer: PeerId) -> Option<Path> {
-        self.inner.path(peer)
-    }
-
-    fn round_trip(&self, peer: PeerId) -> Option<Duration> {
-        self.inner.round_trip(peer)
-    }
-
-    fn doorbell(&self) -> u32 {
-        self.inner.doorbell()
-    }
-
-    fn wake(&self) {
-        self.inner.wake();
-    }
-
-    fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
-        self.inner.descriptor(sleeper)
     }
 
     fn close(&self) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use halite::Node;
 use halite_fabric::{
-    Capabilities, CutOff, Event, Fabric, Key, Lane, PeerId, PostError, RegisterError, Sleeper, WorkRequest,
+    Event, Fabric, Key, Lane, Middleware, PeerId, PostError, RegisterError, Sleeper, WorkRequest,
 };
 use halite_mem::{Segment, Window};
 
@@ -93,26 +93,14 @@ impl Bereft {
     }
 }
 
-impl Fabric for Bereft {
-    fn providers(&self) -> Vec<&'static str> {
-        self.inner.providers()
-    }
-
-    fn capabilities(&self, peer: PeerId) -> Capabilities {
-        self.inner.capabilities(peer)
+impl Middleware for Bereft {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
     }
 
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
         self.registered_bytes.fetch_add(segment.len(), Relaxed);
         self.inner.register(segment)
-    }
-
-    fn deregister(&self, key: Key) {
-        self.inner.deregister(key);
-    }
-
-    fn connect(&self, address: &str, hello: &[u8]) {
-        self.inner.connect(address, hello);
     }
 
     fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
@@ -130,18 +118,6 @@ impl Fabric for Bereft {
         self.inner.direct(peer, key).filter(|_| !self.is_bereft.load(Relaxed))
     }
 
-    fn cut_off(&self, peer: PeerId) -> CutOff {
-        self.inner.cut_off(peer)
-    }
-
-    fn disconnect(&self, peer: PeerId) {
-        self.inner.disconnect(peer);
-    }
-
-    fn arm(&self, sleeper: Option<Sleeper>) {
-        self.inner.arm(sleeper);
-    }
-
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
         self.timing.lock().unwrap().sleeps.push((timeout, self.polls.load(Relaxed)));
         self.sleeping.notify_all();
@@ -150,17 +126,5 @@ impl Fabric for Bereft {
 
     fn poll_timeout(&self) -> Option<Duration> {
         self.timing.lock().unwrap().poll_timeout
-    }
-
-    fn doorbell(&self) -> u32 {
-        self.inner.doorbell()
-    }
-
-    fn wake(&self) {
-        self.inner.wake();
-    }
-
-    fn close(&self) {
-        self.inner.close();
     }
 }

@@ -2,15 +2,11 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use halite_fabric::conformance::Harness;
-use halite_fabric::{
-    Capabilities, CutOff, Event, Fabric, Key, Lane, PeerId, PostError, RegisterError, Sleeper, WorkRequest,
-};
-use halite_mem::{Segment, Window};
+use halite_fabric::{Event, Fabric, Middleware, Sleeper};
 use halite_providers::secure::{Secret, Secrets};
 use halite_providers::{Hosts, Mtu, RoceConfig, RoceFabric};
 
@@ -130,72 +126,16 @@ impl Harness for Roce {
     }
 }
 
-impl Fabric for Attended {
+impl Middleware for Attended {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.fabric
+    }
+
     fn poll(&self, events: &mut Vec<Event>) -> usize {
         self.attend();
         let mut polled = self.events.lock().unwrap();
         let count = polled.len();
         events.extend(polled.drain(..));
         count
-    }
-
-    fn providers(&self) -> Vec<&'static str> {
-        self.fabric.providers()
-    }
-
-    fn capabilities(&self, peer: PeerId) -> Capabilities {
-        self.fabric.capabilities(peer)
-    }
-
-    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
-        self.fabric.register(segment)
-    }
-
-    fn deregister(&self, key: Key) {
-        self.fabric.deregister(key);
-    }
-
-    fn connect(&self, address: &str, hello: &[u8]) {
-        self.fabric.connect(address, hello);
-    }
-
-    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
-        self.fabric.post(peer, lane, requests)
-    }
-
-    fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
-        self.fabric.direct(peer, key)
-    }
-
-    fn cut_off(&self, peer: PeerId) -> CutOff {
-        self.fabric.cut_off(peer)
-    }
-
-    fn disconnect(&self, peer: PeerId) {
-        self.fabric.disconnect(peer);
-    }
-
-    fn arm(&self, sleeper: Option<Sleeper>) {
-        self.fabric.arm(sleeper);
-    }
-
-    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
-        self.fabric.wait(sleeper, seen, timeout);
-    }
-
-    fn doorbell(&self) -> u32 {
-        self.fabric.doorbell()
-    }
-
-    fn wake(&self) {
-        self.fabric.wake();
-    }
-
-    fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
-        self.fabric.descriptor(sleeper)
-    }
-
-    fn close(&self) {
-        self.fabric.close();
     }
 }

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use halite_fabric::trace::Tracer;
 use halite_fabric::{
-    Capabilities, CutOff, Event, Fabric, Key, Lane, Operation, PeerId, PostCause, PostError, RegisterError,
-    Sleeper, WorkRequest,
+    Capabilities, Fabric, Key, Lane, Middleware, Operation, PeerId, PostCause, PostError, WorkRequest,
 };
-use halite_mem::{Segment, Window};
+use halite_mem::Window;
 use halite_tier::ids::NodeId;
 use halite_tier::permissions::Permissions;
 
@@ -64,22 +63,15 @@ struct Full {
     refused: AtomicU64,
 }
 
-impl Fabric for Full {
-    fn providers(&self) -> Vec<&'static str> {
-        self.inner.providers()
+impl Middleware for Full {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
     }
+
     fn capabilities(&self, peer: PeerId) -> Capabilities {
         Capabilities { direct: false, ..self.inner.capabilities(peer) }
     }
-    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError> {
-        self.inner.register(segment)
-    }
-    fn deregister(&self, key: Key) {
-        self.inner.deregister(key);
-    }
-    fn connect(&self, address: &str, hello: &[u8]) {
-        self.inner.connect(address, hello);
-    }
+
     fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         let is_answer = |request: &WorkRequest<'_>| matches!(request.operation, Operation::WriteImm { .. });
         if self.is_full.load(Relaxed) && requests.iter().any(is_answer) {
@@ -88,32 +80,9 @@ impl Fabric for Full {
         }
         self.inner.post(peer, lane, requests)
     }
-    fn poll(&self, events: &mut Vec<Event>) -> usize {
-        self.inner.poll(events)
-    }
+
     fn direct(&self, _: PeerId, _: Key) -> Option<Window> {
         None
-    }
-    fn cut_off(&self, peer: PeerId) -> CutOff {
-        self.inner.cut_off(peer)
-    }
-    fn disconnect(&self, peer: PeerId) {
-        self.inner.disconnect(peer);
-    }
-    fn arm(&self, sleeper: Option<Sleeper>) {
-        self.inner.arm(sleeper);
-    }
-    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
-        self.inner.wait(sleeper, seen, timeout);
-    }
-    fn doorbell(&self) -> u32 {
-        self.inner.doorbell()
-    }
-    fn wake(&self) {
-        self.inner.wake();
-    }
-    fn close(&self) {
-        self.inner.close();
     }
 }
 

@@ -1,0 +1,62 @@
+//! A fabric around another one, of which only what it does differently is written down.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use halite_mem::{Segment, Sleeper, Window};
+
+use crate::{
+    Capabilities, CutOff, Event, Fabric, Key, Lane, Path, PeerId, PostError, RegisterError, WorkRequest,
+};
+
+/// Makes of each method of [`Fabric`] listed below those of [`Middleware`] and once as a fabric's.
+macro_rules! forward {
+    ($(fn $method:ident(&self $(, $argument:ident: $type:ty)*) $(-> $output:ty)?;)*) => {
+        /// A fabric around another one.
+        ///
+        /// A type that implements it is a [`Fabric`]: each method is the inner fabric's, unless the type writes its own.
+        /// Import one of the two traits, not both: their methods have the same names.
+        pub trait Middleware: Send + Sync {
+            /// The fabric that does the work.
+            fn inner(&self) -> &dyn Fabric;
+
+            $(
+                #[doc = concat!("As [`Fabric::", stringify!($method), "`].")]
+                fn $method(&self $(, $argument: $type)*) $(-> $output)? {
+                    self.inner().$method($($argument),*)
+                }
+            )*
+        }
+
+        impl<M: Middleware> Fabric for M {
+            $(fn $method(&self $(, $argument: $type)*) $(-> $output)? {
+                Middleware::$method(self $(, $argument)*)
+            })*
+        }
+    };
+}
+
+forward! {
+    fn providers(&self) -> Vec<&'static str>;
+    fn capabilities(&self, peer: PeerId) -> Capabilities;
+    fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError>;
+    fn deregister(&self, key: Key);
+    fn connect(&self, address: &str, hello: &[u8]);
+    fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
+    fn poll(&self, events: &mut Vec<Event>) -> usize;
+    fn direct(&self, peer: PeerId, key: Key) -> Option<Window>;
+    fn cut_off(&self, peer: PeerId) -> CutOff;
+    fn warn(&self, peer: PeerId, text: &str);
+    fn disconnect(&self, peer: PeerId);
+    fn arm(&self, sleeper: Option<Sleeper>);
+    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>);
+    fn poll_timeout(&self) -> Option<Duration>;
+    fn heard(&self, peer: PeerId) -> Option<Duration>;
+    fn round_trip(&self, peer: PeerId) -> Option<Duration>;
+    fn path(&self, peer: PeerId) -> Option<Path>;
+    fn doorbell(&self) -> u32;
+    fn wake(&self);
+    fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>>;
+    fn close(&self);
+}
