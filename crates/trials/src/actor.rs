@@ -8,13 +8,13 @@ use halite::{Driven, Session};
 use halite_sim::{HostId, Random};
 
 use crate::giving_up;
+use crate::harness::{Harness, PRINCIPALS};
 use crate::judge::End;
-use crate::stage::{PRINCIPALS, Stage};
 use crate::{apart, barriers, calls, kv, locks, log, messages, regions, rights, watches, words};
 
 /// One session at work.
 pub(crate) struct Actor {
-    pub(crate) stage: Rc<Stage>,
+    pub(crate) harness: Rc<Harness>,
     pub(crate) node: u32,
     pub(crate) host: HostId,
     /// Which life of its node it belongs to.
@@ -34,35 +34,35 @@ pub(crate) struct Actor {
 }
 
 /// Lets the sessions of a node that has just joined work.
-pub(crate) fn start_all(stage: &Rc<Stage>, node: u32, driven: &Driven) {
-    calls::serve(stage, node, driven);
-    messages::serve(stage, node, driven);
-    watches::serve(stage, node, driven);
-    kv::serve(stage, node, driven);
-    for number in 0..stage.plan.sessions {
-        let actor = Actor::new(stage, node, number, driven);
+pub(crate) fn start_all(harness: &Rc<Harness>, node: u32, driven: &Driven) {
+    calls::serve(harness, node, driven);
+    messages::serve(harness, node, driven);
+    watches::serve(harness, node, driven);
+    kv::serve(harness, node, driven);
+    for number in 0..harness.plan.sessions {
+        let actor = Actor::new(harness, node, number, driven);
         let name = format!("session {number} of node {node}");
-        stage.world.spawn(Some(actor.host), name, actor.work());
+        harness.world.spawn(Some(actor.host), name, actor.work());
     }
 }
 
 impl Actor {
     /// A session of a node that has just joined.
-    pub(crate) fn new(stage: &Rc<Stage>, node: u32, number: u32, driven: &Driven) -> Actor {
+    pub(crate) fn new(harness: &Rc<Harness>, node: u32, number: u32, driven: &Driven) -> Actor {
         let principal = principal_of(node, number);
         let session = driven.session_of(PRINCIPALS[principal]).expect("the name is a good one");
-        let purpose = format!("session {number} of node {node} in life {}", stage.life(node));
+        let purpose = format!("session {number} of node {node} in life {}", harness.life(node));
         Actor {
-            host: stage.host(node),
-            random: stage.world.random(&purpose),
-            stage: stage.clone(),
+            host: harness.host(node),
+            random: harness.world.random(&purpose),
+            harness: harness.clone(),
             regions: regions::Holdings::default(),
             locks: locks::Holdings::default(),
             words: words::Holdings::default(),
             watches: watches::Holdings::default(),
             log: log::Holdings::default(),
             kv: kv::Holdings::default(),
-            life: stage.life(node),
+            life: harness.life(node),
             node,
             number,
             principal,
@@ -71,12 +71,12 @@ impl Actor {
     }
 
     async fn work(mut self) {
-        let stage = self.stage.clone();
-        let _working = stage.count_in();
+        let harness = self.harness.clone();
+        let _working = harness.count_in();
         let _present = locks::Presence::of(&self);
-        stage.opened().await;
-        while stage.goes_on() {
-            let work = &stage.plan.work;
+        harness.opened().await;
+        while harness.goes_on() {
+            let work = &harness.plan.work;
             match pick(&mut self.random, &work.weights()) {
                 0 => regions::act(&mut self).await,
                 1 => words::act(&mut self).await,
@@ -91,7 +91,7 @@ impl Actor {
                 _ => kv::act(&mut self).await,
             }
             let think = self.random.below(work.think_us_max.max(1) * 1000);
-            stage.world.sleep(Some(self.host), Duration::from_nanos(think)).await;
+            harness.world.sleep(Some(self.host), Duration::from_nanos(think)).await;
         }
         log::finish(&mut self).await;
         locks::finish(&mut self).await;
@@ -101,7 +101,7 @@ impl Actor {
 
     /// The time by which the judge goes.
     pub(crate) fn now_ns(&self) -> u64 {
-        self.stage.world.now_ns()
+        self.harness.world.now_ns()
     }
 
     /// Notes which life of a region it is about.
@@ -111,12 +111,12 @@ impl Actor {
 
     /// Notes something about what it does next.
     pub(crate) fn note(&self, what: std::fmt::Arguments<'_>) {
-        self.stage.world.note(Some(self.host), format_args!("session {} {what}", self.number));
+        self.harness.world.note(Some(self.host), format_args!("session {} {what}", self.number));
     }
 
     /// Tells the judge what this session has seen since `begin_ns`, unless it is as it must be.
     pub(crate) fn expect(&self, is_so: bool, begin_ns: u64, otherwise: impl Display) {
-        self.stage.judge.expect(is_so, || {
+        self.harness.judge.expect(is_so, || {
             let (number, node, now) = (self.number, self.node, self.now_ns());
             format!("session {number} of node {node}, from {begin_ns} to {now} ns: {otherwise}")
         });
@@ -129,7 +129,7 @@ impl Actor {
 
     /// The time on the clock of its own host.
     pub(crate) fn clock_ns(&self) -> u64 {
-        self.stage.world.clock(self.host).now_ns()
+        self.harness.world.clock(self.host).now_ns()
     }
 
     /// Does something, or gives it up in the middle as often as the plan has it.
@@ -140,11 +140,11 @@ impl Actor {
     ) -> Option<Result<T, E>> {
         let begin_ns = self.now_ns();
         let number = self.number;
-        self.stage.world.note(Some(self.host), format_args!("session {number} begins to {operation}"));
-        let per_mille = self.stage.plan.work.given_up_per_mille;
-        let stage = self.stage.clone();
+        self.harness.world.note(Some(self.host), format_args!("session {number} begins to {operation}"));
+        let per_mille = self.harness.plan.work.given_up_per_mille;
+        let harness = self.harness.clone();
         let result =
-            giving_up::or_give_up(&stage.world, self.host, &mut self.random, per_mille, Box::pin(future))
+            giving_up::or_give_up(&harness.world, self.host, &mut self.random, per_mille, Box::pin(future))
                 .await;
         let end = match &result {
             Some(Ok(_)) => End::Ok,
@@ -152,13 +152,15 @@ impl Actor {
             None => End::GivenUp,
         };
         match &result {
-            Some(Err(error)) => stage.world.note(Some(self.host), format_args!("session {number}: {error}")),
-            _ => stage
+            Some(Err(error)) => {
+                harness.world.note(Some(self.host), format_args!("session {number}: {error}"))
+            }
+            _ => harness
                 .world
                 .note(Some(self.host), format_args!("session {number} ends to {operation}: {end:?}")),
         }
-        stage.world.fold(u64::from(number) << 2 | end as u64);
-        stage.judge.count(operation, end, self.now_ns() - begin_ns);
+        harness.world.fold(u64::from(number) << 2 | end as u64);
+        harness.judge.count(operation, end, self.now_ns() - begin_ns);
         result
     }
 }

@@ -16,10 +16,10 @@ use halite::{Lh, NodeId, Permissions, Placement, RegionCause, Session};
 
 use crate::actor::Actor;
 use crate::faults;
+use crate::harness::{CHUNK_BYTES, Harness};
 use crate::judge::is_of_trouble;
 use crate::regions::WORD_OF_SUCCESS_NS;
 use crate::rights::clear;
-use crate::stage::{CHUNK_BYTES, Stage};
 
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 /// A chunk at the home, and one at the holder.
@@ -30,10 +30,10 @@ const MARK: [u8; 64] = [0x5a; 64];
 const PAUSE: Duration = Duration::from_micros(5);
 
 /// All names that such regions have: one for each session.
-pub(crate) fn names(stage: &Stage) -> impl Iterator<Item = String> + use<> {
-    let (nodes, sessions) = match stage.plan.work.apart {
+pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
+    let (nodes, sessions) = match harness.plan.work.apart {
         0 => (0, 0),
-        _ => (stage.nodes(), stage.plan.sessions),
+        _ => (harness.nodes(), harness.plan.sessions),
     };
     (0..nodes).flat_map(move |node| (0..sessions).map(move |session| name(node, session)))
 }
@@ -44,7 +44,7 @@ fn name(node: u32, session: u32) -> String {
 
 /// Who plays, and what has come of it.
 struct Scene {
-    stage: Rc<Stage>,
+    harness: Rc<Harness>,
     home: u32,
     holder: u32,
     /// The home's session, and its handle.
@@ -58,7 +58,7 @@ struct Scene {
 
 /// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
-    let nodes = u64::from(actor.stage.nodes());
+    let nodes = u64::from(actor.harness.nodes());
     let [home, holder] =
         two_others(actor.node, nodes, actor.random.below(nodes - 1), actor.random.below(nodes - 2));
     let Some(scene) = set(actor, home, holder).await else { return };
@@ -68,7 +68,7 @@ pub(crate) async fn act(actor: &mut Actor) {
         {
             Some(Ok(lh)) => lh,
             Some(Err(error)) => {
-                let is_explained = is_of_trouble(&error.cause) && !actor.stage.judge.is_calm();
+                let is_explained = is_of_trouble(&error.cause) && !actor.harness.judge.is_calm();
                 return actor.expect_reason(is_explained, begin_ns, &error);
             }
             None => return,
@@ -88,23 +88,23 @@ fn two_others(own: u32, nodes: u64, first: u64, second: u64) -> [u32; 2] {
 
 /// The home makes a region whose second half is at the holder.
 async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
-    let stage = actor.stage.clone();
-    if !stage.is_up(home) {
+    let harness = actor.harness.clone();
+    if !harness.is_up(home) {
         return None;
     }
     let (maker, begin_ns, name) =
-        (stage.driven(home)?.session(), actor.now_ns(), name(actor.node, actor.number));
+        (harness.driven(home)?.session(), actor.now_ns(), name(actor.node, actor.number));
     let nodes = Placement::Spread(vec![NodeId(home), NodeId(holder)]);
     let made = maker.alloc(Some(&name), BYTES, nodes, EVERYONE);
     match actor.attempt("make what is apart", made).await? {
         Ok(lh) => {
             let (freed_ns, next) = (Cell::default(), RefCell::default());
-            Some(Rc::new(Scene { stage, home, holder, maker, lh, freed_ns, next }))
+            Some(Rc::new(Scene { harness, home, holder, maker, lh, freed_ns, next }))
         }
         Err(error) => {
             // The one before is still being freed.
             let is_explained = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. })
-                || (is_of_trouble(&error.cause) && !stage.judge.is_calm());
+                || (is_of_trouble(&error.cause) && !harness.judge.is_calm());
             actor.expect_reason(is_explained, begin_ns, &error);
             clear(actor, &name).await;
             None
@@ -115,8 +115,8 @@ async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
 /// Cuts the mapper off from the home, and perhaps for a while from the holder, and lets the home free the region; when all that
 /// is over, and another lease.
 fn part(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
-    let stage = &scene.stage;
-    let lease_ns = stage.plan.lease().as_nanos() as u64;
+    let harness = &scene.harness;
+    let lease_ns = harness.plan.lease().as_nanos() as u64;
     let (from_home, from_holder) =
         (lease_ns / 2 + actor.random.below(2 * lease_ns), actor.random.below(lease_ns));
     let (later, order_later) = (actor.random.below(3 * lease_ns / 2), actor.random.below(3 * lease_ns / 2));
@@ -125,11 +125,11 @@ fn part(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
         cut(actor, scene.holder, later, from_holder);
     }
     let freeing = scene.clone();
-    stage.world.spawn(Some(stage.host(scene.home)), "a home that frees", async move {
-        let stage = &freeing.stage;
-        stage.world.sleep(None, Duration::from_nanos(order_later)).await;
+    harness.world.spawn(Some(harness.host(scene.home)), "a home that frees", async move {
+        let harness = &freeing.harness;
+        harness.world.sleep(None, Duration::from_nanos(order_later)).await;
         if freeing.maker.free(freeing.lh).await.is_ok() {
-            freeing.freed_ns.set(Some(stage.world.now_ns()));
+            freeing.freed_ns.set(Some(harness.world.now_ns()));
             let there = Placement::On(NodeId(freeing.holder));
             let next = freeing.maker.alloc(None, BYTES, there, Permissions::empty()).await.ok();
             *freeing.next.borrow_mut() = next;
@@ -146,14 +146,14 @@ fn cut(actor: &mut Actor, other: u32, later_ns: u64, long_ns: u64) {
         1 => vec![back],
         _ => vec![there, back],
     };
-    faults::cut_later(&actor.stage, ways, Duration::from_nanos(later_ns), Duration::from_nanos(long_ns));
+    faults::cut_later(&actor.harness, ways, Duration::from_nanos(later_ns), Duration::from_nanos(long_ns));
 }
 
 /// The mapper goes on until its handle fails, and waits for the end.
 async fn use_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
-    let (world, host, mapper) = (actor.stage.world.clone(), actor.host, actor.session.clone());
+    let (world, host, mapper) = (actor.harness.world.clone(), actor.host, actor.session.clone());
     let mut is_write = true;
-    while actor.now_ns() < end_ns && actor.stage.goes_on() {
+    while actor.now_ns() < end_ns && actor.harness.goes_on() {
         let begin_ns = actor.now_ns();
         let mut bytes = MARK;
         let done = match is_write {

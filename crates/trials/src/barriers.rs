@@ -7,7 +7,7 @@ use std::time::Duration;
 use halite::{BarrierCause, BarrierError, RegionCause};
 
 use crate::actor::Actor;
-use crate::stage::Stage;
+use crate::harness::Harness;
 
 /// How many participants the barrier of each name has.
 const PARTICIPANTS: [u32; 2] = [2, 3];
@@ -128,23 +128,25 @@ impl Room {
 
 /// Lets somebody go, in whichever way.
 struct Stay {
-    stage: Rc<Stage>,
+    harness: Rc<Harness>,
     name: usize,
     visit: u64,
 }
 
 impl Drop for Stay {
     fn drop(&mut self) {
-        let stage = &self.stage;
+        let harness = &self.harness;
         let doubt_ns = match () {
-            () if stage.is_undisturbed() => DOUBT_NS,
+            () if harness.is_undisturbed() => DOUBT_NS,
             // Kernels tell of every death, and all hear each other.
-            () if !stage.was_anyone_isolated() && stage.deaths_are_told() => stage.notice_ns() + DOUBT_NS,
+            () if !harness.was_anyone_isolated() && harness.deaths_are_told() => {
+                harness.notice_ns() + DOUBT_NS
+            }
             // The home may hear late of those who are cut off.
-            () => stage.consequences_ns(),
+            () => harness.consequences_ns(),
         };
-        let until_ns = self.stage.world.now_ns() + doubt_ns;
-        self.stage.barriers.borrow_mut().rooms[self.name].go(self.visit, until_ns);
+        let until_ns = self.harness.world.now_ns() + doubt_ns;
+        self.harness.barriers.borrow_mut().rooms[self.name].go(self.visit, until_ns);
     }
 }
 
@@ -163,15 +165,16 @@ pub(crate) async fn act(actor: &mut Actor) {
     let participants = PARTICIPANTS[name] + u32::from(actor.random.chance(1, 12));
     let timeout = Duration::from_nanos(actor.random.between(1, TIMEOUT_US_MAX * 1000));
     let begin_ns = actor.now_ns();
-    let visit = actor.stage.barriers.borrow_mut().rooms[name].come(begin_ns, participants, timeout);
-    let _stay = Stay { stage: actor.stage.clone(), name, visit };
+    let visit = actor.harness.barriers.borrow_mut().rooms[name].come(begin_ns, participants, timeout);
+    let _stay = Stay { harness: actor.harness.clone(), name, visit };
     let (session, text) = (actor.session.clone(), text(name));
     let result = actor.attempt("pass a barrier", session.barrier(&text, participants, timeout)).await;
-    let (now_ns, is_calm) = (actor.now_ns(), actor.stage.is_undisturbed());
-    let verdict = judged(&mut actor.stage.barriers.borrow_mut().rooms[name], visit, now_ns, is_calm, result);
+    let (now_ns, is_calm) = (actor.now_ns(), actor.harness.is_undisturbed());
+    let verdict =
+        judged(&mut actor.harness.barriers.borrow_mut().rooms[name], visit, now_ns, is_calm, result);
     if let Err(why) = verdict {
         let (number, node) = (actor.number, actor.node);
-        actor.stage.judge.violated(format!(
+        actor.harness.judge.violated(format!(
             "barrier {text}, session {number} of node {node}, from {begin_ns} to {now_ns} ns: {why}"
         ));
     }

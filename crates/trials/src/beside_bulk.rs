@@ -15,8 +15,8 @@ const LONG_ENOUGH: Duration = Duration::from_millis(10);
 
 #[test]
 fn a_message_and_a_call_do_not_wait_for_a_long_write_that_was_posted_before_them() {
-    on_hardware("rnic-100g", 2, |stage| async move {
-        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+    on_hardware("rnic-100g", 2, |harness| async move {
+        let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = there.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
         let lh = here.map("long", ALL).await.expect("it is there");
         let mailbox = there.open_port(Port(7), ServeOptions::default()).expect("nobody else has it");
@@ -55,24 +55,27 @@ fn a_message_and_a_call_do_not_wait_for_a_long_write_that_was_posted_before_them
 /// Its process acknowledges nothing, so that heartbeats are all that is heard of it.
 #[test]
 fn heartbeats_do_not_wait_behind_a_write_that_takes_many_leases() {
-    on_hardware("rnic-100g", 2, |stage| async move {
-        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+    on_hardware("rnic-100g", 2, |harness| async move {
+        let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
         let lh = there.map("long", ALL).await.expect("it is there");
         // Each piece of 4 KiB takes a quarter of a lease.
-        let (from, to) = (stage.host(1), stage.host(0));
-        let link = stage.world.link(from, to);
-        let lease_us = stage.plan.lease().as_micros() as u64;
-        stage.world.set_link(from, to, Link { bandwidth_bytes_per_us: 16_384 / lease_us, ..link });
+        let (from, to) = (harness.host(1), harness.host(0));
+        let link = harness.world.link(from, to);
+        let lease_us = harness.plan.lease().as_micros() as u64;
+        harness.world.set_link(from, to, Link { bandwidth_bytes_per_us: 16_384 / lease_us, ..link });
         let bytes = vec![1; 64 << 10];
         let mut writing = pin!(there.write(lh, 0, &bytes));
         assert!(look(writing.as_mut()).is_pending());
         for _ in 0..24 {
-            stage.world.sleep(None, stage.plan.lease() / 8).await;
-            assert!(stage.driven(0).expect("it is up").is_connected_to(NodeId(1)), "it has heard heartbeats");
+            harness.world.sleep(None, harness.plan.lease() / 8).await;
+            assert!(
+                harness.driven(0).expect("it is up").is_connected_to(NodeId(1)),
+                "it has heard heartbeats"
+            );
         }
         assert!(look(writing.as_mut()).is_pending(), "it is still under way");
-        stage.world.set_link(from, to, link);
+        harness.world.set_link(from, to, link);
         writing.await.expect("the connection stands");
     });
 }
@@ -80,27 +83,30 @@ fn heartbeats_do_not_wait_behind_a_write_that_takes_many_leases() {
 /// They went where heartbeats go, and the pairing ended while bytes came in without a break.
 #[test]
 fn heartbeats_do_not_wait_behind_an_answer_that_takes_many_leases() {
-    on_hardware("rnic-100g", 2, |stage| async move {
-        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+    on_hardware("rnic-100g", 2, |harness| async move {
+        let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let server = there.serve(Function(7), ServeOptions::default()).expect("nobody else serves it");
         let (mut output, answer) = (vec![0; 80 << 10], vec![9; 80 << 10]);
-        let lease = stage.plan.lease();
+        let lease = harness.plan.lease();
         let mut calling =
             Box::pin(here.call_into(NodeId(1), Function(7), b"all of it", &mut output, 60 * lease));
         assert!(look(calling.as_mut()).is_pending());
         let call = server.recv().await.expect("it is ours");
         // Each piece of 4 KiB takes a quarter of a lease.
-        let (from, to) = (stage.host(1), stage.host(0));
-        let link = stage.world.link(from, to);
+        let (from, to) = (harness.host(1), harness.host(0));
+        let link = harness.world.link(from, to);
         let lease_us = lease.as_micros() as u64;
-        stage.world.set_link(from, to, Link { bandwidth_bytes_per_us: 16_384 / lease_us, ..link });
+        harness.world.set_link(from, to, Link { bandwidth_bytes_per_us: 16_384 / lease_us, ..link });
         call.reply(&answer).expect("its caller waits");
         for _ in 0..24 {
-            stage.world.sleep(None, lease / 8).await;
+            harness.world.sleep(None, lease / 8).await;
             assert!(look(calling.as_mut()).is_pending(), "it is still under way");
-            assert!(stage.driven(0).expect("it is up").is_connected_to(NodeId(1)), "it has heard heartbeats");
+            assert!(
+                harness.driven(0).expect("it is up").is_connected_to(NodeId(1)),
+                "it has heard heartbeats"
+            );
         }
-        stage.world.set_link(from, to, link);
+        harness.world.set_link(from, to, link);
         assert_eq!(calling.await.expect("the connection stands"), answer.len());
         assert!(output == answer);
     });
@@ -109,26 +115,26 @@ fn heartbeats_do_not_wait_behind_an_answer_that_takes_many_leases() {
 /// In the one lane of this hardware its heartbeats stand behind a write that takes many leases, and its process acknowledges ours.
 #[test]
 fn a_node_whose_messages_wait_behind_a_long_write_is_not_taken_for_silent_while_it_acknowledges() {
-    on_hardware("rnic-100g-soft", 2, |stage| async move {
-        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+    on_hardware("rnic-100g-soft", 2, |harness| async move {
+        let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
         let lh = there.map("long", ALL).await.expect("it is there");
         let explained = here.explain_peer(NodeId(1)).await.expect("it is known");
         assert_eq!(explained.capabilities.expect("it is connected").lanes, 1);
         assert!(explained.round_trip_ns.is_some_and(|ns| ns > 0), "{explained}");
         // Each piece of 4 KiB takes half a lease, and no message comes before the sixteenth.
-        let (from, to) = (stage.host(1), stage.host(0));
-        let link = stage.world.link(from, to);
-        let lease_us = stage.plan.lease().as_micros() as u64;
+        let (from, to) = (harness.host(1), harness.host(0));
+        let link = harness.world.link(from, to);
+        let lease_us = harness.plan.lease().as_micros() as u64;
         let slow = Link { bandwidth_bytes_per_us: 8192 / lease_us, ..link };
-        stage.world.set_link(from, to, slow);
+        harness.world.set_link(from, to, slow);
         let bytes = vec![1; 64 << 10];
         let mut writing = pin!(there.write(lh, 0, &bytes));
         assert!(look(writing.as_mut()).is_pending());
-        stage.world.sleep(None, 6 * stage.plan.lease()).await;
-        stage.world.set_link(from, to, link);
+        harness.world.sleep(None, 6 * harness.plan.lease()).await;
+        harness.world.set_link(from, to, link);
         writing.await.expect("the connection stands");
-        assert!(stage.driven(0).expect("it is up").is_connected_to(NodeId(1)));
+        assert!(harness.driven(0).expect("it is up").is_connected_to(NodeId(1)));
     });
 }
 
@@ -136,20 +142,20 @@ fn a_node_whose_messages_wait_behind_a_long_write_is_not_taken_for_silent_while_
 #[test]
 fn a_process_that_stands_still_is_taken_for_silent_though_it_is_written_to() {
     for profile in ["rnic-100g-soft", "rnic-100g"] {
-        on_hardware(profile, 2, move |stage| async move {
-            let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+        on_hardware(profile, 2, move |harness| async move {
+            let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
             alloc_here(&there, "words").await;
             let lh = here.map("words", ALL).await.expect("it is there");
-            stage.world.pause(stage.host(1));
+            harness.world.pause(harness.host(1));
             let mut rounds = 0;
-            while stage.driven(0).expect("it is up").is_connected_to(NodeId(1)) {
+            while harness.driven(0).expect("it is up").is_connected_to(NodeId(1)) {
                 // Dropped at once, and under way all the same.
                 let _ = look(pin!(here.write(lh, 0, &[1; 8])).as_mut());
-                stage.world.sleep(None, stage.plan.lease() / 8).await;
+                harness.world.sleep(None, harness.plan.lease() / 8).await;
                 rounds += 1;
                 assert!(rounds < 8 * 4, "it was never given up over {profile}");
             }
-            stage.world.resume(stage.host(1));
+            harness.world.resume(harness.host(1));
         });
     }
 }
@@ -157,31 +163,31 @@ fn a_process_that_stands_still_is_taken_for_silent_though_it_is_written_to() {
 /// Its answers will come, and what they are to land in is kept for them.
 #[test]
 fn long_reads_of_a_node_that_stands_still_do_not_slow_those_of_others() {
-    on_hardware("rnic-100g", 3, |stage| async move {
-        let here = session_of(&stage, 0);
+    on_hardware("rnic-100g", 3, |harness| async move {
+        let here = session_of(&harness, 0);
         let mut bytes = vec![0; 1 << 20];
         let mut handles = Vec::new();
         for (node, name) in [(1, "live"), (2, "still")] {
-            let there = session_of(&stage, node);
+            let there = session_of(&harness, node);
             there.alloc(Some(name), 1 << 20, Placement::Local, ALL).await.expect("there is room");
             handles.push(here.map(name, ALL).await.expect("it is there"));
         }
         let [live, still] = handles[..] else { unreachable!("there are two") };
         let mut read = async || {
-            let begin = stage.world.now_ns();
+            let begin = harness.world.now_ns();
             here.read(live, 0, &mut bytes).await.expect("it is there");
-            stage.world.now_ns() - begin
+            harness.world.now_ns() - begin
         };
         read().await;
         let alone = read().await;
-        stage.world.pause(stage.host(2));
+        harness.world.pause(harness.host(2));
         let mut targets = vec![vec![0; 1 << 20]; 8];
         let mut pending: Vec<_> =
             targets.iter_mut().map(|target| Box::pin(here.read(still, 0, target))).collect();
         assert!(pending.iter_mut().all(|read| look(read.as_mut()).is_pending()));
         let beside = read().await;
         assert!(beside <= alone * 11 / 10, "{alone} ns without them, {beside} ns beside them");
-        stage.world.resume(stage.host(2));
+        harness.world.resume(harness.host(2));
         for read in pending {
             read.await.expect("it stood still for less than a lease");
         }

@@ -12,19 +12,19 @@ const ADAPTERS: &str = "rnic-100g-hca";
 
 #[test]
 fn an_addition_by_call_waits_for_a_node_that_stands_still_and_is_made_once() {
-    on_hardware(ADAPTERS, 2, |stage| async move {
-        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+    on_hardware(ADAPTERS, 2, |harness| async move {
+        let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let peer = here.explain_peer(NodeId(1)).await.expect("it is known");
         assert_eq!(peer.capabilities.expect("it is connected").atomics, Atomics::Adapter);
         let own = alloc_here(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("it is there");
-        stage.world.pause(stage.host(1));
+        harness.world.pause(harness.host(1));
         let mut adding = pin!(here.fetch_add(lh, 8, 5));
         assert!(look(adding.as_mut()).is_pending());
-        stage.world.sleep(None, TIMEOUT).await;
+        harness.world.sleep(None, TIMEOUT).await;
         assert!(look(adding.as_mut()).is_pending(), "an adapter alone would have done it");
         assert_eq!(there.fetch_add(own, 8, 1).await, Ok(0));
-        stage.world.resume(stage.host(1));
+        harness.world.resume(harness.host(1));
         assert_eq!(adding.await, Ok(1));
         assert_eq!(there.compare_swap(own, 8, 6, 7).await, Ok(6));
     });
@@ -32,13 +32,13 @@ fn an_addition_by_call_waits_for_a_node_that_stands_still_and_is_made_once() {
 
 #[test]
 fn an_atomic_whose_answer_is_lost_may_be_done_and_is_not_repeated() {
-    on_hardware(ADAPTERS, 2, |stage| async move {
-        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+    on_hardware(ADAPTERS, 2, |harness| async move {
+        let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("it is there");
         // What is done is done, and nobody here hears of it.
-        let (from, to) = (stage.host(1), stage.host(0));
-        stage.world.set_link(from, to, stage.world.link(from, to).down());
+        let (from, to) = (harness.host(1), harness.host(0));
+        harness.world.set_link(from, to, harness.world.link(from, to).down());
         let error = here.fetch_add(lh, 8, 1).await.expect_err("the connection is broken");
         assert!(error.partly, "{error} although it was done");
         assert!(matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown { .. }), "{error}");
@@ -49,15 +49,15 @@ fn an_atomic_whose_answer_is_lost_may_be_done_and_is_not_repeated() {
 /// Its adapter has taken the call, and nobody answers.
 #[test]
 fn an_atomic_ends_with_the_node_that_was_to_make_it() {
-    on_hardware(ADAPTERS, 2, |stage| async move {
-        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+    on_hardware(ADAPTERS, 2, |harness| async move {
+        let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         alloc_here(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("it is there");
-        stage.world.pause(stage.host(1));
+        harness.world.pause(harness.host(1));
         let mut adding = pin!(here.fetch_add(lh, 8, 1));
         assert!(look(adding.as_mut()).is_pending());
-        stage.world.sleep(None, TIMEOUT).await;
-        stage.crash(1);
+        harness.world.sleep(None, TIMEOUT).await;
+        harness.crash(1);
         let error = adding.await.expect_err("it is dead");
         assert!(
             error.partly && matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown { .. }),
@@ -69,19 +69,19 @@ fn an_atomic_ends_with_the_node_that_was_to_make_it() {
 
 #[test]
 fn a_change_of_a_region_waits_for_the_answer_to_an_atomic_on_it_and_of_no_other() {
-    on_hardware(ADAPTERS, 3, |stage| async move {
-        let session = session_of(&stage, 0);
+    on_hardware(ADAPTERS, 3, |harness| async move {
+        let session = session_of(&harness, 0);
         let on = |node| session.alloc(None, 64, Placement::On(NodeId(node)), ALL);
         let (silent, elsewhere) = (on(2).await.expect("there is room"), on(1).await.expect("there is room"));
-        stage.world.pause(stage.host(2));
+        harness.world.pause(harness.host(2));
         // Its future is dropped, and it is under way all the same.
         assert!(look(pin!(session.fetch_add(silent, 0, 1)).as_mut()).is_pending());
         session.free(elsewhere).await.expect("it is ours");
         let mut unmapping = pin!(session.unmap(silent));
         assert!(look(unmapping.as_mut()).is_pending());
-        stage.world.sleep(None, TIMEOUT).await;
+        harness.world.sleep(None, TIMEOUT).await;
         assert!(look(unmapping.as_mut()).is_pending(), "the addition may still be made");
-        stage.world.resume(stage.host(2));
+        harness.world.resume(harness.host(2));
         unmapping.await.expect("nothing is under way any more");
     });
 }
@@ -89,8 +89,8 @@ fn a_change_of_a_region_waits_for_the_answer_to_an_atomic_on_it_and_of_no_other(
 /// More than the connection takes at once, and than a thread may have under way.
 #[test]
 fn additions_of_many_tasks_are_all_made_however_short_the_queues_are() {
-    on_hardware(ADAPTERS, 2, |stage| async move {
-        let (here, there) = (session_of(&stage, 0), session_of(&stage, 1));
+    on_hardware(ADAPTERS, 2, |harness| async move {
+        let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("it is there");
         let mut adding: Vec<_> = (0..1000).map(|_| Box::pin(here.fetch_add(lh, 0, 1))).collect();
@@ -103,7 +103,7 @@ fn additions_of_many_tasks_are_all_made_however_short_the_queues_are() {
                     false
                 }
             });
-            stage.world.sleep(None, TIMEOUT).await;
+            harness.world.sleep(None, TIMEOUT).await;
         }
         found.sort_unstable();
         assert_eq!(found, (0..1000).collect::<Vec<_>>());

@@ -13,10 +13,10 @@ use halite_sim::Random;
 
 use crate::actor::{Actor, pick};
 use crate::giving_up::before;
+use crate::harness::{Harness, PRINCIPALS};
 use crate::plan::Plan;
-use crate::stage::{PRINCIPALS, Stage};
 use handler::{function_of, is_allowed};
-use ledger::{CallId, Kind, Ledger, Task, Told, Wish};
+use ledger::{CallId, Kind, Ledger, NoAnswer, Task, Wish};
 
 /// Longest time that a call is given.
 const TIMEOUT_US_MAX: u64 = 150;
@@ -33,8 +33,8 @@ pub(crate) struct Calls {
     ledger: Ledger,
 }
 
-pub(crate) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
-    handler::serve(stage, node, driven);
+pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
+    handler::serve(harness, node, driven);
 }
 
 /// Does one thing.
@@ -42,7 +42,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     match pick(&mut actor.random, &[4, 3, 2, 1]) {
         0 => call(actor).await,
         1 => call_into(actor).await,
-        2 if in_batches(&mut actor.random, &actor.stage.plan) => post_batch(actor).await,
+        2 if in_batches(&mut actor.random, &actor.harness.plan) => post_batch(actor).await,
         2 => post_calls(actor).await,
         _ => call_many(actor).await,
     }
@@ -75,7 +75,7 @@ enum Failure {
 
 impl Calling {
     fn begin(actor: &mut Actor, wish: Wish, timeout: Duration) -> Calling {
-        let id = actor.stage.calls.borrow_mut().ledger.begin(wish);
+        let id = actor.harness.calls.borrow_mut().ledger.begin(wish);
         actor.note(format_args!("is about call {}", id.0));
         let deadline_ns = actor.clock_ns() + timeout.as_nanos() as u64;
         Calling { id, wish, begin_ns: actor.now_ns(), timeout, deadline_ns }
@@ -92,7 +92,7 @@ impl Calling {
         operation: &'static str,
         future: impl Future<Output = Result<T, CallError>>,
     ) -> Option<Result<T, Failure>> {
-        let end = late(actor.stage.clone(), actor.node, self.deadline_ns);
+        let end = late(actor.harness.clone(), actor.node, self.deadline_ns);
         let bounded = async {
             match before(end, future).await {
                 Some(result) => result.map_err(Failure::Refused),
@@ -114,7 +114,7 @@ impl Calling {
         };
         if let Err(why) = verdict {
             let (number, node, now) = (actor.number, actor.node, actor.now_ns());
-            actor.stage.judge.violated(format!(
+            actor.harness.judge.violated(format!(
                 "{:?} by session {number} of node {node} to node {}, from {} to {now} ns: {why}",
                 self.id, self.wish.to, self.begin_ns
             ));
@@ -122,7 +122,7 @@ impl Calling {
     }
 
     fn check_answer(&self, actor: &Actor, output: &[u8]) -> Result<(), String> {
-        actor.stage.calls.borrow().ledger.answered(self.id, output.len())?;
+        actor.harness.calls.borrow().ledger.answered(self.id, output.len())?;
         if output == payload::output(self.id, output.len()) {
             return Ok(());
         }
@@ -131,15 +131,15 @@ impl Calling {
 
     fn check_refusal(&self, actor: &Actor, error: &CallError) -> Result<(), String> {
         let overdue_ns = actor.clock_ns() as i64 - self.deadline_ns as i64;
-        let told = Told { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.stage.is_undisturbed() };
-        actor.stage.calls.borrow_mut().ledger.failed(self.id, error, told)
+        let told = NoAnswer { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.harness.is_undisturbed() };
+        actor.harness.calls.borrow_mut().ledger.failed(self.id, error, told)
     }
 }
 
 /// Ends when a call whose time was over at `deadline_ns` on the clock of its node's host must have ended.  Whenever the
 /// host was stopped meanwhile, it is given its time to wake up.
-async fn late(stage: Rc<Stage>, node: u32, deadline_ns: u64) {
-    let clock = stage.world.clock(stage.host(node));
+async fn late(harness: Rc<Harness>, node: u32, deadline_ns: u64) {
+    let clock = harness.world.clock(harness.host(node));
     clock.sleep_until(deadline_ns).await;
     loop {
         let woken_ns = clock.now_ns();
@@ -158,7 +158,7 @@ fn some_wish(actor: &mut Actor) -> Wish {
     Wish {
         from: actor.node,
         session: (actor.life, actor.number),
-        to: actor.random.below(actor.stage.nodes().into()) as u32,
+        to: actor.random.below(actor.harness.nodes().into()) as u32,
         kind,
         principal: PRINCIPALS[actor.principal],
         is_allowed: is_allowed(kind, actor.principal),
@@ -223,7 +223,7 @@ fn some_room(actor: &mut Actor, output_bytes: u32) -> u64 {
 async fn post_calls(actor: &mut Actor) {
     let session = actor.session.clone();
     let mut posted: Vec<(Calling, PendingCall)> = Vec::new();
-    let most = actor.stage.plan.work.calls_posted_max;
+    let most = actor.harness.plan.work.calls_posted_max;
     for _ in 0..actor.random.between(2, most.into()) {
         let wish = some_wish(actor);
         let room = some_room(actor, wish.output_bytes);
@@ -247,7 +247,7 @@ async fn post_batch(actor: &mut Actor) {
     let session = actor.session.clone();
     let first = some_wish(actor);
     let (room, timeout) = (some_room(actor, first.output_bytes), some_timeout(actor));
-    let most = actor.stage.plan.work.calls_posted_max;
+    let most = actor.harness.plan.work.calls_posted_max;
     let callings: Vec<_> = (0..actor.random.between(2, most.into()))
         .map(|_| {
             let Wish { task, input_bytes, output_bytes, .. } = some_wish(actor);
@@ -263,7 +263,7 @@ async fn post_batch(actor: &mut Actor) {
         None => return,
     };
     let missing = callings.len() - posted.len();
-    actor.stage.judge.expect(missing == 0, || format!("of a batch, {missing} calls came to nothing"));
+    actor.harness.judge.expect(missing == 0, || format!("of a batch, {missing} calls came to nothing"));
     let mut pending = Vec::new();
     for (calling, posted) in callings.into_iter().zip(posted) {
         match posted {
@@ -290,7 +290,7 @@ async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall)>) {
 /// The same call at all nodes, or at some from the caller's own on; each handler knows its own by its number.
 async fn call_many(actor: &mut Actor) {
     let (wish, timeout) = (some_wish(actor), some_timeout(actor));
-    let all = actor.stage.nodes();
+    let all = actor.harness.nodes();
     let first = actor.node.min(all.saturating_sub(CALLED_TOGETHER_MAX));
     let nodes: Vec<NodeId> = (first..all).take(CALLED_TOGETHER_MAX as usize).map(NodeId).collect();
     let mut callings = Vec::new();

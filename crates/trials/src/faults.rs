@@ -1,4 +1,4 @@
-//! Faults: what goes wrong in a trial, when the plan's gaps and weights have it.
+//! Fault injection: what goes wrong in a trial, when the plan's gaps and weights have it.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,92 +7,92 @@ use halite::NodeId;
 use halite_sim::{Corruption, Link, Random};
 
 use crate::actor::pick;
+use crate::harness::Harness;
 use crate::peace;
-use crate::stage::Stage;
 
-/// Lets things go wrong until the trial closes.  What has begun is undone by itself.
-pub(crate) async fn reign(stage: Rc<Stage>) {
-    let faults = stage.plan.faults.clone();
+/// Injects faults until the trial closes.  Each undoes itself after a while.
+pub(crate) async fn inject(harness: Rc<Harness>) {
+    let faults = harness.plan.faults.clone();
     if faults.gap_us == 0 {
         return;
     }
-    let mut random = stage.world.random("faults");
-    let end_ns = stage.world.now_ns() + stage.plan.duration_us * 1000;
+    let mut random = harness.world.random("faults");
+    let end_ns = harness.world.now_ns() + harness.plan.duration_us * 1000;
     let spell_ns = faults.spell_us * 1000;
-    let mut spell_end_ns = stage.world.now_ns() + spell_ns;
+    let mut spell_end_ns = harness.world.now_ns() + spell_ns;
     loop {
-        if spell_ns > 0 && stage.world.now_ns() > spell_end_ns {
-            peace::wait_for_truce(&stage, 2 * stage.plan.lease()).await;
-            spell_end_ns = stage.world.now_ns() + spell_ns;
+        if spell_ns > 0 && harness.world.now_ns() > spell_end_ns {
+            peace::wait_for_truce(&harness, 2 * harness.plan.lease()).await;
+            spell_end_ns = harness.world.now_ns() + spell_ns;
         }
         let gap = Duration::from_nanos(random.below(2000 * faults.gap_us) + 1);
-        if stage.world.now_ns() + gap.as_nanos() as u64 > end_ns {
+        if harness.world.now_ns() + gap.as_nanos() as u64 > end_ns {
             return;
         }
-        stage.world.sleep(None, gap).await;
-        if !stage.goes_on() {
+        harness.world.sleep(None, gap).await;
+        if !harness.goes_on() {
             return;
         }
         let kind = pick(&mut random, &faults.weights());
-        begin(&stage, kind, &mut random);
+        begin(&harness, kind, &mut random);
     }
 }
 
-fn begin(stage: &Rc<Stage>, kind: usize, random: &mut Random) {
-    let node = random.below(stage.nodes().into()) as u32;
-    let other = (node + 1 + random.below(u64::from(stage.nodes().max(2) - 1)) as u32) % stage.nodes();
-    let lease_ns = stage.plan.lease().as_nanos() as u64;
+fn begin(harness: &Rc<Harness>, kind: usize, random: &mut Random) {
+    let node = random.below(harness.nodes().into()) as u32;
+    let other = (node + 1 + random.below(u64::from(harness.nodes().max(2) - 1)) as u32) % harness.nodes();
+    let lease_ns = harness.plan.lease().as_nanos() as u64;
     // Some end before anybody takes the other for dead, and some do not.
-    let long_ns_max = lease_ns * u64::from(stage.plan.faults.long_percent) / 100;
+    let long_ns_max = lease_ns * u64::from(harness.plan.faults.long_percent) / 100;
     let long = Duration::from_nanos(random.below(long_ns_max.max(1)) + 1);
-    stage.judge.expect_trouble(stage.world.now_ns() + long.as_nanos() as u64);
-    let shared = stage.clone();
+    harness.judge.expect_trouble(harness.world.now_ns() + long.as_nanos() as u64);
+    let shared = harness.clone();
     match kind {
-        0 if stage.is_up(node) => {
-            stage.crash(node);
-            story(stage, "restart", async move { restart_after(&shared, node, long).await });
+        0 if harness.is_up(node) => {
+            harness.crash(node);
+            scenario(harness, "restart", async move { restart_after(&shared, node, long).await });
         }
-        1 if stage.is_up(node) => story(stage, "leave", async move {
+        1 if harness.is_up(node) => scenario(harness, "leave", async move {
             shared.leave(node).await;
             restart_after(&shared, node, long).await;
         }),
-        2 if stage.is_up(node) => story(stage, "pause", async move {
+        2 if harness.is_up(node) => scenario(harness, "pause", async move {
             shared.stop(node, long).await;
         }),
-        3 => cut(stage, &[ways(stage, node, other), ways(stage, other, node)].concat(), long),
-        4 => cut(stage, &ways(stage, node, other), long),
+        3 => cut(harness, &[ways(harness, node, other), ways(harness, other, node)].concat(), long),
+        4 => cut(harness, &ways(harness, node, other), long),
         5 => {
             let noise = some_noise(random);
-            let ways = ways(stage, node, other);
-            isolate(stage, &ways);
-            change(stage, &ways, long, "noise", move |link| Link { ..noise(link) });
+            let ways = ways(harness, node, other);
+            isolate(harness, &ways);
+            change(harness, &ways, long, "noise", move |link| Link { ..noise(link) });
         }
-        6 => stage.world.set_drift_ppm(stage.host(node), random.below(400) as i64 - 200),
-        7 if stage.is_up(node) => {
-            stage.crash_host(node);
-            for node in stage.beside(node) {
-                let shared = stage.clone();
-                story(stage, "restart", async move { restart_after(&shared, node, long).await });
+        6 => harness.world.set_drift_ppm(harness.host(node), random.below(400) as i64 - 200),
+        7 if harness.is_up(node) => {
+            harness.crash_host(node);
+            for node in harness.beside(node) {
+                let shared = harness.clone();
+                scenario(harness, "restart", async move { restart_after(&shared, node, long).await });
             }
         }
-        8 if stage.is_up(node) && node != 0 && other != 0 => forget(stage, node, other),
+        8 if harness.is_up(node) && node != 0 && other != 0 => forget(harness, node, other),
         _ => {}
     }
 }
 
 /// A node that only `friend` sees is forgotten.  That one does not lose it for that, and it comes back in another life.
-fn forget(stage: &Rc<Stage>, node: u32, friend: u32) {
-    if stage.has_disturbed_links() {
+fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
+    if harness.has_disturbed_links() {
         return;
     }
-    let lease = stage.plan.lease();
-    let others = (0..stage.nodes()).filter(|other| *other != node && *other != friend);
+    let lease = harness.plan.lease();
+    let others = (0..harness.nodes()).filter(|other| *other != node && *other != friend);
     let all: Vec<_> =
-        others.flat_map(|other| [ways(stage, node, other), ways(stage, other, node)].concat()).collect();
-    cut(stage, &all, 4 * lease);
-    stage.judge.expect_trouble(stage.world.now_ns() + (4 * lease).as_nanos() as u64);
-    let (shared, lives) = (stage.clone(), [stage.life(node), stage.life(friend)]);
-    story(stage, "forget", async move {
+        others.flat_map(|other| [ways(harness, node, other), ways(harness, other, node)].concat()).collect();
+    cut(harness, &all, 4 * lease);
+    harness.judge.expect_trouble(harness.world.now_ns() + (4 * lease).as_nanos() as u64);
+    let (shared, lives) = (harness.clone(), [harness.life(node), harness.life(friend)]);
+    scenario(harness, "forget", async move {
         // The ways were cut in this moment.
         let cut_ns = shared.world.now_ns();
         shared.world.sleep(None, 2 * lease).await;
@@ -115,31 +115,31 @@ fn forget(stage: &Rc<Stage>, node: u32, friend: u32) {
 }
 
 /// The ways from one node to another, and between those that stand beside them; none on one host.
-fn ways(stage: &Stage, from: u32, to: u32) -> Vec<(u32, u32)> {
-    let beside = |node| stage.beside(node).into_iter();
-    match stage.world.share_a_host(stage.host(from), stage.host(to)) {
+fn ways(harness: &Harness, from: u32, to: u32) -> Vec<(u32, u32)> {
+    let beside = |node| harness.beside(node).into_iter();
+    match harness.world.share_a_host(harness.host(from), harness.host(to)) {
         true => Vec::new(),
         false => beside(from).flat_map(|from| beside(to).map(move |to| (from, to))).collect(),
     }
 }
 
-fn isolate(stage: &Stage, ways: &[(u32, u32)]) {
+fn isolate(harness: &Harness, ways: &[(u32, u32)]) {
     for (from, to) in ways {
-        stage.isolate(*from);
-        stage.isolate(*to);
+        harness.isolate(*from);
+        harness.isolate(*to);
     }
 }
 
-fn cut(stage: &Rc<Stage>, ways: &[(u32, u32)], long: Duration) {
-    isolate(stage, ways);
-    change(stage, ways, long, "partition", Link::down);
+fn cut(harness: &Rc<Harness>, ways: &[(u32, u32)], long: Duration) {
+    isolate(harness, ways);
+    change(harness, ways, long, "partition", Link::down);
 }
 
 /// Ways between nodes carry nothing for a while, later.
-pub(crate) fn cut_later(stage: &Rc<Stage>, ways: Vec<(u32, u32)>, later: Duration, long: Duration) {
-    let shared = stage.clone();
-    stage.judge.expect_trouble(stage.world.now_ns() + (later + long).as_nanos() as u64);
-    story(stage, "cut", async move {
+pub(crate) fn cut_later(harness: &Rc<Harness>, ways: Vec<(u32, u32)>, later: Duration, long: Duration) {
+    let shared = harness.clone();
+    harness.judge.expect_trouble(harness.world.now_ns() + (later + long).as_nanos() as u64);
+    scenario(harness, "cut", async move {
         shared.world.sleep(None, later).await;
         cut(&shared, &ways, long);
     });
@@ -147,15 +147,15 @@ pub(crate) fn cut_later(stage: &Rc<Stage>, ways: Vec<(u32, u32)>, later: Duratio
 
 /// Changes links for a while.
 fn change(
-    stage: &Rc<Stage>,
+    harness: &Rc<Harness>,
     ways: &[(u32, u32)],
     long: Duration,
     name: &str,
     what: impl Fn(Link) -> Link + 'static,
 ) {
-    let shared = stage.clone();
-    let ways: Vec<_> = ways.iter().map(|(from, to)| (stage.host(*from), stage.host(*to))).collect();
-    story(stage, name, async move {
+    let shared = harness.clone();
+    let ways: Vec<_> = ways.iter().map(|(from, to)| (harness.host(*from), harness.host(*to))).collect();
+    scenario(harness, name, async move {
         let world = &shared.world;
         let before: Vec<Link> = ways.iter().map(|(from, to)| world.link(*from, *to)).collect();
         // Not again while it is another one's already.
@@ -186,12 +186,12 @@ fn some_noise(random: &mut Random) -> impl Fn(Link) -> Link + 'static {
     }
 }
 
-async fn restart_after(stage: &Rc<Stage>, node: u32, long: Duration) {
-    stage.world.sleep(None, long).await;
-    stage.restart(node);
+async fn restart_after(harness: &Rc<Harness>, node: u32, long: Duration) {
+    harness.world.sleep(None, long).await;
+    harness.restart(node);
 }
 
-fn story(stage: &Rc<Stage>, name: &str, future: impl Future<Output = ()> + 'static) {
-    let task = stage.world.spawn(None, name, future);
-    stage.note_fault(task);
+fn scenario(harness: &Rc<Harness>, name: &str, future: impl Future<Output = ()> + 'static) {
+    let task = harness.world.spawn(None, name, future);
+    harness.note_fault(task);
 }

@@ -13,8 +13,8 @@ use halite_apps::kv::{Expires, KvError, Only, Owner, SetOptions, Store, When};
 use halite_sim::HostId;
 
 use crate::actor::{Actor, pick};
+use crate::harness::{Harness, PRINCIPALS};
 use crate::judge::is_of_trouble;
-use crate::stage::{PRINCIPALS, Stage};
 use history::{History, Operation};
 use values::{ENTRY_BYTES, Value};
 
@@ -73,12 +73,14 @@ impl Key {
 }
 
 /// Looks at all that was done to keys, when nobody does anything any more.
-pub(crate) fn judge(stage: &Stage) {
-    for (store, served) in stage.kv.borrow().stores.iter().enumerate() {
+pub(crate) fn judge(harness: &Harness) {
+    for (store, served) in harness.kv.borrow().stores.iter().enumerate() {
         for (number, history) in served.histories.iter().enumerate() {
             if !history.has_order() {
                 let done = history.told();
-                stage.judge.violated(format!("key {number} of store {store}: there is no order for {done}"));
+                harness
+                    .judge
+                    .violated(format!("key {number} of store {store}: there is no order for {done}"));
             }
         }
     }
@@ -90,14 +92,14 @@ pub(crate) fn is_name(name: &str) -> bool {
 }
 
 /// Lets a node that has just joined serve a store, if the plan has sessions use them.
-pub(crate) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
-    if stage.plan.work.kv == 0 || !stage.goes_on() {
+pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
+    if harness.plan.work.kv == 0 || !harness.goes_on() {
         return;
     }
     let session = driven.session_of(PRINCIPALS[0]).expect("the name is a good one");
-    let (shared, host) = (stage.clone(), stage.host(node));
-    let name = format!("{PREFIX}{node}-{}", stage.life(node));
-    stage.world.spawn(Some(host), format!("store of node {node}"), async move {
+    let (shared, host) = (harness.clone(), harness.host(node));
+    let name = format!("{PREFIX}{node}-{}", harness.life(node));
+    harness.world.spawn(Some(host), format!("store of node {node}"), async move {
         let begin_ns = shared.world.now_ns();
         if let Err(error) = keep(&shared, node, host, name, session).await {
             let is_explained = is_of_trouble_of(&shared, &error);
@@ -110,7 +112,7 @@ pub(crate) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
 
 /// Serves a store for as long as sessions work.
 async fn keep(
-    stage: &Rc<Stage>,
+    harness: &Rc<Harness>,
     node: u32,
     host: HostId,
     name: String,
@@ -118,10 +120,10 @@ async fn keep(
 ) -> Result<(), KvError> {
     let everyone = Permissions::READ | Permissions::WRITE;
     let owner = Owner::create(&session, &name, 0, FUNCTION, everyone).await?;
-    let (stopper, clock) = (owner.stopper(), stage.world.clock(host));
+    let (stopper, clock) = (owner.stopper(), harness.world.clock(host));
     let ended: Rc<std::cell::Cell<bool>> = Rc::default();
-    let (shared, is_over) = (stage.clone(), ended.clone());
-    stage.world.spawn(Some(host), format!("owner of node {node}"), async move {
+    let (shared, is_over) = (harness.clone(), ended.clone());
+    harness.world.spawn(Some(host), format!("owner of node {node}"), async move {
         // Keys are kept for as many microseconds as are said to be milliseconds.
         let run = owner.run(move || clock.now_ns() / 1000).await;
         is_over.set(true);
@@ -136,20 +138,20 @@ async fn keep(
         store.set(format!("filler {filler}").as_bytes(), b"", SetOptions::default()).await?;
     }
     {
-        let mut kv = stage.kv.borrow_mut();
+        let mut kv = harness.kv.borrow_mut();
         let histories = (0..KEYS).map(|_| History::default()).collect();
         kv.stores.push(Served { name: name.clone(), histories, used: std::array::from_fn(|key| key) });
         let number = kv.stores.len() - 1;
         kv.current.insert(node, number);
     }
-    while stage.goes_on() || stage.working() > 0 {
-        stage.world.sleep(Some(host), LOOK).await;
+    while harness.goes_on() || harness.working() > 0 {
+        harness.world.sleep(Some(host), LOOK).await;
     }
     stopper.stop();
     while !ended.get() {
-        stage.world.sleep(Some(host), LOOK).await;
+        harness.world.sleep(Some(host), LOOK).await;
     }
-    // Else the task that takes the census frees it.
+    // Else the leak check frees it.
     if let Ok(head) = session.map(&name, Permissions::MASTER).await {
         let _ = session.free(head).await;
     }
@@ -158,8 +160,8 @@ async fn keep(
 
 /// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
-    let node = actor.random.below(actor.stage.nodes().into()) as u32;
-    let Some(store) = actor.stage.kv.borrow().current.get(&node).copied() else { return };
+    let node = actor.random.below(actor.harness.nodes().into()) as u32;
+    let Some(store) = actor.harness.kv.borrow().current.get(&node).copied() else { return };
     if !actor.kv.open.contains_key(&store) {
         return open(actor, store).await;
     }
@@ -178,7 +180,7 @@ pub(crate) async fn act(actor: &mut Actor) {
 /// A key of a store; another one than before where so much has been done to one that it could not be judged.
 fn choose(actor: &mut Actor, store: usize) -> Key {
     let place = actor.random.index(KEYS);
-    let mut kv = actor.stage.kv.borrow_mut();
+    let mut kv = actor.harness.kv.borrow_mut();
     let served = &mut kv.stores[store];
     if served.histories[served.used[place]].is_full() {
         served.histories.push(History::default());
@@ -189,20 +191,20 @@ fn choose(actor: &mut Actor, store: usize) -> Key {
 
 async fn open(actor: &mut Actor, store: usize) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let name = actor.stage.kv.borrow().stores[store].name.clone();
+    let name = actor.harness.kv.borrow().stores[store].name.clone();
     match actor.attempt("open a store", Store::open(&session, &name)).await {
         Some(Ok(opened)) => {
             actor.kv.open.insert(store, opened.with_timeout(TIMEOUT));
         }
         Some(Err(error)) => {
-            actor.expect_reason(is_of_trouble_of(&actor.stage, &error), begin_ns, &error);
+            actor.expect_reason(is_of_trouble_of(&actor.harness, &error), begin_ns, &error);
         }
         None => {}
     }
 }
 
 /// Whether an error is one that sessions hear where something goes wrong.
-fn is_of_trouble_of(stage: &Stage, error: &KvError) -> bool {
+fn is_of_trouble_of(harness: &Harness, error: &KvError) -> bool {
     let is_such = match error {
         KvError::Full => return true,
         KvError::Ended => true,
@@ -222,7 +224,7 @@ fn is_of_trouble_of(stage: &Stage, error: &KvError) -> bool {
         ),
         _ => false,
     };
-    is_such && !stage.is_undisturbed()
+    is_such && !harness.is_undisturbed()
 }
 
 fn is_region_trouble(error: &RegionError) -> bool {
@@ -245,7 +247,7 @@ struct Begun {
 }
 
 fn history_of<T>(actor: &Actor, key: Key, tell: impl FnOnce(&mut History) -> T) -> T {
-    tell(&mut actor.stage.kv.borrow_mut().stores[key.store].histories[key.number])
+    tell(&mut actor.harness.kv.borrow_mut().stores[key.store].histories[key.number])
 }
 
 fn begin(actor: &Actor, key: Key, operation: Operation) -> Begun {
@@ -274,7 +276,7 @@ impl Begun {
                 if !may_be_done(&error) {
                     history_of(actor, key, |history| history.forget(place));
                 }
-                actor.expect_reason(is_of_trouble_of(&actor.stage, &error), begin_ns, &error);
+                actor.expect_reason(is_of_trouble_of(&actor.harness, &error), begin_ns, &error);
                 actor.kv.open.remove(&key.store);
             }
             None => {}
@@ -322,7 +324,7 @@ fn seen(
 }
 
 fn new_token(actor: &Actor) -> u64 {
-    let mut kv = actor.stage.kv.borrow_mut();
+    let mut kv = actor.harness.kv.borrow_mut();
     kv.last_token += 1;
     kv.last_token
 }

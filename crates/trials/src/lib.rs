@@ -21,7 +21,6 @@ mod beside_bulk;
 #[cfg(test)]
 mod by_call;
 mod calls;
-mod census;
 #[cfg(test)]
 mod dials;
 mod faults;
@@ -31,9 +30,11 @@ mod found;
 mod given_up;
 mod giving_up;
 mod golden;
+mod harness;
 mod hosted;
 mod judge;
 mod kv;
+mod leak_check;
 mod locks;
 mod log;
 mod messages;
@@ -46,7 +47,6 @@ mod plans;
 mod regions;
 mod report;
 mod rights;
-mod stage;
 mod trial;
 mod watches;
 mod words;

@@ -2,9 +2,9 @@
 //! for what a holder does with the data that its lock protects.
 
 mod data;
+mod history;
 mod ledger;
 mod stamps;
-mod turns;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use std::time::Duration;
 use halite::{Guard, LockCause, LockError, RegionCause};
 
 use crate::actor::{Actor, pick};
+use crate::harness::Harness;
 use crate::judge::is_of_trouble;
-use crate::stage::Stage;
 pub(crate) use data::names as data_names;
 use data::{Data, Opened};
-use ledger::{Ledger, Scene, Who};
+use ledger::{Ledger, Scene, SessionRun};
 use stamps::Seen;
 
 /// How many names there are.
@@ -34,9 +34,9 @@ pub(crate) struct Locks {
 }
 
 /// Looks at all that was done to locks, when nobody does anything any more.
-pub(crate) fn judge(stage: &Stage) {
-    for (name, ledger) in stage.locks.borrow().ledgers.iter().enumerate() {
-        stage.judge.expect(ledger.has_order(), || {
+pub(crate) fn judge(harness: &Harness) {
+    for (name, ledger) in harness.locks.borrow().ledgers.iter().enumerate() {
+        harness.judge.expect(ledger.has_order(), || {
             format!("there is no order for what was done to lock {name}: {ledger:?}")
         });
     }
@@ -45,12 +45,12 @@ pub(crate) fn judge(stage: &Stage) {
 /// The locks that a session holds.
 #[derive(Default)]
 pub(crate) struct Holdings {
-    held: Vec<Held>,
+    held: Vec<HeldLock>,
     /// What they protect, as far as it is mapped.
     opened: [Option<Opened>; NAMES],
 }
 
-struct Held {
+struct HeldLock {
     name: usize,
     token: u64,
     /// `None` if the lock is kept without it.
@@ -63,25 +63,25 @@ struct Held {
 
 /// Tells the judge when a session ends, in whichever way.
 pub(crate) struct Presence {
-    stage: Rc<Stage>,
-    who: Who,
+    harness: Rc<Harness>,
+    who: SessionRun,
 }
 
 impl Presence {
     pub(crate) fn of(actor: &Actor) -> Presence {
-        Presence { stage: actor.stage.clone(), who: who(actor) }
+        Presence { harness: actor.harness.clone(), who: who(actor) }
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.stage.locks.borrow_mut().ledgers.iter_mut().for_each(|ledger| ledger.end_session(self.who));
-        data::end_session(&self.stage, self.who);
+        self.harness.locks.borrow_mut().ledgers.iter_mut().for_each(|ledger| ledger.end_session(self.who));
+        data::end_session(&self.harness, self.who);
     }
 }
 
-fn who(actor: &Actor) -> Who {
-    Who { node: actor.node, life: actor.life, session: actor.number }
+fn who(actor: &Actor) -> SessionRun {
+    SessionRun { node: actor.node, life: actor.life, session: actor.number }
 }
 
 /// All names that locks of a trial have.
@@ -103,14 +103,15 @@ fn check_guards(actor: &Actor) {
         let is_kept = match kept {
             Ok(()) => true,
             Err(error) => {
-                let is_explained = matches!(error.cause, LockCause::Lapsed) && !actor.stage.is_undisturbed();
+                let is_explained =
+                    matches!(error.cause, LockCause::Lapsed) && !actor.harness.is_undisturbed();
                 if !is_explained && !is_explained_by_its_end(actor, held, &error.cause) {
                     accuse(actor, held.name, actor.now_ns(), &format!("{error}, without a reason"));
                 }
                 false
             }
         };
-        let ledgers = &actor.stage.locks.borrow().ledgers;
+        let ledgers = &actor.harness.locks.borrow().ledgers;
         if is_kept && let Some(token) = ledgers[held.name].taken_after(held.token) {
             let what = format!("is told that it holds it with token {}; {token} was given out", held.token);
             accuse(actor, held.name, actor.now_ns(), &what);
@@ -119,7 +120,7 @@ fn check_guards(actor: &Actor) {
 }
 
 /// A node that leaves holds nothing any more, and what was perhaps given up may be.
-fn is_explained_by_its_end(actor: &Actor, held: &Held, cause: &LockCause) -> bool {
+fn is_explained_by_its_end(actor: &Actor, held: &HeldLock, cause: &LockCause) -> bool {
     match cause {
         LockCause::NotHeld => held.is_doubtful,
         LockCause::Region(cause) => is_explained_by(actor, cause),
@@ -132,7 +133,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     check_guards(actor);
     let held = actor.locks.held.len();
     match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0, 1] } else { &[0, 2, 2, 9, 1, 9, 1] }) {
-        // Who holds one waits for no other for ever, or all would.
+        // SessionRun holds one waits for no other for ever, or all would.
         0 => take(actor, Patience::Endless).await,
         1 if held < HELD_MAX => take(actor, Patience::None).await,
         2 if held < HELD_MAX => {
@@ -177,7 +178,7 @@ async fn take(actor: &mut Actor, patience: Patience) {
     let begin_ns = actor.now_ns();
     let waits = patience == Patience::Endless;
     actor.note(format_args!("is about lock {text}"));
-    actor.stage.locks.borrow_mut().ledgers[name].begin(who(actor), begin_ns, waits);
+    actor.harness.locks.borrow_mut().ledgers[name].begin(who(actor), begin_ns, waits);
     let taken = match patience {
         Patience::None => actor.attempt("try to lock", session.try_lock(&text)).await,
         Patience::For(timeout) => actor.attempt("lock in time", session.lock_within(&text, timeout)).await,
@@ -189,7 +190,7 @@ async fn take(actor: &mut Actor, patience: Patience) {
             let verdict = refused(actor, name, patience, actor.clock_ns() - begin, &error);
             verdict.unwrap_or_else(|why| accuse(actor, name, begin_ns, &format!("{error}: {why}")));
         }
-        None => actor.stage.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns()),
+        None => actor.harness.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns()),
     }
 }
 
@@ -205,7 +206,7 @@ fn took(actor: &mut Actor, name: usize, guard: Guard) {
     } else {
         Some(guard)
     };
-    actor.locks.held.push(Held { name, token, guard, is_doubtful: false, seen: None });
+    actor.locks.held.push(HeldLock { name, token, guard, is_doubtful: false, seen: None });
 }
 
 fn refused(
@@ -220,12 +221,12 @@ fn refused(
             with_ledger(actor, name, |ledger, scene| ledger.refused(who(actor), scene))
         }
         (LockCause::Timeout, Patience::For(timeout)) => {
-            actor.stage.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
+            actor.harness.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
             let is_over = u128::from(waited_ns) >= timeout.as_nanos();
             if is_over { Ok(()) } else { Err(format!("its time is {timeout:?}, not {waited_ns} ns")) }
         }
         (cause, _) => {
-            actor.stage.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
+            actor.harness.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
             if is_explained(actor, cause) { Ok(()) } else { Err("there is no reason".to_owned()) }
         }
     }
@@ -234,8 +235,8 @@ fn refused(
 /// Whether what goes wrong in this trial explains an error, whatever was attempted.
 fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
     match cause {
-        LockCause::PeerDown(_) => !actor.stage.is_undisturbed(),
-        LockCause::HeldBySilent(_) => actor.stage.was_anyone_isolated(),
+        LockCause::PeerDown(_) => !actor.harness.is_undisturbed(),
+        LockCause::HeldBySilent(_) => actor.harness.was_anyone_isolated(),
         LockCause::Region(cause) => is_explained_by(actor, cause),
         _ => false,
     }
@@ -244,7 +245,7 @@ fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
 fn is_explained_by(actor: &Actor, cause: &RegionCause) -> bool {
     match cause {
         RegionCause::NoSpace { .. } => true,
-        cause => is_of_trouble(cause) && !actor.stage.is_undisturbed(),
+        cause => is_of_trouble(cause) && !actor.harness.is_undisturbed(),
     }
 }
 
@@ -272,7 +273,7 @@ async fn give_up_another_ones(actor: &mut Actor) {
         return;
     }
     let (begin_ns, session) = (actor.now_ns(), actor.session.clone());
-    let Some(driven) = actor.stage.driven(actor.node) else { return };
+    let Some(driven) = actor.harness.driven(actor.node) else { return };
     let text = text(name);
     let result = actor.attempt("unlock another one's", driven.unlock_unheld(&session, &text)).await;
     match result {
@@ -289,9 +290,9 @@ async fn release(actor: &mut Actor) {
         return;
     }
     let index = actor.random.index(actor.locks.held.len());
-    let Held { name, token, guard, is_doubtful, .. } = actor.locks.held.swap_remove(index);
+    let HeldLock { name, token, guard, is_doubtful, .. } = actor.locks.held.swap_remove(index);
     let begin_ns = actor.now_ns();
-    actor.stage.locks.borrow_mut().ledgers[name].begin_release(who(actor), begin_ns);
+    actor.harness.locks.borrow_mut().ledgers[name].begin_release(who(actor), begin_ns);
     let session = actor.session.clone();
     let result = match guard {
         Some(guard) if actor.random.chance(1, 3) => {
@@ -302,7 +303,7 @@ async fn release(actor: &mut Actor) {
         None => {
             let result = actor.attempt("unlock by name", session.unlock(&text(name))).await;
             if result.is_none() {
-                return actor.locks.held.push(Held {
+                return actor.locks.held.push(HeldLock {
                     name,
                     token,
                     guard: None,
@@ -325,7 +326,7 @@ fn released(
 ) {
     let now_ns = actor.now_ns();
     match result {
-        Some(Ok(())) => actor.stage.locks.borrow_mut().ledgers[name].end_release(who(actor), now_ns),
+        Some(Ok(())) => actor.harness.locks.borrow_mut().ledgers[name].end_release(who(actor), now_ns),
         Some(Err(error)) => {
             let lost = with_ledger(actor, name, |ledger, scene| ledger.lost(who(actor), scene));
             let is_lost = error.cause == LockCause::NotHeld;
@@ -336,25 +337,25 @@ fn released(
             };
             verdict.unwrap_or_else(|why| accuse(actor, name, begin_ns, &format!("{error}: {why}")));
         }
-        None => actor.stage.locks.borrow_mut().ledgers[name].dropped(who(actor), now_ns),
+        None => actor.harness.locks.borrow_mut().ledgers[name].dropped(who(actor), now_ns),
     }
 }
 
 fn with_ledger<T>(actor: &Actor, name: usize, ask: impl FnOnce(&mut Ledger, Scene<'_>) -> T) -> T {
-    let stage = &actor.stage;
+    let harness = &actor.harness;
     let scene = Scene {
-        now_ns: stage.world.now_ns(),
-        is_calm_since: &|begin_ns| stage.is_calm_since(begin_ns),
-        is_up: &|who: Who| stage.is_up(who.node) && stage.life(who.node) == who.life,
-        cut_off_is_death: stage.cut_off_is_death,
+        now_ns: harness.world.now_ns(),
+        is_calm_since: &|begin_ns| harness.is_calm_since(begin_ns),
+        is_up: &|who: SessionRun| harness.is_up(who.node) && harness.life(who.node) == who.life,
+        cut_off_is_death: harness.cut_off_is_death,
     };
-    ask(&mut stage.locks.borrow_mut().ledgers[name], scene)
+    ask(&mut harness.locks.borrow_mut().ledgers[name], scene)
 }
 
 fn accuse(actor: &Actor, name: usize, begin_ns: u64, what: &str) {
     let (number, node, now) = (actor.number, actor.node, actor.now_ns());
     let name = text(name);
-    actor.stage.judge.violated(format!(
+    actor.harness.judge.violated(format!(
         "lock {name}, session {number} of node {node}, from {begin_ns} to {now} ns: {what}"
     ));
 }

@@ -10,8 +10,8 @@ use halite::{AccessCause, NodeId, Permissions, RegionCause, Session};
 use halite_apps::log::{Follower, Log, LogError, Options, Writer};
 
 use crate::actor::{Actor, pick};
+use crate::harness::{Harness, PRINCIPALS};
 use crate::judge::is_of_trouble;
-use crate::stage::{PRINCIPALS, Stage};
 pub(crate) use ledger::Logs;
 use ledger::{Outcome, Reader};
 
@@ -32,11 +32,11 @@ const POLLS_MAX: u64 = 400;
 pub(crate) struct Holdings {
     /// As which it acts here.
     session: Option<Session>,
-    held: [Option<Held>; LOGS],
+    held: [Option<OpenLog>; LOGS],
 }
 
 /// An open log: a writer, a follower and a cleaner, each with a view of its own.
-struct Held {
+struct OpenLog {
     life: usize,
     session: Session,
     writer: Writer,
@@ -46,9 +46,9 @@ struct Held {
 }
 
 /// Looks at all that was appended and read, when nobody does anything any more.
-pub(crate) fn judge(stage: &Stage) {
-    let logs = stage.logs.borrow();
-    logs.judge(stage).unwrap_or_else(|why| stage.judge.violated(why));
+pub(crate) fn judge(harness: &Harness) {
+    let logs = harness.logs.borrow();
+    logs.judge(harness).unwrap_or_else(|why| harness.judge.violated(why));
 }
 
 /// Does one thing.
@@ -78,23 +78,23 @@ pub(crate) async fn finish(actor: &mut Actor) {
                 break;
             }
             polls += 1;
-            actor.stage.world.sleep(Some(actor.host), Duration::from_nanos(PATIENCE_NS_MAX / 4)).await;
+            actor.harness.world.sleep(Some(actor.host), Duration::from_nanos(PATIENCE_NS_MAX / 4)).await;
         }
         let (position, begin_ns) = (held.follower.position(), actor.now_ns());
-        let has_come = position >= end || !actor.stage.is_undisturbed();
+        let has_come = position >= end || !actor.harness.is_undisturbed();
         actor.expect(has_come, begin_ns, format_args!("a follower stays at {position} of {end}"));
     }
     drop(session);
 }
 
 async fn open(actor: &mut Actor, number: usize) {
-    let current = actor.stage.logs.borrow().current(number);
+    let current = actor.harness.logs.borrow().current(number);
     let (life, is_new) = match current {
         Some(life) => (life, false),
-        None => (actor.stage.logs.borrow_mut().begin(), true),
+        None => (actor.harness.logs.borrow_mut().begin(), true),
     };
     if actor.log.session.is_none() {
-        let Some(driven) = actor.stage.driven(actor.node) else { return };
+        let Some(driven) = actor.harness.driven(actor.node) else { return };
         // All are the same user's, since a cleaner must be a master of what others have made.
         actor.log.session = Some(driven.session_of(PRINCIPALS[0]).expect("the name is a good one"));
     }
@@ -103,7 +103,7 @@ async fn open(actor: &mut Actor, number: usize) {
     let begin_ns = actor.now_ns();
     let patience_ns = actor.random.between(PATIENCE_NS_MAX / 8, PATIENCE_NS_MAX);
     let batch = actor.random.between(1, BATCH_MAX);
-    let nodes = (0..actor.stage.nodes()).filter(|_| actor.random.chance(1, 2)).map(NodeId).collect();
+    let nodes = (0..actor.harness.nodes()).filter(|_| actor.random.chance(1, 2)).map(NodeId).collect();
     let options = Options {
         slot_bytes: SLOT_BYTES,
         segment_slots: SEGMENT_SLOTS,
@@ -127,17 +127,17 @@ async fn open(actor: &mut Actor, number: usize) {
     match actor.attempt("open a log", opening).await {
         Some(Ok((cleaner, writer, follower))) => {
             if is_new {
-                actor.stage.logs.borrow_mut().publish(number, life);
+                actor.harness.logs.borrow_mut().publish(number, life);
             }
-            let reader = Reader::new(&actor.stage, life, follower.position());
+            let reader = Reader::new(&actor.harness, life, follower.position());
             let session = session.clone();
-            actor.log.held[number] = Some(Held { life, session, writer, follower, cleaner, reader });
+            actor.log.held[number] = Some(OpenLog { life, session, writer, follower, cleaner, reader });
         }
         Some(Err(error)) => {
             let is_over = matches!(&error, LogError::Region(error) if
                 matches!(error.cause(), RegionCause::NotFound | RegionCause::Lost(_)));
             if is_over && !is_new {
-                actor.stage.logs.borrow_mut().end(number, life);
+                actor.harness.logs.borrow_mut().end(number, life);
             }
             actor.expect_reason(is_of_trouble_of(actor, &error), begin_ns, &error);
         }
@@ -149,14 +149,14 @@ async fn open(actor: &mut Actor, number: usize) {
 fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
     match error {
         LogError::Full => true,
-        LogError::Lost { .. } | LogError::Outpaced { .. } => !actor.stage.is_undisturbed(),
-        LogError::Region(error) => is_of_trouble(error.cause()) && !actor.stage.is_undisturbed(),
+        LogError::Lost { .. } | LogError::Outpaced { .. } => !actor.harness.is_undisturbed(),
+        LogError::Region(error) => is_of_trouble(error.cause()) && !actor.harness.is_undisturbed(),
         LogError::Access(error) => {
             let is_such = matches!(
                 error.cause,
                 AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed
             );
-            is_such && !actor.stage.is_undisturbed()
+            is_such && !actor.harness.is_undisturbed()
         }
         _ => false,
     }
@@ -171,9 +171,9 @@ fn go_on_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()>
     }
 }
 
-async fn append(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
+async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
-    let token = actor.stage.logs.borrow_mut().append_begins(held.life);
+    let token = actor.harness.logs.borrow_mut().append_begins(held.life);
     actor.note(format_args!("is about record {token} of log {}", held.life));
     let records = records::of(token);
     let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
@@ -190,11 +190,11 @@ async fn append(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
             // As its documentation says: after an error of access it may be there, and after another one it is not.
             if !matches!(error, LogError::Access(_)) {
                 actor
-                    .stage
+                    .harness
                     .logs
                     .borrow_mut()
                     .append_ends(held.life, token, Outcome::NotDone)
-                    .unwrap_or_else(|why| actor.stage.judge.violated(why));
+                    .unwrap_or_else(|why| actor.harness.judge.violated(why));
             }
             return go_on_after(actor, &error, begin_ns);
         }
@@ -202,36 +202,36 @@ async fn append(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
     };
     let Outcome::Done { position, .. } = outcome else { unreachable!("it is done") };
     actor.note(format_args!("has record {token} at {position}"));
-    let told = actor.stage.logs.borrow_mut().append_ends(held.life, token, outcome);
+    let told = actor.harness.logs.borrow_mut().append_ends(held.life, token, outcome);
     told.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
     note_home(actor, held, position / SEGMENT_SLOTS).await;
     Ok(())
 }
 
 /// Finds out with which node a segment goes.
-async fn note_home(actor: &Actor, held: &Held, segment: u64) {
-    if actor.stage.logs.borrow().knows_home(held.life, segment) {
+async fn note_home(actor: &Actor, held: &OpenLog, segment: u64) {
+    if actor.harness.logs.borrow().knows_home(held.life, segment) {
         return;
     }
     let name = format!("{}/{segment}", ledger::name_of(held.life));
-    let before = lives(&actor.stage);
+    let before = lives(&actor.harness);
     let found = held.session.stat(&name).await;
     // Where somebody is gone, what is found may have been made in place of the segment that the record is in.
-    let is_the_same = before.is_some() && before == lives(&actor.stage);
-    let home = found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.stage.life(info.home.0)));
-    actor.stage.logs.borrow_mut().note_home(held.life, segment, home);
+    let is_the_same = before.is_some() && before == lives(&actor.harness);
+    let home = found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.harness.life(info.home.0)));
+    actor.harness.logs.borrow_mut().note_home(held.life, segment, home);
 }
 
 /// The lives of all nodes, if all are there and nobody may take one for dead.
-fn lives(stage: &Stage) -> Option<Vec<u32>> {
-    let is_well = |node: &u32| stage.is_up(*node) && !stage.was_isolated(*node);
-    (0..stage.nodes()).map(|node| is_well(&node).then(|| stage.life(node))).collect()
+fn lives(harness: &Harness) -> Option<Vec<u32>> {
+    let is_well = |node: &u32| harness.is_up(*node) && !harness.was_isolated(*node);
+    (0..harness.nodes()).map(|node| is_well(&node).then(|| harness.life(node))).collect()
 }
 
-async fn follow(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
+async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let (from, now_ns) = (held.follower.position(), actor.clock_ns());
-    let is_there = actor.stage.logs.borrow().is_there(&actor.stage, held.life, from);
+    let is_there = actor.harness.logs.borrow().is_there(&actor.harness, held.life, from);
     let taken = RefCell::new(Vec::new());
     let polling = held.follower.poll(now_ns, |entry| {
         taken.borrow_mut().push((entry.position, entry.records().map(<[u8]>::to_vec).collect::<Vec<_>>()));
@@ -243,12 +243,12 @@ async fn follow(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
     told.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
     match polled {
         Some(Ok(0)) => {
-            let is_there = is_there && actor.stage.is_calm_since(begin_ns);
+            let is_there = is_there && actor.harness.is_calm_since(begin_ns);
             actor.expect(!is_there, begin_ns, format_args!("what was appended at {from} before is not seen"));
             Ok(())
         }
         Some(Err(LogError::Trimmed { first })) => {
-            let trimmed = actor.stage.logs.borrow().trimmed(held.life);
+            let trimmed = actor.harness.logs.borrow().trimmed(held.life);
             actor.expect(first <= trimmed, begin_ns, format_args!("{first} is the first, of {trimmed}"));
             held.follower.skip_to(first);
             held.reader.skipped_to(first);
@@ -266,9 +266,9 @@ async fn follow(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
 }
 
 /// Frees what all who read have passed.
-async fn trim(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
+async fn trim(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
-    let position = actor.stage.logs.borrow_mut().trim_begins(held.life);
+    let position = actor.harness.logs.borrow_mut().trim_begins(held.life);
     let trimming = held.cleaner.trim(position);
     match actor.attempt("trim a log", trimming).await {
         Some(Err(error)) => go_on_after(actor, &error, begin_ns),
@@ -277,7 +277,7 @@ async fn trim(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
 }
 
 /// Another follower takes the place of this one.
-async fn follow_anew(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
+async fn follow_anew(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let (session, name) = (held.session.clone(), ledger::name_of(held.life));
     let patience_ns = actor.random.between(PATIENCE_NS_MAX / 8, PATIENCE_NS_MAX);
@@ -285,7 +285,7 @@ async fn follow_anew(actor: &mut Actor, held: &mut Held) -> Result<(), ()> {
     match actor.attempt("follow a log anew", opening).await {
         Some(Ok(follower)) => {
             held.follower = follower.with_patience(patience_ns);
-            held.reader = Reader::new(&actor.stage, held.life, held.follower.position());
+            held.reader = Reader::new(&actor.harness, held.life, held.follower.position());
             Ok(())
         }
         Some(Err(error)) => go_on_after(actor, &error, begin_ns),

@@ -11,7 +11,7 @@ use halite_sim::{HostId, Random};
 
 use crate::actor::{Actor, pick};
 use crate::giving_up;
-use crate::stage::{PRINCIPALS, Stage};
+use crate::harness::{Harness, PRINCIPALS};
 use ledger::{Ledger, Load, Path};
 
 const PORT: Port = Port(5);
@@ -29,35 +29,35 @@ pub(crate) struct Messages {
 }
 
 /// Opens the port of a node that has just joined.
-pub(crate) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
+pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     let session = driven.session_of(PRINCIPALS[0]).expect("the name is a good one");
     let options = ServeOptions { requests_max: QUEUED_MAX, ..ServeOptions::default() };
     let mailbox = match session.open_port(PORT, options) {
         Ok(mailbox) => mailbox,
-        Err(error) => return stage.judge.violated(format!("at node {node}: {error}")),
+        Err(error) => return harness.judge.violated(format!("at node {node}: {error}")),
     };
     let name = format!("receiver of node {node}");
     let receiver = Receiver {
-        stage: stage.clone(),
-        host: stage.host(node),
-        at: (node, stage.life(node)),
-        random: stage.world.random(&format!("{name} in life {}", stage.life(node))),
+        harness: harness.clone(),
+        host: harness.host(node),
+        at: (node, harness.life(node)),
+        random: harness.world.random(&format!("{name} in life {}", harness.life(node))),
         mailbox,
     };
-    stage.world.spawn(Some(receiver.host), name, receiver.work());
+    harness.world.spawn(Some(receiver.host), name, receiver.work());
 }
 
 /// Looks whether all that was sent has come, when nobody sends any more.
-pub(crate) fn judge(stage: &Stage) {
-    let is_there = |(node, life)| stage.is_up(node) && stage.life(node) == life;
-    let missing = stage.messages.borrow().ledger.missing(is_there);
-    if let Some((path, number)) = missing.filter(|_| stage.is_undisturbed()) {
-        stage.judge.violated(format!("message {number} of {path:?} was sent, and never came"));
+pub(crate) fn judge(harness: &Harness) {
+    let is_there = |(node, life)| harness.is_up(node) && harness.life(node) == life;
+    let missing = harness.messages.borrow().ledger.missing(is_there);
+    if let Some((path, number)) = missing.filter(|_| harness.is_undisturbed()) {
+        harness.judge.violated(format!("message {number} of {path:?} was sent, and never came"));
     }
 }
 
 struct Receiver {
-    stage: Rc<Stage>,
+    harness: Rc<Harness>,
     host: HostId,
     at: (u32, u32),
     random: Random,
@@ -66,8 +66,8 @@ struct Receiver {
 
 impl Receiver {
     async fn work(mut self) {
-        let world = self.stage.world.clone();
-        let per_mille = self.stage.plan.work.given_up_per_mille;
+        let world = self.harness.world.clone();
+        let per_mille = self.harness.plan.work.given_up_per_mille;
         loop {
             let next = self.mailbox.recv();
             match giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, next).await {
@@ -76,7 +76,7 @@ impl Receiver {
                 // A receiver that gives up its wait loses no message.
                 None => {}
             }
-            if self.random.chance(1, 8) && self.stage.goes_on() {
+            if self.random.chance(1, 8) && self.harness.goes_on() {
                 let long = Duration::from_nanos(self.random.below(SLOW_US_MAX * 1000));
                 world.sleep(Some(self.host), long).await;
             }
@@ -89,25 +89,26 @@ impl Receiver {
                 let (node, life) = self.at;
                 let is_right = (path.from.0, path.to.0, PRINCIPALS.get(principal as usize).copied())
                     == (message.node.0, node, Some(message.from.as_str()));
-                let came = self.stage.messages.borrow_mut().ledger.came(path, life, number);
+                let came = self.harness.messages.borrow_mut().ledger.came(path, life, number);
                 let came = came.map_err(|why| format!("message {number} of {path:?}: {why}"));
                 if is_right { came } else { Err(format!("{path:?} came from {:?}", message.node)) }
             }
             None => Err("its bytes are not those that were sent".to_owned()),
         };
-        verdict
-            .unwrap_or_else(|why| self.stage.judge.violated(format!("at {:?} (node, life): {why}", self.at)));
+        verdict.unwrap_or_else(|why| {
+            self.harness.judge.violated(format!("at {:?} (node, life): {why}", self.at))
+        });
     }
 }
 
 /// Sends a message.
 pub(crate) async fn act(actor: &mut Actor) {
-    let to = actor.random.below(actor.stage.nodes().into()) as u32;
-    let path = Path { from: (actor.node, actor.life, actor.number), to: (to, actor.stage.life(to)) };
+    let to = actor.random.below(actor.harness.nodes().into()) as u32;
+    let path = Path { from: (actor.node, actor.life, actor.number), to: (to, actor.harness.life(to)) };
     let len = some_len(actor);
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let (number, before) = {
-        let ledger = &mut actor.stage.messages.borrow_mut().ledger;
+        let ledger = &mut actor.harness.messages.borrow_mut().ledger;
         (ledger.begin(path), ledger.load(path))
     };
     actor.note(format_args!("is about message {number} to node {to}"));
@@ -119,7 +120,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     };
     let verdict = match result {
         Some(Ok(())) => {
-            actor.stage.messages.borrow_mut().ledger.sent(path, actor.stage.life(to), number);
+            actor.harness.messages.borrow_mut().ledger.sent(path, actor.harness.life(to), number);
             Ok(())
         }
         Some(Err(error)) => {
@@ -131,7 +132,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     if let Err(why) = verdict {
         let now = actor.now_ns();
         actor
-            .stage
+            .harness
             .judge
             .violated(format!("message {number} of {path:?}, from {begin_ns} to {now} ns: {why}"));
     }
@@ -139,12 +140,12 @@ pub(crate) async fn act(actor: &mut Actor) {
 
 /// Room may be kept for others, who are told to send again.
 fn may_be_full(actor: &Actor, path: Path, before: Load) -> bool {
-    actor.stage.messages.borrow().ledger.others_since(path, before) >= QUEUED_MAX as u64
+    actor.harness.messages.borrow().ledger.others_since(path, before) >= QUEUED_MAX as u64
 }
 
 fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendError) -> Result<(), String> {
-    let ledger = &mut actor.stage.messages.borrow_mut().ledger;
-    let is_calm = actor.stage.is_undisturbed();
+    let ledger = &mut actor.harness.messages.borrow_mut().ledger;
+    let is_calm = actor.harness.is_undisturbed();
     let is_explained = match error.cause {
         SendCause::WouldBlock => may_block,
         SendCause::PeerDown | SendCause::UnknownNode | SendCause::UnknownPort | SendCause::NodeClosed => {

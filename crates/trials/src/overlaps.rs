@@ -2,19 +2,19 @@
 //!
 //! That shows memory that is given out too early at once, and not only when somebody writes there and another reads.
 
-use crate::stage::Stage;
+use crate::harness::Harness;
 
 /// Looks at all nodes whose processes are there, also at those that are stopped.  A node that is cut off touches nothing any more,
 /// whatever it believes; where adapters do that, nodes hear of it late.
-pub(crate) fn judge(stage: &Stage) {
-    if !stage.deaths_are_told() {
+pub(crate) fn judge(harness: &Harness) {
+    if !harness.deaths_are_told() {
         return;
     }
     let mut touched = Vec::new();
-    for node in (0..stage.nodes()).filter(|node| stage.has_process(*node)) {
-        let Some(driven) = stage.driven(node) else { continue };
+    for node in (0..harness.nodes()).filter(|node| harness.has_process(*node)) {
+        let Some(driven) = harness.driven(node) else { continue };
         let reached = driven.reached().into_iter().filter(|(_, at)| {
-            stage.driven(at.owner.node.0).is_some_and(|owner| owner.is_reached_by(&driven))
+            harness.driven(at.owner.node.0).is_some_and(|owner| owner.is_reached_by(&driven))
         });
         touched.extend(reached.map(|(region, at)| (at.owner, at.key, at.offset, at.len, region, node)));
     }
@@ -25,7 +25,7 @@ pub(crate) fn judge(stage: &Stage) {
         let (owner, key, offset, len, region, node) = piece;
         let (its_owner, its_key, its_offset, its_len, its_region, its_node) = furthest;
         let is_same_segment = (owner, key) == (its_owner, its_key);
-        stage.judge.expect(!is_same_segment || offset >= its_offset + its_len || region == its_region, || {
+        harness.judge.expect(!is_same_segment || offset >= its_offset + its_len || region == its_region, || {
             format!(
                 "node {node} takes {len} bytes at {offset} of node {} for some of region {region}, and node {its_node} takes \
                  {its_len} bytes at {its_offset} for some of region {its_region}",

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use halite::{NodeId, RegionCause};
 
+use crate::harness::Harness;
 use crate::regions;
-use crate::stage::Stage;
 
 /// A lease until somebody is missed, and another until the two are paired anew.
 pub(crate) const HEALING_LEASES: u32 = 2;
 
-impl Stage {
+impl Harness {
     fn healing_ns(&self) -> u64 {
         (self.plan.lease() * HEALING_LEASES).as_nanos() as u64
     }
@@ -40,27 +40,29 @@ impl Stage {
 }
 
 /// Looks at all nodes, again and again, until the trial closes.
-pub(crate) async fn keep(stage: Rc<Stage>) {
+pub(crate) async fn keep(harness: Rc<Harness>) {
     let mut looked_ns = None;
-    while stage.goes_on() {
-        stage.world.sleep(None, stage.plan.lease() / 4).await;
-        look_at_nodes(&stage);
-        let since_ns = stage.peace_since_ns();
+    while harness.goes_on() {
+        harness.world.sleep(None, harness.plan.lease() / 4).await;
+        look_at_nodes(&harness);
+        let since_ns = harness.peace_since_ns();
         if since_ns.is_some() && since_ns != looked_ns {
             looked_ns = since_ns;
-            look_at_regions(&stage).await;
+            look_at_regions(&harness).await;
         }
     }
 }
 
-fn look_at_nodes(stage: &Stage) {
-    if stage.peace_since_ns().is_none() {
+fn look_at_nodes(harness: &Harness) {
+    if harness.peace_since_ns().is_none() {
         return;
     }
-    for (one, other) in (0..stage.nodes()).flat_map(|one| (0..stage.nodes()).map(move |other| (one, other))) {
+    for (one, other) in
+        (0..harness.nodes()).flat_map(|one| (0..harness.nodes()).map(move |other| (one, other)))
+    {
         let does_see =
-            one == other || stage.driven(one).is_some_and(|here| here.is_connected_to(NodeId(other)));
-        stage.judge.expect(does_see, || {
+            one == other || harness.driven(one).is_some_and(|here| here.is_connected_to(NodeId(other)));
+        harness.judge.expect(does_see, || {
             format!(
                 "node {one} does not see node {other}, and nothing has gone wrong for {HEALING_LEASES} leases"
             )
@@ -69,12 +71,12 @@ fn look_at_nodes(stage: &Stage) {
 }
 
 /// Every region is there all of whose nodes live.
-async fn look_at_regions(stage: &Stage) {
-    let begin_ns = stage.world.now_ns();
-    for kept in regions::kept(stage) {
-        let found = kept.find(stage).await;
-        let is_still_due = stage.was_peace_since(begin_ns) && kept.is_kept(stage);
-        stage.judge.expect(found.is_ok() || !is_still_due, || {
+async fn look_at_regions(harness: &Harness) {
+    let begin_ns = harness.world.now_ns();
+    for kept in regions::kept(harness) {
+        let found = kept.find(harness).await;
+        let is_still_due = harness.was_peace_since(begin_ns) && kept.is_kept(harness);
+        harness.judge.expect(found.is_ok() || !is_still_due, || {
             format!("from {begin_ns} ns, in peace, {kept} is not reached: {}", found.expect_err("it is not"))
         });
     }
@@ -93,9 +95,9 @@ pub(crate) fn is_of_distance(cause: &RegionCause) -> bool {
 }
 
 /// Waits until there is peace, and then for so long.
-pub(crate) async fn wait_for_truce(stage: &Stage, long: Duration) {
-    while stage.goes_on() && stage.peace_since_ns().is_none() {
-        stage.world.sleep(None, stage.plan.lease() / 4).await;
+pub(crate) async fn wait_for_truce(harness: &Harness, long: Duration) {
+    while harness.goes_on() && harness.peace_since_ns().is_none() {
+        harness.world.sleep(None, harness.plan.lease() / 4).await;
     }
-    stage.world.sleep(None, long).await;
+    harness.world.sleep(None, long).await;
 }

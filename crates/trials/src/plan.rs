@@ -5,7 +5,7 @@ use std::time::Duration;
 use halite_sim::{Profile, ProfileError};
 use serde::Deserialize;
 
-use crate::stage::ARENA_BYTES;
+use crate::harness::ARENA_BYTES;
 
 /// A trial without its seed.
 ///
@@ -152,7 +152,7 @@ const US_MAX: u64 = 60_000_000;
 const WEIGHT_MAX: u32 = 1_000_000;
 
 mod defaults {
-    use crate::stage::ARENA_BYTES;
+    use crate::harness::ARENA_BYTES;
 
     pub(super) fn sessions() -> u32 {
         2

@@ -91,12 +91,12 @@ async fn read(actor: &mut Actor, holding: Holding) {
     let session = actor.session.clone();
     let result = actor.attempt("read", session.read(holding.lh, offset, &mut bytes)).await;
     if let Some(Ok(())) = result {
-        let regions = actor.stage.regions.borrow();
-        let is_cut_off = actor.stage.was_isolated(actor.node);
+        let regions = actor.harness.regions.borrow();
+        let is_cut_off = actor.harness.was_isolated(actor.node);
         let found = regions.unexplained(holding.life, access.begin_ns, range.start, &bytes, is_cut_off);
         if let Some((index, value)) = found {
             let name = regions.life(holding.life).name;
-            actor.stage.judge.violated(format!(
+            actor.harness.judge.violated(format!(
                 "session {} of node {} read, from {} to {} ns, word {index} of r{name} (life {}) as {}; it may be {}",
                 actor.number,
                 actor.node,
@@ -116,7 +116,7 @@ async fn write(actor: &mut Actor, holding: Holding) {
     let offset = range.start as u64 * WORD;
     let access = Access::begin(actor, holding, Permissions::WRITE);
     note(actor, "write", holding, &range);
-    let (write, bytes) = actor.stage.regions.borrow_mut().begin_write(access.begin_ns, holding.life, range);
+    let (write, bytes) = actor.harness.regions.borrow_mut().begin_write(access.begin_ns, holding.life, range);
     let session = actor.session.clone();
     let result = actor.attempt("write", session.write(holding.lh, offset, &bytes)).await;
     end_write(actor, &write, &result);
@@ -129,7 +129,7 @@ async fn fill(actor: &mut Actor, holding: Holding) {
     let access = Access::begin(actor, holding, Permissions::WRITE);
     let byte = actor.random.between(1, 255) as u8;
     note(actor, "fill", holding, &range);
-    let write = actor.stage.regions.borrow_mut().begin_fill(access.begin_ns, holding.life, range, byte);
+    let write = actor.harness.regions.borrow_mut().begin_fill(access.begin_ns, holding.life, range, byte);
     let session = actor.session.clone();
     let result = actor.attempt("fill", session.fill(holding.lh, offset, len, byte)).await;
     end_write(actor, &write, &result);
@@ -137,10 +137,10 @@ async fn fill(actor: &mut Actor, holding: Holding) {
 }
 
 fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), AccessError>>) {
-    let mut regions = actor.stage.regions.borrow_mut();
+    let mut regions = actor.harness.regions.borrow_mut();
     match result {
         // Who was taken for dead writes to where the region was; that is kept for it, and others do not look there.
-        Some(Ok(())) if actor.stage.was_isolated(actor.node) => {}
+        Some(Ok(())) if actor.harness.was_isolated(actor.node) => {}
         Some(Ok(())) => regions.end_write(actor.now_ns(), write),
         Some(Err(error)) if is_not_done(error) => regions.undo_write(write),
         Some(Err(_)) | None => {}
@@ -155,7 +155,7 @@ fn is_not_done(error: &AccessError) -> bool {
 async fn copy(actor: &mut Actor, from: Holding) {
     let to = actor.regions.held[actor.random.index(actor.regions.held.len())];
     let source = some_words(actor, from.life);
-    let target_words = actor.stage.regions.borrow().life(to.life).words.len();
+    let target_words = actor.harness.regions.borrow().life(to.life).words.len();
     let count = source.len().min(target_words);
     let first = actor.random.index(target_words - count + 1);
     let target = first..first + count;
@@ -164,15 +164,15 @@ async fn copy(actor: &mut Actor, from: Holding) {
     let accesses =
         [Access::begin(actor, from, Permissions::READ), Access::begin(actor, to, Permissions::WRITE)];
     let begin_ns = accesses[0].begin_ns;
-    actor.stage.regions.borrow_mut().begin_copy(to.life, target.clone());
+    actor.harness.regions.borrow_mut().begin_copy(to.life, target.clone());
     let session = actor.session.clone();
     let [source_offset, target_offset, len] = [source.start, first, count].map(|words| words as u64 * WORD);
     let copied = session.copy(to.lh, target_offset, from.lh, source_offset, len);
     let result = actor.attempt("copy", copied).await;
     {
-        let mut regions = actor.stage.regions.borrow_mut();
+        let mut regions = actor.harness.regions.borrow_mut();
         match &result {
-            Some(Ok(())) if actor.stage.was_isolated(actor.node) => {}
+            Some(Ok(())) if actor.harness.was_isolated(actor.node) => {}
             Some(Ok(())) => {
                 regions.end_copy(actor.now_ns(), begin_ns, (from.life, source.start), (to.life, target))
             }
@@ -209,7 +209,7 @@ async fn copy(actor: &mut Actor, from: Holding) {
 
 /// An access of which a part, or all, is behind the end, or wraps around: it must be refused.
 async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
-    let len = actor.stage.regions.borrow().life(holding.life).bytes();
+    let len = actor.harness.regions.borrow().life(holding.life).bytes();
     let offset = match actor.random.below(4) {
         0 => len,
         1 => u64::MAX - 7,
@@ -222,7 +222,7 @@ async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
         0 => actor.attempt("read behind the end", session.read(holding.lh, offset, &mut bytes)).await,
         _ => actor.attempt("write behind the end", session.write(holding.lh, offset, &bytes)).await,
     };
-    actor.stage.judge.expect(!matches!(result, Some(Ok(()))), || {
+    actor.harness.judge.expect(!matches!(result, Some(Ok(()))), || {
         format!("an access at offset {offset} of a region of {len} bytes succeeded")
     });
 }
@@ -230,7 +230,7 @@ async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
 /// Puts into the trace what is about to be touched.
 fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
     let (life, number) = (holding.life.0, actor.number);
-    actor.stage.world.note(
+    actor.harness.world.note(
         Some(actor.host),
         format_args!("session {number} is to {what} words {words:?} of life {life} by {:?}", holding.lh),
     );
@@ -238,8 +238,8 @@ fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
 
 /// Words of a life, few or now and then many.
 fn some_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
-    let words = actor.stage.regions.borrow().life(life).words.len() as u64;
-    let is_long = actor.random.chance(actor.stage.plan.work.long_per_mille.into(), 1000);
+    let words = actor.harness.regions.borrow().life(life).words.len() as u64;
+    let is_long = actor.random.chance(actor.harness.plan.work.long_per_mille.into(), 1000);
     let most = if is_long { LONG_WORDS_MAX } else { WORDS_MAX };
     let count = actor.random.between(1, most.min(words));
     let first = actor.random.below(words - count + 1);
@@ -256,13 +256,13 @@ struct Access {
 impl Access {
     fn begin(actor: &Actor, holding: Holding, kind: Permissions) -> Access {
         let begin_ns = actor.now_ns();
-        actor.stage.regions.borrow_mut().life_mut(holding.life).begin_access(begin_ns);
+        actor.harness.regions.borrow_mut().life_mut(holding.life).begin_access(begin_ns);
         Access { holding, kind, begin_ns }
     }
 
     /// Nobody will know what came of it.
     fn give_up(self, actor: &Actor) {
-        actor.stage.regions.borrow_mut().life_mut(self.holding.life).end_access(self.begin_ns);
+        actor.harness.regions.borrow_mut().life_mut(self.holding.life).end_access(self.begin_ns);
     }
 
     fn end(self, actor: &mut Actor, what: &str, result: Option<Result<(), AccessCause>>) {
@@ -275,7 +275,7 @@ impl Access {
         if let Err(why) = verdict {
             let life = holding.life.0;
             let (number, node, now) = (actor.number, actor.node, actor.now_ns());
-            actor.stage.judge.violated(format!(
+            actor.harness.judge.violated(format!(
                 "{what} by session {number} of node {node} in life {life}, from {begin_ns} to {now} ns: {why}"
             ));
         }
@@ -293,16 +293,16 @@ fn check_success(
     begin_ns: u64,
     is_copied: bool,
 ) -> Result<(), String> {
-    let regions = actor.stage.regions.borrow();
+    let regions = actor.harness.regions.borrow();
     let life = regions.life(holding.life);
     // A node that was taken for dead, or was stopped and so took the others for dead, has not heard of changes since.  It reaches
     // nothing through adapters all the same: a change waits until all have let go, or are cut off.
-    let over_ns = match actor.stage.cut_off_is_by_adapters {
+    let over_ns = match actor.harness.cut_off_is_by_adapters {
         // What is copied may have been read long before it is written, and who was stopped hears of what its adapter did when it
         // goes on.
-        true if is_copied || actor.stage.may_have_slept_since(actor.node, begin_ns) => begin_ns,
+        true if is_copied || actor.harness.may_have_slept_since(actor.node, begin_ns) => begin_ns,
         true => actor.now_ns() - WORD_OF_SUCCESS_NS,
-        false if actor.stage.was_anyone_isolated() => return Ok(()),
+        false if actor.harness.was_anyone_isolated() => return Ok(()),
         false => begin_ns,
     };
     let since_ns = begin_ns.max(over_ns);
@@ -322,12 +322,12 @@ fn check_refusal(
     begin_ns: u64,
     cause: &AccessCause,
 ) -> Result<(), String> {
-    let regions = actor.stage.regions.borrow();
+    let regions = actor.harness.regions.borrow();
     let life = regions.life(holding.life);
-    let is_calm = actor.stage.judge.is_calm();
+    let is_calm = actor.harness.judge.is_calm();
     let was_revoked = life.revoked[actor.principal];
     // Who mapped it in peace, and all of whose nodes live, has lost nothing.
-    let is_due = actor.stage.was_peace_since(holding.begun_ns) && orders::is_whole(actor, life);
+    let is_due = actor.harness.was_peace_since(holding.begun_ns) && orders::is_whole(actor, life);
     let is_calm = is_calm || is_due;
     let is_explained = match cause {
         AccessCause::Stale => !is_calm || life.end_begun_ns != NEVER || was_revoked,

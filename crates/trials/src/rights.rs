@@ -12,8 +12,8 @@ use std::time::Duration;
 use halite::{AccessCause, Lh, NodeId, Permissions, Placement, RegionCause, RegionError, Session, Who};
 
 use crate::actor::Actor;
+use crate::harness::{Harness, PRINCIPALS};
 use crate::judge::is_of_trouble;
-use crate::stage::{PRINCIPALS, Stage};
 
 const BYTES: u64 = 64;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
@@ -21,10 +21,10 @@ const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 const LATER_NS_MAX: u64 = 4_000;
 
 /// All names that such regions have: one for each session.
-pub(crate) fn names(stage: &Stage) -> impl Iterator<Item = String> + use<> {
-    let (nodes, sessions) = match stage.plan.work.rights {
+pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
+    let (nodes, sessions) = match harness.plan.work.rights {
         0 => (0, 0),
-        _ => (stage.nodes(), stage.plan.sessions),
+        _ => (harness.nodes(), harness.plan.sessions),
     };
     (0..nodes).flat_map(move |node| (0..sessions).map(move |session| name(node, session)))
 }
@@ -57,7 +57,7 @@ pub(crate) async fn act(actor: &mut Actor) {
 
 async fn set(actor: &mut Actor) -> Option<Scene> {
     let (session, name, begin_ns) = (actor.session.clone(), name(actor.node, actor.number), actor.now_ns());
-    let home = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let made = session.alloc(Some(&name), BYTES, Placement::On(home), EVERYONE);
     let lh = match actor.attempt("make what is fought for", made).await? {
         Ok(lh) => lh,
@@ -73,7 +73,7 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
         }
     };
     let principal = PRINCIPALS[(actor.principal + 1) % PRINCIPALS.len()];
-    let other = actor.stage.driven(actor.node)?.session_of(principal).expect("the name is a good one");
+    let other = actor.harness.driven(actor.node)?.session_of(principal).expect("the name is a good one");
     Some(Scene { name, lh, other, who: Who::Principal(principal.to_owned()) })
 }
 
@@ -97,7 +97,7 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
     };
     let Some(Ok(theirs)) = actor.attempt("make a master", raised).await else { return };
     let (early, late) = (actor.random.below(LATER_NS_MAX), actor.random.below(LATER_NS_MAX));
-    let (world, host) = (actor.stage.world.clone(), actor.host);
+    let (world, host) = (actor.harness.world.clone(), actor.host);
     let later = |ns| world.sleep(Some(host), Duration::from_nanos(ns));
     let deposing = async {
         later(early).await;
@@ -146,7 +146,7 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
             Some(Err(error)) => match error.cause {
                 AccessCause::Sealed => true,
                 AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed => {
-                    !actor.stage.judge.is_calm()
+                    !actor.harness.judge.is_calm()
                 }
                 _ => false,
             },
@@ -171,7 +171,7 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
 }
 
 fn is_trouble(actor: &Actor, cause: &RegionCause) -> bool {
-    is_of_trouble(cause) && !actor.stage.judge.is_calm()
+    is_of_trouble(cause) && !actor.harness.judge.is_calm()
 }
 
 /// What comes of two futures, which are polled in turn.

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use halite_sim::{Profile, RunEnd, Trace, World};
 
-use crate::census;
 use crate::faults;
+use crate::harness::Harness;
+use crate::leak_check;
 use crate::panics;
 use crate::plan::{Plan, PlanError};
 use crate::report::Report;
-use crate::stage::Stage;
 use crate::{kv, locks, log, messages, overlaps, peace, words};
 
 /// How much of what happens is kept for people to read.
@@ -40,17 +40,17 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
         Keep::All => Trace::All,
     });
     world.set_steps_max(STEPS_PER_NODE_US * plan.duration_us * u64::from(plan.nodes));
-    let stage = Stage::new(world.clone(), plan.clone());
-    world.spawn(None, "the story", story(stage.clone()));
+    let harness = Harness::new(world.clone(), plan.clone());
+    world.spawn(None, "the scenario", scenario(harness.clone()));
     let told = panics::caught(|| {
-        if let Some(what) = tell(&stage) {
-            stage.judge.violated(what);
+        if let Some(what) = tell(&harness) {
+            harness.judge.violated(what);
         }
-        let report = report(&stage, seed);
-        stage.end();
+        let report = report(&harness, seed);
+        harness.end();
         report
     });
-    Ok(told.unwrap_or_else(|panic| report_panic(stage, seed, panic)))
+    Ok(told.unwrap_or_else(|panic| report_panic(harness, seed, panic)))
 }
 
 /// A world of the plan's hardware, whose patience is as short as the leases of trials are: a node that joins while another is
@@ -69,27 +69,27 @@ pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
 }
 
 /// What is left to be said after a panic.
-fn report_panic(stage: Rc<Stage>, seed: u64, panic: String) -> Report {
+fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
     let told = panics::caught(|| {
-        stage.judge.violated(panic);
-        report(&stage, seed)
+        harness.judge.violated(panic);
+        report(&harness, seed)
     });
-    let bare = || Report::bare(&stage.plan.name, seed, stage.judge.violation());
+    let bare = || Report::bare(&harness.plan.name, seed, harness.judge.violation());
     let report = told.unwrap_or_else(|_| bare());
     // Nodes that were left in the middle of something may not be fit to be dropped.
-    std::mem::forget(stage);
+    std::mem::forget(harness);
     report
 }
 
-/// Runs the world until the story or the judge's patience is over; what was wrong with its end.
-fn tell(stage: &Stage) -> Option<String> {
-    let world = &stage.world;
+/// Runs the world until the scenario or the judge's patience is over; what was wrong with its end.
+fn tell(harness: &Harness) -> Option<String> {
+    let world = &harness.world;
     loop {
         match world.run_until(world.now_ns() + LOOK_NS) {
-            RunEnd::Finished => return wrong_keys(stage),
-            RunEnd::DeadlineReached if stage.judge.is_content() => {
-                overlaps::judge(stage);
-                if let Some(what) = wrong_keys(stage) {
+            RunEnd::Finished => return wrong_keys(harness),
+            RunEnd::DeadlineReached if harness.judge.is_content() => {
+                overlaps::judge(harness);
+                if let Some(what) = wrong_keys(harness) {
                     return Some(what);
                 }
             }
@@ -101,66 +101,66 @@ fn tell(stage: &Stage) -> Option<String> {
 }
 
 /// Nothing names memory that is not there, or not known yet: over a network that costs the connection.
-fn wrong_keys(stage: &Stage) -> Option<String> {
-    let refused = stage.world.counters().refused;
+fn wrong_keys(harness: &Harness) -> Option<String> {
+    let refused = harness.world.counters().refused;
     (refused > 0).then(|| format!("adapters refused {refused} requests for the memory that they named"))
 }
 
-async fn story(stage: Rc<Stage>) {
-    let world = stage.world.clone();
+async fn scenario(harness: Rc<Harness>) {
+    let world = harness.world.clone();
     let mut gaps = world.random("gaps between starts");
-    for node in 0..stage.nodes() {
-        stage.start(node);
+    for node in 0..harness.nodes() {
+        harness.start(node);
         // The first node is there before anybody looks for it.
-        while !stage.is_up(node) && stage.judge.is_content() {
+        while !harness.is_up(node) && harness.judge.is_content() {
             world.sleep(None, Duration::from_micros(1)).await;
         }
-        world.sleep(None, Duration::from_nanos(gaps.below(1000 * stage.plan.start_gap_us + 1))).await;
+        world.sleep(None, Duration::from_nanos(gaps.below(1000 * harness.plan.start_gap_us + 1))).await;
     }
-    stage.open();
-    world.spawn(None, "faults", faults::reign(stage.clone()));
-    if stage.is_mended_soon() {
-        world.spawn(None, "peace", peace::keep(stage.clone()));
+    harness.open();
+    world.spawn(None, "faults", faults::inject(harness.clone()));
+    if harness.is_mended_soon() {
+        world.spawn(None, "peace", peace::keep(harness.clone()));
     }
-    world.sleep(None, Duration::from_micros(stage.plan.duration_us)).await;
-    stage.close();
-    wind_down(&stage).await;
+    world.sleep(None, Duration::from_micros(harness.plan.duration_us)).await;
+    harness.close();
+    wind_down(&harness).await;
     world.sleep(None, SETTLING).await;
-    stage.abort_faults();
-    words::judge(&stage);
-    locks::judge(&stage);
-    messages::judge(&stage);
-    log::judge(&stage);
-    kv::judge(&stage);
+    harness.abort_faults();
+    words::judge(&harness);
+    locks::judge(&harness);
+    messages::judge(&harness);
+    log::judge(&harness);
+    kv::judge(&harness);
 }
 
 /// Waits until all sessions have ended what they did, and looks at what is left.
-async fn wind_down(stage: &Rc<Stage>) {
+async fn wind_down(harness: &Rc<Harness>) {
     // A session may have begun to think, by a clock that runs slow.
-    let patience = stage.plan.lease() * 40 + Duration::from_micros(2 * stage.plan.work.think_us_max);
-    let late_ns = stage.world.now_ns() + patience.as_nanos() as u64;
-    while stage.working() > 0 && stage.judge.is_content() {
-        if stage.world.now_ns() > late_ns {
-            let working = stage.working();
-            return stage.judge.violated(format!("{working} sessions have not ended after {patience:?}"));
+    let patience = harness.plan.lease() * 40 + Duration::from_micros(2 * harness.plan.work.think_us_max);
+    let late_ns = harness.world.now_ns() + patience.as_nanos() as u64;
+    while harness.working() > 0 && harness.judge.is_content() {
+        if harness.world.now_ns() > late_ns {
+            let working = harness.working();
+            return harness.judge.violated(format!("{working} sessions have not ended after {patience:?}"));
         }
-        stage.world.sleep(None, Duration::from_micros(100)).await;
+        harness.world.sleep(None, Duration::from_micros(100)).await;
     }
-    if stage.judge.is_content() {
-        census::take(stage).await;
+    if harness.judge.is_content() {
+        leak_check::run(harness).await;
     }
 }
 
-fn report(stage: &Stage, seed: u64) -> Report {
-    let world = &stage.world;
+fn report(harness: &Harness, seed: u64) -> Report {
+    let world = &harness.world;
     Report {
-        plan: stage.plan.name.clone(),
+        plan: harness.plan.name.clone(),
         seed,
         digest: format!("{:016x}", world.digest()),
         simulated_ns: world.now_ns(),
         events: world.counters().events,
-        operations: stage.judge.tallies(),
-        violation: stage.judge.violation(),
+        operations: harness.judge.tallies(),
+        violation: harness.judge.violation(),
         trace: world.trace(),
     }
 }

@@ -10,8 +10,8 @@ use halite::{
 };
 
 use crate::actor::{Actor, pick};
+use crate::harness::{Harness, PRINCIPALS};
 use crate::judge::is_of_trouble;
-use crate::stage::{PRINCIPALS, Stage};
 use ledger::{Number, Writer};
 use lives::{Life, SLOTS, Write};
 pub(crate) use watcher::serve;
@@ -70,8 +70,8 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-fn with_life<T>(stage: &Stage, life: usize, tell: impl FnOnce(&mut Life) -> T) -> T {
-    tell(&mut stage.watches.borrow_mut().lives[life])
+fn with_life<T>(harness: &Harness, life: usize, tell: impl FnOnce(&mut Life) -> T) -> T {
+    tell(&mut harness.watches.borrow_mut().lives[life])
 }
 
 // Coming and going of regions.
@@ -91,7 +91,7 @@ async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Resu
     match actor.attempt("map what is watched", session.map(&text(name), rights)).await? {
         Ok(lh) => {
             let life = lives::by_len(session.len(lh).ok()?);
-            let is_known = |life: &usize| *life < actor.stage.watches.borrow().lives.len();
+            let is_known = |life: &usize| *life < actor.harness.watches.borrow().lives.len();
             let Some(life) = life.filter(is_known) else {
                 actor.expect(false, begin_ns, "it has a length that it never had");
                 return None;
@@ -103,7 +103,7 @@ async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Resu
             let is_denied = matches!(error.cause, RegionCause::PermissionDenied { .. });
             let is_absent = matches!(error.cause, RegionCause::NotFound | RegionCause::Stale);
             // Nobody knows which life it would have been.
-            let is_explained = is_denied || is_absent || is_trouble(&actor.stage, &error.cause);
+            let is_explained = is_denied || is_absent || is_trouble(&actor.harness, &error.cause);
             actor.expect_reason(is_explained, begin_ns, &error);
             Some(Err(error.cause))
         }
@@ -113,11 +113,11 @@ async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Resu
 async fn make(actor: &mut Actor, name: usize) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let life = {
-        let lives = &mut actor.stage.watches.borrow_mut().lives;
+        let lives = &mut actor.harness.watches.borrow_mut().lives;
         lives.push(Life::new(Rights::new(actor.principal, EVERYONE)));
         lives.len() - 1
     };
-    let nodes = u64::from(actor.stage.nodes());
+    let nodes = u64::from(actor.harness.nodes());
     let [one, other] = [(); 2].map(|()| NodeId(actor.random.below(nodes) as u32));
     let placement = if one == other { Placement::On(one) } else { Placement::Spread(vec![one, other]) };
     let text = text(name);
@@ -130,10 +130,10 @@ async fn make(actor: &mut Actor, name: usize) {
         }
         // What nobody takes is freed.
         ended => {
-            with_life(&actor.stage, life, |life| life.ends = true);
+            with_life(&actor.harness, life, |life| life.ends = true);
             if let Some(Err(error)) = ended {
                 let is_taken = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. });
-                let is_explained = is_taken || is_trouble(&actor.stage, &error.cause);
+                let is_explained = is_taken || is_trouble(&actor.harness, &error.cause);
                 actor.expect_reason(is_explained, begin_ns, &error);
             }
         }
@@ -150,11 +150,11 @@ async fn unmap(actor: &mut Actor, name: usize, holding: Holding) {
 async fn free(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     actor.note_life(holding.life);
-    with_life(&actor.stage, holding.life, |life| life.ends = true);
+    with_life(&actor.harness, holding.life, |life| life.ends = true);
     let result = actor.attempt("free what is watched", session.free(holding.lh)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
-        with_life(&actor.stage, holding.life, |life| life.ended_ns = now_ns);
+        with_life(&actor.harness, holding.life, |life| life.ended_ns = now_ns);
     }
     actor.watches.held[name] = None;
     ordered(actor, name, holding, begin_ns, result);
@@ -162,7 +162,7 @@ async fn free(actor: &mut Actor, name: usize, holding: Holding) {
 
 async fn move_away(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let to = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     actor.note_life(holding.life);
     let result = actor.attempt("move what is watched", session.move_to(holding.lh, to)).await;
     ordered(actor, name, holding, begin_ns, result);
@@ -171,12 +171,12 @@ async fn move_away(actor: &mut Actor, name: usize, holding: Holding) {
 async fn grant(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let (who, rights) = some_change(actor);
-    with_life(&actor.stage, holding.life, |life| life.rights.begin_grant(who, rights));
+    with_life(&actor.harness, holding.life, |life| life.rights.begin_grant(who, rights));
     let to = Who::Principal(PRINCIPALS[who].to_owned());
     let result = actor.attempt("grant what is watched", session.grant(holding.lh, to, rights)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
-        with_life(&actor.stage, holding.life, |life| life.rights.end_grant(who, rights, now_ns));
+        with_life(&actor.harness, holding.life, |life| life.rights.end_grant(who, rights, now_ns));
     }
     ordered(actor, name, holding, begin_ns, result);
 }
@@ -184,7 +184,7 @@ async fn grant(actor: &mut Actor, name: usize, holding: Holding) {
 async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let (who, rights) = some_change(actor);
-    with_life(&actor.stage, holding.life, |life| {
+    with_life(&actor.harness, holding.life, |life| {
         life.rights.begin_revoke(who, rights);
         life.revoked[who] = true;
     });
@@ -192,7 +192,7 @@ async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
     let result = actor.attempt("revoke what is watched", session.revoke(holding.lh, from, rights)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
-        with_life(&actor.stage, holding.life, |life| life.rights.end_revoke(who, rights, now_ns));
+        with_life(&actor.harness, holding.life, |life| life.rights.end_revoke(who, rights, now_ns));
     }
     ordered(actor, name, holding, begin_ns, result);
 }
@@ -229,7 +229,7 @@ async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
     let slot = actor.random.index(SLOTS.len());
     let writer = Writer { node: actor.node, life: actor.life, session: actor.number };
     let (write, bytes) = {
-        let watches = &mut *actor.stage.watches.borrow_mut();
+        let watches = &mut *actor.harness.watches.borrow_mut();
         watches.last += 1;
         watches.lives[holding.life].begin_write(watches.last, writer, slot, begin_ns)
     };
@@ -251,17 +251,17 @@ async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
 }
 
 fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Result<(), String> {
-    let (stage, now_ns) = (&actor.stage, actor.now_ns());
-    let is_heard = !stage.was_anyone_isolated();
-    with_life(stage, holding.life, |life| {
-        if !stage.was_isolated(actor.node) {
+    let (harness, now_ns) = (&actor.harness, actor.now_ns());
+    let is_heard = !harness.was_anyone_isolated();
+    with_life(harness, holding.life, |life| {
+        if !harness.was_isolated(actor.node) {
             life.end_write(write, now_ns);
         }
         // Who was taken for dead, or cannot be reached, is not told; who leaves does not receive.
         let Life { ledger, rights, .. } = life;
         ledger.end(write.number, now_ns, |watcher| {
             let (node, node_life) = watcher.at;
-            let is_there = stage.is_up(node) && stage.life(node) == node_life;
+            let is_there = harness.is_up(node) && harness.life(node) == node_life;
             is_heard && is_there && rights.has_had(watcher.principal, Permissions::READ, watcher.begin_ns)
         });
         let may = holding.rights.contains(Permissions::WRITE)
@@ -283,8 +283,8 @@ fn not_notified(
     begin_ns: u64,
     error: &NotifyError,
 ) -> Result<(), String> {
-    let (stage, now_ns) = (&actor.stage, actor.now_ns());
-    with_life(stage, holding.life, |life| match &error.cause {
+    let (harness, now_ns) = (&actor.harness, actor.now_ns());
+    with_life(harness, holding.life, |life| match &error.cause {
         NotifyCause::Write { partly, .. } => {
             if !partly {
                 life.undo_write(write);
@@ -292,7 +292,7 @@ fn not_notified(
             life.ledger.deny(write.number)
         }
         NotifyCause::Watchers(_) => {
-            if !stage.was_isolated(actor.node) {
+            if !harness.was_isolated(actor.node) {
                 life.end_write(write, now_ns);
             }
             life.ledger.deny(write.number)
@@ -307,7 +307,7 @@ fn not_notified(
         }
         NotifyCause::Watchers(cause) => is_refusal(actor, holding.life, Permissions::WRITE, begin_ns, cause),
         // The end of this node, or of a connection.
-        _ => !stage.is_undisturbed(),
+        _ => !harness.is_undisturbed(),
     };
     if is_explained { Ok(()) } else { Err("there is no reason".to_owned()) }
 }
@@ -348,20 +348,20 @@ fn is_access_refusal(
 
 /// Whether a command about a region had to be refused, or may have been.
 fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, cause: &RegionCause) -> bool {
-    let stage = &actor.stage;
-    with_life(stage, life, |life| match cause {
+    let harness = &actor.harness;
+    with_life(harness, life, |life| match cause {
         RegionCause::Stale | RegionCause::NotFound => {
-            let ends = life.ends || !stage.goes_on();
-            ends || life.revoked[actor.principal] || !stage.is_undisturbed()
+            let ends = life.ends || !harness.goes_on();
+            ends || life.revoked[actor.principal] || !harness.is_undisturbed()
         }
         RegionCause::PermissionDenied { .. } => {
             life.revoked[actor.principal] || !life.rights.has_had(actor.principal, needed, begin_ns)
         }
-        cause => is_trouble(stage, cause),
+        cause => is_trouble(harness, cause),
     })
 }
 
 /// Whether what goes wrong in this trial explains a refusal, whatever was asked for.
-fn is_trouble(stage: &Stage, cause: &RegionCause) -> bool {
-    is_of_trouble(cause) && !stage.is_undisturbed()
+fn is_trouble(harness: &Harness, cause: &RegionCause) -> bool {
+    is_of_trouble(cause) && !harness.is_undisturbed()
 }

@@ -6,9 +6,9 @@ mod register;
 use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause, RegionError};
 
 use crate::actor::{Actor, pick};
+use crate::harness::Harness;
 use crate::judge::is_of_trouble;
 use crate::order::Span;
-use crate::stage::Stage;
 use chain::{Chain, Change};
 
 /// How many names there are.
@@ -49,15 +49,16 @@ struct Holding {
 }
 
 /// Looks at all that was done to words, when nobody does anything any more.
-pub(crate) fn judge(stage: &Stage) {
-    for (index, life) in stage.words.borrow().lives.iter().enumerate() {
+pub(crate) fn judge(harness: &Harness) {
+    for (index, life) in harness.words.borrow().lives.iter().enumerate() {
         for (word, chain) in life.chains.iter().enumerate() {
             let verdict = match chain.check() {
                 Ok(done) if register::has_order(&done) => Ok(()),
                 Ok(done) => Err(format!("there is no order for {done:?}")),
                 Err(why) => Err(why),
             };
-            verdict.unwrap_or_else(|why| stage.judge.violated(format!("word {word} of life {index}: {why}")));
+            verdict
+                .unwrap_or_else(|why| harness.judge.violated(format!("word {word} of life {index}: {why}")));
         }
     }
 }
@@ -86,7 +87,7 @@ pub(crate) async fn act(actor: &mut Actor) {
 pub(crate) async fn finish(actor: &mut Actor) {
     for holding in std::mem::take(&mut actor.words.held).into_iter().flatten() {
         if holding.rights.contains(Permissions::MASTER) {
-            actor.stage.words.borrow_mut().lives[holding.life].ends = true;
+            actor.harness.words.borrow_mut().lives[holding.life].ends = true;
             let session = actor.session.clone();
             // Once more if it was given up: nobody else does it.
             for _ in 0..2 {
@@ -114,9 +115,9 @@ async fn open(actor: &mut Actor, name: usize) {
         Some(Ok(lh)) => {
             let Ok(len) = session.len(lh) else { return };
             let life = (len / WORD) as usize - WORDS;
-            let is_known = life < actor.stage.words.borrow().lives.len();
+            let is_known = life < actor.harness.words.borrow().lives.len();
             if !is_known {
-                return actor.stage.judge.violated(format!("{text} has {len} bytes, as it never had"));
+                return actor.harness.judge.violated(format!("{text} has {len} bytes, as it never had"));
             }
             actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });
         }
@@ -130,12 +131,12 @@ async fn open(actor: &mut Actor, name: usize) {
 
 async fn make(actor: &mut Actor, name: usize, text: &str) {
     let life = {
-        let mut words = actor.stage.words.borrow_mut();
+        let mut words = actor.harness.words.borrow_mut();
         words.lives.push(Life::default());
         words.lives.len() - 1
     };
     let len = (life + WORDS) as u64 * WORD;
-    let home = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let made = session.alloc(Some(text), len, Placement::On(home), EVERYONE);
     match actor.attempt("make words", made).await {
@@ -145,7 +146,7 @@ async fn make(actor: &mut Actor, name: usize, text: &str) {
         }
         // What nobody takes is freed.
         ended => {
-            actor.stage.words.borrow_mut().lives[life].ends = true;
+            actor.harness.words.borrow_mut().lives[life].ends = true;
             if let Some(Err(error)) = ended {
                 actor.expect_reason(is_region_trouble(actor, &error), begin_ns, &error);
             }
@@ -156,7 +157,7 @@ async fn make(actor: &mut Actor, name: usize, text: &str) {
 fn is_region_trouble(actor: &Actor, error: &RegionError) -> bool {
     match &error.cause {
         RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Stale => true,
-        cause => is_of_trouble(cause) && !actor.stage.is_undisturbed(),
+        cause => is_of_trouble(cause) && !actor.harness.is_undisturbed(),
     }
 }
 
@@ -190,7 +191,7 @@ async fn change(actor: &mut Actor, name: usize, holding: Holding, word: usize, c
 }
 
 fn with_chain<T>(actor: &Actor, holding: Holding, word: usize, tell: impl FnOnce(&mut Chain) -> T) -> T {
-    tell(&mut actor.stage.words.borrow_mut().lives[holding.life].chains[word])
+    tell(&mut actor.harness.words.borrow_mut().lives[holding.life].chains[word])
 }
 
 async fn read(actor: &mut Actor, name: usize, holding: Holding, word: usize) {
@@ -201,7 +202,7 @@ async fn read(actor: &mut Actor, name: usize, holding: Holding, word: usize) {
         Some(Ok(())) => {
             let value = u64::from_le_bytes(bytes);
             let span = Span { begin_ns, end_ns: actor.now_ns() };
-            actor.stage.words.borrow_mut().lives[holding.life].chains[word].saw(span, value);
+            actor.harness.words.borrow_mut().lives[holding.life].chains[word].saw(span, value);
             note_last(actor, name, word, value);
         }
         Some(Err(error)) => refused(actor, name, holding, Permissions::READ, begin_ns, &error),
@@ -223,10 +224,10 @@ fn refused(
     begin_ns: u64,
     error: &AccessError,
 ) {
-    let ends = actor.stage.words.borrow().lives[holding.life].ends;
+    let ends = actor.harness.words.borrow().lives[holding.life].ends;
     let is_explained = match error.cause {
-        AccessCause::Stale => ends || !actor.stage.is_undisturbed(),
-        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.stage.is_undisturbed(),
+        AccessCause::Stale => ends || !actor.harness.is_undisturbed(),
+        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.harness.is_undisturbed(),
         AccessCause::PermissionDenied { .. } => !holding.rights.contains(needed),
         _ => false,
     };

@@ -9,7 +9,7 @@ use halite_sim::{HostId, Random};
 use super::ledger::{CallId, Kind, Task, Wish};
 use super::{TIMEOUT_US_MAX, in_batches, payload};
 use crate::giving_up;
-use crate::stage::{PRINCIPALS, Stage};
+use crate::harness::{Harness, PRINCIPALS};
 
 /// As whom functions are served.
 const OWNER: usize = 0;
@@ -41,30 +41,30 @@ fn options_of(kind: Kind) -> ServeOptions {
 }
 
 /// Serves what there is to serve on a node that has just joined.
-pub(super) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
+pub(super) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     let session = driven.session_of(PRINCIPALS[OWNER]).expect("the name is a good one");
     for kind in [Kind::Open, Kind::Closed, Kind::Narrow] {
         let server = match session.serve(function_of(kind), options_of(kind)) {
             Ok(server) => server,
-            Err(error) => return stage.judge.violated(format!("at node {node}: {error}")),
+            Err(error) => return harness.judge.violated(format!("at node {node}: {error}")),
         };
         for number in 0..TASKS {
             let name = format!("handler {number} of {kind:?} at node {node}");
             let handler = Handler {
-                stage: stage.clone(),
-                host: stage.host(node),
+                harness: harness.clone(),
+                host: harness.host(node),
                 node,
                 kind,
-                random: stage.world.random(&format!("{name} in life {}", stage.life(node))),
+                random: harness.world.random(&format!("{name} in life {}", harness.life(node))),
                 server: server.clone(),
             };
-            stage.world.spawn(Some(handler.host), name, handler.work());
+            harness.world.spawn(Some(handler.host), name, handler.work());
         }
     }
 }
 
 struct Handler {
-    stage: Rc<Stage>,
+    harness: Rc<Harness>,
     host: HostId,
     node: u32,
     kind: Kind,
@@ -74,10 +74,10 @@ struct Handler {
 
 impl Handler {
     async fn work(mut self) {
-        let (world, server) = (self.stage.world.clone(), self.server.clone());
-        let per_mille = self.stage.plan.work.given_up_per_mille;
+        let (world, server) = (self.harness.world.clone(), self.server.clone());
+        let per_mille = self.harness.plan.work.given_up_per_mille;
         loop {
-            let max = if in_batches(&mut self.random, &self.stage.plan) { BATCH_MAX } else { 1 };
+            let max = if in_batches(&mut self.random, &self.harness.plan) { BATCH_MAX } else { 1 };
             let receiving = server.recv_many(max);
             let received = giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, receiving);
             match received.await {
@@ -102,7 +102,7 @@ impl Handler {
                 }
                 Err(why) => {
                     let (kind, node) = (self.kind, self.node);
-                    self.stage.judge.violated(format!("{kind:?} at node {node} got a call: {why}"));
+                    self.harness.judge.violated(format!("{kind:?} at node {node} got a call: {why}"));
                 }
             }
         }
@@ -117,7 +117,7 @@ impl Handler {
 
     async fn pass(&mut self, us_max: u64) {
         let long = Duration::from_nanos(self.random.below(us_max * 1000));
-        self.stage.world.sleep(Some(self.host), long).await;
+        self.harness.world.sleep(Some(self.host), long).await;
     }
 
     /// Which call it is, once the judge has seen that it is as it was made.
@@ -125,7 +125,7 @@ impl Handler {
         let input = call.input();
         let id = payload::id_of(input, self.node).ok_or_else(|| format!("{} bytes are none", input.len()))?;
         let from = (call.node().0, call.caller());
-        let mut ledger = self.stage.calls.borrow_mut();
+        let mut ledger = self.harness.calls.borrow_mut();
         let wish = ledger.ledger.carry_out(id, self.node, self.kind, from);
         let wish = wish.map_err(|why| format!("{id:?} by {from:?}: {why}"))?;
         if !payload::is_input(input, wish.input_bytes as usize) {
@@ -142,7 +142,7 @@ impl Handler {
             1 => answers.map(|(call, output)| call.reply(&output)).collect(),
             _ => self.server.reply_all(answers),
         };
-        self.stage.judge.expect(results.len() == wishes.len(), || format!("answers: {results:?}"));
+        self.harness.judge.expect(results.len() == wishes.len(), || format!("answers: {results:?}"));
         for ((id, wish), result) in wishes.into_iter().zip(results) {
             self.check_reply(id, wish, result);
         }
@@ -150,13 +150,13 @@ impl Handler {
 
     fn check_reply(&self, id: CallId, wish: Wish, result: Result<(), ReplyError>) {
         let Err(error) = result else {
-            return self.stage.calls.borrow_mut().ledger.replied(id, self.stage.world.now_ns());
+            return self.harness.calls.borrow_mut().ledger.replied(id, self.harness.world.now_ns());
         };
         let is_right = match error.cause {
             ReplyCause::CallerGone => true,
             ReplyCause::TooLong { max } => max == wish.room && u64::from(wish.output_bytes) > max,
             _ => false,
         };
-        self.stage.judge.expect(is_right, || format!("{id:?}, {wish:?}: {error}, without a reason"));
+        self.harness.judge.expect(is_right, || format!("{id:?}, {wish:?}: {error}, without a reason"));
     }
 }

@@ -73,7 +73,7 @@ struct Known {
 
 /// When somebody was told that a call has no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Told {
+pub(super) struct NoAnswer {
     pub(super) now_ns: u64,
     /// For how long its time had been over; negative if it was not.
     pub(super) overdue_ns: i64,
@@ -90,7 +90,7 @@ const IN_RING_BYTES_MAX: u32 = 512;
 
 impl Known {
     /// Whether it was answered long enough before its time was over.
-    fn lost_answer(&self, told: Told) -> bool {
+    fn lost_answer(&self, told: NoAnswer) -> bool {
         let due_ns = told.now_ns.saturating_add_signed(-told.overdue_ns);
         let in_time = self.replied_ns.is_some_and(|at| at + SHORT_ANSWER_NS_MAX < due_ns);
         in_time && self.wish.output_bytes <= SHORT_ANSWER_BYTES_MAX
@@ -163,10 +163,10 @@ impl Ledger {
     }
 
     /// Its caller was told that there is no answer, and why.
-    pub(super) fn failed(&mut self, id: CallId, error: &CallError, told: Told) -> Result<(), String> {
+    pub(super) fn failed(&mut self, id: CallId, error: &CallError, told: NoAnswer) -> Result<(), String> {
         let known = &mut self.known[id.0 as usize];
         let Known { wish, times, .. } = *known;
-        let Told { is_calm, .. } = told;
+        let NoAnswer { is_calm, .. } = told;
         known.denied = !error.may_have_run;
         match () {
             () if known.denied && times > 0 => return Err("it was carried out".to_owned()),
@@ -231,8 +231,8 @@ mod tests {
         ledger.carry_out(id, 1, Kind::Open, (0, "ada"))
     }
 
-    const CALM: Told = Told { now_ns: 1_000_000, overdue_ns: -1, is_calm: true };
-    const TROUBLED: Told = Told { is_calm: false, ..CALM };
+    const CALM: NoAnswer = NoAnswer { now_ns: 1_000_000, overdue_ns: -1, is_calm: true };
+    const TROUBLED: NoAnswer = NoAnswer { is_calm: false, ..CALM };
 
     fn error(cause: CallCause, may_have_run: bool) -> CallError {
         CallError { node: NodeId(1), function: 1, cause, may_have_run }
@@ -293,7 +293,7 @@ mod tests {
             ledger.failed(id, &error(cause, !is_not_done(cause)), told).is_err()
         };
         assert!(fails(WISH, CallCause::Timeout, TROUBLED));
-        assert!(!fails(WISH, CallCause::Timeout, Told { overdue_ns: 0, ..CALM }));
+        assert!(!fails(WISH, CallCause::Timeout, NoAnswer { overdue_ns: 0, ..CALM }));
         assert!(fails(WISH, CallCause::PeerDown, CALM));
         assert!(!fails(WISH, CallCause::PeerDown, TROUBLED));
         assert!(fails(WISH, CallCause::Busy, TROUBLED));
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn an_answer_that_was_given_in_time_is_not_lost() {
         let mut ledger = Ledger::default();
-        let overdue = Told { overdue_ns: 100_000, ..CALM };
+        let overdue = NoAnswer { overdue_ns: 100_000, ..CALM };
         let mut timeout = |output_bytes, replied_ns, told| {
             let id = ledger.begin(Wish { output_bytes, ..WISH });
             ledger.replied(id, replied_ns);
@@ -314,7 +314,7 @@ mod tests {
         };
         assert!(timeout(8, 850_000, overdue), "it is still on its way");
         assert!(!timeout(8, 800_000, overdue));
-        assert!(timeout(8, 800_000, Told { is_calm: false, ..overdue }));
+        assert!(timeout(8, 800_000, NoAnswer { is_calm: false, ..overdue }));
         assert!(timeout(5000, 800_000, overdue), "a long one must be fetched");
     }
 }

@@ -8,7 +8,7 @@ use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, Regio
 use super::stamps::{Seen, Stamps, Values, WORDS};
 use super::{NAMES, accuse, is_explained_by, who};
 use crate::actor::Actor;
-use crate::stage::Stage;
+use crate::harness::Harness;
 
 const WORD: usize = 8;
 /// Everything is written by so many writes, between which others may come.
@@ -51,11 +51,11 @@ fn text(name: usize) -> String {
 }
 
 /// A session has ended, whatever it wrote.
-pub(super) fn end_session(stage: &Stage, who: super::Who) {
-    let now_ns = stage.world.now_ns();
+pub(super) fn end_session(harness: &Harness, who: super::SessionRun) {
+    let now_ns = harness.world.now_ns();
     // What a dead holder has posted is over when its lock goes on; others may be late in hearing of its death.
-    let until_ns = if stage.cut_off_is_death { now_ns } else { now_ns + stage.consequences_ns() };
-    let lives = &mut stage.locks.borrow_mut().data.lives;
+    let until_ns = if harness.cut_off_is_death { now_ns } else { now_ns + harness.consequences_ns() };
+    let lives = &mut harness.locks.borrow_mut().data.lives;
     for Life { stamps, .. } in lives {
         stamps.leave(who, until_ns);
         stamps.end_read(who);
@@ -76,7 +76,7 @@ pub(super) async fn work(actor: &mut Actor, index: usize) {
 
 async fn think(actor: &mut Actor) -> bool {
     let long = Duration::from_nanos(actor.random.below(THINK_NS_MAX));
-    actor.stage.world.sleep(Some(actor.host), long).await;
+    actor.harness.world.sleep(Some(actor.host), long).await;
     true
 }
 
@@ -88,7 +88,7 @@ async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
     let opened = match actor.attempt("map under a lock", session.map(&text(name), EVERYONE)).await? {
         Ok(lh) => {
             let life = (session.len(lh).ok()? as usize / WORD).checked_sub(WORDS);
-            let lives = actor.stage.locks.borrow().data.lives.len();
+            let lives = actor.harness.locks.borrow().data.lives.len();
             let Some(life) = life.filter(|life| *life < lives) else {
                 accuse(actor, name, actor.now_ns(), "what it protects has a length that it never had");
                 return None;
@@ -109,18 +109,18 @@ async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
 
 async fn make(actor: &mut Actor, name: usize) -> Option<Opened> {
     let life = {
-        let lives = &mut actor.stage.locks.borrow_mut().data.lives;
+        let lives = &mut actor.harness.locks.borrow_mut().data.lives;
         lives.push(Life { stamps: Stamps::fresh(), ends: false });
         lives.len() - 1
     };
     let len = ((life + WORDS) * WORD) as u64;
-    let home = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let (text, session) = (text(name), actor.session.clone());
     let made = session.alloc(Some(&text), len, Placement::On(home), EVERYONE);
     match actor.attempt("make under a lock", made).await {
         Some(Ok(lh)) => Some(Opened { lh, life }),
         ended => {
-            actor.stage.locks.borrow_mut().data.lives[life].ends = true;
+            actor.harness.locks.borrow_mut().data.lives[life].ends = true;
             if let Some(Err(error)) = ended {
                 refused(actor, name, &error.cause, &error.to_string());
             }
@@ -165,7 +165,7 @@ async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
 async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     let (begin_ns, who) = (actor.now_ns(), who(actor));
     let stamp = {
-        let data = &mut actor.stage.locks.borrow_mut().data;
+        let data = &mut actor.harness.locks.borrow_mut().data;
         data.last_stamp += 1;
         data.lives[opened.life].stamps.begin(who, data.last_stamp, begin_ns);
         data.last_stamp
@@ -188,8 +188,8 @@ async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
 
 /// Nobody knows how far a write has come, nor until when it goes on.
 fn leave(actor: &Actor, opened: Opened, begin_ns: u64) {
-    let stage = &actor.stage;
-    let doubt_ns = if stage.is_calm_since(begin_ns) { DOUBT_NS } else { stage.consequences_ns() };
+    let harness = &actor.harness;
+    let doubt_ns = if harness.is_calm_since(begin_ns) { DOUBT_NS } else { harness.consequences_ns() };
     let (who, until_ns) = (who(actor), actor.now_ns() + doubt_ns);
     with_stamps(actor, opened, |stamps| stamps.leave(who, until_ns));
 }
@@ -201,10 +201,10 @@ fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result
     let Some(Err(error)) = result else { return };
     let is_explained = match error.cause {
         AccessCause::Stale => {
-            let ends = actor.stage.locks.borrow().data.lives[opened.life].ends;
-            ends || !actor.stage.is_undisturbed()
+            let ends = actor.harness.locks.borrow().data.lives[opened.life].ends;
+            ends || !actor.harness.is_undisturbed()
         }
-        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.stage.is_undisturbed(),
+        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.harness.is_undisturbed(),
         _ => false,
     };
     if !is_explained {
@@ -217,10 +217,10 @@ fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result
 /// whatever the ledger says.
 fn holds(actor: &Actor, index: usize) -> bool {
     let held = &actor.locks.held[index];
-    let is_last = actor.stage.locks.borrow().ledgers[held.name].holds(who(actor), held.token);
-    is_last || actor.stage.is_undisturbed()
+    let is_last = actor.harness.locks.borrow().ledgers[held.name].holds(who(actor), held.token);
+    is_last || actor.harness.is_undisturbed()
 }
 
 fn with_stamps<T>(actor: &Actor, opened: Opened, tell: impl FnOnce(&mut Stamps) -> T) -> T {
-    tell(&mut actor.stage.locks.borrow_mut().data.lives[opened.life].stamps)
+    tell(&mut actor.harness.locks.borrow_mut().data.lives[opened.life].stamps)
 }

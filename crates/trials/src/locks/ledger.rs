@@ -1,6 +1,6 @@
 //! What is known of one lock from outside: who tries to take it, who holds it, and what may follow.
 
-use super::turns::Turns;
+use super::history::History;
 use crate::order::Span;
 
 /// When something that has begun has not ended.
@@ -14,7 +14,7 @@ const IDLE_NS_MAX: u64 = 500_000;
 
 /// A session in one life of its node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Who {
+pub(super) struct SessionRun {
     pub(super) node: u32,
     pub(super) life: u32,
     pub(super) session: u32,
@@ -27,21 +27,21 @@ pub(super) struct Scene<'s> {
     /// Whether nothing went wrong, nor its consequences lasted, from that time on until now.
     pub(super) is_calm_since: &'s dyn Fn(u64) -> bool,
     /// Whether a session's node neither leaves nor is down.
-    pub(super) is_up: &'s dyn Fn(Who) -> bool,
+    pub(super) is_up: &'s dyn Fn(SessionRun) -> bool,
     /// Whether who is cut off does nothing any more: then nobody loses a lock without being gone, or the lock's home.
     pub(super) cut_off_is_death: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Try {
-    who: Who,
+    who: SessionRun,
     begin_ns: u64,
     waits: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Hold {
-    who: Who,
+    who: SessionRun,
     token: u64,
     /// When it began to be taken.
     begin_ns: u64,
@@ -72,19 +72,19 @@ pub(crate) struct Ledger {
     doubt_until_ns: u64,
     /// Sessions that have ended while they may have held it, less those for which somebody was told.
     orphans: u64,
-    turns: Turns,
+    history: History,
     /// Of the last turn, if nobody has seen its end: since when it may be over, and its token.
     open: Option<(u64, u64)>,
 }
 
 impl Ledger {
     /// Somebody begins to take it; if it `waits`, for as long as it takes.
-    pub(super) fn begin(&mut self, who: Who, now_ns: u64, waits: bool) {
+    pub(super) fn begin(&mut self, who: SessionRun, now_ns: u64, waits: bool) {
         self.tries_count += 1;
         self.tries.push(Try { who, begin_ns: now_ns, waits });
     }
 
-    fn end_try(&mut self, who: Who) -> Try {
+    fn end_try(&mut self, who: SessionRun) -> Try {
         let index = self.tries.iter().position(|each| each.who == who).expect("it began");
         self.tries.remove(index)
     }
@@ -92,7 +92,7 @@ impl Ledger {
     /// It was taken.
     pub(super) fn took(
         &mut self,
-        who: Who,
+        who: SessionRun,
         token: u64,
         recovered: bool,
         scene: Scene<'_>,
@@ -120,9 +120,9 @@ impl Ledger {
         let is_kept =
             self.kept().is_some_and(|hold| !hold.is_gone(scene) && (scene.is_calm_since)(hold.begin_ns));
         if let Some((begin_ns, before)) = self.open.take().filter(|_| !is_kept) {
-            self.turns.gave_up(Span { begin_ns, end_ns: scene.now_ns }, before);
+            self.history.gave_up(Span { begin_ns, end_ns: scene.now_ns }, before);
         }
-        self.turns.took(span, token);
+        self.history.took(span, token);
         self.open = Some((tried.begin_ns, token));
     }
 
@@ -133,7 +133,7 @@ impl Ledger {
 
     /// Whether there is an order in which nobody took what another had.
     pub(super) fn has_order(&self) -> bool {
-        self.turns.have_order()
+        self.history.have_order()
     }
 
     /// Nobody else holds it, unless there is a reason why that one counts no more.
@@ -191,13 +191,13 @@ impl Ledger {
     }
 
     /// The attempt was given up, or may have succeeded without its session's knowing.
-    pub(super) fn gave_up(&mut self, who: Who, now_ns: u64) {
+    pub(super) fn gave_up(&mut self, who: SessionRun, now_ns: u64) {
         self.end_try(who);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
     /// It was refused because somebody holds it.
-    pub(super) fn refused(&mut self, who: Who, scene: Scene<'_>) -> Result<(), String> {
+    pub(super) fn refused(&mut self, who: SessionRun, scene: Scene<'_>) -> Result<(), String> {
         let Try { begin_ns, .. } = self.end_try(who);
         let may_be_held = !self.tries.is_empty()
             || !self.holds.is_empty()
@@ -210,7 +210,7 @@ impl Ledger {
     }
 
     /// Whether somebody holds it with that token, as far as is known.
-    pub(super) fn holds(&self, who: Who, token: u64) -> bool {
+    pub(super) fn holds(&self, who: SessionRun, token: u64) -> bool {
         self.holds.iter().any(|hold| (hold.who, hold.token) == (who, token))
     }
 
@@ -220,12 +220,12 @@ impl Ledger {
         (1..=self.tries_count).contains(&rise).then_some(self.token_max)
     }
 
-    fn hold(&mut self, who: Who) -> Option<&mut Hold> {
+    fn hold(&mut self, who: SessionRun) -> Option<&mut Hold> {
         self.holds.iter_mut().find(|hold| hold.who == who)
     }
 
     /// Its holder begins to give it up.
-    pub(super) fn begin_release(&mut self, who: Who, now_ns: u64) {
+    pub(super) fn begin_release(&mut self, who: SessionRun, now_ns: u64) {
         if let Some(hold) = self.hold(who) {
             hold.end_begun_ns = now_ns;
             let token = hold.token;
@@ -234,21 +234,21 @@ impl Ledger {
     }
 
     /// It has been given up.
-    pub(super) fn end_release(&mut self, who: Who, now_ns: u64) {
+    pub(super) fn end_release(&mut self, who: SessionRun, now_ns: u64) {
         let ended = self.hold(who).map(|hold| hold.token);
         if let Some((begin_ns, token)) = self.open.take_if(|(_, token)| Some(*token) == ended) {
-            self.turns.gave_up(Span { begin_ns, end_ns: now_ns }, token);
+            self.history.gave_up(Span { begin_ns, end_ns: now_ns }, token);
         }
         self.forget_hold(who, now_ns);
     }
 
-    fn forget_hold(&mut self, who: Who, now_ns: u64) {
+    fn forget_hold(&mut self, who: SessionRun, now_ns: u64) {
         self.holds.retain(|hold| hold.who != who);
         self.held_until_ns = self.held_until_ns.max(now_ns);
     }
 
     /// Its holder was told that it holds it no more, or cannot know.
-    pub(super) fn lost(&mut self, who: Who, scene: Scene<'_>) -> Result<(), String> {
+    pub(super) fn lost(&mut self, who: SessionRun, scene: Scene<'_>) -> Result<(), String> {
         let held = self.hold(who).copied();
         self.forget_hold(who, scene.now_ns);
         match held {
@@ -260,14 +260,14 @@ impl Ledger {
     }
 
     /// It is being given up, and nobody waits until it is.
-    pub(super) fn dropped(&mut self, who: Who, now_ns: u64) {
+    pub(super) fn dropped(&mut self, who: SessionRun, now_ns: u64) {
         self.begin_release(who, now_ns);
         self.forget_hold(who, now_ns);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
     /// A session has ended, whatever it did.
-    pub(super) fn end_session(&mut self, who: Who) {
+    pub(super) fn end_session(&mut self, who: SessionRun) {
         let tries = self.tries.len();
         self.tries.retain(|each| each.who != who);
         self.orphans += (tries - self.tries.len()) as u64;
@@ -282,8 +282,8 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    fn who(session: u32) -> Who {
-        Who { node: session, life: 1, session }
+    fn who(session: u32) -> SessionRun {
+        SessionRun { node: session, life: 1, session }
     }
 
     fn in_peace(now_ns: u64) -> Scene<'static> {

@@ -5,7 +5,7 @@
 //! who died and is not cut off everywhere, or of one who lives on although others hold what it held.  Nor does it hold
 //! after that, before somebody has written everything once more.
 
-use super::ledger::Who;
+use super::ledger::SessionRun;
 use crate::regions::words::Words;
 
 /// Words that a lock protects.
@@ -21,7 +21,7 @@ pub(super) struct Seen {
 
 #[derive(Debug)]
 struct Open {
-    who: Who,
+    who: SessionRun,
     stamp: u64,
     begin_ns: u64,
 }
@@ -33,7 +33,7 @@ pub(super) struct Stamps {
     /// Writes that have not ended.
     open: Vec<Open>,
     /// Reads that have not ended, and when they began.
-    reads: Vec<(Who, u64)>,
+    reads: Vec<(SessionRun, u64)>,
     /// Whether all words hold one stamp, unless somebody writes.
     are_alike: bool,
     /// Until when something may land that nobody waits for.
@@ -52,18 +52,18 @@ impl Stamps {
     }
 
     /// Somebody begins to write a stamp that nobody else writes.
-    pub(super) fn begin(&mut self, who: Who, stamp: u64, now_ns: u64) {
+    pub(super) fn begin(&mut self, who: SessionRun, stamp: u64, now_ns: u64) {
         (0..WORDS).for_each(|index| self.words.get_mut(index).begin(now_ns, stamp));
         self.open.push(Open { who, stamp, begin_ns: now_ns });
     }
 
-    fn take(&mut self, who: Who) -> Option<Open> {
+    fn take(&mut self, who: SessionRun) -> Option<Open> {
         let index = self.open.iter().position(|open| open.who == who)?;
         Some(self.open.remove(index))
     }
 
     /// It has written everything.  If it still `holds` the lock, others see just that from now on.
-    pub(super) fn end(&mut self, who: Who, now_ns: u64, holds: bool) -> Option<Seen> {
+    pub(super) fn end(&mut self, who: SessionRun, now_ns: u64, holds: bool) -> Option<Seen> {
         let Open { stamp, begin_ns, .. } = self.take(who).expect("it began");
         let oldest_ns = self.reads.iter().map(|(_, begin_ns)| *begin_ns).min().unwrap_or(now_ns);
         for index in 0..WORDS {
@@ -76,17 +76,17 @@ impl Stamps {
         self.are_alike.then_some(Seen { values: [stamp; WORDS], at_ns: now_ns })
     }
 
-    pub(super) fn begin_read(&mut self, who: Who, now_ns: u64) {
+    pub(super) fn begin_read(&mut self, who: SessionRun, now_ns: u64) {
         self.reads.push((who, now_ns));
     }
 
     /// It has read, or will not.
-    pub(super) fn end_read(&mut self, who: Who) {
+    pub(super) fn end_read(&mut self, who: SessionRun) {
         self.reads.retain(|(reader, _)| *reader != who);
     }
 
     /// Whatever it was writing is done, half done, or not; or will be until then.
-    pub(super) fn leave(&mut self, who: Who, until_ns: u64) {
+    pub(super) fn leave(&mut self, who: SessionRun, until_ns: u64) {
         if self.take(who).is_some() {
             self.are_alike = false;
             self.doubt_until_ns = self.doubt_until_ns.max(until_ns);
@@ -94,7 +94,7 @@ impl Stamps {
     }
 
     /// Whether something may have changed the words since `begin_ns` that `who` has not done.
-    fn is_doubtful(&self, who: Who, begin_ns: u64) -> bool {
+    fn is_doubtful(&self, who: SessionRun, begin_ns: u64) -> bool {
         self.doubt_until_ns >= begin_ns || self.open.iter().any(|open| open.who != who)
     }
 
@@ -102,7 +102,7 @@ impl Stamps {
     /// seen now, if nobody else can have changed it.
     pub(super) fn read(
         &self,
-        who: Who,
+        who: SessionRun,
         begin_ns: u64,
         now_ns: u64,
         values: Values,
@@ -135,8 +135,8 @@ impl Stamps {
 mod tests {
     use super::*;
 
-    const ADA: Who = Who { node: 0, life: 1, session: 0 };
-    const BOB: Who = Who { node: 1, life: 1, session: 0 };
+    const ADA: SessionRun = SessionRun { node: 0, life: 1, session: 0 };
+    const BOB: SessionRun = SessionRun { node: 1, life: 1, session: 0 };
 
     /// Ada has written 7 from 10 to 20 ns.
     fn written() -> (Stamps, Option<Seen>) {

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::{SEGMENT_SLOTS, records};
-use crate::stage::Stage;
+use crate::harness::Harness;
 
 /// What names of logs begin with.
 pub(super) const PREFIX: &str = "log-";
@@ -119,10 +119,10 @@ impl Logs {
     }
 
     /// Whether an append has returned that place by now.
-    pub(super) fn is_there(&self, stage: &Stage, life: usize, position: u64) -> bool {
+    pub(super) fn is_there(&self, harness: &Harness, life: usize, position: u64) -> bool {
         let life = &self.lives[life];
         let is_done = |token| matches!(life.appends.get(token), Some(Outcome::Done { .. }));
-        life.places.get(&position).is_some_and(is_done) && life.is_sound(stage, position)
+        life.places.get(&position).is_some_and(is_done) && life.is_sound(harness, position)
     }
 
     /// How far all who read are, which is trimmed from now on.
@@ -139,11 +139,11 @@ impl Logs {
     }
 
     /// What is to be said when nobody reads or appends any more.
-    pub(super) fn judge(&self, stage: &Stage) -> Result<(), String> {
+    pub(super) fn judge(&self, harness: &Harness) -> Result<(), String> {
         let lives = self.lives.iter().enumerate();
         lives
             .into_iter()
-            .try_for_each(|(number, life)| life.judge(stage).map_err(|why| format!("log {number}: {why}")))
+            .try_for_each(|(number, life)| life.judge(harness).map_err(|why| format!("log {number}: {why}")))
     }
 }
 
@@ -184,21 +184,22 @@ impl Life {
     }
 
     /// Whether nothing has happened to the memory that a place is in.
-    fn is_sound(&self, stage: &Stage, position: u64) -> bool {
+    fn is_sound(&self, harness: &Harness, position: u64) -> bool {
         match self.homes.get(&(position / SEGMENT_SLOTS)) {
-            None | Some(None) => stage.is_undisturbed(),
+            None | Some(None) => harness.is_undisturbed(),
             Some(Some((node, life))) => {
                 let directory = 0;
-                stage.life(*node) == *life
-                    && stage.is_up(*node)
-                    && !stage.was_isolated(*node)
-                    && !stage.was_isolated(directory)
+                harness.life(*node) == *life
+                    && harness.is_up(*node)
+                    && !harness.was_isolated(*node)
+                    && !harness.was_isolated(directory)
             }
         }
     }
 
-    fn judge(&self, stage: &Stage) -> Result<(), String> {
-        if let Some((_, why)) = self.conflicts.iter().find(|(position, _)| self.is_sound(stage, *position)) {
+    fn judge(&self, harness: &Harness) -> Result<(), String> {
+        if let Some((_, why)) = self.conflicts.iter().find(|(position, _)| self.is_sound(harness, *position))
+        {
             return Err(why.clone());
         }
         for (token, outcome) in &self.appends {
@@ -206,7 +207,7 @@ impl Life {
             let has_missed = |reader: &&Passed| {
                 reader.ranges.iter().any(|range| range.contains(position)) && !reader.saw.contains(position)
             };
-            let missed = self.readers.iter().find(has_missed).filter(|_| self.is_sound(stage, *position));
+            let missed = self.readers.iter().find(has_missed).filter(|_| self.is_sound(harness, *position));
             if missed.is_some() {
                 return Err(format!(
                     "record {token}, which was at {position} at {end_ns} ns, was not seen by one who read on"
@@ -219,21 +220,21 @@ impl Life {
 
 /// A place among those who read a log.
 pub(super) struct Reader {
-    stage: Rc<Stage>,
+    harness: Rc<Harness>,
     life: usize,
     number: usize,
 }
 
 impl Reader {
-    pub(super) fn new(stage: &Rc<Stage>, life: usize, position: u64) -> Reader {
-        let readers = &mut stage.logs.borrow_mut().lives[life].readers;
+    pub(super) fn new(harness: &Rc<Harness>, life: usize, position: u64) -> Reader {
+        let readers = &mut harness.logs.borrow_mut().lives[life].readers;
         readers.push(Passed { position: Some(position), ..Passed::default() });
-        Reader { stage: stage.clone(), life, number: readers.len() - 1 }
+        Reader { harness: harness.clone(), life, number: readers.len() - 1 }
     }
 
     /// It has passed those places and read that.
     pub(super) fn passed(&self, range: Range<u64>, read: &[(u64, Vec<Vec<u8>>)]) -> Result<(), String> {
-        let life = &mut self.stage.logs.borrow_mut().lives[self.life];
+        let life = &mut self.harness.logs.borrow_mut().lives[self.life];
         for (position, records) in read {
             life.saw(*position, records)?;
         }
@@ -250,13 +251,13 @@ impl Reader {
 
     /// It was told that what stood before that place is gone.
     pub(super) fn skipped_to(&self, position: u64) {
-        let reader = &mut self.stage.logs.borrow_mut().lives[self.life].readers[self.number];
+        let reader = &mut self.harness.logs.borrow_mut().lives[self.life].readers[self.number];
         reader.position = reader.position.max(Some(position));
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.stage.logs.borrow_mut().lives[self.life].readers[self.number].position = None;
+        self.harness.logs.borrow_mut().lives[self.life].readers[self.number].position = None;
     }
 }

@@ -7,7 +7,7 @@ use halite::Permissions;
 use super::lives::{LifeId, WORD};
 use super::orders::name_of;
 use super::words::NEVER;
-use crate::stage::{PRINCIPALS, Stage};
+use crate::harness::{Harness, PRINCIPALS};
 
 /// So often a region is looked for.
 const LOOKS: u32 = 4;
@@ -23,14 +23,14 @@ pub(crate) struct Kept {
 }
 
 /// All there are now.
-pub(crate) fn kept(stage: &Stage) -> Vec<Kept> {
-    let regions = stage.regions.borrow();
+pub(crate) fn kept(harness: &Harness) -> Vec<Kept> {
+    let regions = harness.regions.borrow();
     let all = regions.ids().map(|life| {
         let found = regions.life(life);
         let (name, len) = (name_of(found.name), found.bytes());
-        Kept { life, name, len, owner: found.owner, seeker: life.0 as u32 % stage.nodes() }
+        Kept { life, name, len, owner: found.owner, seeker: life.0 as u32 % harness.nodes() }
     });
-    all.filter(|kept| kept.is_kept(stage)).collect()
+    all.filter(|kept| kept.is_kept(harness)).collect()
 }
 
 impl Display for Kept {
@@ -41,27 +41,27 @@ impl Display for Kept {
 
 impl Kept {
     /// Whether it must be there, still.
-    pub(crate) fn is_kept(&self, stage: &Stage) -> bool {
-        let regions = stage.regions.borrow();
+    pub(crate) fn is_kept(&self, harness: &Harness) -> bool {
+        let regions = harness.regions.borrow();
         let life = regions.life(self.life);
-        let lives = |node, life| stage.is_up(node) && stage.life(node) == life;
+        let lives = |node, life| harness.is_up(node) && harness.life(node) == life;
         life.made_ns != NEVER && life.end_begun_ns == NEVER && life.is_whole(lives)
     }
 
     /// Maps it by its name, or by the one that it has since another took that, and reads a word.  One that is being moved may
     /// stand in no list meanwhile.
-    pub(crate) async fn find(&self, stage: &Stage) -> Result<(), String> {
+    pub(crate) async fn find(&self, harness: &Harness) -> Result<(), String> {
         for _ in 0..LOOKS - 1 {
-            if self.find_once(stage).await.is_ok() {
+            if self.find_once(harness).await.is_ok() {
                 return Ok(());
             }
-            stage.world.sleep(None, stage.plan.lease() / 4).await;
+            harness.world.sleep(None, harness.plan.lease() / 4).await;
         }
-        self.find_once(stage).await
+        self.find_once(harness).await
     }
 
-    async fn find_once(&self, stage: &Stage) -> Result<(), String> {
-        let driven = stage.driven(self.seeker).ok_or("nobody is there to look")?;
+    async fn find_once(&self, harness: &Harness) -> Result<(), String> {
+        let driven = harness.driven(self.seeker).ok_or("nobody is there to look")?;
         let session = driven.session_of(PRINCIPALS[self.owner]).expect("the name is a good one");
         let named = session.list().await.map_err(|error| error.to_string())?;
         let alias = format!("{}@", self.name);

@@ -45,7 +45,7 @@ pub(super) struct Life {
     /// Since when it is gone for sure.
     pub(super) ended_ns: u64,
     /// For whom something was revoked at any time.
-    pub(super) revoked: [bool; crate::stage::PRINCIPALS.len()],
+    pub(super) revoked: [bool; crate::harness::PRINCIPALS.len()],
     /// Accesses under way, by when they began.
     accesses: BTreeMap<u64, u32>,
     /// Copies into it that have not ended, and words that they change.

@@ -6,9 +6,9 @@ use super::lives::{Life, LifeId};
 use super::words::NEVER;
 use super::{Holding, NAMES};
 use crate::actor::Actor;
+use crate::harness::PRINCIPALS;
 use crate::judge::is_of_trouble;
 use crate::peace::is_of_distance;
-use crate::stage::PRINCIPALS;
 
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
 const ALL: Permissions = RIGHTS.union(Permissions::MASTER).union(Permissions::ATOMIC);
@@ -39,11 +39,11 @@ pub(super) async fn alloc(actor: &mut Actor) {
     }
     let name = actor.random.below(NAMES) as usize;
     let everyone = some_rights(actor);
-    let is_long = actor.random.chance(actor.stage.plan.work.long_regions_per_mille.into(), 1000);
+    let is_long = actor.random.chance(actor.harness.plan.work.long_regions_per_mille.into(), 1000);
     let placement = some_placement(actor);
     let begin_ns = actor.now_ns();
     let begun =
-        actor.stage.regions.borrow_mut().begin_life(begin_ns, name, actor.principal, everyone, is_long);
+        actor.harness.regions.borrow_mut().begin_life(begin_ns, name, actor.principal, everyone, is_long);
     let Some((id, len)) = begun else { return };
     note_places(actor, id, nodes_of(actor, &placement));
     let session = actor.session.clone();
@@ -51,13 +51,13 @@ pub(super) async fn alloc(actor: &mut Actor) {
     let number = actor.number;
     let line =
         format_args!("session {number} is to make {text} with {len} bytes on {placement:?}: life {}", id.0);
-    actor.stage.world.note(Some(actor.host), line);
+    actor.harness.world.note(Some(actor.host), line);
     let result = actor.attempt("alloc", session.alloc(Some(&text), len, placement, everyone)).await;
     match result {
         Some(Ok(lh)) => {
             check_name_was_free(actor, id, begin_ns);
             let now_ns = actor.now_ns();
-            let mut regions = actor.stage.regions.borrow_mut();
+            let mut regions = actor.harness.regions.borrow_mut();
             let life = regions.life_mut(id);
             life.made_ns = now_ns;
             drop(regions);
@@ -67,17 +67,17 @@ pub(super) async fn alloc(actor: &mut Actor) {
         Some(Err(error)) => {
             let taken = error.cause == RegionCause::NameTaken;
             if !may_have_happened(&error) {
-                actor.stage.regions.borrow_mut().life_mut(id).ended_ns = actor.now_ns();
+                actor.harness.regions.borrow_mut().life_mut(id).ended_ns = actor.now_ns();
             }
             let was_taken = || {
-                let regions = actor.stage.regions.borrow();
+                let regions = actor.harness.regions.borrow();
                 let others =
                     regions.named(name).filter(|life| life.begun_ns < begin_ns || life.made_ns != NEVER);
                 others.into_iter().any(|life| life.may_have_lived(begin_ns))
             };
             let is_explained = match &error.cause {
                 RegionCause::NameTaken => {
-                    !actor.stage.judge.is_calm() || was_taken() || is_contested(actor, id)
+                    !actor.harness.judge.is_calm() || was_taken() || is_contested(actor, id)
                 }
                 RegionCause::NoSpace { .. } => true,
                 _ => is_trouble(actor, &error, begin_ns),
@@ -85,24 +85,24 @@ pub(super) async fn alloc(actor: &mut Actor) {
             actor.expect_reason(is_explained || (taken && was_taken()), begin_ns, &error);
         }
         // What nobody waits for any more is freed again.
-        None => actor.stage.regions.borrow_mut().life_mut(id).end_begun_ns = begin_ns,
+        None => actor.harness.regions.borrow_mut().life_mut(id).end_begun_ns = begin_ns,
     }
 }
 
 /// Whether another allocation of the same name was under way.
 fn is_contested(actor: &Actor, id: LifeId) -> bool {
-    let regions = actor.stage.regions.borrow();
+    let regions = actor.harness.regions.borrow();
     let life = regions.life(id);
     regions.named(life.name).filter(|other| other.may_have_lived(life.begun_ns)).count() > 1
 }
 
 fn check_name_was_free(actor: &Actor, id: LifeId, begin_ns: u64) {
-    let regions = actor.stage.regions.borrow();
+    let regions = actor.harness.regions.borrow();
     let name = regions.life(id).name;
     let is_there = |life: &&Life| life.has_lived_since(begin_ns) && is_surely_whole(actor, life);
     let other = regions.named(name).find(is_there);
     if let Some(other) = other {
-        actor.stage.judge.violated(format!(
+        actor.harness.judge.violated(format!(
             "r{name} was made from {begin_ns} to {} ns, and had been there since {} ns",
             actor.now_ns(),
             other.made_ns
@@ -111,7 +111,7 @@ fn check_name_was_free(actor: &Actor, id: LifeId, begin_ns: u64) {
 }
 
 fn some_placement(actor: &mut Actor) -> Placement {
-    let nodes = u64::from(actor.stage.nodes());
+    let nodes = u64::from(actor.harness.nodes());
     let node = NodeId(actor.random.below(nodes) as u32);
     match actor.random.below(3) {
         0 => Placement::Local,
@@ -132,9 +132,9 @@ fn nodes_of(actor: &Actor, placement: &Placement) -> Vec<u32> {
 }
 
 fn note_places(actor: &Actor, id: LifeId, nodes: Vec<u32>) {
-    let stage = &actor.stage;
-    let places = nodes.into_iter().map(|node| (node, stage.life(node)));
-    stage.regions.borrow_mut().life_mut(id).may_be_on(places);
+    let harness = &actor.harness;
+    let places = nodes.into_iter().map(|node| (node, harness.life(node)));
+    harness.regions.borrow_mut().life_mut(id).may_be_on(places);
 }
 
 pub(super) async fn map(actor: &mut Actor) {
@@ -151,7 +151,7 @@ pub(super) async fn map(actor: &mut Actor) {
     let session = actor.session.clone();
     let text = name_of(name);
     let number = actor.number;
-    actor.stage.world.note(Some(actor.host), format_args!("session {number} is to map {text}"));
+    actor.harness.world.note(Some(actor.host), format_args!("session {number} is to map {text}"));
     let result = actor.attempt("map", session.map(&text, wanted)).await;
     match result {
         Some(Ok(lh)) => mapped(actor, name, wanted, lh, begin_ns),
@@ -161,7 +161,7 @@ pub(super) async fn map(actor: &mut Actor) {
                     !is_surely_there(actor, name, begin_ns)
                 }
                 RegionCause::PermissionDenied { .. } => {
-                    let is_stale = actor.stage.was_anyone_isolated();
+                    let is_stale = actor.harness.was_anyone_isolated();
                     is_stale || !is_surely_permitted(actor, name, wanted, begin_ns)
                 }
                 _ => is_trouble(actor, &error, begin_ns),
@@ -175,20 +175,20 @@ pub(super) async fn map(actor: &mut Actor) {
 fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, begin_ns: u64) {
     // It may have been freed since.
     let Ok(len) = actor.session.len(lh) else { return };
-    let stage = actor.stage.clone();
-    let regions = stage.regions.borrow();
+    let harness = actor.harness.clone();
+    let regions = harness.regions.borrow();
     let Some(id) = regions.by_len(len).filter(|id| regions.life(*id).name == name) else {
-        return stage
+        return harness
             .judge
             .violated(format!("r{name} was mapped and has {len} bytes, as no such region ever had"));
     };
     let life = regions.life(id);
     // A directory that was cut off from the home when the region was freed has not heard of it.
-    let is_heard = !stage.was_anyone_isolated();
-    stage.judge.expect(life.may_have_lived(begin_ns) || !is_heard, || {
+    let is_heard = !harness.was_anyone_isolated();
+    harness.judge.expect(life.may_have_lived(begin_ns) || !is_heard, || {
         format!("r{name} (life {}) was mapped at {begin_ns} ns, after its end at {} ns", id.0, life.ended_ns)
     });
-    stage.judge.expect(life.rights.may_have(actor.principal, wanted, begin_ns) || !is_heard, || {
+    harness.judge.expect(life.rights.may_have(actor.principal, wanted, begin_ns) || !is_heard, || {
         format!(
             "{} mapped r{name} (life {}) for {wanted} without permission",
             PRINCIPALS[actor.principal], id.0
@@ -199,23 +199,23 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
 }
 
 fn is_surely_there(actor: &Actor, name: usize, begin_ns: u64) -> bool {
-    let regions = actor.stage.regions.borrow();
+    let regions = actor.harness.regions.borrow();
     regions.named(name).any(|life| life.has_lived_since(begin_ns) && is_surely_whole(actor, life))
 }
 
 /// Whether nobody has died, nor left, on whom a region lies.
 pub(super) fn is_whole(actor: &Actor, life: &Life) -> bool {
-    let stage = &actor.stage;
-    life.is_whole(|node, life| stage.is_up(node) && stage.life(node) == life)
+    let harness = &actor.harness;
+    life.is_whole(|node, life| harness.is_up(node) && harness.life(node) == life)
 }
 
 /// Whether it is found by its name: nobody has lost sight of those whom it lies on.
 fn is_surely_whole(actor: &Actor, life: &Life) -> bool {
-    actor.stage.judge.is_calm() || (!actor.stage.was_anyone_isolated() && is_whole(actor, life))
+    actor.harness.judge.is_calm() || (!actor.harness.was_anyone_isolated() && is_whole(actor, life))
 }
 
 fn is_surely_permitted(actor: &Actor, name: usize, wanted: Permissions, begin_ns: u64) -> bool {
-    let regions = actor.stage.regions.borrow();
+    let regions = actor.harness.regions.borrow();
     let mut there = regions.named(name).filter(|life| life.may_have_lived(begin_ns));
     there.all(|life| life.rights.has_had(actor.principal, wanted, begin_ns))
 }
@@ -238,7 +238,7 @@ pub(super) async fn free(actor: &mut Actor, holding: Holding) {
     }
     let begin_ns = actor.now_ns();
     {
-        let mut regions = actor.stage.regions.borrow_mut();
+        let mut regions = actor.harness.regions.borrow_mut();
         let life = regions.life_mut(holding.life);
         life.end_begun_ns = life.end_begun_ns.min(begin_ns);
     }
@@ -248,7 +248,7 @@ pub(super) async fn free(actor: &mut Actor, holding: Holding) {
     match result {
         Some(Ok(())) => {
             let now_ns = actor.now_ns();
-            let mut regions = actor.stage.regions.borrow_mut();
+            let mut regions = actor.harness.regions.borrow_mut();
             let life = regions.life_mut(holding.life);
             life.ended_ns = life.ended_ns.min(now_ns);
             drop(regions);
@@ -265,7 +265,7 @@ pub(super) async fn free(actor: &mut Actor, holding: Holding) {
 pub(super) async fn grant(actor: &mut Actor, holding: Holding) {
     let Some((who, rights)) = some_change(actor, holding) else { return };
     let begin_ns = actor.now_ns();
-    actor.stage.regions.borrow_mut().life_mut(holding.life).rights.begin_grant(who, rights);
+    actor.harness.regions.borrow_mut().life_mut(holding.life).rights.begin_grant(who, rights);
     let session = actor.session.clone();
     let to = Who::Principal(PRINCIPALS[who].to_owned());
     actor.note_life(holding.life.0);
@@ -273,7 +273,7 @@ pub(super) async fn grant(actor: &mut Actor, holding: Holding) {
     match result {
         Some(Ok(())) => {
             let now_ns = actor.now_ns();
-            actor.stage.regions.borrow_mut().life_mut(holding.life).rights.end_grant(who, rights, now_ns);
+            actor.harness.regions.borrow_mut().life_mut(holding.life).rights.end_grant(who, rights, now_ns);
         }
         Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
         None => {}
@@ -284,7 +284,7 @@ pub(super) async fn revoke(actor: &mut Actor, holding: Holding) {
     let Some((who, rights)) = some_change(actor, holding) else { return };
     let begin_ns = actor.now_ns();
     {
-        let mut regions = actor.stage.regions.borrow_mut();
+        let mut regions = actor.harness.regions.borrow_mut();
         let life = regions.life_mut(holding.life);
         life.rights.begin_revoke(who, rights);
         life.revoked[who] = true;
@@ -296,7 +296,7 @@ pub(super) async fn revoke(actor: &mut Actor, holding: Holding) {
     match result {
         Some(Ok(())) => {
             let now_ns = actor.now_ns();
-            actor.stage.regions.borrow_mut().life_mut(holding.life).rights.end_revoke(who, rights, now_ns);
+            actor.harness.regions.borrow_mut().life_mut(holding.life).rights.end_revoke(who, rights, now_ns);
         }
         Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
         None => {}
@@ -318,7 +318,7 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
     if !holding.wanted.contains(Permissions::MASTER) {
         return;
     }
-    let to = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let begin_ns = actor.now_ns();
     note_places(actor, holding.life, vec![to.0]);
     let session = actor.session.clone();
@@ -334,7 +334,7 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
 
 /// An order to a region that its owner gave was refused.
 pub(super) fn check_order(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
-    let is_ending = actor.stage.regions.borrow().life(holding.life).end_begun_ns != NEVER;
+    let is_ending = actor.harness.regions.borrow().life(holding.life).end_begun_ns != NEVER;
     let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
     actor.expect_reason(
         (is_gone && is_ending) || is_trouble(actor, error, holding.begun_ns),
@@ -350,6 +350,6 @@ fn may_have_happened(error: &RegionError) -> bool {
 
 /// Whether what goes wrong in this trial explains the error, if it concerns nothing from before `since_ns`.
 fn is_trouble(actor: &Actor, error: &RegionError, since_ns: u64) -> bool {
-    let is_due = is_of_distance(&error.cause) && actor.stage.was_peace_since(since_ns);
-    is_of_trouble(&error.cause) && !actor.stage.judge.is_calm() && !is_due
+    let is_due = is_of_distance(&error.cause) && actor.harness.was_peace_since(since_ns);
+    is_of_trouble(&error.cause) && !actor.harness.judge.is_calm() && !is_due
 }

@@ -3,7 +3,7 @@
 use halite::Permissions;
 
 use super::words::NEVER;
-use crate::stage::PRINCIPALS;
+use crate::harness::PRINCIPALS;
 
 /// A kind of access, and whether a principal has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

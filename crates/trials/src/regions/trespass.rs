@@ -5,7 +5,7 @@ use halite::{NodeId, Permissions, RegionCause, Who};
 use super::Holding;
 use super::orders::check_order;
 use crate::actor::Actor;
-use crate::stage::PRINCIPALS;
+use crate::harness::PRINCIPALS;
 
 /// Tries one of them.
 pub(super) async fn act(actor: &mut Actor, holding: Holding) {
@@ -22,7 +22,7 @@ pub(super) async fn act(actor: &mut Actor, holding: Holding) {
 async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
     let (session, lh, begin_ns) = (actor.session.clone(), holding.lh, actor.now_ns());
     let itself = Who::Principal(PRINCIPALS[actor.principal].to_owned());
-    let to = NodeId(actor.random.below(actor.stage.nodes().into()) as u32);
+    let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let result = match choice {
         1 => actor.attempt("free what is not ours", session.free(lh)).await,
         2 => actor.attempt("grant what is not ours", session.grant(lh, itself, Permissions::WRITE)).await,

@@ -1,17 +1,17 @@
 //! Regions that are watched: what their words may hold, who may do what with them, and who was told what.
 
 use super::ledger::{Ledger, Number, Said, Writer};
+use crate::harness::PRINCIPALS;
 use crate::regions::rights::Rights;
 use crate::regions::words::{NEVER, Words};
-use crate::stage::PRINCIPALS;
 
 pub(super) const WORD: u64 = 8;
 /// Words that are written at once.
 pub(super) const SLOT_WORDS: usize = 4;
 /// Where in a region, in bytes, is written; the third slot lies in two chunks.
-pub(super) const SLOTS: [u64; 3] = [0, 2048, crate::stage::CHUNK_BYTES - 2 * WORD];
+pub(super) const SLOTS: [u64; 3] = [0, 2048, crate::harness::CHUNK_BYTES - 2 * WORD];
 /// Words of the shortest region, which reaches into a second chunk.
-const WORDS_MIN: u64 = (crate::stage::CHUNK_BYTES + 1024) / WORD;
+const WORDS_MIN: u64 = (crate::harness::CHUNK_BYTES + 1024) / WORD;
 
 /// One region from its allocation to its end.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use super::lives::{Life, SLOT_WORDS, SLOTS, WORD};
 use super::{EVERYONE, NAMES, is_access_refusal, is_refusal, map, with_life};
 use crate::actor::{Actor, pick, principal_of};
 use crate::giving_up::before;
-use crate::stage::{PRINCIPALS, Stage};
+use crate::harness::{Harness, PRINCIPALS};
 
 /// Watchers of each node.
 const WATCHERS: u32 = 2;
@@ -32,23 +32,23 @@ const NAP_US_MAX: u64 = 2_000;
 const PAUSE_US_MAX: u64 = 40;
 
 /// Lets the watchers of a node that has just joined work.
-pub(crate) fn serve(stage: &Rc<Stage>, node: u32, driven: &Driven) {
-    if stage.plan.work.watches == 0 || node >= WATCHING_NODES {
+pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
+    if harness.plan.work.watches == 0 || node >= WATCHING_NODES {
         return;
     }
     for number in 0..WATCHERS {
-        let actor = Actor::new(stage, node, stage.plan.sessions + number, driven);
+        let actor = Actor::new(harness, node, harness.plan.sessions + number, driven);
         let name = format!("watcher {number} of node {node}");
-        stage.world.spawn(Some(actor.host), name, work(actor));
+        harness.world.spawn(Some(actor.host), name, work(actor));
     }
 }
 
 async fn work(mut actor: Actor) {
-    let stage = actor.stage.clone();
-    stage.opened().await;
-    while stage.goes_on() {
+    let harness = actor.harness.clone();
+    harness.opened().await;
+    while harness.goes_on() {
         let pause = Duration::from_nanos(actor.random.between(1, PAUSE_US_MAX * 1000));
-        stage.world.sleep(Some(actor.host), pause).await;
+        harness.world.sleep(Some(actor.host), pause).await;
         let name = actor.random.index(NAMES);
         let rights = if actor.random.chance(1, 12) { Permissions::WRITE } else { EVERYONE };
         match map(&mut actor, name, rights).await {
@@ -87,14 +87,14 @@ async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> b
 
 /// A place in the ledger, for as long as this lives.
 struct Listed {
-    stage: Rc<Stage>,
+    harness: Rc<Harness>,
     life: usize,
     id: WatchId,
 }
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        with_life(&self.stage, self.life, |life| life.ledger.unwatch(self.id));
+        with_life(&self.harness, self.life, |life| life.ledger.unwatch(self.id));
     }
 }
 
@@ -112,8 +112,8 @@ struct Listener<'a> {
 impl Listener<'_> {
     fn new(actor: &mut Actor, watch: Watch, lh: Lh, life: usize, begin_ns: u64) -> Listener<'_> {
         let watcher = ledger::Watcher::new((actor.node, actor.life), actor.principal, begin_ns);
-        let id = with_life(&actor.stage, life, |life| life.ledger.watch(watcher));
-        let listed = Listed { stage: actor.stage.clone(), life, id };
+        let id = with_life(&actor.harness, life, |life| life.ledger.watch(watcher));
+        let listed = Listed { harness: actor.harness.clone(), life, id };
         actor.note(format_args!("is watch {id} of life {life}"));
         Listener { actor, listed, watch, lh, is_unmapped: false }
     }
@@ -122,7 +122,7 @@ impl Listener<'_> {
     async fn listen(mut self) -> Option<RegionCause> {
         let mut left = self.actor.random.between(1, HEARD_MAX);
         // When nobody writes any more, it looks whether all has come, until the region is freed.
-        while left > 0 || !self.actor.stage.goes_on() || self.is_unmapped {
+        while left > 0 || !self.actor.harness.goes_on() || self.is_unmapped {
             left = left.saturating_sub(1);
             if let Err(cause) = self.hear().await {
                 return Some(cause);
@@ -136,11 +136,11 @@ impl Listener<'_> {
     }
 
     async fn nap(&mut self) {
-        let Actor { stage, random, host, .. } = &mut *self.actor;
+        let Actor { harness, random, host, .. } = &mut *self.actor;
         let long_us = [0, 20, NAP_US_MAX][pick(random, &[40, 8, 1])];
-        if long_us > 0 && stage.goes_on() {
+        if long_us > 0 && harness.goes_on() {
             let long = Duration::from_nanos(random.below(long_us * 1000));
-            stage.world.sleep(Some(*host), long).await;
+            harness.world.sleep(Some(*host), long).await;
         }
     }
 
@@ -159,7 +159,7 @@ impl Listener<'_> {
             self.watch.try_recv()
         } else {
             let patience = Duration::from_nanos(self.actor.random.between(1, PATIENCE_US_MAX * 1000));
-            let enough = self.actor.stage.world.sleep(Some(self.actor.host), patience);
+            let enough = self.actor.harness.world.sleep(Some(self.actor.host), patience);
             let next = async { before(enough, self.watch.recv()).await.transpose() };
             let heard = self.actor.attempt("hear of a write", next).await;
             self.check_awake(begin_ns);
@@ -195,16 +195,16 @@ impl Listener<'_> {
 
     /// In which slot it was written.
     fn came(&self, told: &Notification) -> Result<usize, String> {
-        let Actor { stage, principal, .. } = &*self.actor;
+        let Actor { harness, principal, .. } = &*self.actor;
         let now_ns = self.actor.now_ns();
-        with_life(stage, self.listed.life, |life| {
+        with_life(harness, self.listed.life, |life| {
             let said = life.ledger.came(self.listed.id, told.value, told.node.0)?;
             let from = principal_of(said.writer.node, said.writer.session);
             let is_sound = (told.offset, told.len, told.from.as_str())
                 == (SLOTS[said.slot], SLOT_WORDS as u64 * WORD, PRINCIPALS[from]);
-            let is_permitted = stage.was_anyone_isolated()
+            let is_permitted = harness.was_anyone_isolated()
                 || life.rights.may_have(*principal, Permissions::READ, said.begin_ns);
-            if !stage.was_isolated(told.node.0) {
+            if !harness.was_isolated(told.node.0) {
                 life.heard_of(told.value, said, now_ns);
             }
             match () {
@@ -221,7 +221,7 @@ impl Listener<'_> {
         self.with_life(|life| life.begin_read(begin_ns));
         let result =
             self.actor.attempt("read what is told", session.read(self.lh, SLOTS[slot], &mut bytes)).await;
-        let is_cut_off = self.actor.stage.was_isolated(self.actor.node);
+        let is_cut_off = self.actor.harness.was_isolated(self.actor.node);
         let wrong = self.with_life(|life| {
             life.end_read(begin_ns);
             let is_read = matches!(result, Some(Ok(())));
@@ -241,9 +241,9 @@ impl Listener<'_> {
 
     /// It has waited since `begin_ns`, until now: there was no reason to be awake long ago.
     fn check_awake(&self, begin_ns: u64) {
-        let Actor { stage, principal, .. } = &*self.actor;
+        let Actor { harness, principal, .. } = &*self.actor;
         let late_ns = self.actor.now_ns().saturating_sub(AWAKE_NS);
-        if begin_ns > late_ns || stage.was_anyone_isolated() {
+        if begin_ns > late_ns || harness.was_anyone_isolated() {
             return;
         }
         let reason = self.with_life(|life| {
@@ -266,7 +266,7 @@ impl Listener<'_> {
 
     /// There is nothing in its queue.
     fn check_nothing_is_left(&self, begin_ns: u64) {
-        if self.actor.stage.was_anyone_isolated() {
+        if self.actor.harness.was_anyone_isolated() {
             return;
         }
         if let Some((number, owed)) = self.with_life(|life| life.ledger.owed(self.listed.id)) {
@@ -289,7 +289,7 @@ impl Listener<'_> {
     }
 
     fn with_life<T>(&self, tell: impl FnOnce(&mut Life) -> T) -> T {
-        with_life(&self.actor.stage, self.listed.life, tell)
+        with_life(&self.actor.harness, self.listed.life, tell)
     }
 
     fn accuse(&self, begin_ns: u64, why: &str) {

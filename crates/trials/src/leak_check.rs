@@ -1,4 +1,4 @@
-//! The census: when all has come to rest, nothing may be left of what sessions made and gave up.
+//! The leak check: when all has come to rest, nothing is left of what sessions made and gave up.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use halite::{NodeId, NodeStatus, Permissions, Placement, RegionCause, Session};
 
+use crate::harness::{CHUNK_BYTES, Harness, PRINCIPALS};
 use crate::peace::HEALING_LEASES;
 use crate::regions;
-use crate::stage::{CHUNK_BYTES, PRINCIPALS, Stage};
 use crate::{apart, barriers, giving_up::before, kv, locks, log, rights, watches, words};
 
 /// How many leases it may take until all is as it should be: deaths must be noticed first.
@@ -17,76 +17,76 @@ const PATIENCE_LEASES: u32 = 40;
 const LOOK: Duration = Duration::from_micros(50);
 
 /// Ends what goes wrong, waits until all see each other, frees what is left of regions and locks, and looks for more.
-pub(crate) async fn take(stage: &Rc<Stage>) {
-    stage.heal();
-    let patience = stage.plan.lease() * PATIENCE_LEASES;
+pub(crate) async fn run(harness: &Rc<Harness>) {
+    harness.heal();
+    let patience = harness.plan.lease() * PATIENCE_LEASES;
     // What is waited for.
     let open = RefCell::new("a node that is not up".to_owned());
     let counted = async {
-        all_up(stage).await;
+        all_up(harness).await;
         open.replace("a node that another does not see".to_owned());
-        all_seen(stage).await;
+        all_seen(harness).await;
         // Who was not heard before all was healed may be missed a little later.
-        stage.world.sleep(None, stage.plan.lease() * HEALING_LEASES).await;
-        all_up(stage).await;
-        all_seen(stage).await;
+        harness.world.sleep(None, harness.plan.lease() * HEALING_LEASES).await;
+        all_up(harness).await;
+        all_seen(harness).await;
         open.replace("what node 0 cannot be told to free".to_owned());
-        let driven = stage.driven(0).expect("it is up");
+        let driven = harness.driven(0).expect("it is up");
         for principal in PRINCIPALS {
-            free_all(stage, &driven.session_of(principal).expect("the name is a good one")).await;
+            free_all(harness, &driven.session_of(principal).expect("the name is a good one")).await;
         }
-        count(stage, &driven.session(), &open).await;
-        for node in 0..stage.nodes() {
-            count_calls(stage, node, &open).await;
+        count(harness, &driven.session(), &open).await;
+        for node in 0..harness.nodes() {
+            count_calls(harness, node, &open).await;
         }
         // A node that the directory does not see cannot tell it that a name is free.
-        if stage.is_undisturbed() {
-            take_names(stage, &driven.session(), &open).await;
+        if harness.is_undisturbed() {
+            take_names(harness, &driven.session(), &open).await;
         }
     };
-    if before(stage.world.sleep(None, patience), counted).await.is_none() {
+    if before(harness.world.sleep(None, patience), counted).await.is_none() {
         let left = open.take();
-        stage
+        harness
             .judge
             .violated(format!("{patience:?} after all sessions have ended, something is left: {left}"));
     }
 }
 
 /// Waits until all nodes are up, and starts those that nobody else will.
-async fn all_up(stage: &Rc<Stage>) {
-    while !(0..stage.nodes()).all(|node| stage.is_up(node)) && stage.judge.is_content() {
-        stage.revive_the_killed();
-        stage.world.sleep(None, LOOK).await;
+async fn all_up(harness: &Rc<Harness>) {
+    while !(0..harness.nodes()).all(|node| harness.is_up(node)) && harness.judge.is_content() {
+        harness.revive_the_killed();
+        harness.world.sleep(None, LOOK).await;
     }
 }
 
 /// Waits until all see each other: nodes that lost sight of each other are paired anew.
-async fn all_seen(stage: &Rc<Stage>) {
-    while (0..stage.nodes()).any(|node| is_unseen(stage, node)) && stage.judge.is_content() {
-        stage.revive_the_killed();
-        stage.world.sleep(None, LOOK).await;
+async fn all_seen(harness: &Rc<Harness>) {
+    while (0..harness.nodes()).any(|node| is_unseen(harness, node)) && harness.judge.is_content() {
+        harness.revive_the_killed();
+        harness.world.sleep(None, LOOK).await;
     }
 }
 
 /// Whether a node and another do not see each other.
-fn is_unseen(stage: &Stage, node: u32) -> bool {
-    let Some(driven) = stage.driven(node) else { return true };
+fn is_unseen(harness: &Harness, node: u32) -> bool {
+    let Some(driven) = harness.driven(node) else { return true };
     let mut others =
-        (0..stage.nodes()).filter(|other| *other != node).filter_map(|other| stage.driven(other));
+        (0..harness.nodes()).filter(|other| *other != node).filter_map(|other| harness.driven(other));
     others.any(|other| !other.is_connected_to(driven.id()) || !driven.is_connected_to(other.id()))
 }
 
-fn region_names(stage: &Stage) -> impl Iterator<Item = String> {
+fn region_names(harness: &Harness) -> impl Iterator<Item = String> {
     let shared = regions::names().chain(words::names()).chain(watches::names()).chain(locks::data_names());
-    shared.chain(rights::names(stage)).chain(apart::names(stage))
+    shared.chain(rights::names(harness)).chain(apart::names(harness))
 }
 
-async fn free_all(stage: &Stage, session: &Session) {
+async fn free_all(harness: &Harness, session: &Session) {
     // Of two regions that were given one name while nobody saw both, one is called otherwise by now.
     let named = session.list().await.unwrap_or_default();
     let is_left = |name: &String| name.contains('@') || log::is_name(name) || kv::is_name(name);
     let left = named.into_iter().filter_map(|info| info.name).filter(is_left);
-    for name in region_names(stage).chain(left) {
+    for name in region_names(harness).chain(left) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
             // A process that was about to free it may be faster.
             let _ = session.free(lh).await;
@@ -101,22 +101,22 @@ async fn free_all(stage: &Stage, session: &Session) {
 }
 
 /// Waits until nothing is left.
-async fn count(stage: &Stage, session: &Session, open: &RefCell<String>) {
+async fn count(harness: &Harness, session: &Session, open: &RefCell<String>) {
     loop {
         match left(session).await {
             Some(left) if left.is_empty() => return,
             Some(left) => open.replace(left),
             None => open.replace("what node 0 does not find out".to_owned()),
         };
-        stage.world.sleep(None, 2 * LOOK).await;
+        harness.world.sleep(None, 2 * LOOK).await;
     }
 }
 
 /// Waits until a node awaits no answers any more, and keeps none.
-async fn count_calls(stage: &Stage, node: u32, open: &RefCell<String>) {
-    for other in 0..stage.nodes() {
+async fn count_calls(harness: &Harness, node: u32, open: &RefCell<String>) {
+    for other in 0..harness.nodes() {
         loop {
-            let driven = stage.driven(node).expect("it is up");
+            let driven = harness.driven(node).expect("it is up");
             let (calls, answers) = driven.under_way(NodeId(other));
             if (calls, answers) == (0, 0) {
                 break;
@@ -125,20 +125,20 @@ async fn count_calls(stage: &Stage, node: u32, open: &RefCell<String>) {
                 "at node {node}: {calls} calls to node {other}, and {answers} answers kept for it"
             ));
             drop(driven);
-            stage.world.sleep(None, 2 * LOOK).await;
+            harness.world.sleep(None, 2 * LOOK).await;
         }
     }
 }
 
 /// Waits until every name can be given to somebody else: one that leads nowhere stands in no list.
-async fn take_names(stage: &Stage, session: &Session, open: &RefCell<String>) {
-    for name in region_names(stage) {
+async fn take_names(harness: &Harness, session: &Session, open: &RefCell<String>) {
+    for name in region_names(harness) {
         let lh = loop {
             match session.alloc(Some(&name), 8, Placement::Local, Permissions::empty()).await {
                 Ok(lh) => break lh,
                 Err(error) => open.replace(format!("the name {name}: {error}")),
             };
-            stage.world.sleep(None, 2 * LOOK).await;
+            harness.world.sleep(None, 2 * LOOK).await;
         };
         // Nobody else does anything any more.
         let _ = session.free(lh).await;

@@ -1,4 +1,4 @@
-//! Who had a lock after whom: what was done to it, in the words of the checker.
+//! SessionRun had a lock after whom: what was done to it, in the words of the checker.
 
 use todc_utils::specifications::Specification;
 
@@ -33,13 +33,13 @@ impl Specification for Lock {
     }
 }
 
-/// The turns of one lock.
+/// What was done to one lock.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct History {
     done: Vec<(Span, Operation)>,
 }
 
-impl Turns {
+impl History {
     pub(super) fn took(&mut self, span: Span, token: u64) {
         self.done.push((span, Operation::Take(token)));
     }
@@ -60,7 +60,7 @@ impl Turns {
     }
 }
 
-/// Who has it behind a piece: whose turn began and did not end there, or nobody if the one before has given it up.
+/// SessionRun has it behind a piece: whose turn began and did not end there, or nobody if the one before has given it up.
 fn left_by(piece: &[(Span, Operation)], before: Option<u64>) -> Option<u64> {
     let is_over = |token: u64| piece.iter().any(|(_, operation)| *operation == Operation::GiveUp(token));
     let begun = piece.iter().filter_map(|(_, operation)| match *operation {
@@ -79,12 +79,12 @@ mod tests {
     }
 
     /// The second takes it while the first gives it up.
-    fn handed_over(second: Span) -> Turns {
-        let mut turns = Turns::default();
-        turns.took(span(10, 20), 7);
-        turns.gave_up(span(50, 70), 7);
-        turns.took(second, 8);
-        turns
+    fn handed_over(second: Span) -> History {
+        let mut history = History::default();
+        history.took(span(10, 20), 7);
+        history.gave_up(span(50, 70), 7);
+        history.took(second, 8);
+        history
     }
 
     #[test]
@@ -92,10 +92,10 @@ mod tests {
         assert!(handed_over(span(30, 60)).have_order());
         assert!(handed_over(span(80, 90)).have_order());
         assert!(!handed_over(span(30, 45)).have_order());
-        let mut turns = handed_over(span(80, 90));
-        turns.took(span(100, 110), 9);
-        assert!(!turns.have_order(), "nobody gave it up");
-        turns.gave_up(span(95, 105), 8);
-        assert!(turns.have_order());
+        let mut history = handed_over(span(80, 90));
+        history.took(span(100, 110), 9);
+        assert!(!history.have_order(), "nobody gave it up");
+        history.gave_up(span(95, 105), 8);
+        assert!(history.have_order());
     }
 }

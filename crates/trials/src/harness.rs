@@ -1,4 +1,4 @@
-//! The stage: what all sessions of a trial share, and the nodes that come and go on it.
+//! The harness: what all sessions of a trial share, and the nodes that come and go in it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -36,7 +36,7 @@ const LEASES_OF_CONSEQUENCES: u64 = 4;
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
 
 /// See the module's documentation.
-pub(crate) struct Stage {
+pub(crate) struct Harness {
     pub(crate) world: World,
     pub(crate) plan: Plan,
     pub(crate) judge: Judge,
@@ -55,7 +55,7 @@ pub(crate) struct Stage {
     pub(crate) cut_off_is_by_adapters: bool,
     /// What there is between nodes.
     profiles: Vec<Profile>,
-    seats: Vec<Seat>,
+    slots: Vec<NodeSlot>,
     anyone_isolated: Cell<bool>,
     faults: RefCell<Vec<TaskId>>,
     /// When a node or a link last ceased to be as it should, or was so again.
@@ -65,7 +65,7 @@ pub(crate) struct Stage {
     /// Nodes join one at a time, as they do through the lock in a cluster's directory, and in the order in which they came: by
     /// the numbers of their turns.
     joining: RefCell<VecDeque<u64>>,
-    turns: Cell<u64>,
+    join_turns: Cell<u64>,
     /// All nodes have joined once, and work begins.
     open: Cell<bool>,
     /// Sessions are to come to an end.
@@ -74,8 +74,8 @@ pub(crate) struct Stage {
     working: Cell<usize>,
 }
 
-/// A node's place, which one life after the other takes.
-struct Seat {
+/// A node's slot, which one incarnation after the other takes.
+struct NodeSlot {
     host: HostId,
     lives: Cell<u32>,
     node: RefCell<Option<Rc<Driven>>>,
@@ -91,10 +91,10 @@ struct Seat {
     missed_until_ns: Cell<u64>,
 }
 
-impl Stage {
-    pub(crate) fn new(world: World, plan: Plan) -> Rc<Stage> {
+impl Harness {
+    pub(crate) fn new(world: World, plan: Plan) -> Rc<Harness> {
         let hosts = put_up(&world, &plan);
-        let seat = |host: &HostId| Seat {
+        let slot = |host: &HostId| NodeSlot {
             host: *host,
             lives: Cell::new(0),
             node: RefCell::default(),
@@ -104,10 +104,10 @@ impl Stage {
             stopped: Cell::new(false),
             missed_until_ns: Cell::new(0),
         };
-        let seats = hosts.iter().map(seat).collect();
+        let slots = hosts.iter().map(slot).collect();
         let mut profiles: Vec<Profile> = hosts.iter().map(|host| world.profile(hosts[0], *host)).collect();
         profiles.dedup();
-        Rc::new(Stage {
+        Rc::new(Harness {
             judge: Judge::new(world.clone()),
             regions: RefCell::default(),
             calls: RefCell::default(),
@@ -124,13 +124,13 @@ impl Stage {
                 && !plan.faults.break_links(),
             cut_off_is_by_adapters: profiles.iter().all(Profile::is_adapter),
             profiles,
-            seats,
+            slots,
             anyone_isolated: Cell::new(false),
             faults: RefCell::default(),
             last_trouble_ns: Cell::new(0),
             disturbed: RefCell::default(),
             joining: RefCell::default(),
-            turns: Cell::new(0),
+            join_turns: Cell::new(0),
             open: Cell::new(false),
             closing: Cell::new(false),
             working: Cell::new(0),
@@ -144,7 +144,7 @@ impl Stage {
     }
 
     pub(crate) fn host(&self, node: u32) -> HostId {
-        self.seats[node as usize].host
+        self.slots[node as usize].host
     }
 
     /// All nodes that stand on its host.
@@ -155,22 +155,22 @@ impl Stage {
 
     /// How often a node has begun to live.
     pub(crate) fn life(&self, node: u32) -> u32 {
-        self.seats[node as usize].lives.get()
+        self.slots[node as usize].lives.get()
     }
 
     /// Whether its process is there, stopped or not.
     pub(crate) fn has_process(&self, node: u32) -> bool {
-        !self.world.has_crashed(self.seats[node as usize].host)
+        !self.world.has_crashed(self.slots[node as usize].host)
     }
 
     pub(crate) fn is_up(&self, node: u32) -> bool {
-        self.seats[node as usize].up.get()
+        self.slots[node as usize].up.get()
     }
 
     /// Others may take the node for dead although it lives.
     pub(crate) fn isolate(&self, node: u32) {
         self.judge.note_trouble();
-        self.seats[node as usize].isolated.set(true);
+        self.slots[node as usize].isolated.set(true);
         self.anyone_isolated.set(true);
     }
 
@@ -180,7 +180,7 @@ impl Stage {
     }
 
     pub(crate) fn was_isolated(&self, node: u32) -> bool {
-        self.seats[node as usize].isolated.get()
+        self.slots[node as usize].isolated.get()
     }
 
     /// Whether others hear of the end of a node's process at once, and not only by its silence.
@@ -210,39 +210,41 @@ impl Stage {
     }
 
     pub(crate) fn driven(&self, node: u32) -> Option<Rc<Driven>> {
-        self.seats[node as usize].node.borrow().clone()
+        self.slots[node as usize].node.borrow().clone()
     }
 
     // Coming and going.
 
     /// Starts a node, which joins as soon as it can and then lets its sessions work.
-    pub(crate) fn start(self: &Rc<Stage>, node: u32) {
-        let seat = &self.seats[node as usize];
-        seat.lives.set(seat.lives.get() + 1);
-        seat.isolated.set(false);
-        seat.down.set(false);
-        let (stage, host) = (self.clone(), seat.host);
+    pub(crate) fn start(self: &Rc<Harness>, node: u32) {
+        let slot = &self.slots[node as usize];
+        slot.lives.set(slot.lives.get() + 1);
+        slot.isolated.set(false);
+        slot.down.set(false);
+        let (harness, host) = (self.clone(), slot.host);
         let boot = async move {
-            if let Err(error) = stage.boot(node).await {
-                stage.judge.expect(!stage.judge.is_calm(), || format!("node {node} could not join: {error}"));
-                stage.try_again(node);
+            if let Err(error) = harness.boot(node).await {
+                harness
+                    .judge
+                    .expect(!harness.judge.is_calm(), || format!("node {node} could not join: {error}"));
+                harness.try_again(node);
             }
         };
         self.world.spawn(Some(host), format!("boot {node}"), boot);
     }
 
     /// A node that found nobody ends, and is started again.
-    fn try_again(self: &Rc<Stage>, node: u32) {
-        let stage = self.clone();
+    fn try_again(self: &Rc<Harness>, node: u32) {
+        let harness = self.clone();
         self.world.spawn(None, format!("start {node} again"), async move {
-            stage.crash(node);
-            stage.world.sleep(None, stage.plan.lease() / 4).await;
-            stage.restart(node);
+            harness.crash(node);
+            harness.world.sleep(None, harness.plan.lease() / 4).await;
+            harness.restart(node);
         });
     }
 
-    async fn boot(self: &Rc<Stage>, node: u32) -> Result<(), JoinError> {
-        let _turn = Turn::take(self).await;
+    async fn boot(self: &Rc<Harness>, node: u32) -> Result<(), JoinError> {
+        let _turn = JoinTurn::take(self).await;
         let (driven, config, fabric) = self.make(node)?;
         let patience = self.world.sleep(Some(self.host(node)), self.plan.lease() * 20);
         let joined = before(patience, driven.join(&config, &fabric.discover())).await;
@@ -253,19 +255,19 @@ impl Stage {
                 return Ok(());
             }
         }
-        self.seats[node as usize].up.set(true);
+        self.slots[node as usize].up.set(true);
         self.note_change();
         actor::start_all(self, node, &driven);
         Ok(())
     }
 
-    fn make(self: &Rc<Stage>, node: u32) -> Result<(Rc<Driven>, Config, Arc<SimFabric>), JoinError> {
-        let seat = &self.seats[node as usize];
-        let life = seat.lives.get();
-        let birth = Birth { host: seat.host, life, stream: format!("node {node} life {life}") };
+    fn make(self: &Rc<Harness>, node: u32) -> Result<(Rc<Driven>, Config, Arc<SimFabric>), JoinError> {
+        let slot = &self.slots[node as usize];
+        let life = slot.lives.get();
+        let birth = Birth { host: slot.host, life, stream: format!("node {node} life {life}") };
         let config = self.config(node);
         let (driven, fabric) = birth.of(&self.world, &config)?;
-        *seat.node.borrow_mut() = Some(driven.clone());
+        *slot.node.borrow_mut() = Some(driven.clone());
         Ok((driven, config, fabric))
     }
 
@@ -298,21 +300,21 @@ impl Stage {
     fn end_life(&self, node: u32) {
         self.judge.note_trouble();
         self.note_change();
-        let seat = &self.seats[node as usize];
-        seat.up.set(false);
-        seat.down.set(true);
+        let slot = &self.slots[node as usize];
+        slot.up.set(false);
+        slot.down.set(true);
         // Its memory goes with the last who refers to it.
-        drop(seat.node.borrow_mut().take());
+        drop(slot.node.borrow_mut().take());
     }
 
     /// Lets a node leave in peace; it is down when this ends.
     pub(crate) async fn leave(&self, node: u32) {
         self.judge.note_trouble();
-        let seat = &self.seats[node as usize];
-        seat.up.set(false);
+        let slot = &self.slots[node as usize];
+        slot.up.set(false);
         let Some(driven) = self.driven(node) else { return };
         driven.begin_to_leave();
-        let host = seat.host;
+        let host = slot.host;
         while self.driven(node).is_some_and(|now| Rc::ptr_eq(&now, &driven)) {
             if driven.step() == Step::Left {
                 break;
@@ -324,8 +326,8 @@ impl Stage {
     }
 
     /// Lets a node that is down run again, unless somebody else has seen to that.
-    pub(crate) fn restart(self: &Rc<Stage>, node: u32) {
-        if !self.seats[node as usize].down.get() {
+    pub(crate) fn restart(self: &Rc<Harness>, node: u32) {
+        if !self.slots[node as usize].down.get() {
             return;
         }
         self.world.restart(self.host(node));
@@ -334,30 +336,30 @@ impl Stage {
 
     /// Stops a node for a while.
     pub(crate) async fn stop(&self, node: u32, long: Duration) {
-        let (seat, life) = (&self.seats[node as usize], self.life(node));
+        let (slot, life) = (&self.slots[node as usize], self.life(node));
         let (now_ns, long_ns, lease_ns) =
             (self.world.now_ns(), long.as_nanos() as u64, self.plan.lease().as_nanos() as u64);
         // It speaks four times in a lease: after a short stop nobody has missed it, unless it had hardly gone on.
-        match long_ns < lease_ns / 2 && seat.missed_until_ns.get() <= now_ns {
+        match long_ns < lease_ns / 2 && slot.missed_until_ns.get() <= now_ns {
             true => self.judge.note_trouble(),
             false => self.isolate(node),
         }
         self.barriers.borrow_mut().delay(now_ns, long_ns);
-        seat.missed_until_ns.set(seat.missed_until_ns.get().max(now_ns + long_ns + lease_ns));
-        seat.stopped.set(true);
+        slot.missed_until_ns.set(slot.missed_until_ns.get().max(now_ns + long_ns + lease_ns));
+        slot.stopped.set(true);
         self.note_change();
-        self.world.pause(seat.host);
+        self.world.pause(slot.host);
         self.world.sleep(None, long).await;
-        seat.stopped.set(false);
+        slot.stopped.set(false);
         self.note_change();
         if self.life(node) == life {
-            self.world.resume(seat.host);
+            self.world.resume(slot.host);
         }
     }
 
     /// Whether a node may have been stopped since then.
     pub(crate) fn may_have_slept_since(&self, node: u32, begin_ns: u64) -> bool {
-        self.seats[node as usize].missed_until_ns.get() > begin_ns
+        self.slots[node as usize].missed_until_ns.get() > begin_ns
     }
 
     /// Changes a link, until it is mended.
@@ -389,8 +391,8 @@ impl Stage {
 
     /// Whether a node has joined, and goes on.
     pub(crate) fn is_well(&self, node: u32) -> bool {
-        let seat = &self.seats[node as usize];
-        seat.up.get() && !seat.stopped.get() && self.world.is_running(seat.host)
+        let slot = &self.slots[node as usize];
+        slot.up.get() && !slot.stopped.get() && self.world.is_running(slot.host)
     }
 
     /// Something goes wrong for as long as this task lives.
@@ -404,18 +406,18 @@ impl Stage {
     }
 
     /// Ends what goes wrong: links are as they were, and nodes that are down come back.
-    pub(crate) fn heal(self: &Rc<Stage>) {
+    pub(crate) fn heal(self: &Rc<Harness>) {
         let disturbed: Vec<_> = self.disturbed.borrow().keys().copied().collect();
         disturbed.into_iter().for_each(|(from, to)| self.mend(from, to));
         (0..self.nodes()).for_each(|node| self.restart(node));
     }
 
     /// Starts those again that others have killed because they did not answer.
-    pub(crate) fn revive_the_killed(self: &Rc<Stage>) {
+    pub(crate) fn revive_the_killed(self: &Rc<Harness>) {
         for node in 0..self.nodes() {
-            let seat = &self.seats[node as usize];
-            let is_expected = seat.down.get() || seat.stopped.get();
-            if !is_expected && seat.lives.get() > 0 && !self.world.is_running(seat.host) {
+            let slot = &self.slots[node as usize];
+            let is_expected = slot.down.get() || slot.stopped.get();
+            if !is_expected && slot.lives.get() > 0 && !self.world.is_running(slot.host) {
                 self.crash(node);
                 self.restart(node);
             }
@@ -425,7 +427,7 @@ impl Stage {
     /// Ends everything, and gives all memory back.
     pub(crate) fn end(&self) {
         self.world.end();
-        self.seats.iter().for_each(|seat| drop(seat.node.borrow_mut().take()));
+        self.slots.iter().for_each(|slot| drop(slot.node.borrow_mut().take()));
     }
 
     // Working.
@@ -457,7 +459,7 @@ impl Stage {
     }
 
     /// Counts a session among those that work, for as long as what this returns lives.
-    pub(crate) fn count_in(self: &Rc<Stage>) -> Working {
+    pub(crate) fn count_in(self: &Rc<Harness>) -> Working {
         self.working.set(self.working.get() + 1);
         Working(self.clone())
     }
@@ -474,8 +476,8 @@ fn put_up(world: &World, plan: &Plan) -> Vec<HostId> {
     places.map(stand).collect()
 }
 
-/// See [`Stage::count_in`].
-pub(crate) struct Working(Rc<Stage>);
+/// See [`Harness::count_in`].
+pub(crate) struct Working(Rc<Harness>);
 
 impl Drop for Working {
     fn drop(&mut self) {
@@ -484,26 +486,26 @@ impl Drop for Working {
 }
 
 /// The right to join, or a place in the queue for it.
-struct Turn {
-    stage: Rc<Stage>,
+struct JoinTurn {
+    harness: Rc<Harness>,
     number: u64,
 }
 
-impl Turn {
-    async fn take(stage: &Rc<Stage>) -> Turn {
-        let number = stage.turns.get();
-        stage.turns.set(number + 1);
-        stage.joining.borrow_mut().push_back(number);
-        let turn = Turn { stage: stage.clone(), number };
-        while stage.joining.borrow().front() != Some(&number) {
-            stage.world.sleep(None, Duration::from_micros(5)).await;
+impl JoinTurn {
+    async fn take(harness: &Rc<Harness>) -> JoinTurn {
+        let number = harness.join_turns.get();
+        harness.join_turns.set(number + 1);
+        harness.joining.borrow_mut().push_back(number);
+        let join_turn = JoinTurn { harness: harness.clone(), number };
+        while harness.joining.borrow().front() != Some(&number) {
+            harness.world.sleep(None, Duration::from_micros(5)).await;
         }
-        turn
+        join_turn
     }
 }
 
-impl Drop for Turn {
+impl Drop for JoinTurn {
     fn drop(&mut self) {
-        self.stage.joining.borrow_mut().retain(|number| *number != self.number);
+        self.harness.joining.borrow_mut().retain(|number| *number != self.number);
     }
 }
