@@ -1,4 +1,4 @@
-//! Whatever the process at the other end scribbles over a ring, ours neither panics, nor loops, nor believes it.
+//! Whatever the process at the other end writes into a ring, ours neither panics, nor loops, nor believes it.
 //!
 //! The input is a little program: each byte says what happens next, and the bytes behind it are its operands.
 
@@ -20,7 +20,7 @@ fuzz_target!(|program: &[u8]| {
     while let Some(step) = take(&mut input, 1) {
         match step[0] % 4 {
             0 => pop_all(&mut consumer),
-            // The push itself may be refused for any reason: the ring may be full, or scribbled over.
+            // The push itself may be refused for any reason: the ring may be full, or corrupt.
             1 => {
                 let len = take(&mut input, 1).map_or(0, |len| len[0] as usize);
                 let _ = producer.try_push(len as u8 % 8, 7, &[&vec![len as u8; len]]);

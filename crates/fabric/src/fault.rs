@@ -51,7 +51,7 @@ struct State {
     polls: u64,
     /// Events withheld, in order; those behind a delayed one of the same peer wait with it, as they would on a queue
     /// pair: here all lanes are one, for nobody can tell in which of them a message arrived.
-    held: BTreeMap<PeerId, VecDeque<Held>>,
+    held: BTreeMap<PeerId, VecDeque<Withheld>>,
 }
 
 /// What becomes of a request's completion.
@@ -70,7 +70,7 @@ enum Fate {
 }
 
 #[derive(Debug)]
-struct Held {
+struct Withheld {
     /// The number of the poll that may return it.
     due: u64,
     event: Event,
@@ -222,7 +222,7 @@ impl State {
 
     fn hold(&mut self, peer: PeerId, event: Event, polls: u64) {
         let due = self.polls + polls;
-        self.held.entry(peer).or_default().push_back(Held { due, event });
+        self.held.entry(peer).or_default().push_back(Withheld { due, event });
     }
 
     /// Moves what is due to `events`.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use halite::{Config, JoinError, Node, NodeId, Permissions, Placement, Seat};
+use halite::{Config, JoinError, Node, NodeId, NodeIdentity, Permissions, Placement};
 use halite_fabric::{Event, Fabric, Key, Lane, Local, Operation, PeerId, RemoteAddress, WorkId, WorkRequest};
 use halite_mem::{PagePolicy, Segment};
 use halite_providers::{ShmConfig, ShmFabric};
@@ -60,10 +60,13 @@ fn measure(dir: &Path, each: usize) -> Result<(), Failure> {
 
 /// A node that reaches others only by what it posts.
 fn join(dir: &Path, node: u32) -> Result<Node, JoinError> {
-    let open = |seat: &Seat| -> Result<Arc<dyn Fabric>, JoinError> {
-        let hello = seat.hello.clone();
-        let config =
-            ShmConfig { hello, direct: false, ..ShmConfig::new(dir, seat.name_of(halite::Provider::Shm)) };
+    let open = |identity: &NodeIdentity| -> Result<Arc<dyn Fabric>, JoinError> {
+        let hello = identity.hello.clone();
+        let config = ShmConfig {
+            hello,
+            direct: false,
+            ..ShmConfig::new(dir, identity.name_of(halite::Provider::Shm))
+        };
         Ok(ShmFabric::open(config).map_err(|error| JoinError::Fabric(Box::new(error)))?)
     };
     let config = Config { dir: dir.to_owned(), node: Some(NodeId(node)), ..Config::default() };

@@ -69,7 +69,7 @@ mod session;
 pub use cluster::cluster_dir;
 pub use cluster::config::{Config, EPHEMERAL_NODE_MIN, Fence, Hosts, NodeId, Provider};
 pub use cluster::driven::{Driven, Step};
-pub use cluster::node::{Node, Seat};
+pub use cluster::node::{Node, NodeIdentity};
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
     JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError, RegionCause, RegionError,

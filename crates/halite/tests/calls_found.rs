@@ -12,7 +12,7 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use common::Dir;
-use common::bereft::Bereft;
+use common::no_direct::NoDirect;
 use halite::{CallCause, Config, Function, Node, NodeId, Port, ReplyCause, ServeOptions, blocking};
 use halite_fabric::Fabric;
 use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
@@ -279,10 +279,10 @@ fn a_waker_that_owns_another_call_may_be_dropped_by_the_node() {
 fn a_long_input_of_a_caller_that_has_died_costs_its_server_no_memory() {
     let dir = Dir::new();
     let first = dir.join(0);
-    let mut bereft = None;
-    let wrap = |fabric| -> Arc<dyn Fabric> { bereft.insert(Arc::new(Bereft::new(fabric))).clone() };
+    let mut no_direct = None;
+    let wrap = |fabric| -> Arc<dyn Fabric> { no_direct.insert(Arc::new(NoDirect::new(fabric))).clone() };
     let second = Node::wrap(dir.config(1), wrap).unwrap();
-    let fabric = bereft.expect("the fabric was wrapped");
+    let fabric = no_direct.expect("the fabric was wrapped");
     let (session, there) = (first.blocking_session(), second.blocking_session());
     let server = there.serve(ECHO, ServeOptions::default()).unwrap();
     thread::scope(|scope| {
@@ -292,7 +292,7 @@ fn a_long_input_of_a_caller_that_has_died_costs_its_server_no_memory() {
         session.send(NodeId(1), PORT, b"short").unwrap();
         assert_eq!(port.recv().unwrap().bytes, b"short");
         let before = fabric.registered_bytes();
-        fabric.bereave();
+        fabric.hide_direct();
         let called = session.call(NodeId(1), ECHO, &vec![7; 1 << 20], PATIENCE);
         let after = fabric.registered_bytes();
         server.close();

@@ -21,10 +21,10 @@ enum Preferred {
 }
 
 fn join(dir: &Dir, spare: &Dir, node: u32, preferred: Preferred) -> Node {
-    let open = |seat: &halite::Seat| -> Result<Arc<dyn Fabric>, JoinError> {
+    let open = |identity: &halite::NodeIdentity| -> Result<Arc<dyn Fabric>, JoinError> {
         let shm = |dir: &Dir, direct: bool| -> Arc<dyn Fabric> {
             let (config, hello) =
-                (ShmConfig::new(dir.path(), seat.name_of(halite::Provider::Shm)), seat.hello.clone());
+                (ShmConfig::new(dir.path(), identity.name_of(halite::Provider::Shm)), identity.hello.clone());
             let config = ShmConfig { hello, sleep: Sleep::Descriptor, direct, ..config };
             ShmFabric::open(config).expect("its name is free")
         };

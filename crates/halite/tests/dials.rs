@@ -9,7 +9,7 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use common::{Dir, Process};
-use halite::{CallCause, Config, Driven, Function, JoinError, NodeId, NodeState, Seat};
+use halite::{CallCause, Config, Driven, Function, JoinError, NodeId, NodeIdentity, NodeState};
 use halite_fabric::Fabric;
 use halite_fabric::trace::Tracer;
 use halite_providers::{ShmConfig, ShmFabric};
@@ -27,8 +27,9 @@ struct Member {
 impl Member {
     fn new(dir: &Dir, node: u32) -> Member {
         let mut tracer = None;
-        let open = |seat: &Seat| -> Result<Arc<dyn Fabric>, JoinError> {
-            let config = ShmConfig { hello: seat.hello.clone(), ..ShmConfig::new(dir.path(), &seat.name) };
+        let open = |identity: &NodeIdentity| -> Result<Arc<dyn Fabric>, JoinError> {
+            let config =
+                ShmConfig { hello: identity.hello.clone(), ..ShmConfig::new(dir.path(), &identity.name) };
             let fabric = ShmFabric::open(config).map_err(|error| JoinError::Fabric(Box::new(error)))?;
             Ok(tracer.insert(Arc::new(Tracer::new(fabric, 10_000))).clone())
         };

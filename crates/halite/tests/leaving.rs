@@ -159,8 +159,9 @@ fn check(answers: Vec<(&str, String)>, state: &str) {
 
 fn node(dir: &Dir) -> Driven {
     std::fs::DirBuilder::new().mode(0o700).create(dir.path()).unwrap();
-    let open = |seat: &halite::Seat| -> Result<Arc<dyn halite_fabric::Fabric>, JoinError> {
-        let config = ShmConfig { hello: seat.hello.clone(), ..ShmConfig::new(dir.path(), &seat.name) };
+    let open = |identity: &halite::NodeIdentity| -> Result<Arc<dyn halite_fabric::Fabric>, JoinError> {
+        let config =
+            ShmConfig { hello: identity.hello.clone(), ..ShmConfig::new(dir.path(), &identity.name) };
         Ok(ShmFabric::open(config).map_err(|error| JoinError::Fabric(Box::new(error)))?)
     };
     Driven::new(dir.config(0), Process::begin(), open).unwrap()

@@ -5,7 +5,7 @@ mod common;
 use std::alloc::System;
 
 use common::Dir;
-use common::bereft::join;
+use common::no_direct::join;
 use halite::{NodeId, Permissions, Placement, ReadOp, WriteOp};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region as Stretch, StatsAlloc};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::Dir;
-use common::bereft::Bereft;
+use common::no_direct::NoDirect;
 use halite::Node;
 use halite_fabric::Fabric;
 
@@ -14,7 +14,7 @@ use halite_fabric::Fabric;
 fn an_idle_node_polls_a_provider_as_soon_as_that_wants_and_sleeps_long_when_it_no_longer_does() {
     let dir = Dir::new();
     let mut wrapped = None;
-    let wrap = |fabric| -> Arc<dyn Fabric> { wrapped.insert(Arc::new(Bereft::new(fabric))).clone() };
+    let wrap = |fabric| -> Arc<dyn Fabric> { wrapped.insert(Arc::new(NoDirect::new(fabric))).clone() };
     let _node = Node::wrap(dir.config(0), wrap).expect("the node joins");
     let fabric = wrapped.expect("it was wrapped");
 

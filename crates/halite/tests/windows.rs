@@ -3,13 +3,13 @@
 mod common;
 
 use common::Dir;
-use common::bereft::{Bereft, join};
+use common::no_direct::{NoDirect, join};
 use halite::{Lh, NodeId, Permissions, Placement, WriteOp};
 
 const ALL: Permissions = Permissions::all();
 
 /// Posts, and requests in them, while something is done; at least three times, since heartbeats are posts as well.
-fn posted_by(fabric: &Bereft, mut work: impl FnMut()) -> (u64, u64) {
+fn posted_by(fabric: &NoDirect, mut work: impl FnMut()) -> (u64, u64) {
     let once = |_| {
         let (posts, requests) = fabric.posted();
         work();

@@ -1,6 +1,6 @@
 //! A ring of byte messages in shared memory, from one process to another.
 //!
-//! One producer, one consumer, each in a process that may die, or scribble, at any moment.  This is not a
+//! One producer, one consumer, each in a process that may die, or corrupt it, at any moment.  This is not a
 //! queue between threads, it does not sleep (see [`crate::doorbell`]) and it knows nothing about what the
 //! messages mean.
 //!
@@ -98,13 +98,13 @@ pub enum PushError {
         max: u64,
     },
     /// The consumer claims to have consumed what was never published.  Drop the connection.
-    #[error("cannot push: the consumer scribbled over the ring")]
+    #[error("cannot push: the consumer corrupted the ring")]
     Corrupt,
 }
 
 /// The producer published something that is not a record.  Drop the connection: the ring stays corrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot pop: the producer scribbled over the ring")]
+#[error("cannot pop: the producer corrupted the ring")]
 pub struct Corrupt;
 
 /// The end that publishes.

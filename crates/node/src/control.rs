@@ -7,6 +7,6 @@ mod start;
 mod stop;
 mod unlisted;
 
-pub use start::{FAILED, Lifetime, METRICS_AT, NodeProcess, Plan};
+pub use start::{ClusterSpec, FAILED, Lifetime, METRICS_AT, NodeProcess};
 pub use stop::{Found, GRACE, Outcome, Target, find, stop};
 pub use unlisted::Unlisted;

@@ -350,7 +350,7 @@ fn a_crowd_is_told_to_come_back_later() {
 }
 
 #[test]
-fn a_scribbled_ring_costs_the_connection() {
+fn a_corrupt_ring_costs_the_connection() {
     // A header of no lap that could be there, one of a payload that is too long, one of an unknown kind.
     for header in [u64::MAX, u64::from(u32::MAX) << 6 | 1, 7 << 3 | 1] {
         check_connected(|_, hello| hello.ring.window(128, 8).unwrap().store_u64(0, header).unwrap());

@@ -122,7 +122,7 @@ impl Tasks {
         self.task(id).is_some()
     }
 
-    /// Takes the future out to be polled; to be given back by [`Tasks::put_back`] or ended by [`Tasks::remove`].
+    /// Takes the future out to be polled; to be given back by [`Tasks::restore`] or ended by [`Tasks::remove`].
     pub(crate) fn take(&mut self, id: TaskId) -> Option<(BoxFuture, Waker)> {
         let task = self.task_mut(id)?;
         // Before it is polled: what wakes it from here on queues it again.
@@ -132,7 +132,7 @@ impl Tasks {
     }
 
     /// Returns the future if its task has been removed meanwhile, to be dropped where nothing is borrowed.
-    pub(crate) fn put_back(&mut self, id: TaskId, future: BoxFuture) -> Option<BoxFuture> {
+    pub(crate) fn restore(&mut self, id: TaskId, future: BoxFuture) -> Option<BoxFuture> {
         match self.task_mut(id) {
             Some(task) => {
                 task.future = Some(future);

@@ -393,7 +393,7 @@ impl World {
         match ended {
             Poll::Ready(()) => drop(self.inner.tasks.borrow_mut().remove(id)),
             Poll::Pending => {
-                let orphan = self.inner.tasks.borrow_mut().put_back(id, future);
+                let orphan = self.inner.tasks.borrow_mut().restore(id, future);
                 drop(orphan);
             }
         }

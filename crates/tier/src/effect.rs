@@ -204,7 +204,7 @@ pub enum Release {
     /// It was recovered from a dead holder for somebody who did not want it any more: the next is to be told.
     Unused,
     /// Its session has ended without giving it up: the next is to be told, once what that session posted is over.
-    Forsaken,
+    Abandoned,
 }
 
 /// Where a region's chunks shall be.

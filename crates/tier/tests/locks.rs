@@ -85,7 +85,7 @@ fn a_lock_is_given_up_by_the_session_that_holds_it_and_by_no_sibling() {
     let wanted = Permissions::ATOMIC;
     let map = Command::Map { name: Service::Lock.region_name(NAME), wanted };
     let theirs = common::slot(cluster.command(2, map));
-    for release in [Release::Used, Release::Unused, Release::Forsaken] {
+    for release in [Release::Used, Release::Unused, Release::Abandoned] {
         let refused = cluster.command(2, Command::Unlock { slot: theirs, release });
         assert_eq!(refused, Err(ErrorReply::NotHeld.into()), "{release:?}");
     }
@@ -343,8 +343,8 @@ fn a_session_that_ends_gives_its_lock_up_as_one_to_be_recovered() {
     let mut cluster = Cluster::of(3);
     let (slots, _) = lock_of_all(&mut cluster);
     submit_and_run(&mut cluster, 1, lock(slots[1]));
-    let forsake = Command::Unlock { slot: slots[1], release: Release::Forsaken };
-    assert_eq!(cluster.command(1, forsake), Ok(Outcome::Done));
+    let unlock = Command::Unlock { slot: slots[1], release: Release::Abandoned };
+    assert_eq!(cluster.command(1, unlock), Ok(Outcome::Done));
     assert_ne!(swap(&cluster, 2, slots[2], 0, holder(&cluster, 2)), 0, "the next must learn of it");
     let op = submit_and_run(&mut cluster, 2, lock(slots[2]));
     assert!(locked(&mut cluster, 2, op).1);

@@ -37,9 +37,9 @@ impl Birth {
             node,
             address: address.clone(),
         };
-        let driven = Driven::new(config.clone(), Arc::new(made), |seat| {
-            assert!(address.starts_with(&seat.name), "others dial it by its name");
-            let opened = world.fabric(self.host, &address, seat.hello.clone());
+        let driven = Driven::new(config.clone(), Arc::new(made), |identity| {
+            assert!(address.starts_with(&identity.name), "others dial it by its name");
+            let opened = world.fabric(self.host, &address, identity.hello.clone());
             fabric = Some(opened.clone());
             Ok(opened)
         })?;

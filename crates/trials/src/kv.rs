@@ -289,7 +289,7 @@ fn take(actor: &mut Actor, key: Key) -> Store {
     actor.kv.open.remove(&key.store).expect("it was opened")
 }
 
-fn put_back(actor: &mut Actor, key: Key, store: Store) {
+fn keep_open(actor: &mut Actor, key: Key, store: Store) {
     actor.kv.open.insert(key.store, store);
 }
 
@@ -297,7 +297,7 @@ async fn get(actor: &mut Actor, key: Key) {
     let (mut store, text) = (take(actor, key), key.text());
     let begun = begin(actor, key, Operation::Nothing);
     let result = actor.attempt("get a key", store.get(&text)).await;
-    put_back(actor, key, store);
+    keep_open(actor, key, store);
     let Some(found) = seen(actor, &begun, result) else { return };
     begun.end(actor, found, |found| Operation::Get { found });
 }
@@ -342,7 +342,7 @@ async fn swap(actor: &mut Actor, key: Key, only: Only) {
     let lapsing =
         kept_us.map(|us| history_of(actor, key, |history| history.lapses(begun.begin_ns, us, token)));
     let result = actor.attempt("set a key", store.swap(&text, &bytes, SetOptions { only, expires })).await;
-    put_back(actor, key, store);
+    keep_open(actor, key, store);
     let Some(found) = seen(actor, &begun, result) else { return };
     end_lapse(actor, key, lapsing, kept_us, &found);
     begun.end(actor, found, |found| Operation::Swap { new, only, lapse, found: Some(found) });
@@ -365,7 +365,7 @@ async fn append(actor: &mut Actor, key: Key) {
     let begun = begin(actor, key, Operation::Append { token, len: None });
     let bytes = values::bytes(token, 1);
     let result = actor.attempt("append to a key", store.append(&text, &bytes)).await;
-    put_back(actor, key, store);
+    keep_open(actor, key, store);
     begun.end(actor, result, |len| Operation::Append { token, len: Some(len / ENTRY_BYTES as u64) });
 }
 
@@ -373,7 +373,7 @@ async fn delete(actor: &mut Actor, key: Key) {
     let (mut store, text) = (take(actor, key), key.text());
     let begun = begin(actor, key, Operation::Delete { was: None });
     let result = actor.attempt("delete a key", store.delete(&text)).await;
-    put_back(actor, key, store);
+    keep_open(actor, key, store);
     begun.end(actor, result, |was| Operation::Delete { was: Some(was) });
 }
 
@@ -384,7 +384,7 @@ async fn expire(actor: &mut Actor, key: Key) {
     let lapsing = history_of(actor, key, |history| history.lapses(begun.begin_ns, us, token));
     let expiring = store.expire_when(&text, Expires::After { ms: us }, When::Always);
     let result = actor.attempt("let a key expire", expiring).await;
-    put_back(actor, key, store);
+    keep_open(actor, key, store);
     end_lapse(actor, key, Some(lapsing), Some(us), &result);
     begun.end(actor, result, |was| Operation::Expire { lapse: token, was: Some(was) });
 }

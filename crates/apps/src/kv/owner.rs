@@ -34,10 +34,10 @@ pub struct Owner {
 pub struct Local(Arc<Mutex<Option<Shard>>>);
 
 /// The shard as long as a thread uses it; `None` when its owner has ended.
-type Held<'a> = MutexGuard<'a, Option<Shard>>;
+type LocalGuard<'a> = MutexGuard<'a, Option<Shard>>;
 
 impl Local {
-    fn hold(&self) -> Held<'_> {
+    fn hold(&self) -> LocalGuard<'_> {
         // What panicked in the middle of a change leaves entries that are whole, for those are never changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

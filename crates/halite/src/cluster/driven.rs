@@ -9,7 +9,7 @@ use halite_tier::layout::Extent;
 
 use crate::cluster::config::{Config, NodeId};
 use crate::cluster::inner::{self, Checked, NodeInner};
-use crate::cluster::node::Seat;
+use crate::cluster::node::NodeIdentity;
 use crate::error::{JoinError, LockError};
 use crate::runtime::env::{Env, NodeEnv};
 use crate::runtime::leaving::{self, Leaving};
@@ -50,16 +50,16 @@ impl Driven {
     pub fn new(
         config: Config,
         env: Arc<dyn Env>,
-        open: impl FnOnce(&Seat) -> Result<Arc<dyn Fabric>, JoinError>,
+        open: impl FnOnce(&NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Driven, JoinError> {
         let node =
             config.node.ok_or_else(|| JoinError::BadConfig("a driven node needs a number".to_owned()))?;
         let checked = Checked::new(config)?;
-        let env = NodeEnv::Given(env);
+        let env = NodeEnv::Custom(env);
         let life = NodeLife { node, incarnation: inner::new_incarnation(&env) };
         let (name, address) = (format!("node-{node}"), env.address());
-        let seat = Seat { node, name, hosts: None, hello: checked.hello(life, &env, &address) };
-        let inner = NodeInner::new(&checked, life, env, address, open(&seat)?, Default::default())?;
+        let identity = NodeIdentity { node, name, hosts: None, hello: checked.hello(life, &env, &address) };
+        let inner = NodeInner::new(&checked, life, env, address, open(&identity)?, Default::default())?;
         Ok(Driven { inner, leaving: RefCell::new(None) })
     }
 

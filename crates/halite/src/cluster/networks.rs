@@ -12,7 +12,7 @@ use halite_providers::{RoceConfig, RoceFabric, ShmConfig, ShmFabric, Sleep};
 
 use crate::cluster::cluster_dir::{ClusterDir, KnownHosts, Listeners, socket_name};
 use crate::cluster::config::{Config, Hosts};
-use crate::cluster::node::Seat;
+use crate::cluster::node::NodeIdentity;
 use crate::cluster::ways;
 use crate::error::JoinError;
 
@@ -69,7 +69,7 @@ pub(crate) fn chosen(config: &Config, others: &[Listeners]) -> Vec<Provider> {
 pub(crate) fn open(
     config: &Config,
     providers: &[Provider],
-    seat: &Seat,
+    identity: &NodeIdentity,
 ) -> Result<Arc<dyn Fabric>, JoinError> {
     if config.pcap.is_some() && !providers.contains(&Provider::Roce) {
         return Err(JoinError::NoPackets);
@@ -78,7 +78,7 @@ pub(crate) fn open(
     for provider in providers {
         // Who uses one network sleeps as that likes best.
         let sleep = if providers.len() > 1 { Sleep::Descriptor } else { Sleep::Futex };
-        parts.push((provider.name(), open_one(config, *provider, seat, sleep)?));
+        parts.push((provider.name(), open_one(config, *provider, identity, sleep)?));
     }
     if let [(_, only)] = &parts[..] {
         return Ok(only.clone());
@@ -89,10 +89,10 @@ pub(crate) fn open(
 fn open_one(
     config: &Config,
     provider: Provider,
-    seat: &Seat,
+    identity: &NodeIdentity,
     sleep: Sleep,
 ) -> Result<Arc<dyn Fabric>, JoinError> {
-    let (name, hello) = (seat.name_of(provider), seat.hello.clone());
+    let (name, hello) = (identity.name_of(provider), identity.hello.clone());
     Ok(match provider {
         Provider::Shm => {
             let shm = ShmConfig {
@@ -105,7 +105,7 @@ fn open_one(
             ShmFabric::open(shm).map_err(failed)?
         }
         Provider::Roce => {
-            let hosts = seat.hosts.as_ref();
+            let hosts = identity.hosts.as_ref();
             let roce = RoceConfig {
                 hello,
                 address: hosts.map_or(config.address, |hosts| hosts.known.addresses[0]),

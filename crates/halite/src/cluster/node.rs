@@ -31,7 +31,7 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a fabric must know of the node that it is opened for.
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct NodeIdentity {
     /// Which node.
     pub node: NodeId,
     /// A name that no other node has.
@@ -42,7 +42,7 @@ pub struct Seat {
     pub(crate) hosts: Option<MetHosts>,
 }
 
-impl Seat {
+impl NodeIdentity {
     /// The name under which its fabric of that provider listens in the cluster directory.
     pub fn name_of(&self, provider: Provider) -> String {
         format!("{}.{provider}", self.name)
@@ -85,8 +85,8 @@ impl Node {
         config: Config,
         wrap: impl FnOnce(Arc<dyn Fabric>) -> Arc<dyn Fabric>,
     ) -> Result<Node, JoinError> {
-        let open = |config: &Config, providers: &[Provider], seat: &Seat| {
-            networks::open(config, providers, seat).map(wrap)
+        let open = |config: &Config, providers: &[Provider], identity: &NodeIdentity| {
+            networks::open(config, providers, identity).map(wrap)
         };
         Node::join(config, FIRST_PATIENCE, open)
     }
@@ -100,15 +100,15 @@ impl Node {
     /// is meant where an address says none.
     pub fn with_fabric(
         config: Config,
-        open: impl FnOnce(&Seat) -> Result<Arc<dyn Fabric>, JoinError>,
+        open: impl FnOnce(&NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
-        Node::join(config, FIRST_PATIENCE, |_, _, seat| open(seat))
+        Node::join(config, FIRST_PATIENCE, |_, _, identity| open(identity))
     }
 
     fn join(
         config: Config,
         first_patience: Duration,
-        open: impl FnOnce(&Config, &[Provider], &Seat) -> Result<Arc<dyn Fabric>, JoinError>,
+        open: impl FnOnce(&Config, &[Provider], &NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
         config.check()?;
         // Before anybody knows of the node: an address that cannot be had is an error that costs nobody anything.
@@ -173,8 +173,8 @@ impl Node {
         let (dialled, is_spread) = (ways::hosts_of(&address), hosts.is_some());
         let hello = checked.hello(life, &env, &address);
         let known = config.hosts.as_ref().and(hosts.as_ref()).map(|hosts| hosts.known.clone());
-        let seat = Seat { node: life.node, name, hello, hosts };
-        let fabric = open(config, &providers, &seat)?;
+        let identity = NodeIdentity { node: life.node, name, hello, hosts };
+        let fabric = open(config, &providers, &identity)?;
         let inner = NodeInner::new(&checked, life, env, address, fabric, (ways, numbers))?;
         let progress_thread =
             ProgressThread::start(inner.driver.clone()).map_err(JoinError::io(&config.dir))?;

@@ -41,7 +41,7 @@ pub(crate) enum NodeEnv {
         begin: Instant,
         clock_offset_s: i64,
     },
-    Given(Arc<dyn Env>),
+    Custom(Arc<dyn Env>),
 }
 
 impl NodeEnv {
@@ -53,21 +53,21 @@ impl NodeEnv {
     pub(crate) fn now_ns(&self) -> u64 {
         match self {
             NodeEnv::Process { begin, .. } => begin.elapsed().as_nanos() as u64,
-            NodeEnv::Given(env) => env.now_ns(),
+            NodeEnv::Custom(env) => env.now_ns(),
         }
     }
 
     pub(crate) fn since_1970_ns(&self) -> u64 {
         match self {
             NodeEnv::Process { clock_offset_s, .. } => since_1970_ns(*clock_offset_s),
-            NodeEnv::Given(env) => env.since_1970_ns(),
+            NodeEnv::Custom(env) => env.since_1970_ns(),
         }
     }
 
     pub(crate) fn random(&self) -> u64 {
         match self {
             NodeEnv::Process { .. } => random(),
-            NodeEnv::Given(env) => env.random(),
+            NodeEnv::Custom(env) => env.random(),
         }
     }
 
@@ -75,7 +75,7 @@ impl NodeEnv {
     pub(crate) fn parallelism(&self) -> usize {
         match self {
             NodeEnv::Process { .. } => thread::available_parallelism().map_or(1, NonZeroUsize::get),
-            NodeEnv::Given(_) => 1,
+            NodeEnv::Custom(_) => 1,
         }
     }
 
@@ -83,7 +83,7 @@ impl NodeEnv {
     pub(crate) fn has_free(&self, len: u64) -> bool {
         match self {
             NodeEnv::Process { .. } => headroom::has_free(len),
-            NodeEnv::Given(_) => true,
+            NodeEnv::Custom(_) => true,
         }
     }
 
@@ -91,7 +91,7 @@ impl NodeEnv {
     pub(crate) fn has_addresses(&self, len: u64) -> bool {
         match self {
             NodeEnv::Process { .. } => headroom::has_addresses(len),
-            NodeEnv::Given(_) => true,
+            NodeEnv::Custom(_) => true,
         }
     }
 
@@ -99,14 +99,14 @@ impl NodeEnv {
     pub(crate) fn address(&self) -> String {
         match self {
             NodeEnv::Process { .. } => String::new(),
-            NodeEnv::Given(env) => env.address(),
+            NodeEnv::Custom(env) => env.address(),
         }
     }
 
     pub(crate) fn pid(&self) -> u32 {
         match self {
             NodeEnv::Process { .. } => std::process::id(),
-            NodeEnv::Given(env) => env.pid(),
+            NodeEnv::Custom(env) => env.pid(),
         }
     }
 }
@@ -115,7 +115,7 @@ impl fmt::Debug for NodeEnv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             NodeEnv::Process { .. } => "NodeEnv::Process",
-            NodeEnv::Given(_) => "NodeEnv::Given",
+            NodeEnv::Custom(_) => "NodeEnv::Custom",
         })
     }
 }

@@ -507,7 +507,7 @@ impl Inner {
             if let (Usage::Held(_), Some(lh)) = (state.usage, state.lh) {
                 drop(Commanded::submitted(
                     self,
-                    Command::Unlock { slot: lh.slot, release: Release::Forsaken },
+                    Command::Unlock { slot: lh.slot, release: Release::Abandoned },
                 ));
             }
         }

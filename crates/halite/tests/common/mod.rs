@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-pub mod bereft;
+pub mod no_direct;
 pub mod threads;
 
 use std::path::{Path, PathBuf};

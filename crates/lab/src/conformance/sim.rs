@@ -10,7 +10,7 @@ use halite_sim::{CutOffBy, HostId, Profile, World};
 use halite_trials::Birth;
 
 use super::cluster::{Harness, Nodes, Place, Sessions};
-use super::turns::{Told, wait};
+use super::turns::{InWorld, wait};
 
 /// What cases run with, unless [`SEED_VARIABLE`] says otherwise.  Everything follows from it.
 const SEED: u64 = 1;
@@ -53,7 +53,7 @@ impl Simulated {
 impl Harness for Simulated {
     fn found(&self) -> Box<dyn Place> {
         let world = World::new(self.seed, self.profile.clone());
-        let told = Told::in_world(&world);
+        let told = InWorld::enter(&world);
         let (seed, digest) = (self.seed, self.digest.clone());
         Box::new(Hosts { seed, world, lives: RefCell::default(), nodes: RefCell::default(), digest, told })
     }
@@ -89,7 +89,7 @@ struct Hosts {
     digest: Rc<Cell<u64>>,
     /// Until here the thread waits in virtual time.
     #[expect(dead_code, reason = "its end is what it is for")]
-    told: Told,
+    told: InWorld,
 }
 
 impl Nodes for Hosts {

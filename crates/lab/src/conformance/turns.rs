@@ -81,22 +81,22 @@ impl Turns {
 }
 
 /// The story of this thread happens in a world, until this is dropped.
-pub struct Told(());
+pub struct InWorld(());
 
-impl Told {
+impl InWorld {
     /// Panics if another story of this thread does.
-    pub fn in_world(world: &World) -> Told {
+    pub fn enter(world: &World) -> InWorld {
         let clock = world.clock(world.add_host());
         let turns =
             Turns { state: Mutex::default(), changed: Condvar::new(), places: AtomicUsize::new(1), clock };
         let place = Place { turns: Arc::new(turns), id: 0 };
         assert!(PLACE.replace(Some(place)).is_none(), "one world at a time");
         WORLD.set(Some(world.clone()));
-        Told(())
+        InWorld(())
     }
 }
 
-impl Drop for Told {
+impl Drop for InWorld {
     fn drop(&mut self) {
         PLACE.set(None);
         WORLD.set(None);
@@ -449,7 +449,7 @@ mod tests {
     fn threads_take_turns_and_time_passes_while_they_wait() {
         let took = [0, 1].map(|_| {
             let world = World::new(1, Profile::local());
-            let _told = Told::in_world(&world);
+            let _told = InWorld::enter(&world);
             meet(&world, 5)
         });
         assert!(took[0] >= PAUSE_NS, "those who came first have waited");
@@ -459,7 +459,7 @@ mod tests {
     #[test]
     fn who_has_ended_has_no_turn_however_late_it_is_woken() {
         let world = World::new(1, Profile::local());
-        let _told = Told::in_world(&world);
+        let _told = InWorld::enter(&world);
         let late = Mutex::new(None);
         scope(|scope| {
             scope.spawn(|| {
@@ -477,7 +477,7 @@ mod tests {
     #[should_panic = "a thread of the story has failed"]
     fn a_thread_that_fails_is_told_instead_of_a_hang() {
         let world = World::new(1, Profile::local());
-        let _told = Told::in_world(&world);
+        let _told = InWorld::enter(&world);
         scope(|scope| {
             scope.spawn(|| panic!("it fails"));
             scope.spawn(|| wait(std::future::pending::<()>()));
@@ -488,7 +488,7 @@ mod tests {
     #[should_panic = "the story hangs"]
     fn what_never_comes_is_told_instead_of_a_hang() {
         let world = World::new(1, Profile::local());
-        let _told = Told::in_world(&world);
+        let _told = InWorld::enter(&world);
         wait(std::future::pending::<()>());
     }
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use halite::blocking::{Mailbox, Server, Session};
 use halite::{
-    Config, Driven, Env, Function, JoinError, Lh, NodeId, Permissions, Placement, Port, Provider, Seat,
-    ServeOptions,
+    Config, Driven, Env, Function, JoinError, Lh, NodeId, NodeIdentity, Permissions, Placement, Port,
+    Provider, ServeOptions,
 };
 use halite_fabric::Fabric;
 use halite_providers::{ShmConfig, ShmFabric};
@@ -241,8 +241,8 @@ fn name_of(node: u32) -> String {
 }
 
 fn node_of(dir: &Path, node: u32, direct: bool, clock: &Arc<Clock>) -> Result<Driven, JoinError> {
-    let open = |seat: &Seat| -> Result<Arc<dyn Fabric>, JoinError> {
-        let hello = seat.hello.clone();
+    let open = |identity: &NodeIdentity| -> Result<Arc<dyn Fabric>, JoinError> {
+        let hello = identity.hello.clone();
         let config = ShmConfig { hello, direct, ..ShmConfig::new(dir, name_of(node)) };
         Ok(ShmFabric::open(config).map_err(|error| JoinError::Fabric(Box::new(error)))?)
     };

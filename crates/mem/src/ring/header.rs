@@ -35,7 +35,7 @@ pub(super) struct Lap(u8);
 
 impl Lap {
     /// The lap in which `position` lies.  Two are enough to tell one lap from the next; with four, a consumer
-    /// that finds a header of neither this lap nor the last one knows that it was scribbled.
+    /// that finds a header of neither this lap nor the last one knows that it was corrupted.
     pub(super) fn of(position: u64, capacity: u64) -> Lap {
         Lap(1 + (position >> capacity.trailing_zeros()) as u8 % 4)
     }

@@ -165,7 +165,7 @@ fn payload_is_copied_to_windows_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_scribbled_header_is_corrupt_and_stays_so() {
+fn a_corrupt_header_is_reported_and_stays_so() {
     let too_long = header(0, 0, 121);
     let longest_length = header(0, 0, LEN_MAX as u32);
     // Laps that are neither this one nor, there being none, the one before.
@@ -193,7 +193,7 @@ fn only_the_header_of_the_lap_before_may_be_left_over() {
 }
 
 #[test]
-fn a_scribbled_head_is_corrupt_and_nothing_is_overwritten() {
+fn a_corrupt_head_is_reported_and_nothing_is_overwritten() {
     let (mut producer, mut consumer, window) = ring(256);
     producer.try_push(0, 1, &[&[7; 120]]).unwrap();
     producer.try_push(0, 2, &[&[8; 120]]).unwrap();
@@ -288,7 +288,7 @@ proptest! {
     }
 
     #[test]
-    fn no_scribble_makes_either_side_panic(
+    fn no_corruption_makes_either_side_panic(
         words in prop::collection::vec((0..48u64, any::<u64>(), 0..4u64), 0..40)
     ) {
         let (mut producer, mut consumer, window) = ring(256);

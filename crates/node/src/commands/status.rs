@@ -53,7 +53,7 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
         bail!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display());
     }
     let asked = ask(dir, &presences);
-    let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Asked::default()));
+    let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Answers::default()));
     if let Err(error) = &asked {
         output::note(&format!("{}: showing what the lock files tell", output::reasons(error)));
         tell_silence(&mut rows, error);
@@ -70,24 +70,24 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
 
 /// What members say, and how this host sees them.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct Answers {
     statuses: Vec<NodeStatus>,
     seen: BTreeMap<u32, PeerSeen>,
 }
 
-impl Asked {
+impl Answers {
     /// Asks all members but the client itself, who is here to ask only.
-    pub(super) fn of(client: &Client) -> anyhow::Result<Asked> {
+    pub(super) fn of(client: &Client) -> anyhow::Result<Answers> {
         let mut statuses = client.session.status()?;
         statuses.retain(|status| status.node != client.id);
         let nodes = statuses.iter().map(|status| status.node);
         let seen = nodes.filter_map(|node| Some((node.0, client.session.seen(node)?))).collect();
-        Ok(Asked { statuses, seen })
+        Ok(Answers { statuses, seen })
     }
 }
 
 /// All nodes of which files or members tell, in order.
-pub(super) fn rows(presences: &[Presence], asked: &Asked) -> Vec<Row> {
+pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
     let mut rows = merge(presences, &asked.statuses);
     for row in &mut rows {
         if let Some(seen) = asked.seen.get(&row.node) {
@@ -98,16 +98,16 @@ pub(super) fn rows(presences: &[Presence], asked: &Asked) -> Vec<Row> {
 }
 
 /// What the members say (but for ourselves, who are here to ask only); nothing if there is nobody to ask.
-fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Asked> {
+fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
     if !presences.iter().any(|node| node.node.0 == 0 && node.alive) && !cluster_dir::has_hosts(dir) {
         let advice = match presences.iter().any(|node| node.alive) {
             true => format!("; {}", restart_advice(dir)),
             false => String::new(),
         };
         output::note(&format!("the first node is not running: showing what the lock files tell{advice}"));
-        return Ok(Asked::default());
+        return Ok(Answers::default());
     }
-    Asked::of(&Client::join(dir)?)
+    Answers::of(&Client::join(dir)?)
 }
 
 /// What the reason begins with where a node answered, and said why it cannot take us in: then it is not silent.

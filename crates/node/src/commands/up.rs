@@ -9,7 +9,7 @@ use halite::{Config, EPHEMERAL_NODE_MIN, Provider};
 use super::down::{applications, remove_residue};
 use crate::args::Up;
 use crate::bytes::ByteCount;
-use crate::control::{self, GRACE, Lifetime, NodeProcess, Plan, Target};
+use crate::control::{self, ClusterSpec, GRACE, Lifetime, NodeProcess, Target};
 use crate::limits;
 use crate::output;
 use crate::signals::{self, Ending, Woken};
@@ -31,9 +31,9 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
     let networks = args.networks.flags();
     let (arena_bytes, metrics) = (args.arena.0, args.metrics);
-    let plan = Plan { dir: dir.clone(), arena_bytes, networks, metrics, lifetime, log };
+    let spec = ClusterSpec { dir: dir.clone(), arena_bytes, networks, metrics, lifetime, log };
     let mut cluster = Cluster { nodes: Vec::new() };
-    cluster.start(&plan, args.nodes)?;
+    cluster.start(&spec, args.nodes)?;
     drop(starting);
     let path = std::path::absolute(dir.path())?;
     output::print(&cluster.table(args).to_string())?;
@@ -81,11 +81,11 @@ struct Cluster {
 
 impl Cluster {
     /// The first node must be ready before the others can join; those start side by side.
-    fn start(&mut self, plan: &Plan, count: u32) -> anyhow::Result<()> {
-        self.nodes.push(NodeProcess::start(plan, 0)?);
+    fn start(&mut self, spec: &ClusterSpec, count: u32) -> anyhow::Result<()> {
+        self.nodes.push(NodeProcess::start(spec, 0)?);
         self.nodes[0].await_ready()?;
         for id in 1..count {
-            self.nodes.push(NodeProcess::start(plan, id)?);
+            self.nodes.push(NodeProcess::start(spec, id)?);
         }
         for node in &mut self.nodes[1..] {
             node.await_ready()?;

@@ -39,7 +39,7 @@ pub enum Lifetime {
 
 /// What the nodes of one cluster have in common.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ClusterSpec {
     /// The cluster directory.
     pub dir: ClusterDir,
     /// What each contributes.
@@ -119,30 +119,30 @@ pub enum StartError {
 
 impl NodeProcess {
     /// Starts node `id`; [`NodeProcess::await_ready`] tells what became of it.
-    pub fn start(plan: &Plan, id: u32) -> Result<NodeProcess, StartError> {
+    pub fn start(spec: &ClusterSpec, id: u32) -> Result<NodeProcess, StartError> {
         let failed = |source| StartError::Spawn { id, source };
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.arg("--dir").arg(std::path::absolute(plan.dir.path()).map_err(failed)?).args([
+        command.arg("--dir").arg(std::path::absolute(spec.dir.path()).map_err(failed)?).args([
             "node",
             "--id",
             &id.to_string(),
         ]);
-        command.args(["--arena", &plan.arena_bytes.to_string()]).args(&plan.networks);
-        let metrics = plan.metrics.of_node(id).ok_or(StartError::NoPort { id })?;
+        command.args(["--arena", &spec.arena_bytes.to_string()]).args(&spec.networks);
+        let metrics = spec.metrics.of_node(id).ok_or(StartError::NoPort { id })?;
         command.arg("--metrics").arg(metrics.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        if let Some(log) = &plan.log {
+        if let Some(log) = &spec.log {
             command.env("HALITE_LOG", log);
         }
         let mut log = None;
-        match plan.lifetime {
+        match spec.lifetime {
             Lifetime::OfParent => {
                 // A group of its own: ctrl-C reaches us, and we stop the nodes in the right order.
                 command.args(["--parent", &std::process::id().to_string()]).process_group(0);
             }
             Lifetime::Detached => {
                 let file =
-                    plan.dir.create_log(NodeId(id)).map_err(|source| StartError::Log { id, source })?;
+                    spec.dir.create_log(NodeId(id)).map_err(|source| StartError::Log { id, source })?;
                 command.arg("--detached").stderr(file.try_clone().map_err(failed)?);
                 log = Some(file);
             }

@@ -4,29 +4,29 @@ use anyhow::bail;
 use halite::{Lh, ReadOp, WriteOp, blocking};
 
 use super::baseline::Direction;
+use super::bench::Bench;
 use super::job::Verb;
 use super::measure::{Measured, Timer, sure};
 use super::parcel::{inverse, pattern};
 use super::report::Row;
 use super::server::{Reply, Request, checksum};
-use super::stage::Stage;
 
 /// Of one size.
-pub fn measure(stage: &mut Stage<'_>, verb: Verb) -> anyhow::Result<Row> {
-    let job = stage.job;
-    let regions = stage.regions(job.threads as u64, job.size_max(), |thread| Some(name(thread as usize)))?;
-    let (session, size, count) = (&stage.ends.session, stage.size, job.together);
-    let mut row = stage.measure(regions.clone(), |thread, lh, timer| {
+pub fn measure(bench: &mut Bench<'_>, verb: Verb) -> anyhow::Result<Row> {
+    let job = bench.job;
+    let regions = bench.regions(job.threads as u64, job.size_max(), |thread| Some(name(thread as usize)))?;
+    let (session, size, count) = (&bench.ends.session, bench.size, job.together);
+    let mut row = bench.measure(regions.clone(), |thread, lh, timer| {
         let bytes = pattern(size, thread);
         match (verb, count) {
-            (Verb::Read, 1) => reads(stage, lh, &bytes, &timer),
-            (Verb::Write, 1) => writes(stage, lh, &bytes, &timer),
+            (Verb::Read, 1) => reads(bench, lh, &bytes, &timer),
+            (Verb::Write, 1) => writes(bench, lh, &bytes, &timer),
             (Verb::Read, _) => reads_together(session, lh, &bytes, count, &timer),
             (Verb::Write, _) => writes_together(session, lh, &bytes, count, &timer),
         }
     })?;
     for (thread, lh) in regions.into_iter().enumerate() {
-        row.errors += u64::from(!is_at_peer(stage, thread, lh)?);
+        row.errors += u64::from(!is_at_peer(bench, thread, lh)?);
     }
     if count > 1 {
         row.extra.extend([("window", count as f64), ("batch", count as f64)]);
@@ -40,23 +40,23 @@ fn name(thread: usize) -> String {
 }
 
 /// Whether the peer sees what a thread should have left there.
-fn is_at_peer(stage: &mut Stage<'_>, thread: usize, lh: Lh) -> anyhow::Result<bool> {
-    let expected = pattern(stage.size, thread);
-    let Some(server) = stage.ends.server() else {
+fn is_at_peer(bench: &mut Bench<'_>, thread: usize, lh: Lh) -> anyhow::Result<bool> {
+    let expected = pattern(bench.size, thread);
+    let Some(server) = bench.ends.server() else {
         let mut found = vec![0; expected.len()];
-        stage.ends.session.read(lh, 0, &mut found)?;
+        bench.ends.session.read(lh, 0, &mut found)?;
         return Ok(found == expected);
     };
-    server.send(&Request::Checksum { name: name(thread), len: stage.size })?;
+    server.send(&Request::Checksum { name: name(thread), len: bench.size })?;
     match server.reply()? {
         Reply::Checksum(found) => Ok(found == checksum(&expected)),
         other => bail!("the server process says {other:?} instead of a checksum"),
     }
 }
 
-fn reads(stage: &Stage<'_>, lh: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Result<Measured> {
-    let session = &stage.ends.session;
-    let mut copier = stage.copier(Direction::Read)?;
+fn reads(bench: &Bench<'_>, lh: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Result<Measured> {
+    let session = &bench.ends.session;
+    let mut copier = bench.copier(Direction::Read)?;
     let bare = copier.as_mut().map(|copier| sure(|| copier.copy()));
     session.write(lh, 0, bytes)?;
     let mut buffer = vec![0; bytes.len()];
@@ -64,9 +64,9 @@ fn reads(stage: &Stage<'_>, lh: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Resu
     Ok(Measured { errors: u64::from(buffer != bytes), ..measured })
 }
 
-fn writes(stage: &Stage<'_>, lh: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Result<Measured> {
-    let session = &stage.ends.session;
-    let mut copier = stage.copier(Direction::Write)?;
+fn writes(bench: &Bench<'_>, lh: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Result<Measured> {
+    let session = &bench.ends.session;
+    let mut copier = bench.copier(Direction::Write)?;
     let bare = copier.as_mut().map(|copier| sure(|| copier.copy()));
     // Else writes that are left out would not be noticed.
     session.write(lh, 0, &inverse(bytes))?;

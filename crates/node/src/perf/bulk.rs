@@ -5,36 +5,36 @@
 use halite::{Lh, blocking};
 
 use super::baseline::Direction;
+use super::bench::Bench;
 use super::job::BulkVerb;
 use super::measure::{Measured, Timer, sure};
 use super::parcel::pattern;
 use super::report::Row;
-use super::stage::Stage;
 
 /// What fills write; what was there before is another byte.
 const BYTE: u8 = 0xA7;
 
 /// Of one size, on two regions for each thread.
-pub fn measure(stage: &mut Stage<'_>, verb: BulkVerb) -> anyhow::Result<Row> {
-    let regions = stage.regions(2 * stage.job.threads as u64, stage.job.size_max(), |_| None)?;
+pub fn measure(bench: &mut Bench<'_>, verb: BulkVerb) -> anyhow::Result<Row> {
+    let regions = bench.regions(2 * bench.job.threads as u64, bench.job.size_max(), |_| None)?;
     let pairs = regions.chunks(2).map(|pair| (pair[0], pair[1])).collect();
-    stage.measure(pairs, |thread, (to, from), timer| match verb {
-        BulkVerb::Fill => fill(stage, to, &timer),
-        BulkVerb::Copy => copy(stage, to, from, &pattern(stage.size, thread), &timer),
+    bench.measure(pairs, |thread, (to, from), timer| match verb {
+        BulkVerb::Fill => fill(bench, to, &timer),
+        BulkVerb::Copy => copy(bench, to, from, &pattern(bench.size, thread), &timer),
     })
 }
 
-fn fill(stage: &Stage<'_>, to: Lh, timer: &Timer) -> anyhow::Result<Measured> {
-    let (session, size) = (&stage.ends.session, stage.size);
+fn fill(bench: &Bench<'_>, to: Lh, timer: &Timer) -> anyhow::Result<Measured> {
+    let (session, size) = (&bench.ends.session, bench.size);
     session.write(to, 0, &vec![!BYTE; size as usize])?;
-    let mut filler = stage.copier(Direction::Fill)?;
+    let mut filler = bench.copier(Direction::Fill)?;
     let bare = filler.as_mut().map(|filler| sure(|| filler.copy()));
     let measured = timer.operations(|| Ok(session.fill(to, 0, size, BYTE)?), bare)?;
     Ok(Measured { errors: errors(session, to, &vec![BYTE; size as usize])?, ..measured })
 }
 
-fn copy(stage: &Stage<'_>, to: Lh, from: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Result<Measured> {
-    let (session, size) = (&stage.ends.session, stage.size);
+fn copy(bench: &Bench<'_>, to: Lh, from: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Result<Measured> {
+    let (session, size) = (&bench.ends.session, bench.size);
     session.write(from, 0, bytes)?;
     session.fill(to, 0, size, 0)?;
     let copy = || Ok(session.copy(to, 0, from, 0, size)?);
@@ -47,7 +47,7 @@ fn copy(stage: &Stage<'_>, to: Lh, from: Lh, bytes: &[u8], timer: &Timer) -> any
         session.read(from, 0, &mut buffer)?;
         Ok(session.write(to, 0, &buffer)?)
     };
-    let measured = timer.operations(copy, stage.job.has_baseline.then_some(read_and_write))?;
+    let measured = timer.operations(copy, bench.job.has_baseline.then_some(read_and_write))?;
     Ok(Measured { errors: errors_before + errors(session, to, bytes)?, ..measured })
 }
 

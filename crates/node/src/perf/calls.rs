@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use halite::{Answer, CallError, Function, NodeId, blocking};
 
-use super::echo::{Speech, function};
+use super::bench::Bench;
+use super::echo::{CallShape, function};
 use super::measure::{Measured, NO_BASELINE, Timer};
 use super::parcel::{Parcel, STAMP_BYTES, stamp_of};
 use super::report::Row;
 use super::server::{Reply, Request};
-use super::stage::Stage;
 
 /// After so long without an answer the server is taken for dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,13 +30,13 @@ pub struct Calls {
 
 impl Calls {
     /// Of one size.
-    pub fn measure(self, stage: &mut Stage<'_>) -> anyhow::Result<Row> {
-        let (size, threads, Calls { batch, lends, .. }) = (stage.size, stage.job.threads, self);
+    pub fn measure(self, bench: &mut Bench<'_>) -> anyhow::Result<Row> {
+        let (size, threads, Calls { batch, lends, .. }) = (bench.size, bench.job.threads, self);
         let reply_bytes = self.reply_bytes.unwrap_or(size);
-        let speech = Speech { threads, request_bytes: Some(size), reply_bytes, batch };
-        let mut row = answered(stage, speech, |stage| {
-            let caller = |thread| Caller { lends, ..Caller::new(stage, thread, size, reply_bytes) };
-            stage.measure(stage.threads(), |thread, (), timer| match self.window {
+        let shape = CallShape { threads, request_bytes: Some(size), reply_bytes, batch };
+        let mut row = answered(bench, shape, |bench| {
+            let caller = |thread| Caller { lends, ..Caller::new(bench, thread, size, reply_bytes) };
+            bench.measure(bench.threads(), |thread, (), timer| match self.window {
                 None => one_by_one(caller(thread), &timer),
                 Some(window) => {
                     let callers =
@@ -59,13 +59,13 @@ impl Calls {
 
 /// Measures while the server answers calls.
 pub fn answered(
-    stage: &mut Stage<'_>,
-    speech: Speech,
-    measure: impl FnOnce(&mut Stage<'_>) -> anyhow::Result<Row>,
+    bench: &mut Bench<'_>,
+    shape: CallShape,
+    measure: impl FnOnce(&mut Bench<'_>) -> anyhow::Result<Row>,
 ) -> anyhow::Result<Row> {
-    stage.ends.own_server()?.ask(&Request::Serve(speech), Reply::Ready)?;
-    let mut row = measure(stage)?;
-    let server = stage.ends.own_server()?;
+    bench.ends.own_server()?.ask(&Request::Serve(shape), Reply::Ready)?;
+    let mut row = measure(bench)?;
+    let server = bench.ends.own_server()?;
     server.send(&Request::EndServing)?;
     row.errors += server.errors()?;
     Ok(row)
@@ -79,7 +79,7 @@ fn one_by_one(mut caller: Caller<'_>, timer: &Timer) -> anyhow::Result<Measured>
 fn under_way(mut callers: Vec<Caller<'_>>, batch: usize, timer: &Timer) -> anyhow::Result<Measured> {
     let measured = timer.overlapping(|calls| match batch {
         1 => Ok(keep_under_way(&mut callers, calls)?),
-        _ => Ok(keep_rows_under_way(&mut callers, batch, calls)?),
+        _ => Ok(keep_batches_in_flight(&mut callers, batch, calls)?),
     })?;
     for caller in &mut callers {
         caller.see_whole()?;
@@ -106,24 +106,24 @@ fn keep_under_way(callers: &mut [Caller<'_>], calls: u64) -> Result<(), CallErro
 }
 
 /// As [`keep_under_way`], with `batch` calls posted together once the oldest as many have ended.
-fn keep_rows_under_way(callers: &mut [Caller<'_>], batch: usize, calls: u64) -> Result<(), CallError> {
-    let rows = callers.len() / batch;
-    let mut pending = VecDeque::with_capacity(rows);
+fn keep_batches_in_flight(callers: &mut [Caller<'_>], batch: usize, calls: u64) -> Result<(), CallError> {
+    let batches = callers.len() / batch;
+    let mut pending = VecDeque::with_capacity(batches);
     let mut left = calls as usize;
-    for row in callers.chunks_mut(batch).take(rows) {
-        pending.push_back(post_row(row, &mut left)?);
+    for chunk in callers.chunks_mut(batch).take(batches) {
+        pending.push_back(post_batch(chunk, &mut left)?);
     }
     for number in 0.. {
-        let row = &mut callers[number % rows * batch..][..batch];
+        let chunk = &mut callers[number % batches * batch..][..batch];
         let Some(oldest) = pending.pop_front().filter(|calls| !calls.is_empty()) else { break };
-        oldest.into_iter().zip(&mut *row).try_for_each(|(call, caller)| caller.finish(call))?;
-        pending.push_back(post_row(row, &mut left)?);
+        oldest.into_iter().zip(&mut *chunk).try_for_each(|(call, caller)| caller.finish(call))?;
+        pending.push_back(post_batch(chunk, &mut left)?);
     }
     Ok(())
 }
 
 /// Begins a call for each caller, at most `left`, which are fewer then.
-fn post_row(callers: &mut [Caller<'_>], left: &mut usize) -> Result<Vec<blocking::PendingCall>, CallError> {
+fn post_batch(callers: &mut [Caller<'_>], left: &mut usize) -> Result<Vec<blocking::PendingCall>, CallError> {
     let count = callers.len().min(*left);
     *left -= count;
     callers[..count].iter_mut().for_each(Caller::stamp);
@@ -152,8 +152,8 @@ pub struct Caller<'a> {
 
 impl<'a> Caller<'a> {
     /// Of the server's function for `thread`.
-    pub fn new(stage: &'a Stage<'_>, thread: usize, request_bytes: u64, reply_bytes: u64) -> Caller<'a> {
-        Caller::at(&stage.ends.session, stage.ends.peer, thread, request_bytes, reply_bytes)
+    pub fn new(bench: &'a Bench<'_>, thread: usize, request_bytes: u64, reply_bytes: u64) -> Caller<'a> {
+        Caller::at(&bench.ends.session, bench.ends.peer, thread, request_bytes, reply_bytes)
     }
 
     fn at(
@@ -274,7 +274,7 @@ mod tests {
                 }
             });
             let caller = || Caller { lends, ..Caller::at(&session, NodeId(0), 0, 8, 100) };
-            let timer = Timer { seat: gate::seats(1).pop().unwrap(), operations: 10 };
+            let timer = Timer { participant: gate::participants(1).pop().unwrap(), operations: 10 };
             let measured = match window {
                 None => one_by_one(caller(), &timer),
                 Some(window) => under_way((0..window).map(|_| caller()).collect(), batch, &timer),

@@ -4,24 +4,24 @@ use anyhow::Context;
 use rustix::thread::CpuSet;
 
 use super::cores::pin;
-use super::gate::{self, Seat};
+use super::gate::{self, Participant};
 
-/// Does `work` on a thread for each of `shares`, where `cores` says and with a seat at their gate.  Their results are in
+/// Does `work` on a thread for each of `shares`, where `cores` says and with a participant at their gate.  Their results are in
 /// order.
 pub fn run<S: Send, T: Send>(
     shares: Vec<S>,
     cores: impl Fn(usize) -> CpuSet + Sync,
-    work: impl Fn(usize, S, Seat) -> anyhow::Result<T> + Sync,
+    work: impl Fn(usize, S, Participant) -> anyhow::Result<T> + Sync,
 ) -> anyhow::Result<Vec<T>> {
-    let each = |thread: usize, share: S, seat: Seat| {
+    let each = |thread: usize, share: S, participant: Participant| {
         pin(cores(thread)).context("cannot stay on the thread's core")?;
-        work(thread, share, seat)
+        work(thread, share, participant)
     };
     std::thread::scope(|scope| {
         let each = &each;
-        let seats = gate::seats(shares.len());
-        let threads: Vec<_> = (shares.into_iter().zip(seats).enumerate())
-            .map(|(thread, (share, seat))| scope.spawn(move || each(thread, share, seat)))
+        let participants = gate::participants(shares.len());
+        let threads: Vec<_> = (shares.into_iter().zip(participants).enumerate())
+            .map(|(thread, (share, participant))| scope.spawn(move || each(thread, share, participant)))
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("such a thread does not panic")).collect()
     })

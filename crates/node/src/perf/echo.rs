@@ -17,7 +17,7 @@ pub struct Echo {
 
 /// What is said there and back.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug)]
-pub struct Speech {
+pub struct CallShape {
     /// How many functions are called, each served by a thread of its own.
     pub threads: usize,
     /// Bytes that each request must have; none for any.
@@ -30,13 +30,13 @@ pub struct Speech {
 
 impl Echo {
     /// Serves function 0 on the first thread's core, and so on.
-    pub fn begin(session: &blocking::Session, cores: &Cores, speech: Speech) -> anyhow::Result<Echo> {
+    pub fn begin(session: &blocking::Session, cores: &Cores, shape: CallShape) -> anyhow::Result<Echo> {
         let serve = |thread| session.serve(function(thread), ServeOptions::default());
-        let servers = (0..speech.threads).map(serve).collect::<Result<Vec<_>, _>>()?;
+        let servers = (0..shape.threads).map(serve).collect::<Result<Vec<_>, _>>()?;
         let start = |(thread, server): (usize, &blocking::Server)| {
             let (server, own) = (server.clone(), cores.of_server(thread));
-            let expected = speech.request_bytes.map(|len| Parcel::new(len, thread));
-            let replies = vec![Parcel::new(speech.reply_bytes, thread); speech.batch];
+            let expected = shape.request_bytes.map(|len| Parcel::new(len, thread));
+            let replies = vec![Parcel::new(shape.reply_bytes, thread); shape.batch];
             std::thread::spawn(move || {
                 pin(own).context("cannot stay on the server's core")?;
                 let mut answering = Answering { expected, replies, errors: 0 };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// A thread's place at the gate.  Dropping it leaves.
 #[derive(Debug)]
-pub struct Seat(Arc<Gate>);
+pub struct Participant(Arc<Gate>);
 
 #[derive(Debug)]
 struct Gate {
@@ -23,13 +23,13 @@ struct State {
 }
 
 /// Places for `count` threads, to be handed out before any of them runs.
-pub fn seats(count: usize) -> Vec<Seat> {
+pub fn participants(count: usize) -> Vec<Participant> {
     let state = Mutex::new(State { members: count, waiting: 0, openings: 0 });
     let gate = Arc::new(Gate { state, opened: Condvar::new() });
-    (0..count).map(|_| Seat(gate.clone())).collect()
+    (0..count).map(|_| Participant(gate.clone())).collect()
 }
 
-impl Seat {
+impl Participant {
     /// Sleeps until everybody who has not left waits too.
     pub fn wait(&self) {
         let mut state = self.0.lock();
@@ -45,7 +45,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Participant {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.members -= 1;
@@ -77,15 +77,15 @@ mod tests {
     fn nobody_passes_before_all_have_come() {
         let arrived = AtomicU32::new(0);
         std::thread::scope(|scope| {
-            for seat in seats(3) {
+            for participant in participants(3) {
                 let arrived = &arrived;
                 scope.spawn(move || {
                     for round in 1..=100 {
                         // SeqCst: the test is about the gate, not about orderings.
                         arrived.fetch_add(1, Ordering::SeqCst);
-                        seat.wait();
+                        participant.wait();
                         assert_eq!(arrived.load(Ordering::SeqCst), 3 * round);
-                        seat.wait();
+                        participant.wait();
                     }
                 });
             }
@@ -95,8 +95,8 @@ mod tests {
     #[test]
     fn who_leaves_is_not_waited_for() {
         std::thread::scope(|scope| {
-            for (seat, rounds) in seats(3).into_iter().zip([0, 2, 5]) {
-                scope.spawn(move || (0..rounds).for_each(|_| seat.wait()));
+            for (participant, rounds) in participants(3).into_iter().zip([0, 2, 5]) {
+                scope.spawn(move || (0..rounds).for_each(|_| participant.wait()));
             }
         });
     }

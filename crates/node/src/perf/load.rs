@@ -6,60 +6,60 @@
 
 use std::time::{Duration, Instant};
 
+use super::bench::Bench;
 use super::calls::{Caller, answered};
-use super::echo::Speech;
+use super::echo::CallShape;
 use super::measure::{Measured, Timer, process_cpu};
 use super::pairs::{self, Partner};
 use super::pingpong::{self, Player};
 use super::random::SplitMix;
 use super::report::Row;
-use super::stage::Stage;
 
 /// Calls per second of all threads together, at one point of the figure.
-pub fn measure(stage: &mut Stage<'_>, per_s: f64) -> anyhow::Result<Row> {
+pub fn measure(bench: &mut Bench<'_>, per_s: f64) -> anyhow::Result<Row> {
     // On average, of each thread.
-    let interval = Duration::from_secs_f64(stage.job.threads as f64 / per_s);
-    let mut row = by_calls(stage, interval)?;
+    let interval = Duration::from_secs_f64(bench.job.threads as f64 / per_s);
+    let mut row = by_calls(bench, interval)?;
     // What the test is for: the table for people has no column for it.
     row.extra.extend([("offered_per_s", per_s), ("own_cpu_us_per_op", row.ours.cpu_us())]);
-    if stage.job.has_baseline {
-        let polling = by_polling(stage, interval)?;
+    if bench.job.has_baseline {
+        let polling = by_polling(bench, interval)?;
         row.errors += polling.errors;
         row.extra.push(("polling_cpu_us_per_op", polling.ours.cpu_us()));
     }
     Ok(row)
 }
 
-fn by_calls(stage: &mut Stage<'_>, interval: Duration) -> anyhow::Result<Row> {
-    let (threads, size) = (stage.job.threads, stage.size);
-    answered(stage, Speech { threads, request_bytes: Some(size), reply_bytes: size, batch: 1 }, |stage| {
-        let cpu_before = cpu_of_both(stage)?;
-        let mut row = stage.measure(stage.threads(), |thread, (), timer| {
-            let mut caller = Caller::new(stage, thread, size, size);
+fn by_calls(bench: &mut Bench<'_>, interval: Duration) -> anyhow::Result<Row> {
+    let (threads, size) = (bench.job.threads, bench.size);
+    answered(bench, CallShape { threads, request_bytes: Some(size), reply_bytes: size, batch: 1 }, |bench| {
+        let cpu_before = cpu_of_both(bench)?;
+        let mut row = bench.measure(bench.threads(), |thread, (), timer| {
+            let mut caller = Caller::new(bench, thread, size, size);
             let arrivals = Arrivals::new(interval, thread);
             let measured = timed(&timer, arrivals, std::thread::sleep, || Ok(caller.call()?))?;
             Ok(Measured { errors: caller.errors(), ..measured })
         })?;
-        row.ours.cpu = cpu_of_both(stage)?.saturating_sub(cpu_before);
+        row.ours.cpu = cpu_of_both(bench)?.saturating_sub(cpu_before);
         Ok(row)
     })
 }
 
-fn by_polling(stage: &mut Stage<'_>, interval: Duration) -> anyhow::Result<Row> {
-    let players = pingpong::players(stage)?;
-    let cpu_before = cpu_of_both(stage)?;
-    pairs::begin::<Player>(stage, stage.iterations)?;
-    let mut row = stage.measure(players, |thread, mut player, timer| {
+fn by_polling(bench: &mut Bench<'_>, interval: Duration) -> anyhow::Result<Row> {
+    let players = pingpong::players(bench)?;
+    let cpu_before = cpu_of_both(bench)?;
+    pairs::begin::<Player>(bench, bench.iterations)?;
+    let mut row = bench.measure(players, |thread, mut player, timer| {
         let measured = timed(&timer, Arrivals::new(interval, thread), spin, || player.turn(true))?;
         Ok(Measured { errors: player.errors()?, ..measured })
     })?;
-    row.errors += stage.ends.own_server()?.errors()?;
-    row.ours.cpu = cpu_of_both(stage)?.saturating_sub(cpu_before);
+    row.errors += bench.ends.own_server()?.errors()?;
+    row.ours.cpu = cpu_of_both(bench)?.saturating_sub(cpu_before);
     Ok(row)
 }
 
-fn cpu_of_both(stage: &mut Stage<'_>) -> anyhow::Result<Duration> {
-    Ok(stage.ends.own_server()?.cpu()? + process_cpu())
+fn cpu_of_both(bench: &mut Bench<'_>) -> anyhow::Result<Duration> {
+    Ok(bench.ends.own_server()?.cpu()? + process_cpu())
 }
 
 /// Does `operation` at each time of the schedule, or as soon as the one before has ended.  Its rate is that of the whole:

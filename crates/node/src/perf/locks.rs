@@ -9,22 +9,22 @@ use std::task::Poll;
 
 use halite::{Guard, LockCause, LockError, Session, blocking};
 
+use super::bench::Bench;
 use super::measure::{Measured, NO_BASELINE, Timer};
 use super::report::Row;
-use super::stage::Stage;
 
 /// The one lock.
 const LOCK: &str = "perf";
 
 /// The only row.
-pub fn measure(stage: &mut Stage<'_>) -> anyhow::Result<Row> {
+pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Row> {
     // A session holds a lock once: those that exclude each other are of different sessions.
-    let sessions = stage.ends.sessions(stage.job.threads);
-    stage.measure(vec![()], |_, (), timer| match sessions.as_slice() {
+    let sessions = bench.ends.sessions(bench.job.threads);
+    bench.measure(vec![()], |_, (), timer| match sessions.as_slice() {
         [one] => free(one, &timer),
         many => {
             let handovers = timer.operations * many.len() as u64;
-            wanted(&stage.ends.session, many, &Timer { operations: handovers, ..timer })
+            wanted(&bench.ends.session, many, &Timer { operations: handovers, ..timer })
         }
     })
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::gate::Seat;
+use super::gate::Participant;
 
 /// Operations that take less than this, in nanoseconds, are timed in batches.
 const SINGLE_NS_MIN: f64 = 1000.0;
@@ -30,11 +30,11 @@ pub struct Measured {
     pub errors: u64,
 }
 
-/// Times what one thread does.  Threads whose seats are at the same gate begin together.
+/// Times what one thread does.  Threads whose participants are at the same gate begin together.
 #[derive(Debug)]
 pub struct Timer {
     /// The thread's place at the gate.
-    pub seat: Seat,
+    pub participant: Participant,
     /// How many operations to time.
     pub operations: u64,
 }
@@ -69,14 +69,14 @@ impl Timer {
         mut ours: impl FnMut() -> anyhow::Result<Duration>,
         bare: Option<impl FnMut() -> anyhow::Result<Duration>>,
     ) -> anyhow::Result<Measured> {
-        self.seat.wait();
+        self.participant.wait();
         self.rounds(1, |_| ours(), bare.map(|mut bare| move |_| bare()))
     }
 
     /// Times operations that overlap: each round is a batch, and what runs empty in between is part of it.
     pub fn overlapping(&self, mut run: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<Measured> {
         run(warm_up(self.operations))?;
-        self.seat.wait();
+        self.participant.wait();
         let run = |count| {
             let begin = Instant::now();
             run(count).map(|()| begin.elapsed())
@@ -85,7 +85,7 @@ impl Timer {
     }
 
     fn warm(&self, mut ours: impl Batch, bare: Option<impl Batch>) -> anyhow::Result<Measured> {
-        self.seat.wait();
+        self.participant.wait();
         let batch = batch(self.operations, estimate_ns(self.operations, &mut ours)?);
         self.rounds(batch, ours, bare)
     }
@@ -102,11 +102,11 @@ impl Timer {
         for operations in rounds(self.operations) {
             measured.batch = batch.min(operations);
             if bare.is_some() {
-                self.seat.wait();
+                self.participant.wait();
             }
             measured.ours.round(operations, batch, &mut ours)?;
             if let (Some(bare), Some(of_bare)) = (&mut bare, &mut measured.bare) {
-                self.seat.wait();
+                self.participant.wait();
                 of_bare.round(operations, batch, bare)?;
             }
         }
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn as_many_operations_are_done_as_partners_are_told() {
         for operations in [1, 7, 100, 12_345] {
-            let timer = Timer { seat: gate::seats(1).pop().unwrap(), operations };
+            let timer = Timer { participant: gate::participants(1).pop().unwrap(), operations };
             let mut done = 0;
             let counted = sure(|| done += 1);
             timer.halves(counted).unwrap();
@@ -327,7 +327,8 @@ mod tests {
 
     #[test]
     fn a_failure_ends_the_measurement_but_keeps_no_other_thread_waiting() {
-        let mut timers = gate::seats(2).into_iter().map(|seat| Timer { seat, operations: 70 });
+        let mut timers =
+            gate::participants(2).into_iter().map(|participant| Timer { participant, operations: 70 });
         let (one, two) = (timers.next().unwrap(), timers.next().unwrap());
         let nothing = || Ok(());
         let measured = std::thread::scope(|scope| {

@@ -7,6 +7,7 @@ mod access;
 mod args;
 mod barriers;
 pub mod baseline;
+mod bench;
 mod bulk;
 mod calls;
 pub mod cores;
@@ -27,7 +28,6 @@ mod random;
 mod regions;
 mod report;
 mod server;
-mod stage;
 mod values;
 mod words;
 
@@ -38,10 +38,10 @@ use anyhow::bail;
 pub use args::{PerfArgs, ServerArgs};
 pub use server::serve;
 
+use bench::Bench;
 use ends::Ends;
 use job::{Job, Kind};
 use report::{Report, Row};
-use stage::Stage;
 
 /// Runs one test in all its sizes.  Fails if an operation failed or the data was not what it should be.
 ///
@@ -54,16 +54,16 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     let report = Report::new(&job, args.json);
     report.begin()?;
     let mut errors = 0;
-    let mut stage = Stage::new(&job, &mut ends);
+    let mut bench = Bench::new(&job, &mut ends);
     for (size, slowdown) in job.points() {
-        stage.size = size;
+        bench.size = size;
         // Fewer calls that come more slowly, so that each point takes as long.
-        stage.iterations = (job.iterations(size) / slowdown).max(1);
-        let row = measure(&mut stage, slowdown)?;
+        bench.iterations = (job.iterations(size) / slowdown).max(1);
+        let row = measure(&mut bench, slowdown)?;
         errors += row.errors;
         report.row(&row)?;
     }
-    stage.end()?;
+    bench.end()?;
     ends.close()?;
     if errors > 0 {
         bail!("{errors} times the data was not what had been written");
@@ -72,27 +72,27 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
 }
 
 /// The workloads: each makes what it needs, has its threads time operations, and looks whether the data is right.
-fn measure(stage: &mut Stage<'_>, slowdown: u64) -> anyhow::Result<Row> {
-    match stage.job.kind {
-        Kind::PingPong => pingpong::players(stage).and_then(|players| pairs::lead(stage, players)),
-        Kind::Access(verb) => access::measure(stage, verb),
-        Kind::Random { verb, regions, region_bytes } => random::measure(stage, verb, regions, region_bytes),
-        Kind::Alloc { populate } => regions::alloc(stage, populate),
-        Kind::Map => regions::map(stage),
-        Kind::Calls(calls) => calls.measure(stage),
-        Kind::Load { rate, .. } => load::measure(stage, rate as f64 / slowdown as f64),
-        Kind::Memory => occupancy::measure(stage),
+fn measure(bench: &mut Bench<'_>, slowdown: u64) -> anyhow::Result<Row> {
+    match bench.job.kind {
+        Kind::PingPong => pingpong::players(bench).and_then(|players| pairs::lead(bench, players)),
+        Kind::Access(verb) => access::measure(bench, verb),
+        Kind::Random { verb, regions, region_bytes } => random::measure(bench, verb, regions, region_bytes),
+        Kind::Alloc { populate } => regions::alloc(bench, populate),
+        Kind::Map => regions::map(bench),
+        Kind::Calls(calls) => calls.measure(bench),
+        Kind::Load { rate, .. } => load::measure(bench, rate as f64 / slowdown as f64),
+        Kind::Memory => occupancy::measure(bench),
         Kind::Messages => {
-            let (session, peer) = (&stage.ends.session, stage.ends.peer);
-            let pairs = messages::correspondents(session, peer, stage.job.threads, stage.size)?;
-            pairs::lead(stage, pairs)
+            let (session, peer) = (&bench.ends.session, bench.ends.peer);
+            let pairs = messages::correspondents(session, peer, bench.job.threads, bench.size)?;
+            pairs::lead(bench, pairs)
         }
-        Kind::Words(verb) => words::measure(stage, verb),
-        Kind::Bulk(verb) => bulk::measure(stage, verb),
-        Kind::Lock => locks::measure(stage),
+        Kind::Words(verb) => words::measure(bench, verb),
+        Kind::Bulk(verb) => bulk::measure(bench, verb),
+        Kind::Lock => locks::measure(bench),
         Kind::Barrier => {
-            let members = barriers::members(stage.ends.sessions(stage.job.threads));
-            pairs::lead(stage, members)
+            let members = barriers::members(bench.ends.sessions(bench.job.threads));
+            pairs::lead(bench, members)
         }
     }
 }

@@ -10,12 +10,12 @@ use std::time::Instant;
 use halite::Config;
 use halite_tier::rpc::{Input, Kind, RequestHeader, RingReader, RingWriter, SlotId};
 
+use super::bench::Bench;
 use super::calls::{Caller, answered};
-use super::echo::Speech;
+use super::echo::CallShape;
 use super::measure::Measured;
 use super::random::SplitMix;
 use super::report::Row;
-use super::stage::Stage;
 use super::values;
 
 /// Any would do; a fixed one makes runs comparable.
@@ -31,20 +31,20 @@ const QUEUES: [&str; 4] = ["1_queue_share", "2_queues_share", "3_queues_share", 
 const CANDIDATES_MAX: usize = 512;
 
 /// The only row.
-pub fn measure(stage: &mut Stage<'_>) -> anyhow::Result<Row> {
+pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Row> {
     let mut random = SplitMix(SEED);
     let draw = |_| {
         let (key, value) = values::draw(&mut random);
         key + value
     };
-    let sizes: Vec<u64> = (0..stage.iterations).map(draw).collect();
-    let speech = Speech { threads: 1, request_bytes: None, reply_bytes: REPLY_BYTES, batch: 1 };
-    let mut row = answered(stage, speech, |stage| {
-        stage.measure(vec![()], |_, (), timer| {
+    let sizes: Vec<u64> = (0..bench.iterations).map(draw).collect();
+    let shape = CallShape { threads: 1, request_bytes: None, reply_bytes: REPLY_BYTES, batch: 1 };
+    let mut row = answered(bench, shape, |bench| {
+        bench.measure(vec![()], |_, (), timer| {
             let (mut left, mut errors) = (sizes.iter(), 0);
             let call = || {
                 let size = *left.next().expect("one for each call");
-                let mut caller = Caller::new(stage, 0, size, REPLY_BYTES);
+                let mut caller = Caller::new(bench, 0, size, REPLY_BYTES);
                 let begin = Instant::now();
                 caller.call()?;
                 let took = begin.elapsed();

@@ -3,12 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::bench::Bench;
 use super::cores::Cores;
 use super::crew;
 use super::measure::{Measured, NO_BASELINE, warm_up};
 use super::report::Row;
 use super::server::{Reply, Request};
-use super::stage::Stage;
 
 /// What both do.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug)]
@@ -34,9 +34,9 @@ pub trait Partner: Send {
 }
 
 /// The client's part: times turns, of which there and back are two.
-pub fn lead<P: Partner>(stage: &mut Stage<'_>, partners: Vec<P>) -> anyhow::Result<Row> {
-    begin::<P>(stage, warm_up(stage.iterations) + stage.iterations)?;
-    let mut row = stage.measure(partners, |_, mut partner, timer| {
+pub fn lead<P: Partner>(bench: &mut Bench<'_>, partners: Vec<P>) -> anyhow::Result<Row> {
+    begin::<P>(bench, warm_up(bench.iterations) + bench.iterations)?;
+    let mut row = bench.measure(partners, |_, mut partner, timer| {
         let turn = || partner.turn(true);
         let measured = match P::GAME {
             Game::Barrier => timer.operations(turn, NO_BASELINE)?,
@@ -44,14 +44,14 @@ pub fn lead<P: Partner>(stage: &mut Stage<'_>, partners: Vec<P>) -> anyhow::Resu
         };
         Ok(Measured { errors: partner.errors()?, ..measured })
     })?;
-    row.errors += stage.ends.own_server()?.errors()?;
+    row.errors += bench.ends.own_server()?.errors()?;
     Ok(row)
 }
 
 /// Has the server follow for so many turns; it tells its errors in the end.
-pub fn begin<P: Partner>(stage: &mut Stage<'_>, turns: u64) -> anyhow::Result<()> {
-    let (threads, size) = (stage.job.threads, stage.size);
-    stage.ends.own_server()?.ask(&Request::Play { game: P::GAME, threads, size, turns }, Reply::Ready)
+pub fn begin<P: Partner>(bench: &mut Bench<'_>, turns: u64) -> anyhow::Result<()> {
+    let (threads, size) = (bench.job.threads, bench.size);
+    bench.ends.own_server()?.ask(&Request::Play { game: P::GAME, threads, size, turns }, Reply::Ready)
 }
 
 /// The server's part; how often what came was not what it should be.

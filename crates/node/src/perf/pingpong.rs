@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use halite::{Lh, Permissions, Placement, blocking};
 
+use super::bench::Bench;
 use super::pairs::{Game, Partner};
 use super::parcel::pattern;
 use super::server::{Reply, Request};
-use super::stage::Stage;
 
 /// How the client's regions begin their names.
 pub const CLIENT: &str = "perf-client";
@@ -130,13 +130,13 @@ impl Player {
 }
 
 /// The client's players.  For the first row, both sides make their regions and map the other's.
-pub fn players(stage: &mut Stage<'_>) -> anyhow::Result<Vec<Player>> {
-    let session = stage.ends.session.clone();
-    if stage.table.is_none() {
-        let (threads, bytes) = (stage.job.threads, stage.job.size_max());
-        let server = stage.ends.own_server()?;
+pub fn players(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Player>> {
+    let session = bench.ends.session.clone();
+    if bench.table.is_none() {
+        let (threads, bytes) = (bench.job.threads, bench.job.size_max());
+        let server = bench.ends.own_server()?;
         let await_other = || server.ask(&Request::Open { threads, bytes }, Reply::Ready);
-        stage.table = Some(Table::new(&session, [CLIENT, SERVER], threads, bytes, await_other)?);
+        bench.table = Some(Table::new(&session, [CLIENT, SERVER], threads, bytes, await_other)?);
     }
-    stage.table.as_ref().expect("it has just been made").players(&session, stage.size)
+    bench.table.as_ref().expect("it has just been made").players(&session, bench.size)
 }

@@ -9,11 +9,11 @@ use std::sync::atomic::AtomicU64;
 use halite::Lh;
 
 use super::baseline::{self, Words};
+use super::bench::Bench;
 use super::job::Verb;
 use super::measure::{Measured, Timer, sure};
 use super::parcel::{inverse, pattern};
 use super::report::{BaselineKind, Row};
-use super::stage::Stage;
 
 /// Most places of one thread's sequence; it is run through again when it ends.  16 MiB of places do not fit the
 /// caches, so that each is found cold again.
@@ -23,11 +23,11 @@ const PLACES_MAX: u64 = 1 << 20;
 const SEED: u64 = 0x0000_4841_4C49_5445;
 
 /// The one size that random tests have.
-pub fn measure(stage: &mut Stage<'_>, verb: Verb, count: u64, region_bytes: u64) -> anyhow::Result<Row> {
-    let regions = stage.regions(count, region_bytes, |_| None)?;
-    let words = stage.baseline(|| Words::new(count * region_bytes))?;
+pub fn measure(bench: &mut Bench<'_>, verb: Verb, count: u64, region_bytes: u64) -> anyhow::Result<Row> {
+    let regions = bench.regions(count, region_bytes, |_| None)?;
+    let words = bench.baseline(|| Words::new(count * region_bytes))?;
     let field = Field { verb, regions: &regions, region_bytes, words: words.as_ref() };
-    stage.measure(stage.threads(), |thread, (), timer| measure_thread(stage, &field, thread, &timer))
+    bench.measure(bench.threads(), |thread, (), timer| measure_thread(bench, &field, thread, &timer))
 }
 
 /// Where the operations go.
@@ -39,12 +39,12 @@ struct Field<'a> {
 }
 
 fn measure_thread(
-    stage: &Stage<'_>,
+    bench: &Bench<'_>,
     field: &Field<'_>,
     thread: usize,
     timer: &Timer,
 ) -> anyhow::Result<Measured> {
-    let (session, size, words) = (&stage.ends.session, stage.size, field.words);
+    let (session, size, words) = (&bench.ends.session, bench.size, field.words);
     let places = draw(field, size, timer.operations.min(PLACES_MAX), SEED + thread as u64);
     let ours: Vec<(Lh, u64)> =
         places.iter().map(|place| (field.regions[place.region], place.offset)).collect();

@@ -5,17 +5,17 @@ use std::time::Instant;
 use halite::{AllocOptions, Lh, Permissions, Placement, blocking};
 
 use super::baseline::Pages;
+use super::bench::Bench;
 use super::report::Row;
-use super::stage::Stage;
 
 /// Times making regions; freeing them is not timed.  Those whose memory is taken at once stand beside bare pages.
-pub fn alloc(stage: &mut Stage<'_>, populate: bool) -> anyhow::Result<Row> {
-    let (session, size) = (&stage.ends.session, stage.size);
-    let placement = Placement::On(stage.ends.peer);
+pub fn alloc(bench: &mut Bench<'_>, populate: bool) -> anyhow::Result<Row> {
+    let (session, size) = (&bench.ends.session, bench.size);
+    let placement = Placement::On(bench.ends.peer);
     let options = AllocOptions { placement, populate, ..Default::default() };
     let alloc = || session.alloc_with(None, size, options.clone());
-    let pages = if populate { stage.baseline(|| Pages::new(size))? } else { None };
-    let row = stage.measure(stage.threads(), |_, (), timer| {
+    let pages = if populate { bench.baseline(|| Pages::new(size))? } else { None };
+    let row = bench.measure(bench.threads(), |_, (), timer| {
         let ours = || {
             let begin = Instant::now();
             let lh = alloc()?;
@@ -34,12 +34,12 @@ pub fn alloc(stage: &mut Stage<'_>, populate: bool) -> anyhow::Result<Row> {
 }
 
 /// Times mapping; unmapping is not timed.
-pub fn map(stage: &mut Stage<'_>) -> anyhow::Result<Row> {
-    let (session, size) = (&stage.ends.session, stage.size);
+pub fn map(bench: &mut Bench<'_>) -> anyhow::Result<Row> {
+    let (session, size) = (&bench.ends.session, bench.size);
     let name = format!("perf-{}-map", std::process::id());
-    let made = session.alloc(Some(&name), size, Placement::On(stage.ends.peer), Permissions::empty())?;
+    let made = session.alloc(Some(&name), size, Placement::On(bench.ends.peer), Permissions::empty())?;
     session.write(made, size - 1, &[LAST])?;
-    let row = stage.measure(stage.threads(), |_, (), timer| {
+    let row = bench.measure(bench.threads(), |_, (), timer| {
         let ours = || {
             let begin = Instant::now();
             let lh = session.map(&name, Permissions::READ | Permissions::WRITE)?;

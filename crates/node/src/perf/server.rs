@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::args::ServerArgs;
 use super::barriers;
 use super::cores::{Cores, pin};
-use super::echo::{Echo, Speech};
+use super::echo::{CallShape, Echo};
 use super::measure::process_cpu;
 use super::messages;
 use super::pairs::{self, Game, Partner};
@@ -45,7 +45,7 @@ pub enum Request {
         turns: u64,
     },
     /// Serve functions until [`Request::EndServing`].
-    Serve(Speech),
+    Serve(CallShape),
     /// End them, and tell the `Errors`.
     EndServing,
     /// Tell how much processor time the process has used.
@@ -140,8 +140,8 @@ impl Server {
                     self.follow(barriers::members(sessions.collect()), turns)
                 }
             },
-            Request::Serve(speech) => {
-                self.echo = Some(Echo::begin(&self.session, &self.cores, speech)?);
+            Request::Serve(shape) => {
+                self.echo = Some(Echo::begin(&self.session, &self.cores, shape)?);
                 Ok(Reply::Ready)
             }
             Request::EndServing => {

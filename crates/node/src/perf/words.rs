@@ -4,22 +4,22 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::baseline::{self, Words};
+use super::bench::Bench;
 use super::job::WordVerb;
 use super::measure::Measured;
 use super::report::Row;
-use super::stage::Stage;
 
 /// Threads that swap have a cache line each; those that add share one word, so that nothing added may be lost.
 const LINE_BYTES: u64 = 64;
 
 /// The only row.
-pub fn measure(stage: &mut Stage<'_>, verb: WordVerb) -> anyhow::Result<Row> {
-    let bytes = stage.job.threads as u64 * LINE_BYTES;
-    let lh = stage.regions(1, bytes, |_| None)?[0];
-    let words = stage.baseline(|| Words::new(bytes))?;
-    let session = &stage.ends.session;
+pub fn measure(bench: &mut Bench<'_>, verb: WordVerb) -> anyhow::Result<Row> {
+    let bytes = bench.job.threads as u64 * LINE_BYTES;
+    let lh = bench.regions(1, bytes, |_| None)?[0];
+    let words = bench.baseline(|| Words::new(bytes))?;
+    let session = &bench.ends.session;
     let added = AtomicU64::new(0);
-    let mut row = stage.measure(stage.threads(), |thread, (), timer| {
+    let mut row = bench.measure(bench.threads(), |thread, (), timer| {
         let offset = if verb == WordVerb::FetchAdd { 0 } else { thread as u64 * LINE_BYTES };
         let (mut changes, mut bare_changes, mut errors) = (0, 0, 0);
         let change = || {

@@ -19,8 +19,8 @@ use halite_rnic::{
 };
 
 use super::greeting::Offer;
-use super::memory::{Held, Registered, View};
-use super::ports::Seat;
+use super::memory::{HeldWindows, Registered, View};
+use super::ports::PortUse;
 use super::translated::{AddressChanged, Translated};
 use super::{INLINE_BYTES_MAX, LANES, lock, read};
 
@@ -34,7 +34,7 @@ pub(super) struct Connection {
     /// From where our packets go there.
     pub(super) own_address: SocketAddr,
     /// At the socket of that address.
-    pub(super) seat: Arc<Seat>,
+    pub(super) port_use: Arc<PortUse>,
     /// Agreed on.
     pub(super) mtu: Mtu,
     /// Whether single packets are repeated: agreed on.
@@ -68,7 +68,7 @@ pub(super) struct Connection {
 #[derive(Debug)]
 pub(super) struct Lane {
     qp: QueuePair,
-    held: Held,
+    held: HeldWindows,
     /// A post was refused because the queue was full.
     wants_room: bool,
 }
@@ -82,7 +82,7 @@ pub(super) struct Ground<'a> {
 
 /// What a step of a lane has brought.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct Outcome {
     pub(super) events: Vec<Event>,
     /// Something that is to ring is among them.
     pub(super) rings: bool,
@@ -97,7 +97,7 @@ impl Connection {
         config: &Config,
         ours: &Offer,
         theirs: &Offer,
-        seat: Arc<Seat>,
+        port_use: Arc<PortUse>,
         now_ns: u64,
     ) -> Connection {
         let lane = |index: usize| {
@@ -107,14 +107,14 @@ impl Connection {
             qp.ready_to_send();
             // What arrives is handed on at once, so there is always room.
             qp.add_receives(u32::MAX);
-            Mutex::new(Lane { qp, held: Held::default(), wants_room: false })
+            Mutex::new(Lane { qp, held: HeldWindows::default(), wants_room: false })
         };
         Connection {
             peer,
             token,
             address: theirs.address,
             own_address: ours.address,
-            seat,
+            port_use,
             mtu: config.mtu,
             selective: config.selective,
             qpns: ours.lanes.map(|lane| lane.qpn),
@@ -227,16 +227,16 @@ impl Connection {
         if self.has_ended.swap(true, Relaxed) {
             return false;
         }
-        let mut told = Told::default();
+        let mut outcome = Outcome::default();
         for lane in &mut lanes {
             lane.qp.close();
-            lane.drain(self.peer, &mut told);
+            lane.drain(self.peer, &mut outcome);
         }
         if self.is_up() {
             let peer = self.peer;
-            told.events.extend([Event::Disconnected { peer }, Event::CutOff { peer, exited }]);
+            outcome.events.extend([Event::Disconnected { peer }, Event::CutOff { peer, exited }]);
         }
-        tell(told.events);
+        tell(outcome.events);
         true
     }
 }
@@ -339,10 +339,10 @@ impl Lane {
 
     /// Sends what may leave.  Returns when there is something to do though nothing arrives.
     pub(super) fn transmit(&mut self, connection: &Connection, ground: Ground<'_>) -> Option<u64> {
-        let Connection { outwards, address, own_address, salt, seat, .. } = connection;
+        let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let view = View { registered: ground.registered, salt: *salt, held: &self.held };
         let qp = &mut self.qp;
-        seat.port().send_all(outwards, (*own_address, *address), qp.packet_bytes_max(), |bytes| {
+        port_use.port().send_all(outwards, (*own_address, *address), qp.packet_bytes_max(), |bytes| {
             qp.poll_transmit(ground.now_ns, &view, bytes)
         });
         qp.poll_timeout()
@@ -360,7 +360,7 @@ impl Lane {
     }
 
     /// What has happened.
-    pub(super) fn drain(&mut self, peer: PeerId, told: &mut Told) {
+    pub(super) fn drain(&mut self, peer: PeerId, outcome: &mut Outcome) {
         while let Some(event) = self.qp.poll_event() {
             let (status, kind) = match event {
                 halite_rnic::Event::Completed { id, status, old } => {
@@ -372,31 +372,31 @@ impl Lane {
                     (status_of(status), kind)
                 }
                 halite_rnic::Event::Received { bytes, imm, solicited } => {
-                    told.rings |= solicited;
+                    outcome.rings |= solicited;
                     self.qp.add_receives(1);
                     (Status::Success, CompletionKind::Received { bytes, imm: imm.unwrap_or(0) })
                 }
                 halite_rnic::Event::Notified { imm, solicited } => {
-                    told.rings |= solicited;
+                    outcome.rings |= solicited;
                     self.qp.add_receives(1);
                     (Status::Success, CompletionKind::Notified { imm })
                 }
                 halite_rnic::Event::Broken { cause } => {
                     let counters = self.qp.counters();
                     tracing::debug!("a queue pair to peer {} has ended: {cause:?}; {counters:?}", peer.0);
-                    told.is_broken = true;
+                    outcome.is_broken = true;
                     continue;
                 }
             };
             let is_end = !matches!(kind, CompletionKind::Received { .. } | CompletionKind::Notified { .. });
-            told.rings |= is_end;
-            told.events.push(Event::Completed(Completion { peer, status, kind }));
+            outcome.rings |= is_end;
+            outcome.events.push(Event::Completed(Completion { peer, status, kind }));
         }
         self.held.keep_last(self.qp.posted());
-        if self.wants_room && !told.is_broken && self.qp.posted() <= ROOM_AT {
+        if self.wants_room && !outcome.is_broken && self.qp.posted() <= ROOM_AT {
             self.wants_room = false;
-            told.rings = true;
-            told.events.push(Event::Room { peer });
+            outcome.rings = true;
+            outcome.events.push(Event::Room { peer });
         }
     }
 

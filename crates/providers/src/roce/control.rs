@@ -19,7 +19,7 @@ use rustix::time::Timespec;
 use super::connection::Connection;
 use super::greeting::{LaneOffer, Message, Offer};
 use super::line::{Heard, Line};
-use super::ports::Seat;
+use super::ports::PortUse;
 use super::{Hosts, LANES, Mtu};
 use crate::meeting::Listener;
 
@@ -54,13 +54,13 @@ pub(super) struct Link {
     line: Line,
     /// Whether epoll says when more can be sent.
     is_writing: bool,
-    pub(super) stage: Stage,
+    pub(super) handshake: Handshake,
 }
 
 #[derive(Debug)]
-pub(super) enum Stage {
+pub(super) enum Handshake {
     /// We have made an offer to whom we dialled, and wait for the answer.
-    Dialled { attempt: Attempt, offer: Offer, seat: Arc<Seat>, deadline_ns: u64 },
+    Dialled { attempt: Attempt, offer: Offer, port_use: Arc<PortUse>, deadline_ns: u64 },
     /// They are to make us one.
     Accepted { deadline_ns: u64 },
     /// Both have made their offers, and it is to be shown yet that packets get through: to the end that dialled, by an answer to a
@@ -119,8 +119,9 @@ impl Control {
             let _ = epoll::delete(&self.epoll, &port);
         }
         self.listener = None;
-        let is_unfinished =
-            |_: &u64, link: &mut Link| !matches!(link.stage, Stage::Connected(_) | Stage::HungUp { .. });
+        let is_unfinished = |_: &u64, link: &mut Link| {
+            !matches!(link.handshake, Handshake::Connected(_) | Handshake::HungUp { .. })
+        };
         let unfinished: Vec<(u64, Link)> = self.links.extract_if(.., is_unfinished).collect();
         let mut attempts: Vec<Attempt> =
             unfinished.into_iter().filter_map(|(_, link)| self.ended(link)).collect();
@@ -134,17 +135,17 @@ impl Control {
     }
 
     /// Watches a line; an error if that cannot be.
-    pub(super) fn add(&mut self, line: Line, stage: Stage) -> io::Result<u64> {
+    pub(super) fn add(&mut self, line: Line, handshake: Handshake) -> io::Result<u64> {
         self.tokens += 1;
         let token = self.tokens;
         let is_writing = line.wants_to_write();
         epoll::add(&self.epoll, &line, epoll::EventData::new_u64(token), interest(is_writing))?;
-        self.links.insert(token, Link { line, is_writing, stage });
+        self.links.insert(token, Link { line, is_writing, handshake });
         Ok(token)
     }
 
-    pub(super) fn stage(&mut self, token: u64) -> Option<&mut Stage> {
-        self.links.get_mut(&token).map(|link| &mut link.stage)
+    pub(super) fn handshake(&mut self, token: u64) -> Option<&mut Handshake> {
+        self.links.get_mut(&token).map(|link| &mut link.handshake)
     }
 
     /// The host at the other end of a link, if it dialled a port of ours.
@@ -198,12 +199,14 @@ impl Control {
 
     /// The other end has hung up without a word.  Says whether it may turn out before `deadline_ns` that its process has ended.
     pub(super) fn await_exit(&mut self, token: u64, deadline_ns: u64) -> bool {
-        let Some(Link { line, stage, .. }) = self.links.get_mut(&token) else { return false };
-        let (Stage::Connected(connection), Some(process)) = (&*stage, line.process()) else { return false };
+        let Some(Link { line, handshake, .. }) = self.links.get_mut(&token) else { return false };
+        let (Handshake::Connected(connection), Some(process)) = (&*handshake, line.process()) else {
+            return false;
+        };
         let _ = epoll::delete(&self.epoll, &*line);
         let is_watched =
             epoll::add(&self.epoll, process, epoll::EventData::new_u64(token), epoll::EventFlags::IN).is_ok();
-        *stage = Stage::HungUp { connection: connection.clone(), deadline_ns };
+        *handshake = Handshake::HungUp { connection: connection.clone(), deadline_ns };
         is_watched
     }
 
@@ -219,14 +222,16 @@ impl Control {
     }
 
     fn ended(&mut self, link: Link) -> Option<Attempt> {
-        let (qpns, dialled) = match link.stage {
-            Stage::Dialled { attempt, offer, .. } => (offer.lanes.map(|lane| lane.qpn), Some(attempt)),
-            Stage::Accepted { .. } => return None,
-            Stage::Agreed { connection, attempt, .. } => {
+        let (qpns, dialled) = match link.handshake {
+            Handshake::Dialled { attempt, offer, .. } => (offer.lanes.map(|lane| lane.qpn), Some(attempt)),
+            Handshake::Accepted { .. } => return None,
+            Handshake::Agreed { connection, attempt, .. } => {
                 self.given_up.push(connection);
                 return attempt;
             }
-            Stage::Connected(connection) | Stage::HungUp { connection, .. } => (connection.qpns(), None),
+            Handshake::Connected(connection) | Handshake::HungUp { connection, .. } => {
+                (connection.qpns(), None)
+            }
         };
         self.give_back(&qpns);
         dialled
@@ -256,7 +261,7 @@ impl Control {
     }
 
     fn links_of(&self, number: u64) -> Vec<u64> {
-        let is_of = |link: &Link| link.stage.attempt().is_some_and(|attempt| attempt.number == number);
+        let is_of = |link: &Link| link.handshake.attempt().is_some_and(|attempt| attempt.number == number);
         self.links.iter().filter(|(_, link)| is_of(link)).map(|(token, _)| *token).collect()
     }
 
@@ -320,7 +325,7 @@ impl Control {
     /// Whether there is room for one more who has not said yet what it wants.
     pub(super) fn has_room_for(&self, line: &Line) -> bool {
         let Some(from) = line.from() else { return true };
-        let is_stranger = |link: &&Link| matches!(link.stage, Stage::Accepted { .. });
+        let is_stranger = |link: &&Link| matches!(link.handshake, Handshake::Accepted { .. });
         let strangers = self.links.values().filter(is_stranger).filter_map(|link| link.line.from());
         let (all, of_one) =
             strangers.fold((0, 0), |(all, of_one), other| (all + 1, of_one + usize::from(other == from)));
@@ -329,22 +334,22 @@ impl Control {
 
     /// Links whose greeting takes too long.
     pub(super) fn late(&self, now_ns: u64) -> Vec<u64> {
-        let is_late = |link: &Link| link.stage.deadline_ns().is_some_and(|deadline| deadline <= now_ns);
+        let is_late = |link: &Link| link.handshake.deadline_ns().is_some_and(|deadline| deadline <= now_ns);
         self.links.iter().filter(|(_, link)| is_late(link)).map(|(token, _)| *token).collect()
     }
 
     /// When the next one is.
     pub(super) fn next_late(&self) -> Option<u64> {
-        self.links.values().filter_map(|link| link.stage.deadline_ns()).min()
+        self.links.values().filter_map(|link| link.handshake.deadline_ns()).min()
     }
 }
 
-impl Stage {
+impl Handshake {
     /// Why we dialled, where that has not come to its end.
     fn attempt(&self) -> Option<&Attempt> {
         match self {
-            Stage::Dialled { attempt, .. } => Some(attempt),
-            Stage::Agreed { attempt, .. } => attempt.as_ref(),
+            Handshake::Dialled { attempt, .. } => Some(attempt),
+            Handshake::Agreed { attempt, .. } => attempt.as_ref(),
             _ => None,
         }
     }
@@ -352,8 +357,8 @@ impl Stage {
     /// The same, to be changed.
     pub(super) fn attempt_mut(&mut self) -> Option<&mut Attempt> {
         match self {
-            Stage::Dialled { attempt, .. } => Some(attempt),
-            Stage::Agreed { attempt, .. } => attempt.as_mut(),
+            Handshake::Dialled { attempt, .. } => Some(attempt),
+            Handshake::Agreed { attempt, .. } => attempt.as_mut(),
             _ => None,
         }
     }
@@ -361,11 +366,11 @@ impl Stage {
     /// When it has taken too long.
     pub(super) fn over_ns(&self) -> Option<u64> {
         match self {
-            Stage::Dialled { deadline_ns, .. }
-            | Stage::Accepted { deadline_ns }
-            | Stage::Agreed { deadline_ns, .. }
-            | Stage::HungUp { deadline_ns, .. } => Some(*deadline_ns),
-            Stage::Connected(_) => None,
+            Handshake::Dialled { deadline_ns, .. }
+            | Handshake::Accepted { deadline_ns }
+            | Handshake::Agreed { deadline_ns, .. }
+            | Handshake::HungUp { deadline_ns, .. } => Some(*deadline_ns),
+            Handshake::Connected(_) => None,
         }
     }
 

@@ -26,14 +26,14 @@ use halite_rnic::wire::{Headers, Packet};
 use halite_rnic::{Config, Congestion, Mtu, Retry};
 
 use super::bell::Bell;
-use super::connection::{Connection, Ground, Lane, QUEUE_MAX, Told};
-use super::control::{Attempt, Control, Stage};
+use super::connection::{Connection, Ground, Lane, Outcome, QUEUE_MAX};
+use super::control::{Attempt, Control, Handshake};
 use super::greeting::{Message, Offer};
 use super::line::Heard;
 use super::memory::Registered;
 use super::paths::Paths;
 use super::port::{Batch, Port};
-use super::ports::{Ports, Seat};
+use super::ports::{PortUse, Ports};
 use super::sharing::Sharing;
 use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 
@@ -192,16 +192,16 @@ impl Core {
         let refused = requests.iter().enumerate().find_map(|(posted, request)| {
             Some((posted, lane.post(&connection, &self.registered, request).err()?))
         });
-        self.move_on(&connection, &mut lane, self.now_ns(), &mut Told::default());
+        self.move_on(&connection, &mut lane, self.now_ns(), &mut Outcome::default());
         refused.map_or(Ok(()), Err)
     }
 
     /// Sends what may leave in a lane, and tells what has happened.
-    fn move_on(&self, connection: &Connection, lane: &mut Lane, now_ns: u64, told: &mut Told) {
+    fn move_on(&self, connection: &Connection, lane: &mut Lane, now_ns: u64, outcome: &mut Outcome) {
         let due = lane.transmit(connection, self.ground(now_ns));
-        lane.drain(connection.peer, told);
-        if !told.events.is_empty() {
-            lock(&self.events).append(&mut told.events);
+        lane.drain(connection.peer, outcome);
+        if !outcome.events.is_empty() {
+            lock(&self.events).append(&mut outcome.events);
         }
         if let Some(due) = due {
             self.note_due(due);
@@ -262,14 +262,14 @@ impl Core {
     }
 
     fn see_to_late(&self, control: &mut Control, token: u64, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
-        let Some(stage) = control.stage(token) else { return };
-        match stage {
-            _ if stage.over_ns().is_none_or(|over_ns| now_ns < over_ns) => self.dial_also(control, token),
-            Stage::HungUp { connection, .. } => gone.push(connection.clone()),
-            Stage::Agreed { connection, .. } if connection.is_up() => {
-                *stage = Stage::Connected(connection.clone());
+        let Some(handshake) = control.handshake(token) else { return };
+        match handshake {
+            _ if handshake.over_ns().is_none_or(|over_ns| now_ns < over_ns) => self.dial_also(control, token),
+            Handshake::HungUp { connection, .. } => gone.push(connection.clone()),
+            Handshake::Agreed { connection, .. } if connection.is_up() => {
+                *handshake = Handshake::Connected(connection.clone());
             }
-            Stage::Agreed { connection, attempt, .. } if connection.address_change().is_some() => {
+            Handshake::Agreed { connection, attempt, .. } if connection.address_change().is_some() => {
                 let is_dialled = attempt.is_none();
                 let reason = connection.address_change().map(|change| change.to_string()).unwrap_or_default();
                 if is_dialled {
@@ -277,7 +277,7 @@ impl Core {
                 }
                 self.fail(control, token, &reason);
             }
-            Stage::Agreed { connection, .. } => {
+            Handshake::Agreed { connection, .. } => {
                 let (own, address) = (connection.own_address, connection.address);
                 let reason = format!(
                     "it answers over TCP, but packets (UDP) between {own} here and {address} there do not get through"
@@ -306,7 +306,7 @@ impl Core {
             let mut is_broken = false;
             let begins_path = connection.begins_path();
             for index in 0..LANES {
-                let mut told = Told::default();
+                let mut outcome = Outcome::default();
                 let mut lane = connection.lane(index);
                 if begins_path {
                     lane.find_path(now_ns);
@@ -316,8 +316,8 @@ impl Core {
                     // Nothing was answered: it goes on for as long as a greeting may take.
                     lane.find_path(now_ns);
                 }
-                self.move_on(&connection, &mut lane, now_ns, &mut told);
-                is_broken |= told.is_broken;
+                self.move_on(&connection, &mut lane, now_ns, &mut outcome);
+                is_broken |= outcome.is_broken;
             }
             self.end_if_over(&connection, is_broken);
         }
@@ -371,7 +371,7 @@ impl Core {
                 self.dropped.strangers.fetch_add(1, Relaxed);
                 continue;
             };
-            let mut told = Told::default();
+            let mut outcome = Outcome::default();
             let (is_answered, has_begun, mut has_come);
             {
                 let mut lane = connection.lane(index);
@@ -379,7 +379,7 @@ impl Core {
                 while let Some((from, packet)) = packets.next_if(|(_, next)| dest_qp(next) == qpn) {
                     has_come |= self.handle(&connection, &mut lane, now_ns, from, packet);
                 }
-                self.move_on(&connection, &mut lane, now_ns, &mut told);
+                self.move_on(&connection, &mut lane, now_ns, &mut outcome);
                 is_answered = lane.qp().is_path_answered();
                 has_begun = lane.take_has_begun();
             }
@@ -392,8 +392,8 @@ impl Core {
             if is_answered && connection.awaits_answer() {
                 self.handle_answered(&connection);
             }
-            rings |= told.rings;
-            self.end_if_over(&connection, told.is_broken);
+            rings |= outcome.rings;
+            self.end_if_over(&connection, outcome.is_broken);
         }
         if rings {
             self.bell.note_arrival();
@@ -483,43 +483,46 @@ impl Core {
             }
             let deadline_ns = self.greeting_deadline_ns();
             // Where a socket cannot be watched, its other end sees that it is closed.
-            let _ = control.add(line, Stage::Accepted { deadline_ns });
+            let _ = control.add(line, Handshake::Accepted { deadline_ns });
         }
     }
 
     /// Hears all that was said over a link.
     fn hear(&self, control: &mut Control, token: u64, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
-        if let Some(Stage::HungUp { connection, .. }) = control.stage(token) {
+        if let Some(Handshake::HungUp { connection, .. }) = control.handshake(token) {
             gone.push(connection.clone());
             return;
         }
         while let Some(heard) = control.receive(token) {
-            let Some(stage) = control.stage(token) else { return };
-            if let Stage::Agreed { connection, .. } = stage
+            let Some(handshake) = control.handshake(token) else { return };
+            if let Handshake::Agreed { connection, .. } = handshake
                 && connection.is_up()
             {
-                *stage = Stage::Connected(connection.clone());
+                *handshake = Handshake::Connected(connection.clone());
             }
-            match (&*stage, heard) {
-                (Stage::Accepted { .. }, Heard::Message(Message::Dial { offer, hello })) => {
+            match (&*handshake, heard) {
+                (Handshake::Accepted { .. }, Heard::Message(Message::Dial { offer, hello })) => {
                     if let Err(reason) = self.answer(control, token, offer, hello, now_ns) {
                         control.send(token, &Message::Refused { reason: reason.clone() });
                         self.fail(control, token, &reason);
                     }
                 }
                 (
-                    Stage::Dialled { attempt, offer, seat, .. },
+                    Handshake::Dialled { attempt, offer, port_use, .. },
                     Heard::Message(Message::Accept { offer: theirs, hello }),
                 ) => {
-                    let (attempt, offer, seat) = (attempt.clone(), *offer, seat.clone());
+                    let (attempt, offer, port_use) = (attempt.clone(), *offer, port_use.clone());
                     if !offer.suits(&theirs) {
                         return self.fail(control, token, "it is reached by another kind of address");
                     }
                     let address = Some(attempt.address.clone());
-                    let connection = self.connect(token, (&offer, seat), &theirs, hello, address, now_ns);
+                    let connection = self.connect(token, (&offer, port_use), &theirs, hello, address, now_ns);
                     let deadline_ns = self.greeting_deadline_ns();
-                    *stage =
-                        Stage::Agreed { connection: connection.clone(), attempt: Some(attempt), deadline_ns };
+                    *handshake = Handshake::Agreed {
+                        connection: connection.clone(),
+                        attempt: Some(attempt),
+                        deadline_ns,
+                    };
                     if control.own_address(token).is_some() {
                         connection.await_answer();
                         self.note_due(now_ns);
@@ -528,14 +531,14 @@ impl Core {
                     }
                 }
                 (
-                    Stage::Agreed { connection, attempt: None, .. } | Stage::Connected(connection),
+                    Handshake::Agreed { connection, attempt: None, .. } | Handshake::Connected(connection),
                     Heard::Message(Message::Ready),
                 ) => {
                     let connection = connection.clone();
-                    *stage = Stage::Connected(connection.clone());
+                    *handshake = Handshake::Connected(connection.clone());
                     self.come_up(&connection);
                 }
-                (Stage::Connected(connection), heard) => {
+                (Handshake::Connected(connection), heard) => {
                     let connection = connection.clone();
                     let is_left_open = matches!(heard, Heard::HungUp) && connection.is_up();
                     if !(is_left_open && control.await_exit(token, now_ns + EXIT_NS)) {
@@ -543,8 +546,8 @@ impl Core {
                     }
                     return;
                 }
-                (Stage::HungUp { .. }, _) => return,
-                (Stage::Agreed { .. }, Heard::Message(Message::Left)) => {
+                (Handshake::HungUp { .. }, _) => return,
+                (Handshake::Agreed { .. }, Heard::Message(Message::Left)) => {
                     self.fail(control, token, "it hung up")
                 }
                 (_, Heard::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
@@ -577,19 +580,19 @@ impl Core {
             Some(own) => self.ports.address_as(Some(own)),
             None => self.ports.address_for(host),
         };
-        let seat = self.seat();
+        let port_use = self.port_use();
         let ours = control
-            .offer(seat.port().at(own), mtu, self.config.selective)
+            .offer(port_use.port().at(own), mtu, self.config.selective)
             .map_err(|error| error.to_string())?;
         if !ours.suits(&theirs) {
             control.withdraw(&ours);
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
         }
-        let connection = self.connect(token, (&ours, seat), &theirs, hello, None, now_ns);
+        let connection = self.connect(token, (&ours, port_use), &theirs, hello, None, now_ns);
         // The end that dials may try for as long as it waited for us.
         let deadline_ns = self.greeting_deadline_ns() + self.config.handshake_timeout.as_nanos() as u64;
-        if let Some(stage) = control.stage(token) {
-            *stage = Stage::Agreed { connection, attempt: None, deadline_ns };
+        if let Some(handshake) = control.handshake(token) {
+            *handshake = Handshake::Agreed { connection, attempt: None, deadline_ns };
             control.send(token, &Message::Accept { offer: ours, hello: self.config.hello.clone() });
         }
         Ok(())
@@ -599,7 +602,7 @@ impl Core {
     fn connect(
         &self,
         token: u64,
-        (ours, seat): (&Offer, Arc<Seat>),
+        (ours, port_use): (&Offer, Arc<PortUse>),
         theirs: &Offer,
         hello: Vec<u8>,
         dialled: Option<String>,
@@ -629,7 +632,7 @@ impl Core {
         let mut table = write(&self.table);
         table.last += 1;
         let peer = PeerId(table.last);
-        let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, seat, now_ns));
+        let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, port_use, now_ns));
         connection.greet(hello, dialled);
         let before = lock(&self.paths).to(theirs.address.ip());
         if let Some(before) = before {
@@ -640,21 +643,21 @@ impl Core {
         }
         table.peers.insert(peer, connection.clone());
         drop(table);
-        let sharing = &connection.seat.port().sharing;
+        let sharing = &connection.port_use.port().sharing;
         sharing.join(&connection);
         self.share(sharing, now_ns);
         connection
     }
 
     /// A place at a socket for one more peer.
-    pub(super) fn seat(&self) -> Arc<Seat> {
+    pub(super) fn port_use(&self) -> Arc<PortUse> {
         // Those of attempts that came to nothing are left.
         self.close_unused_ports();
-        let (seat, is_watched_anew) = self.ports.seat();
+        let (port_use, is_watched_anew) = self.ports.port_use();
         if is_watched_anew {
             self.bell.wake();
         }
-        seat
+        port_use
     }
 
     fn close_unused_ports(&self) {
@@ -699,7 +702,8 @@ impl Core {
     fn hurry(&self, connection: &Connection, now_ns: u64) {
         let mut control = lock(&self.control);
         let soon_ns = connection.met_ns + self.config.handshake_timeout.as_nanos() as u64 / 2;
-        if let Some(Stage::Agreed { attempt: None, deadline_ns, .. }) = control.stage(connection.token)
+        if let Some(Handshake::Agreed { attempt: None, deadline_ns, .. }) =
+            control.handshake(connection.token)
             && *deadline_ns > soon_ns
         {
             *deadline_ns = soon_ns.max(now_ns);
@@ -709,9 +713,9 @@ impl Core {
 
     /// What we have dialled is up for us, and for the other end as soon as that hears so.
     fn make_ready(&self, control: &mut Control, connection: &Arc<Connection>) {
-        let Some(stage) = control.stage(connection.token) else { return };
-        let Stage::Agreed { attempt: Some(Attempt { number, .. }), .. } = *stage else { return };
-        *stage = Stage::Connected(connection.clone());
+        let Some(handshake) = control.handshake(connection.token) else { return };
+        let Handshake::Agreed { attempt: Some(Attempt { number, .. }), .. } = *handshake else { return };
+        *handshake = Handshake::Connected(connection.clone());
         control.forget_attempt(number);
         control.send(connection.token, &Message::Ready);
         self.come_up(connection);
@@ -748,7 +752,7 @@ impl Core {
             }
         }
         lock(&self.control).remove(connection.token);
-        let sharing = &connection.seat.port().sharing;
+        let sharing = &connection.port_use.port().sharing;
         if sharing.leave(connection.peer) {
             self.share(sharing, self.now_ns());
         }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use halite_fabric::HELLO_BYTES_MAX;
 use rustix::io::Errno;
 
-use super::control::{Attempt, Control, Stage};
+use super::control::{Attempt, Control, Handshake};
 use super::core::Core;
 use super::greeting::Message;
 use super::line::Line;
@@ -70,13 +70,13 @@ impl Core {
         attempt: Attempt,
     ) -> io::Result<()> {
         let mtu = host.map_or(self.config.mtu, |host| self.mtu_to(host.ip()));
-        let seat = self.seat();
-        let own = seat.port().at(self.ports.address_as(line.own_address()));
+        let port_use = self.port_use();
+        let own = port_use.port().at(self.ports.address_as(line.own_address()));
         let offer = control.offer(own, mtu, self.config.selective)?;
         let dialled = line.send(&Message::Dial { offer, hello: attempt.hello.clone() });
         let deadline_ns = self.greeting_deadline_ns();
-        let stage = Stage::Dialled { attempt, offer, seat, deadline_ns };
-        if let Err(error) = dialled.and_then(|()| control.add(line, stage)) {
+        let handshake = Handshake::Dialled { attempt, offer, port_use, deadline_ns };
+        if let Err(error) = dialled.and_then(|()| control.add(line, handshake)) {
             control.withdraw(&offer);
             return Err(error);
         }
@@ -86,7 +86,7 @@ impl Core {
 
     /// Tries the next address, beside the one that has not answered yet.
     pub(super) fn dial_also(&self, control: &mut Control, token: u64) {
-        let Some(attempt) = control.stage(token).and_then(Stage::attempt_mut) else { return };
+        let Some(attempt) = control.handshake(token).and_then(Handshake::attempt_mut) else { return };
         let next = attempt.clone();
         attempt.rest.clear();
         // Where none can be, the one before may answer yet.

@@ -17,13 +17,13 @@ pub(super) type Registered = RwLock<Vec<Option<Window>>>;
 
 /// The windows that posted requests hold, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldWindows {
     /// The number of the oldest one, which counts all that were ever posted.
     first: u32,
     windows: VecDeque<Option<Window>>,
 }
 
-impl Held {
+impl HeldWindows {
     /// The key of the next request that is posted.
     pub(super) fn next_key(&self) -> u32 {
         self.first.wrapping_add(self.windows.len() as u32)
@@ -52,7 +52,7 @@ pub(super) struct View<'a> {
     pub(super) registered: &'a Registered,
     /// What the peer hides our keys by.
     pub(super) salt: u32,
-    pub(super) held: &'a Held,
+    pub(super) held: &'a HeldWindows,
 }
 
 impl View<'_> {

@@ -51,7 +51,7 @@ pub(super) struct Port {
     /// Consecutive receives that returned as many packets as were asked for.
     full_in_a_row: AtomicU32,
     /// Peers that have a place here: connected ones, and those to whom it was offered.
-    pub(super) seats: AtomicUsize,
+    pub(super) users: AtomicUsize,
     /// Who shares its receive buffer.
     pub(super) sharing: Sharing,
     capture: Arc<OnceLock<Capture>>,
@@ -81,8 +81,8 @@ impl Port {
         let room = Room::new(state.recv_buffer_size((&socket).into())?);
         let address = SocketAddr::new(address, socket.local_addr()?.port());
         let (others, unsent, full_in_a_row) = (others.to_vec(), AtomicU64::new(0), AtomicU32::new(0));
-        let (seats, sharing) = (AtomicUsize::new(0), Sharing::new(room));
-        Ok(Port { socket, state, address, others, maps, unsent, full_in_a_row, seats, sharing, capture })
+        let (users, sharing) = (AtomicUsize::new(0), Sharing::new(room));
+        Ok(Port { socket, state, address, others, maps, unsent, full_in_a_row, users, sharing, capture })
     }
 
     pub(super) fn address(&self) -> SocketAddr {

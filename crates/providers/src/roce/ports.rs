@@ -4,8 +4,8 @@
 //! socket that has room for it; where the system gives no further socket, peers share those that there are.
 //!
 //! ```text
-//!   seats    peers 1..16   peers 17..32   ...          a seat is held from the offer to the end of the connection
-//!   sockets      first        further     ...          a further one is closed when nobody has a seat there
+//!   users    peers 1..16   peers 17..32   ...          a place is held from the offer to the end of the connection
+//!   sockets      first        further     ...          a further one is closed when nobody has a place there
 //!                  └────── epoll ──┘                   only while there is more than one; else the first is read by itself
 //! ```
 
@@ -37,7 +37,7 @@ pub(super) struct Ports {
     address: IpAddr,
     others: Vec<IpAddr>,
     receive_bytes: usize,
-    seats_max: usize,
+    users_max: usize,
     ports_max: usize,
     first: Arc<Port>,
     /// All of them, the first one first.
@@ -53,12 +53,12 @@ pub(super) struct Ports {
 
 /// A peer's place at a socket.
 #[derive(Debug)]
-pub(super) struct Seat(Arc<Port>);
+pub(super) struct PortUse(Arc<Port>);
 
-impl Seat {
-    fn take(port: &Arc<Port>) -> Arc<Seat> {
-        port.seats.fetch_add(1, Relaxed);
-        Arc::new(Seat(port.clone()))
+impl PortUse {
+    fn take(port: &Arc<Port>) -> Arc<PortUse> {
+        port.users.fetch_add(1, Relaxed);
+        Arc::new(PortUse(port.clone()))
     }
 
     pub(super) fn port(&self) -> &Port {
@@ -66,9 +66,9 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for PortUse {
     fn drop(&mut self) {
-        self.0.seats.fetch_sub(1, Relaxed);
+        self.0.users.fetch_sub(1, Relaxed);
     }
 }
 
@@ -81,7 +81,7 @@ impl Ports {
             address,
             others,
             receive_bytes: config.receive_bytes,
-            seats_max: config.peers_per_socket,
+            users_max: config.peers_per_socket,
             ports_max: config.sockets_max,
             all: RwLock::new(vec![first.clone()]),
             first,
@@ -107,23 +107,23 @@ impl Ports {
     }
 
     /// A place for one more peer, and whether what is to be watched by who sleeps has changed by that.
-    pub(super) fn seat(&self) -> (Arc<Seat>, bool) {
+    pub(super) fn port_use(&self) -> (Arc<PortUse>, bool) {
         let mut all = write(&self.all);
-        if let Some(port) = all.iter().find(|port| port.seats.load(Relaxed) < self.seats_max) {
-            return (Seat::take(port), false);
+        if let Some(port) = all.iter().find(|port| port.users.load(Relaxed) < self.users_max) {
+            return (PortUse::take(port), false);
         }
         let is_first = all.len() == 1;
         let opened = if all.len() < self.ports_max { self.open_further(&all) } else { None };
         match opened {
             Some(port) => {
-                let seat = Seat::take(&port);
+                let port_use = PortUse::take(&port);
                 all.push(port);
                 self.has_further.store(true, SeqCst);
-                (seat, is_first)
+                (port_use, is_first)
             }
             None => {
-                let least = all.iter().min_by_key(|port| port.seats.load(Relaxed));
-                (Seat::take(least.expect("the first is always there")), false)
+                let least = all.iter().min_by_key(|port| port.users.load(Relaxed));
+                (PortUse::take(least.expect("the first is always there")), false)
             }
         }
     }
@@ -154,13 +154,13 @@ impl Ports {
         Ok(epoll::add(&self.epoll, port, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?)
     }
 
-    /// Closes those at which nobody has a seat.  Says whether what is to be watched by who sleeps has changed by that.
+    /// Closes those at which nobody has a place.  Says whether what is to be watched by who sleeps has changed by that.
     pub(super) fn close_unused(&self) -> bool {
         if !self.has_further() {
             return false;
         }
         let mut all = write(&self.all);
-        let is_over = |port: &mut Arc<Port>| !Arc::ptr_eq(port, &self.first) && port.seats.load(Relaxed) == 0;
+        let is_over = |port: &mut Arc<Port>| !Arc::ptr_eq(port, &self.first) && port.users.load(Relaxed) == 0;
         for port in all.extract_if(.., is_over) {
             // Who polls may hold it for a moment yet.
             let _ = epoll::delete(&self.epoll, &*port);

@@ -53,8 +53,8 @@ impl Inbox {
         self.incoming.push(Incoming { peer, connected: Some(connected), ring });
     }
 
-    /// Gives every ring one turn, until `events` holds `len_max`.  A ring that is found scribbled is taken out and
-    /// reported; what it held before the scribble has been delivered.
+    /// Gives every ring one turn, until `events` holds `len_max`.  A ring that is found corrupt is taken out and
+    /// reported; what it held before that has been delivered.
     pub(super) fn poll(&mut self, events: &mut Vec<Event>, len_max: usize) -> Option<CorruptRing> {
         let rings = self.incoming.len();
         // A ring may have been taken out since.
@@ -69,9 +69,9 @@ impl Inbox {
             if incoming.ring.take_made_room() {
                 self.made_room.push(incoming.peer);
             }
-            if let Err(scribbled) = taken {
+            if let Err(corrupt) = taken {
                 self.incoming.remove(index);
-                return Some(scribbled);
+                return Some(corrupt);
             }
         }
         self.first = first + 1;
@@ -175,9 +175,9 @@ mod tests {
 
     fn poll(inbox: &mut Inbox, len_max: usize) -> (Vec<u32>, Option<CorruptRing>) {
         let mut events = Vec::new();
-        let scribbled = inbox.poll(&mut events, len_max);
+        let corrupt = inbox.poll(&mut events, len_max);
         let peers = events.iter().map(|event| completion(event).peer.0);
-        (peers.collect(), scribbled)
+        (peers.collect(), corrupt)
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scribbled_ring_is_taken_out_and_the_others_go_on() {
+    fn a_corrupt_ring_is_taken_out_and_the_others_go_on() {
         let mut inbox = Inbox::default();
         let (mut bad, bad_end) = ring();
         let (mut good, good_end) = ring();

@@ -3,7 +3,7 @@
 //! ```text
 //!            both have sent and heard Ready
 //!   Greeting -----------------------------> Connected
-//!      | refused, hung up, too late            | Detached heard, hung up, scribbled, exited, disconnect()
+//!      | refused, hung up, too late            | Detached heard, hung up, corrupt, exited, disconnect()
 //!      v                                       v
 //!    Over <------------------------------- Leaving
 //!            the peer is cut off, and has been told (or cannot be told) that we are
@@ -16,7 +16,7 @@
 //! A greeting that fails after we sent our segments leaves the other process mapping them until it hears of
 //! that; as nobody has told it yet what lies where in them, no memory is quarantined for it.
 
-mod speech;
+mod messages;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +31,7 @@ use rustix::event::epoll::EventFlags;
 use super::core::{Core, Source};
 use super::greeting::Greeting;
 use super::lock;
-use super::peer::{Outgoing, Peer, Theirs};
+use super::peer::{Outgoing, Peer, PeerSegment};
 use super::shortage::Trouble;
 use super::wire::Message;
 
@@ -89,7 +89,7 @@ struct Heard {
     /// Taken when connected.
     greeting: Option<Greeting>,
     /// Segments that came before the connection was made.
-    segments: Vec<Theirs>,
+    segments: Vec<PeerSegment>,
     ready: bool,
     detached: bool,
     exited: bool,
@@ -201,7 +201,7 @@ impl Link {
             };
             // Not under the lock: the acceptor must be able to hear meanwhile, or two full sockets wait for
             // each other.
-            if !speech::wait_for_room(&socket, deadline) {
+            if !messages::wait_for_room(&socket, deadline) {
                 let state = &mut *lock(&self.state);
                 self.break_off(core, state, "the peer does not read its socket");
                 self.settle(core, state);

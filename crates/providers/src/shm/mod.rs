@@ -8,7 +8,7 @@
 //! A small inline write with immediate (up to 496 bytes) travels inside of its ring record instead, and lands when the receiver
 //! polls, as adapters scatter small arrivals into the completion itself: one cache line moves where there would
 //! be one for the data and one for the notice.  The poster checks key and range as for any write.  The receiver
-//! checks them again, and one who has lied has scribbled over its ring.  What such writes of a peer that left or died
+//! checks them again, and one who has lied has corrupted its ring.  What such writes of a peer that left or died
 //! are still in its ring land together, when its last words are taken, before [`Event::Disconnected`].
 //!
 //! ```text
@@ -338,13 +338,13 @@ impl Fabric for ShmFabric {
         let len_max = before + POLL_EVENTS_MAX;
         // Half at most, so that arrivals have their turn, too.
         self.core.events.take(events, POLL_EVENTS_MAX / 2);
-        let (scribbled, made_room) = {
+        let (corrupt, made_room) = {
             let inbox = &mut *lock(&self.core.inbox);
             (inbox.poll(events, len_max), inbox.take_made_room())
         };
         // Not under the inbox's lock, which leaving takes.
-        if let Some(CorruptRing(peer)) = scribbled {
-            self.leave(peer, "the peer scribbled over its ring");
+        if let Some(CorruptRing(peer)) = corrupt {
+            self.leave(peer, "the peer corrupted its ring");
         }
         for peer in made_room {
             self.core.ring(peer);

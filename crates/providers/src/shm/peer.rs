@@ -39,12 +39,12 @@ pub(super) struct Peer {
     pub(super) process: Arc<Process>,
     pub(super) send_port: Arc<SendPort>,
     /// Its segments by key; `None` once disconnected.
-    segments: RwLock<Option<Vec<Theirs>>>,
+    segments: RwLock<Option<Vec<PeerSegment>>>,
 }
 
 /// A segment of the peer's.
 #[derive(Debug)]
-pub(super) enum Theirs {
+pub(super) enum PeerSegment {
     /// Within reach.
     Mapped(Window),
     /// Beyond what this process may map.  Its descriptor is kept, where we could be given that, to try again.
@@ -53,23 +53,23 @@ pub(super) enum Theirs {
     Withdrawn { held: Option<Weak<Segment>> },
 }
 
-impl Theirs {
+impl PeerSegment {
     fn len(&self) -> Option<u64> {
         match self {
-            Theirs::Mapped(window) => Some(window.len()),
-            Theirs::Unmapped { len, .. } => Some(*len),
-            Theirs::Withdrawn { .. } => None,
+            PeerSegment::Mapped(window) => Some(window.len()),
+            PeerSegment::Unmapped { len, .. } => Some(*len),
+            PeerSegment::Withdrawn { .. } => None,
         }
     }
 
     /// As it is once taken back; `None` if it was before.
-    pub(super) fn withdrawn(&self) -> Option<Theirs> {
+    pub(super) fn withdrawn(&self) -> Option<PeerSegment> {
         match self {
-            Theirs::Mapped(window) => {
-                Some(Theirs::Withdrawn { held: Some(Arc::downgrade(window.segment())) })
+            PeerSegment::Mapped(window) => {
+                Some(PeerSegment::Withdrawn { held: Some(Arc::downgrade(window.segment())) })
             }
-            Theirs::Unmapped { .. } => Some(Theirs::Withdrawn { held: None }),
-            Theirs::Withdrawn { .. } => None,
+            PeerSegment::Unmapped { .. } => Some(PeerSegment::Withdrawn { held: None }),
+            PeerSegment::Withdrawn { .. } => None,
         }
     }
 }
@@ -109,7 +109,7 @@ impl Peer {
         link_token: u64,
         process: Arc<Process>,
         outgoing: Outgoing,
-        segments: Vec<Theirs>,
+        segments: Vec<PeerSegment>,
     ) -> Peer {
         Peer {
             id,
@@ -125,9 +125,9 @@ impl Peer {
         match &*read(&self.segments) {
             None => Lookup::Gone,
             Some(segments) => match segments.get(key.0 as usize) {
-                Some(Theirs::Mapped(window)) => Lookup::Found(access(window)),
-                Some(Theirs::Unmapped { .. }) => Lookup::Unmapped,
-                Some(Theirs::Withdrawn { .. }) | None => Lookup::Unknown,
+                Some(PeerSegment::Mapped(window)) => Lookup::Found(access(window)),
+                Some(PeerSegment::Unmapped { .. }) => Lookup::Unmapped,
+                Some(PeerSegment::Withdrawn { .. }) | None => Lookup::Unknown,
             },
         }
     }
@@ -138,7 +138,7 @@ impl Peer {
     }
 
     /// Adds the peer's next segment.
-    pub(super) fn push_segment(&self, segment: Theirs) {
+    pub(super) fn push_segment(&self, segment: PeerSegment) {
         if let Some(outgoing) = &mut *lock(&self.send_port) {
             outgoing.segment_bytes.push(segment.len());
         }
@@ -170,12 +170,12 @@ impl Peer {
     pub(super) fn map_again(&self, key: Key) {
         let mut segments = write(&self.segments);
         let segment = segments.as_mut().and_then(|segments| segments.get_mut(key.0 as usize));
-        if let Some(segment @ Theirs::Unmapped { .. }) = segment
-            && let Theirs::Unmapped { fd: Some(fd), len } = &*segment
+        if let Some(segment @ PeerSegment::Unmapped { .. }) = segment
+            && let PeerSegment::Unmapped { fd: Some(fd), len } = &*segment
             && let Ok(opened) = Segment::open(fd, *len)
         {
             let window = opened.window(0, *len).expect("the segment was opened with this length");
-            *segment = Theirs::Mapped(window);
+            *segment = PeerSegment::Mapped(window);
         }
     }
 
@@ -189,9 +189,9 @@ impl Peer {
         // Waits for copies under way: each is bounded by the length of one request.
         let segments = write(&self.segments).take().unwrap_or_default();
         let mapped = segments.iter().filter_map(|segment| match segment {
-            Theirs::Mapped(window) => Some(Arc::downgrade(window.segment())),
-            Theirs::Unmapped { .. } => None,
-            Theirs::Withdrawn { held } => held.clone(),
+            PeerSegment::Mapped(window) => Some(Arc::downgrade(window.segment())),
+            PeerSegment::Unmapped { .. } => None,
+            PeerSegment::Withdrawn { held } => held.clone(),
         });
         mapped.collect()
     }
@@ -199,8 +199,8 @@ impl Peer {
 
 /// Nothing here rings of itself: one ring does for many messages.
 impl Outgoing {
-    pub(super) fn new(ring: Producer, mailbox: Doorbell, segments: &[Theirs]) -> Outgoing {
-        let segment_bytes = segments.iter().map(Theirs::len).collect();
+    pub(super) fn new(ring: Producer, mailbox: Doorbell, segments: &[PeerSegment]) -> Outgoing {
+        let segment_bytes = segments.iter().map(PeerSegment::len).collect();
         Outgoing { ring, mailbox, segment_bytes }
     }
 

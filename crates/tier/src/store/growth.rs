@@ -17,14 +17,14 @@ pub(super) struct Growth {
     /// How long they are since it refused a longer one.
     reduced_bytes: Option<u64>,
     /// What was asked for, while that is under way.
-    asked: Option<Asked>,
+    asked: Option<SegmentRequest>,
     /// When the system may be asked again; it has refused everything.
     refused_until_ns: Option<u64>,
     patience_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct SegmentRequest {
     bytes: u64,
     /// A shorter segment would be of no use to who asked.
     least: u64,
@@ -62,7 +62,7 @@ impl Growth {
             None => self.usual_bytes.max(chunk_bytes),
         };
         let bytes = wanted.min(most);
-        self.asked = Some(Asked { bytes, least });
+        self.asked = Some(SegmentRequest { bytes, least });
         Some(bytes)
     }
 

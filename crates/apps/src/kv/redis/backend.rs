@@ -9,7 +9,7 @@ use super::super::layout::KEY_BYTES_MAX;
 use super::super::owner::Local;
 use super::super::store::{Store, keys_of, split_cursor};
 use super::super::wire::{Answer, Request};
-use super::commands::{Plan, Told, Total};
+use super::commands::{Query, ReplyKind, Total};
 use super::glob;
 use super::reply::{OK, Replies, Reply};
 
@@ -64,7 +64,7 @@ struct Entry {
     client: usize,
     shard: usize,
     range: Range<usize>,
-    told: Told,
+    reply_kind: ReplyKind,
     part: Part,
 }
 
@@ -127,13 +127,13 @@ impl Batch {
         client: usize,
         (store, shard): (u64, usize),
         request: &Request<'_>,
-        told: Told,
+        reply_kind: ReplyKind,
         part: Part,
     ) {
         request.encode(store, &mut self.request);
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(&self.request);
-        self.entries.push(Entry { client, shard, range: begin..self.bytes.len(), told, part });
+        self.entries.push(Entry { client, shard, range: begin..self.bytes.len(), reply_kind, part });
     }
 
     fn clear(&mut self) {
@@ -170,13 +170,13 @@ impl Backend {
     /// Carries out what a client has asked for, which has requests of its own in the batch if it is `queued` for a shard.
     pub(super) async fn carry_out(
         &mut self,
-        plan: Plan<'_>,
+        plan: Query<'_>,
         (client, queued): (usize, Option<Queued>),
         batch: &mut Batch,
         replies: &mut Replies,
     ) -> Step {
-        if let Plan::Ask(key, request, told) = &plan
-            && *told != Told::Value
+        if let Query::Ask(key, request, reply_kind) = &plan
+            && *reply_kind != ReplyKind::Value
             && key.len() <= KEY_BYTES_MAX
         {
             let shard = self.store.shard_of(key);
@@ -185,7 +185,7 @@ impl Backend {
                 if batch.is_full() || queued.is_some_and(|queued| queued != Queued::For(shard)) {
                     return Step::Waits;
                 }
-                batch.push(client, (self.store.number, shard), request, *told, Part::Whole);
+                batch.push(client, (self.store.number, shard), request, *reply_kind, Part::Whole);
                 return Step::Queued(Queued::For(shard));
             }
         }
@@ -193,7 +193,7 @@ impl Backend {
             return Step::Waits;
         }
         let done = match plan {
-            Plan::AskAll(requests, total) => self.ask_all(&requests, total, (client, batch), replies).await,
+            Query::AskAll(requests, total) => self.ask_all(&requests, total, (client, batch), replies).await,
             plan => self.reply(plan, replies).await.map(|()| Step::Done),
         };
         done.unwrap_or_else(|error| {
@@ -202,20 +202,20 @@ impl Backend {
         })
     }
 
-    async fn reply(&mut self, plan: Plan<'_>, replies: &mut Replies) -> Result<(), KvError> {
+    async fn reply(&mut self, plan: Query<'_>, replies: &mut Replies) -> Result<(), KvError> {
         match plan {
-            Plan::Get(key, told) => {
+            Query::Get(key, reply_kind) => {
                 let found = self.get(key).await?;
                 let found = found.map_or(Answer::Nothing, |value| Answer::Bytes(0, value));
-                replies.push(&told.of(Some(found)));
+                replies.push(&reply_kind.of(Some(found)));
             }
-            Plan::Ask(key, request, told) => {
+            Query::Ask(key, request, reply_kind) => {
                 check(key)?;
                 let shard = self.store.shard_of(key);
-                replies.push(&told.of(self.ask(shard, &request).await?));
+                replies.push(&reply_kind.of(self.ask(shard, &request).await?));
             }
-            Plan::AskAll(..) => unreachable!("it is carried out where there is a batch"),
-            Plan::GetAll(args) => {
+            Query::AskAll(..) => unreachable!("it is carried out where there is a batch"),
+            Query::GetAll(args) => {
                 let keys: Vec<&[u8]> = args.iter().skip(1).collect();
                 let (mut values, mut bytes) = (Vec::with_capacity(keys.len()), 0);
                 for keys in keys.chunks(BATCH_MAX) {
@@ -231,7 +231,7 @@ impl Backend {
                 let values = values.iter().map(|value| value.as_deref().map_or(Reply::Null, Reply::Bulk));
                 replies.push(&Reply::Array(values.collect()));
             }
-            Plan::Scan { cursor, count, pattern, is_of_strings } => {
+            Query::Scan { cursor, count, pattern, is_of_strings } => {
                 let (next, mut keys) = self.scan(cursor, count, pattern.unwrap_or(b"*")).await?;
                 if !is_of_strings {
                     keys.clear();
@@ -239,7 +239,7 @@ impl Backend {
                 let keys = keys.iter().map(|key| Reply::Bulk(key)).collect();
                 replies.push(&Reply::Array(vec![Reply::Text(next.to_string()), Reply::Array(keys)]));
             }
-            Plan::Keys(pattern) => {
+            Query::Keys(pattern) => {
                 let (mut cursor, mut keys, mut bytes) = (0, Vec::new(), 0);
                 loop {
                     let (next, some) = self.scan(cursor, KEYS_AT_A_TIME, pattern).await?;
@@ -256,11 +256,11 @@ impl Backend {
                 }
                 replies.push(&Reply::Array(keys.iter().map(|key| Reply::Bulk(key)).collect()));
             }
-            Plan::Count => {
+            Query::Count => {
                 let count = self.count().await?;
                 replies.push(&Reply::Integer(count));
             }
-            Plan::Clear => {
+            Query::Clear => {
                 for shard in 0..self.locals.len() {
                     self.number(shard, &Request::Clear).await?;
                 }
@@ -357,7 +357,7 @@ impl Backend {
             let shard = self.store.shard_of(key);
             if self.locals[shard].is_some() {
                 sum.note(match self.ask(shard, request).await {
-                    Ok(answer) => Told::Flag.of(answer),
+                    Ok(answer) => ReplyKind::Flag.of(answer),
                     Err(error) => refusal(&error),
                 });
             }
@@ -368,21 +368,33 @@ impl Backend {
         };
         if is_short {
             for (place, shard) in others {
-                batch.push(client, (self.store.number, shard), &requests[place].1, Told::Flag, Part::One);
+                batch.push(
+                    client,
+                    (self.store.number, shard),
+                    &requests[place].1,
+                    ReplyKind::Flag,
+                    Part::One,
+                );
             }
             let (place, shard) = last;
             batch.push(
                 client,
                 (self.store.number, shard),
                 &requests[place].1,
-                Told::Flag,
+                ReplyKind::Flag,
                 Part::Last(sum, total),
             );
             return Ok(Step::Queued(Queued::Several));
         }
         let mut several = Batch::default();
         for (place, shard) in others.into_iter().chain([last]) {
-            several.push(client, (self.store.number, shard), &requests[place].1, Told::Flag, Part::Whole);
+            several.push(
+                client,
+                (self.store.number, shard),
+                &requests[place].1,
+                ReplyKind::Flag,
+                Part::Whole,
+            );
             if several.is_full() {
                 self.post(&mut several, |_, reply| sum.note(reply)).await;
             }
@@ -450,7 +462,7 @@ impl Backend {
             let reply = match answered {
                 Ok(bytes) => {
                     answer = bytes;
-                    entry.told.of(Answer::decode(&answer))
+                    entry.reply_kind.of(Answer::decode(&answer))
                 }
                 Err(error) => refusal(&error.into()),
             };
@@ -478,7 +490,7 @@ fn check(key: &[u8]) -> Result<(), KvError> {
 /// What a client is told of what went wrong here.
 pub(super) fn refusal(error: &KvError) -> Reply<'static> {
     match error {
-        KvError::Full => Told::Done.of(Some(Answer::Full)),
+        KvError::Full => ReplyKind::Done.of(Some(Answer::Full)),
         _ => Reply::error(format!("ERR {error}")),
     }
 }

@@ -132,11 +132,11 @@ pub(super) const COMMANDS: &[Command] = &[
 
 /// What a command asks of the store.
 #[derive(Clone, Debug)]
-pub(super) enum Plan<'a> {
+pub(super) enum Query<'a> {
     /// The value of a key, or something about it.
-    Get(&'a [u8], Told),
+    Get(&'a [u8], ReplyKind),
     /// Something of the owner of a key.
-    Ask(&'a [u8], Request<'a>, Told),
+    Ask(&'a [u8], Request<'a>, ReplyKind),
     /// Something of the owners of several keys, one behind the other.
     AskAll(Vec<(&'a [u8], Request<'a>)>, Total),
     /// The values of several keys.
@@ -153,7 +153,7 @@ pub(super) enum Plan<'a> {
 
 /// What is told of what an owner answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Told {
+pub(super) enum ReplyKind {
     /// The value, or nothing.
     Value,
     /// The length of the value, which is 0 where there is none.
@@ -251,58 +251,58 @@ pub(super) fn plan<'a>(
     command: &Command,
     args: Args<'a>,
     unix_ms: fn() -> i64,
-) -> Result<Option<Plan<'a>>, Reply<'static>> {
+) -> Result<Option<Query<'a>>, Reply<'static>> {
     let arg = |index: usize| args.get(index).expect("the number of arguments has been looked at");
     let key = args.get(1).unwrap_or_default();
-    let ask = |request, told| Ok(Some(Plan::Ask(key, request, told)));
+    let ask = |request, reply_kind| Ok(Some(Query::Ask(key, request, reply_kind)));
     let set = |value, only, expires, returns_old| Request::Set { key, value, only, expires, returns_old };
     let number = |index: usize| number_of(arg(index)).ok_or_else(|| Reply::error(NOT_AN_INTEGER));
     match command.does {
-        Does::Get => Ok(Some(Plan::Get(key, Told::Value))),
-        Does::Length => Ok(Some(Plan::Get(key, Told::Length))),
+        Does::Get => Ok(Some(Query::Get(key, ReplyKind::Value))),
+        Does::Length => Ok(Some(Query::Get(key, ReplyKind::Length))),
         Does::Set => set_with_options(args, unix_ms).map(Some),
-        Does::GetAndDelete => ask(Request::Take { key }, Told::Value),
-        Does::GetAndExpire if args.len() == 2 => Ok(Some(Plan::Get(key, Told::Value))),
+        Does::GetAndDelete => ask(Request::Take { key }, ReplyKind::Value),
+        Does::GetAndExpire if args.len() == 2 => Ok(Some(Query::Get(key, ReplyKind::Value))),
         Does::GetAndExpire => {
             let expires = get_options(args, unix_ms)?;
-            ask(Request::GetAndExpire { key, expires }, Told::Value)
+            ask(Request::GetAndExpire { key, expires }, ReplyKind::Value)
         }
         Does::SetFor { unit_ms } => {
             let expires = time_to_live(number(2)?, unit_ms, command.name, unix_ms())?;
-            ask(set(arg(3), Only::Always, expires, false), Told::Done)
+            ask(set(arg(3), Only::Always, expires, false), ReplyKind::Done)
         }
-        Does::SetIfAbsent => ask(set(arg(2), Only::IfAbsent, Expires::Never, false), Told::Flag),
-        Does::GetSet => ask(set(arg(2), Only::Always, Expires::Never, true), Told::Value),
-        Does::Append => ask(Request::Append { key, value: arg(2) }, Told::Number),
-        Does::Increment => ask(Request::Add { key, number: 1 }, Told::Number),
-        Does::Decrement => ask(Request::Add { key, number: -1 }, Told::Number),
-        Does::IncrementBy => ask(Request::Add { key, number: number(2)? }, Told::Number),
+        Does::SetIfAbsent => ask(set(arg(2), Only::IfAbsent, Expires::Never, false), ReplyKind::Flag),
+        Does::GetSet => ask(set(arg(2), Only::Always, Expires::Never, true), ReplyKind::Value),
+        Does::Append => ask(Request::Append { key, value: arg(2) }, ReplyKind::Number),
+        Does::Increment => ask(Request::Add { key, number: 1 }, ReplyKind::Number),
+        Does::Decrement => ask(Request::Add { key, number: -1 }, ReplyKind::Number),
+        Does::IncrementBy => ask(Request::Add { key, number: number(2)? }, ReplyKind::Number),
         Does::DecrementBy => match number(2)?.checked_neg() {
-            Some(number) => ask(Request::Add { key, number }, Told::Number),
+            Some(number) => ask(Request::Add { key, number }, ReplyKind::Number),
             None => Err(Reply::error("ERR decrement would overflow")),
         },
         Does::Expire { unit_ms, is_absolute } => {
             let now_ms = unix_ms();
             let begin_ms = if is_absolute { 0 } else { now_ms };
             let expires = expiry(number(2)?, unit_ms, begin_ms, command.name, now_ms)?;
-            ask(Request::Expire { key, expires, when: condition(args)? }, Told::Flag)
+            ask(Request::Expire { key, expires, when: condition(args)? }, ReplyKind::Flag)
         }
         Does::Persist => {
-            ask(Request::Expire { key, expires: Expires::Never, when: When::Expiring }, Told::Flag)
+            ask(Request::Expire { key, expires: Expires::Never, when: When::Expiring }, ReplyKind::Flag)
         }
-        Does::TimeLeft { unit_ms } => ask(Request::TimeLeft { key }, Told::TimeLeft(unit_ms)),
-        Does::Type => ask(Request::TimeLeft { key }, Told::Type),
-        Does::Delete if args.len() == 2 => ask(Request::Delete { key }, Told::Flag),
-        Does::Exists if args.len() == 2 => ask(Request::TimeLeft { key }, Told::Flag),
+        Does::TimeLeft { unit_ms } => ask(Request::TimeLeft { key }, ReplyKind::TimeLeft(unit_ms)),
+        Does::Type => ask(Request::TimeLeft { key }, ReplyKind::Type),
+        Does::Delete if args.len() == 2 => ask(Request::Delete { key }, ReplyKind::Flag),
+        Does::Exists if args.len() == 2 => ask(Request::TimeLeft { key }, ReplyKind::Flag),
         Does::Delete => {
             let requests = args.iter().skip(1).map(|key| (key, Request::Delete { key }));
-            Ok(Some(Plan::AskAll(requests.collect(), Total::Count)))
+            Ok(Some(Query::AskAll(requests.collect(), Total::Count)))
         }
         Does::Exists => {
             let requests = args.iter().skip(1).map(|key| (key, Request::TimeLeft { key }));
-            Ok(Some(Plan::AskAll(requests.collect(), Total::Count)))
+            Ok(Some(Query::AskAll(requests.collect(), Total::Count)))
         }
-        Does::GetMany => Ok(Some(Plan::GetAll(args))),
+        Does::GetMany => Ok(Some(Query::GetAll(args))),
         Does::SetMany if args.len().is_multiple_of(2) => Err(wrong_number(command.name)),
         Does::SetMany => {
             let request = |at: usize| {
@@ -311,14 +311,14 @@ pub(super) fn plan<'a>(
                 (key, Request::Set { key, value, only, expires, returns_old: false })
             };
             let requests = (1..args.len()).step_by(2).map(request);
-            Ok(Some(Plan::AskAll(requests.collect(), Total::Done)))
+            Ok(Some(Query::AskAll(requests.collect(), Total::Done)))
         }
         Does::Scan => scan(args).map(Some),
-        Does::Keys => Ok(Some(Plan::Keys(key))),
-        Does::Count => Ok(Some(Plan::Count)),
+        Does::Keys => Ok(Some(Query::Keys(key))),
+        Does::Count => Ok(Some(Query::Count)),
         Does::Flush => match args.len() {
-            1 => Ok(Some(Plan::Clear)),
-            2 if is(key, "async") || is(key, "sync") => Ok(Some(Plan::Clear)),
+            1 => Ok(Some(Query::Clear)),
+            2 if is(key, "async") || is(key, "sync") => Ok(Some(Query::Clear)),
             _ => Err(Reply::error(SYNTAX)),
         },
         _ => Ok(None),
@@ -330,7 +330,7 @@ pub(super) fn is(arg: &[u8], word: &str) -> bool {
     arg.eq_ignore_ascii_case(word.as_bytes())
 }
 
-fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Plan<'a>, Reply<'static>> {
+fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Query<'a>, Reply<'static>> {
     let syntax = || Reply::error(SYNTAX);
     let (key, value) = (args.get(1).unwrap_or_default(), args.get(2).unwrap_or_default());
     let (mut only, mut returns_old, mut keeps) = (Only::Always, false, false);
@@ -357,8 +357,8 @@ fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Plan<'a>
         None => Expires::Never,
         Some((number, unit)) => time_of(number, unit, "set", unix_ms())?,
     };
-    let told = if returns_old { Told::Value } else { Told::Done };
-    Ok(Plan::Ask(key, Request::Set { key, value, only, expires, returns_old }, told))
+    let reply_kind = if returns_old { ReplyKind::Value } else { ReplyKind::Done };
+    Ok(Query::Ask(key, Request::Set { key, value, only, expires, returns_old }, reply_kind))
 }
 
 /// Until when `GETEX` lets a key be kept.
@@ -448,7 +448,7 @@ fn condition(args: Args<'_>) -> Result<When, Reply<'static>> {
 /// How many keys a scan looks for, where it does not say.
 const SCAN_COUNT: i64 = 10;
 
-fn scan<'a>(args: Args<'a>) -> Result<Plan<'a>, Reply<'static>> {
+fn scan<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
     let syntax = || Reply::error(SYNTAX);
     let cursor = std::str::from_utf8(&args[1]).ok().and_then(|text| text.parse::<u64>().ok());
     let cursor = cursor.ok_or_else(|| Reply::error("ERR invalid cursor"))?;
@@ -469,10 +469,10 @@ fn scan<'a>(args: Args<'a>) -> Result<Plan<'a>, Reply<'static>> {
             return Err(syntax());
         }
     }
-    Ok(Plan::Scan { cursor, count: count as u64, pattern, is_of_strings })
+    Ok(Query::Scan { cursor, count: count as u64, pattern, is_of_strings })
 }
 
-impl Told {
+impl ReplyKind {
     /// The reply to what an owner answers.
     pub(super) fn of<'a>(self, answer: Option<Answer<'a>>) -> Reply<'a> {
         let is_there = !matches!(answer, Some(Answer::Nothing));
@@ -486,21 +486,21 @@ impl Told {
             Some(Answer::AnotherStore) => Reply::error("ERR the shard of the key is served no more"),
             Some(Answer::Malformed) | None => Reply::error("ERR the owner of the key answers something else"),
             Some(Answer::Number(_) | Answer::Bytes(..) | Answer::Nothing) => match (self, answer) {
-                (Told::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),
-                (Told::Value, _) => Reply::Null,
-                (Told::Length, Some(Answer::Bytes(_, bytes))) => Reply::Integer(bytes.len() as i64),
-                (Told::Length, _) => Reply::Integer(0),
-                (Told::Done, _) if is_there => OK,
-                (Told::Done, _) => Reply::Null,
-                (Told::Flag, _) => Reply::Integer(is_there.into()),
-                (Told::Type, _) => Reply::Status(if is_there { "string" } else { "none" }),
-                (Told::Number, Some(Answer::Number(number))) => Reply::Integer(number),
-                (Told::Number, _) => Reply::Integer(0),
-                (Told::TimeLeft(_), _) if !is_there => Reply::Integer(-2),
-                (Told::TimeLeft(unit_ms), Some(Answer::Number(ms))) if ms >= 0 => {
+                (ReplyKind::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),
+                (ReplyKind::Value, _) => Reply::Null,
+                (ReplyKind::Length, Some(Answer::Bytes(_, bytes))) => Reply::Integer(bytes.len() as i64),
+                (ReplyKind::Length, _) => Reply::Integer(0),
+                (ReplyKind::Done, _) if is_there => OK,
+                (ReplyKind::Done, _) => Reply::Null,
+                (ReplyKind::Flag, _) => Reply::Integer(is_there.into()),
+                (ReplyKind::Type, _) => Reply::Status(if is_there { "string" } else { "none" }),
+                (ReplyKind::Number, Some(Answer::Number(number))) => Reply::Integer(number),
+                (ReplyKind::Number, _) => Reply::Integer(0),
+                (ReplyKind::TimeLeft(_), _) if !is_there => Reply::Integer(-2),
+                (ReplyKind::TimeLeft(unit_ms), Some(Answer::Number(ms))) if ms >= 0 => {
                     Reply::Integer(ms.saturating_add(unit_ms / 2) / unit_ms)
                 }
-                (Told::TimeLeft(_), _) => Reply::Integer(-1),
+                (ReplyKind::TimeLeft(_), _) => Reply::Integer(-1),
             },
         }
     }

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use halite::cluster_dir;
 use rustix::termios::tcgetwinsize;
 
-use super::status::{self, Asked, Row};
+use super::status::{self, Answers, Row};
 use crate::args::Top;
 use crate::client::Client;
 use crate::output;
@@ -81,12 +81,12 @@ impl Look {
     }
 }
 
-fn ask(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Asked> {
+fn ask(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Answers> {
     let client = match client {
         Some(client) => client,
         none => none.insert(Client::join(dir)?),
     };
-    Asked::of(client)
+    Answers::of(client)
 }
 
 /// All at once: one that does not answer delays no other.

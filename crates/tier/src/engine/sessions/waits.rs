@@ -96,7 +96,7 @@ impl SessionSide<'_> {
     pub(super) fn give_lock_up(&mut self, op: OpId, session: SessionId, slot: SlotRef, release: Release) {
         let Some((region, home, _)) = self.served(op, session, slot) else { return };
         let request = Request::Unlock { region, session, recover: release != Release::Used };
-        if release != Release::Forsaken {
+        if release != Release::Abandoned {
             self.cx.ask(home, request, Purpose::User(op, UserStep::Unlock));
             return;
         }

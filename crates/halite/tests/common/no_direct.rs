@@ -13,9 +13,9 @@ use halite_mem::{Segment, Window};
 
 use super::Dir;
 
-pub struct Bereft {
+pub struct NoDirect {
     inner: Arc<dyn Fabric>,
-    is_bereft: AtomicBool,
+    is_hidden: AtomicBool,
     registered_bytes: AtomicU64,
     posts: AtomicU64,
     posted: AtomicU64,
@@ -34,23 +34,23 @@ struct Timing {
 }
 
 /// A node of whose peers no memory is reached by loads and stores, and its fabric.
-pub fn join(dir: &Dir, node: u32) -> (Node, Arc<Bereft>) {
-    let mut bereft = None;
+pub fn join(dir: &Dir, node: u32) -> (Node, Arc<NoDirect>) {
+    let mut no_direct = None;
     let wrap = |fabric| -> Arc<dyn Fabric> {
-        let wrapped = Arc::new(Bereft::new(fabric));
-        wrapped.bereave();
-        bereft.insert(wrapped).clone()
+        let wrapped = Arc::new(NoDirect::new(fabric));
+        wrapped.hide_direct();
+        no_direct.insert(wrapped).clone()
     };
     let node = Node::wrap(dir.config(node), wrap).expect("the node joins");
-    (node, bereft.expect("it was wrapped"))
+    (node, no_direct.expect("it was wrapped"))
 }
 
-impl Bereft {
+impl NoDirect {
     /// Wraps `inner`, whose peers can be reached for now.
-    pub fn new(inner: Arc<dyn Fabric>) -> Bereft {
-        Bereft {
+    pub fn new(inner: Arc<dyn Fabric>) -> NoDirect {
+        NoDirect {
             inner,
-            is_bereft: AtomicBool::new(false),
+            is_hidden: AtomicBool::new(false),
             registered_bytes: AtomicU64::new(0),
             posts: AtomicU64::new(0),
             posted: AtomicU64::new(0),
@@ -61,9 +61,9 @@ impl Bereft {
     }
 
     /// From now on no peer's memory is reached.
-    pub fn bereave(&self) {
+    pub fn hide_direct(&self) {
         // It orders nothing: a test tells its threads by other means.
-        self.is_bereft.store(true, Relaxed);
+        self.is_hidden.store(true, Relaxed);
     }
 
     /// Length of all segments registered so far.
@@ -78,7 +78,7 @@ impl Bereft {
 }
 
 /// Time.
-impl Bereft {
+impl NoDirect {
     /// From now on it wants to be polled so soon after each poll.
     pub fn poll_within(&self, timeout: Option<Duration>) {
         *self.timing.lock().unwrap() = Timing { poll_timeout: timeout, sleeps: Vec::new() };
@@ -93,7 +93,7 @@ impl Bereft {
     }
 }
 
-impl Middleware for Bereft {
+impl Middleware for NoDirect {
     fn inner(&self) -> &dyn Fabric {
         &*self.inner
     }
@@ -115,7 +115,7 @@ impl Middleware for Bereft {
     }
 
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
-        self.inner.direct(peer, key).filter(|_| !self.is_bereft.load(Relaxed))
+        self.inner.direct(peer, key).filter(|_| !self.is_hidden.load(Relaxed))
     }
 
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {

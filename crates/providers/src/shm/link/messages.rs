@@ -11,7 +11,7 @@ use rustix::time::Timespec;
 use super::super::core::{Core, Source};
 use super::super::greeting::Greeting;
 use super::super::lock;
-use super::super::peer::{Peer, Theirs};
+use super::super::peer::{Peer, PeerSegment};
 use super::super::shortage::{self, Trouble};
 use super::super::socket::{self, Received};
 use super::super::wire::Message;
@@ -72,17 +72,17 @@ impl Link {
             (Message::Segment { key, len }, Phase::Greeting { .. }) if greeted => {
                 let known = state.heard.segments.len();
                 check_key(core, known, key)?;
-                state.heard.segments.push(Theirs::Mapped(open_segment(only(&fds), len)?));
+                state.heard.segments.push(PeerSegment::Mapped(open_segment(only(&fds), len)?));
                 Ok(())
             }
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
                 check_key(core, peer.segments(), key)?;
                 let segment = match open_segment(only(&fds), len) {
-                    Ok(window) => Theirs::Mapped(window),
+                    Ok(window) => PeerSegment::Mapped(window),
                     // The peer is well, and so is what else it shows us.
                     Err(trouble @ Trouble::Ours(_)) => {
                         report_unmapped(peer, len, &trouble);
-                        Theirs::Unmapped { fd: fds.into_iter().next(), len }
+                        PeerSegment::Unmapped { fd: fds.into_iter().next(), len }
                     }
                     Err(trouble) => return Err(trouble),
                 };
@@ -131,7 +131,7 @@ impl Link {
         let is_dropped = match phase {
             _ if key as usize >= known => {
                 check_key(core, known, key)?;
-                let placeholder = Theirs::Withdrawn { held: None };
+                let placeholder = PeerSegment::Withdrawn { held: None };
                 match phase {
                     Phase::Connected { peer } => peer.push_segment(placeholder),
                     _ => heard.segments.push(placeholder),
@@ -158,7 +158,7 @@ impl Link {
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
                 check_key(core, peer.segments(), key)?;
                 report_unmapped(peer, len, &lack);
-                peer.push_segment(Theirs::Unmapped { fd: None, len });
+                peer.push_segment(PeerSegment::Unmapped { fd: None, len });
                 Ok(())
             }
             (_, Phase::Leaving { .. } | Phase::Over) => Ok(()),

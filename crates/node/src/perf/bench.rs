@@ -14,7 +14,7 @@ use super::pingpong::Table;
 use super::report::Row;
 
 /// What all workloads have in common.
-pub struct Stage<'a> {
+pub struct Bench<'a> {
     /// What is to be measured.
     pub job: &'a Job,
     /// Both ends.
@@ -29,10 +29,10 @@ pub struct Stage<'a> {
     pub iterations: u64,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> Bench<'a> {
     /// Of no size yet.
-    pub fn new(job: &'a Job, ends: &'a mut Ends) -> Stage<'a> {
-        Stage { job, ends, regions: Vec::new(), table: None, size: 0, iterations: 0 }
+    pub fn new(job: &'a Job, ends: &'a mut Ends) -> Bench<'a> {
+        Bench { job, ends, regions: Vec::new(), table: None, size: 0, iterations: 0 }
     }
 
     /// Frees the regions.
@@ -71,7 +71,7 @@ impl<'a> Stage<'a> {
     ) -> anyhow::Result<Row> {
         let (cores, operations) = (&self.ends.cores, self.iterations);
         let mut row = Row::new(self.size, operations);
-        let timed = |thread, share, seat| work(thread, share, Timer { seat, operations });
+        let timed = |thread, share, participant| work(thread, share, Timer { participant, operations });
         for measured in crew::run(shares, |thread| cores.of_client(thread), timed)? {
             row.add(self.job.baseline(self.size), &measured);
         }
