@@ -3,6 +3,18 @@
 //! A thread that waits moves its node forward itself for a moment before it sleeps, so that an answer from an
 //! awake peer needs no switch to another thread.  What needs no waiting does not come near any of that.
 
+/// Methods that wait on this thread for those of the same name and arguments of [`crate::Session`].
+macro_rules! forward {
+    ($(fn $method:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {
+        $(
+            #[doc = concat!("See [`crate::Session::", stringify!($method), "`].")]
+            pub fn $method(&self, $($argument: $type),*) -> $output {
+                self.block_on(self.session.$method($($argument),*))
+            }
+        )*
+    };
+}
+
 mod sync;
 mod watch;
 
@@ -48,110 +60,27 @@ impl Session {
 
 /// Regions.
 impl Session {
-    /// See [`crate::Session::alloc`].
-    pub fn alloc(
-        &self,
-        name: Option<&str>,
-        len: u64,
-        placement: Placement,
-        everyone: Permissions,
-    ) -> Result<Lh, RegionError> {
-        self.block_on(self.session.alloc(name, len, placement, everyone))
-    }
-
-    /// See [`crate::Session::alloc_with`].
-    pub fn alloc_with(&self, name: Option<&str>, len: u64, options: AllocOptions) -> Result<Lh, RegionError> {
-        self.block_on(self.session.alloc_with(name, len, options))
-    }
-
-    /// See [`crate::Session::map`].
-    pub fn map(&self, name: &str, wanted: Permissions) -> Result<Lh, RegionError> {
-        self.block_on(self.session.map(name, wanted))
-    }
-
-    /// See [`crate::Session::unmap`].
-    pub fn unmap(&self, lh: Lh) -> Result<(), RegionError> {
-        self.block_on(self.session.unmap(lh))
-    }
-
-    /// See [`crate::Session::free`].
-    pub fn free(&self, lh: Lh) -> Result<(), RegionError> {
-        self.block_on(self.session.free(lh))
-    }
-
-    /// See [`crate::Session::grant`].
-    pub fn grant(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
-        self.block_on(self.session.grant(lh, who, permissions))
-    }
-
-    /// See [`crate::Session::revoke`].
-    pub fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
-        self.block_on(self.session.revoke(lh, who, permissions))
-    }
-
-    /// See [`crate::Session::add_master`].
-    pub fn add_master(&self, lh: Lh, who: &str) -> Result<(), RegionError> {
-        self.block_on(self.session.add_master(lh, who))
-    }
-
-    /// See [`crate::Session::seal`].
-    pub fn seal(&self, lh: Lh) -> Result<(), RegionError> {
-        self.block_on(self.session.seal(lh))
-    }
-
-    /// See [`crate::Session::move_to`].
-    pub fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
-        self.block_on(self.session.move_to(lh, node))
-    }
-
-    /// See [`crate::Session::set_name`].
-    pub fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
-        self.block_on(self.session.set_name(lh, name))
-    }
-
-    /// See [`crate::Session::stat`].
-    pub fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
-        self.block_on(self.session.stat(name))
-    }
-
-    /// See [`crate::Session::stat_handle`].
-    pub fn stat_handle(&self, lh: Lh) -> Result<RegionInfo, RegionError> {
-        self.block_on(self.session.stat_handle(lh))
-    }
-
-    /// See [`crate::Session::list`].
-    pub fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
-        self.block_on(self.session.list())
-    }
-
-    /// See [`crate::Session::list_unreachable`].
-    pub fn list_unreachable(&self) -> Result<Vec<UnreachableRegion>, RegionError> {
-        self.block_on(self.session.list_unreachable())
-    }
-
-    /// See [`crate::Session::list_lost`].
-    pub fn list_lost(&self) -> Result<Vec<LostRegion>, RegionError> {
-        self.block_on(self.session.list_lost())
-    }
-
-    /// See [`crate::Session::forget_name`].
-    pub fn forget_name(&self, name: &str) -> Result<(), RegionError> {
-        self.block_on(self.session.forget_name(name))
-    }
-
-    /// See [`crate::Session::forget_node`].
-    pub fn forget_node(&self, node: NodeId) -> Result<(), RegionError> {
-        self.block_on(self.session.forget_node(node))
-    }
-
-    /// See [`crate::Session::reach`].
-    pub fn reach(&self, node: NodeId, owner: NodeId) -> Result<Reach, RegionError> {
-        self.block_on(self.session.reach(node, owner))
-    }
-
-    /// See [`crate::Session::status`].
-    pub fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
-        self.block_on(self.session.status())
+    forward! {
+        fn alloc(name: Option<&str>, len: u64, placement: Placement, everyone: Permissions) -> Result<Lh, RegionError>;
+        fn alloc_with(name: Option<&str>, len: u64, options: AllocOptions) -> Result<Lh, RegionError>;
+        fn map(name: &str, wanted: Permissions) -> Result<Lh, RegionError>;
+        fn unmap(lh: Lh) -> Result<(), RegionError>;
+        fn free(lh: Lh) -> Result<(), RegionError>;
+        fn grant(lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError>;
+        fn revoke(lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError>;
+        fn add_master(lh: Lh, who: &str) -> Result<(), RegionError>;
+        fn seal(lh: Lh) -> Result<(), RegionError>;
+        fn move_to(lh: Lh, node: NodeId) -> Result<(), RegionError>;
+        fn set_name(lh: Lh, name: &str) -> Result<(), RegionError>;
+        fn stat(name: &str) -> Result<RegionInfo, RegionError>;
+        fn stat_handle(lh: Lh) -> Result<RegionInfo, RegionError>;
+        fn list() -> Result<Vec<RegionInfo>, RegionError>;
+        fn list_unreachable() -> Result<Vec<UnreachableRegion>, RegionError>;
+        fn list_lost() -> Result<Vec<LostRegion>, RegionError>;
+        fn forget_name(name: &str) -> Result<(), RegionError>;
+        fn forget_node(node: NodeId) -> Result<(), RegionError>;
+        fn reach(node: NodeId, owner: NodeId) -> Result<Reach, RegionError>;
+        fn status() -> Result<Vec<NodeStatus>, RegionError>;
     }
 
     /// See [`crate::Session::len`].
@@ -221,30 +150,15 @@ impl Session {
         posted.map(|call| call.map(|pending| PendingCall { pending })).collect()
     }
 
-    /// See [`crate::Session::call_many`].
-    pub fn call_many(
-        &self,
-        nodes: &[NodeId],
-        function: Function,
-        input: &[u8],
-        timeout: Duration,
-    ) -> Vec<Result<Vec<u8>, CallError>> {
-        self.block_on(self.session.call_many(nodes, function, input, timeout))
-    }
-
     /// See [`crate::Session::open_port`].
     pub fn open_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
         Ok(Mailbox { mailbox: self.session.open_port(port, options)? })
     }
 
-    /// See [`crate::Session::send`].
-    pub fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
-        self.block_on(self.session.send(node, port, bytes))
-    }
-
-    /// See [`crate::Session::try_send`].
-    pub fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
-        self.block_on(self.session.try_send(node, port, bytes))
+    forward! {
+        fn call_many(nodes: &[NodeId], function: Function, input: &[u8], timeout: Duration) -> Vec<Result<Vec<u8>, CallError>>;
+        fn send(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError>;
+        fn try_send(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError>;
     }
 }
 
@@ -371,24 +285,11 @@ impl Session {
         }
     }
 
-    /// See [`crate::Session::read_vectored`].
-    pub fn read_vectored(&self, lh: Lh, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<(), AccessError> {
-        self.block_on(self.session.read_vectored(lh, offset, into))
-    }
-
-    /// See [`crate::Session::write_vectored`].
-    pub fn write_vectored(&self, lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError> {
-        self.block_on(self.session.write_vectored(lh, offset, from))
-    }
-
-    /// See [`crate::Session::read_batch`].
-    pub fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
-        self.block_on(self.session.read_batch(batch))
-    }
-
-    /// See [`crate::Session::write_batch`].
-    pub fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
-        self.block_on(self.session.write_batch(batch))
+    forward! {
+        fn read_vectored(lh: Lh, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<(), AccessError>;
+        fn write_vectored(lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError>;
+        fn read_batch(batch: &mut [ReadOp<'_>]) -> Result<(), BatchError>;
+        fn write_batch(batch: &[WriteOp<'_>]) -> Result<(), BatchError>;
     }
 
     /// See [`crate::Session::read_owned`].

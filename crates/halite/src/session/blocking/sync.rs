@@ -71,39 +71,14 @@ impl Session {
         self.as_async().check_lock(name)
     }
 
-    /// See [`crate::Session::unlock`].
-    pub fn unlock(&self, name: &str) -> Result<(), LockError> {
-        self.block_on(self.as_async().unlock(name))
-    }
-
-    /// See [`crate::Session::create_lock`].
-    pub fn create_lock(&self, name: &str, everyone: Permissions) -> Result<(), LockError> {
-        self.block_on(self.as_async().create_lock(name, everyone))
-    }
-
-    /// See [`crate::Session::grant_lock`].
-    pub fn grant_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
-        self.block_on(self.as_async().grant_lock(name, who, permissions))
-    }
-
-    /// See [`crate::Session::revoke_lock`].
-    pub fn revoke_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
-        self.block_on(self.as_async().revoke_lock(name, who, permissions))
-    }
-
-    /// See [`crate::Session::free_lock`].
-    pub fn free_lock(&self, name: &str) -> Result<(), LockError> {
-        self.block_on(self.as_async().free_lock(name))
-    }
-
-    /// See [`crate::Session::barrier`].
-    pub fn barrier(&self, name: &str, participants: u32, timeout: Duration) -> Result<u64, BarrierError> {
-        self.block_on(self.as_async().barrier(name, participants, timeout))
-    }
-
-    /// See [`crate::Session::free_barrier`].
-    pub fn free_barrier(&self, name: &str) -> Result<(), BarrierError> {
-        self.block_on(self.as_async().free_barrier(name))
+    forward! {
+        fn unlock(name: &str) -> Result<(), LockError>;
+        fn create_lock(name: &str, everyone: Permissions) -> Result<(), LockError>;
+        fn grant_lock(name: &str, who: Who, permissions: Permissions) -> Result<(), LockError>;
+        fn revoke_lock(name: &str, who: Who, permissions: Permissions) -> Result<(), LockError>;
+        fn free_lock(name: &str) -> Result<(), LockError>;
+        fn barrier(name: &str, participants: u32, timeout: Duration) -> Result<u64, BarrierError>;
+        fn free_barrier(name: &str) -> Result<(), BarrierError>;
     }
 
     fn guard(&self, guard: lock::Guard) -> Guard {
