@@ -1,4 +1,4 @@
-//! SessionRun had a lock after whom: what was done to it, in the words of the checker.
+//! Who had a lock after whom: what was done to it, in the words of the checker.
 
 use todc_utils::specifications::Specification;
 
@@ -60,7 +60,7 @@ impl History {
     }
 }
 
-/// SessionRun has it behind a piece: whose turn began and did not end there, or nobody if the one before has given it up.
+/// Who has it behind a piece: whose turn began and did not end there, or nobody if the one before has given it up.
 fn left_by(piece: &[(Span, Operation)], before: Option<u64>) -> Option<u64> {
     let is_over = |token: u64| piece.iter().any(|(_, operation)| *operation == Operation::GiveUp(token));
     let begun = piece.iter().filter_map(|(_, operation)| match *operation {
