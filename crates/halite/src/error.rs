@@ -1,8 +1,10 @@
 //! What can go wrong, one enum per family of operations.
 //!
 //! Each error says what was attempted, on which object, why it failed, and (in the text of its cause) what the
-//! reader may do.  "Not done" is meant unless a cause says "maybe done".
+//! reader may do.  "Not done" is meant unless a cause says "maybe done".  Nothing else of this crate is known here.
 
+pub(crate) mod call;
+pub(crate) mod cluster_dir;
 mod lost;
 mod sync;
 mod watch;
@@ -17,7 +19,8 @@ use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
 use halite_tier::permissions::Permissions;
 
-use crate::cluster::cluster_dir::ClusterDirError;
+pub use call::{CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError};
+pub use cluster_dir::ClusterDirError;
 pub use lost::{Lost, LostRegion, UnreachableRegion};
 pub use sync::{BarrierCause, BarrierError, LockCause, LockError};
 pub use watch::{NotifyCause, NotifyError};

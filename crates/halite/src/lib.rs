@@ -59,8 +59,10 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod driver;
 mod error;
 mod metrics;
+mod node;
 mod posted;
 mod rpc;
 mod runtime;
@@ -68,21 +70,20 @@ mod session;
 
 pub use cluster::cluster_dir;
 pub use cluster::config::{Config, EPHEMERAL_NODE_MIN, Fence, Hosts, NodeId, Provider};
-pub use cluster::driven::{Driven, Step};
-pub use cluster::node::{Node, NodeIdentity};
+pub use cluster::networks::NodeIdentity;
 pub use error::{
-    AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CopyEnd, CopyError, CopySide,
-    JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError, RegionCause, RegionError,
+    AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CallCause, CallError, CopyEnd,
+    CopyError, CopySide, JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError,
+    RegionCause, RegionError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
     UnreachableRegion,
 };
 pub use halite_fabric::Atomics;
 pub use halite_tier::message::{Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, Reach, RegionInfo};
 pub use halite_tier::permissions::Permissions;
 pub use metrics::{Family, MetricKind, Metrics};
-pub use rpc::{
-    Answer, Call, CallCause, CallError, Function, Mailbox, Message, PendingCall, Port, ReplyCause,
-    ReplyError, SendCause, SendError, ServeCause, ServeError, ServeOptions, Server,
-};
+pub use node::Node;
+pub use node::driven::{Driven, Step};
+pub use rpc::{Answer, Call, Function, Mailbox, Message, PendingCall, Port, ServeOptions, Server};
 pub use runtime::env::Env;
 pub use session::explain::{
     AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,

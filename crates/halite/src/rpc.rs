@@ -9,13 +9,15 @@
 //! Immediates are handled by the polling thread, without the runner's lock; a handler never runs there.  What is rare (notes,
 //! answers that did not fit into a queue, deadlines) waits for the runner to settle.  Locks are taken in this order,
 //! each briefly: a service, a link's outbound, a link's inbound, the slots or what is held back; the fabric's own come last.
+//!
+//! It calls [`crate::posted`], [`crate::runtime`] and the fabric.  The caller's half (`call`, `pending`, `port`, `server`, `request`) also waits through
+//! [`crate::driver`], and hands out what belongs to a session.
 
 mod answer;
 mod arrivals;
 mod atomics;
 mod batch;
 mod call;
-mod error;
 mod fetch;
 mod input;
 mod lent;
@@ -42,16 +44,13 @@ use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
 use self::answer::DeferredReply;
 use self::memory::{Block, Pool};
 use self::service::ServiceId;
+use crate::driver::peers::Peers;
 use crate::metrics::ServiceFigures;
 use crate::posted::InFlight;
-use crate::runtime::peers::Peers;
 use crate::runtime::wait::{Wakes, lock};
 
 pub(crate) use self::arrivals::ReceiveBatch;
 pub(crate) use self::call::Calling;
-pub use self::error::{
-    CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
-};
 pub use self::lent::Answer;
 pub(crate) use self::link::Link;
 pub use self::pending::PendingCall;

@@ -20,7 +20,6 @@
 //!
 //! This file knows no protocol, and of fabrics only what their files are called.
 
-mod error;
 mod hosts;
 mod join;
 mod names;
@@ -38,7 +37,8 @@ use halite_tier::ids::NodeId;
 
 use crate::cluster::config::EPHEMERAL_NODE_MIN;
 use crate::cluster::networks::Provider;
-pub use error::ClusterDirError;
+pub use crate::error::cluster_dir::ClusterDirError;
+use crate::error::cluster_dir::is_missing;
 pub use halite_providers::Listening;
 pub(crate) use hosts::KnownHosts;
 pub(crate) use join::{JoinLock, NodeLock};
@@ -188,7 +188,7 @@ impl ClusterDir {
         let (pid, incarnation) = match self.dir.file(&lock_name(node), Create::No) {
             Ok(mut file) => read_owner(&mut file),
             // One that has just left, or whose lock somebody removed.
-            Err(error) if error::is_missing(&error) => (0, 0),
+            Err(error) if is_missing(&error) => (0, 0),
             Err(error) => return Err(error.into()),
         };
         Ok(Presence { node, pid, incarnation, alive })
@@ -272,7 +272,7 @@ impl ClusterDir {
                 Ok(true)
             }
             Ok(_) => Ok(false),
-            Err(error) if error::is_missing(&error) => Ok(true),
+            Err(error) if is_missing(&error) => Ok(true),
             Err(error) => Err(error.into()),
         }
     }
@@ -295,7 +295,7 @@ impl ClusterDir {
                 // Somebody looks at it, and the next node cleans.
                 Ok(None) => {}
                 // It has just left.
-                Err(error) if error::is_missing(&error) => {}
+                Err(error) if is_missing(&error) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -318,7 +318,7 @@ impl ClusterDir {
     pub fn clean_logs(&self) -> Result<(), ClusterDirError> {
         let logs = match self.dir.subdirectory(LOGS, Create::No) {
             Ok(logs) => logs,
-            Err(error) if error::is_missing(&error) => return Ok(()),
+            Err(error) if is_missing(&error) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         for name in logs.entries()? {

@@ -1,14 +1,10 @@
-//! The cluster: nodes, how they are set up, how they find and join each other, and what they leave behind.
+//! The cluster, as files, addresses and configuration: what a node finds there, and what it leaves behind.
 //!
-//! A node is its [`crate::runtime`] with networks, a number and a place in a cluster directory or between hosts.  Files and
-//! environment variables are read here and nowhere else.
+//! Files and environment variables are read here and nowhere else.  It calls [`crate::error`] and [`crate::runtime`] alone; its locks are
+//! those of files.
 
 pub mod cluster_dir;
 pub(crate) mod config;
-pub(crate) mod driven;
-pub(crate) mod inner;
 pub(crate) mod join_queue;
 pub(crate) mod networks;
-pub(crate) mod node;
-pub(crate) mod scout;
 pub(crate) mod ways;

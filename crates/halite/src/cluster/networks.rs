@@ -9,12 +9,32 @@ use std::sync::Arc;
 use halite_fabric::{Composite, Fabric};
 use halite_providers::secure::Secrets;
 use halite_providers::{RoceConfig, RoceFabric, ShmConfig, ShmFabric, Sleep};
+use halite_tier::ids::NodeId;
 
 use crate::cluster::cluster_dir::{ClusterDir, KnownHosts, Listeners, socket_name};
 use crate::cluster::config::{Config, Hosts};
-use crate::cluster::node::NodeIdentity;
 use crate::cluster::ways;
 use crate::error::JoinError;
+
+/// What a fabric must know of the node that it is opened for.
+#[derive(Clone, Debug)]
+pub struct NodeIdentity {
+    /// Which node.
+    pub node: NodeId,
+    /// A name that no other node has.
+    pub name: String,
+    /// What peers who connect are to be shown.
+    pub hello: Vec<u8>,
+    /// How other hosts are met, if they are.
+    pub(crate) hosts: Option<MetHosts>,
+}
+
+impl NodeIdentity {
+    /// The name under which its fabric of that provider listens in the cluster directory.
+    pub fn name_of(&self, provider: Provider) -> String {
+        format!("{}.{provider}", self.name)
+    }
+}
 
 /// A network that nodes can use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

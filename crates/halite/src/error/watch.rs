@@ -3,8 +3,7 @@
 
 use halite_tier::ids::NodeId;
 
-use super::{AccessCause, RegionCause, half_way};
-use crate::rpc::SendCause;
+use super::{AccessCause, RegionCause, SendCause, half_way};
 
 /// Bytes were not written, or not all who watch them were told.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -1,15 +1,12 @@
 //! Metrics: what a node has counted and how it is, as Prometheus reads it.
 //!
-//! `timings` has histograms, which are fed where things end; `collect` gathers all there is for one moment; `responder` answers
-//! scrapers.  What is counted on the way to bytes is [`halite_tier::access::Count`]'s.  Names are documented in `docs/operations.md`.
+//! `timings` has histograms, which are fed where things end; [`crate::node`] gathers all there is for one moment, and answers
+//! scrapers.  Nothing else of this crate is called here, and no lock taken.  What is counted on the way to bytes is [`halite_tier::access::Count`]'s.  Names are documented in `docs/operations.md`.
 
-mod collect;
-pub(crate) mod responder;
 pub(crate) mod timings;
 
 use std::fmt;
 
-pub(crate) use collect::{Queues, ServiceFigures};
 pub(crate) use timings::{Histogram, Timed, Timings};
 
 /// What a family's samples mean.
@@ -57,7 +54,7 @@ struct Sample {
 /// # std::fs::remove_dir_all(dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Default, Debug)]
 pub struct Metrics {
     families: Vec<Family>,
 }
@@ -73,15 +70,15 @@ impl Metrics {
         self.families.last_mut().expect("one was just added")
     }
 
-    fn counter(&mut self, name: &'static str, help: &'static str) -> &mut Family {
+    pub(crate) fn counter(&mut self, name: &'static str, help: &'static str) -> &mut Family {
         self.add(MetricKind::Counter, name, help)
     }
 
-    fn gauge(&mut self, name: &'static str, help: &'static str) -> &mut Family {
+    pub(crate) fn gauge(&mut self, name: &'static str, help: &'static str) -> &mut Family {
         self.add(MetricKind::Gauge, name, help)
     }
 
-    fn histogram(&mut self, name: &'static str, help: &'static str) -> &mut Family {
+    pub(crate) fn histogram(&mut self, name: &'static str, help: &'static str) -> &mut Family {
         self.add(MetricKind::Histogram, name, help)
     }
 }
@@ -97,16 +94,16 @@ impl Family {
         self.samples.iter().find(is_same).map(|sample| sample.value)
     }
 
-    fn is(&mut self, value: impl Number) {
+    pub(crate) fn is(&mut self, value: impl Number) {
         self.of(&[], value);
     }
 
-    fn of(&mut self, labels: &[(&'static str, &str)], value: impl Number) -> &mut Family {
+    pub(crate) fn of(&mut self, labels: &[(&'static str, &str)], value: impl Number) -> &mut Family {
         self.sample("", labels, value.to_f64());
         self
     }
 
-    fn times(&mut self, labels: &[(&'static str, &str)], histogram: &Histogram) {
+    pub(crate) fn times(&mut self, labels: &[(&'static str, &str)], histogram: &Histogram) {
         let taken = histogram.taken();
         for (bound, count) in &taken.at_most {
             let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| bound.to_string());
@@ -123,8 +120,24 @@ impl Family {
     }
 }
 
+/// What waits in the runner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Queues {
+    pub(crate) commands: usize,
+    pub(crate) jobs: usize,
+    pub(crate) messages: usize,
+    pub(crate) message_bytes: usize,
+}
+
+/// Functions or ports.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct ServiceFigures {
+    pub(crate) services: usize,
+    pub(crate) waiting: usize,
+}
+
 /// Numbers that are precise enough as floating-point numbers, which is what Prometheus keeps.
-trait Number: Copy {
+pub(crate) trait Number: Copy {
     fn to_f64(self) -> f64;
 }
 
@@ -191,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_text_is_what_prometheus_reads() {
-        let mut metrics = Metrics { families: Vec::new() };
+        let mut metrics = Metrics::default();
         metrics.counter("halite_words_total", "Words.").of(&[("of", "a\"b\\c\n"), ("to", "d")], 2_u64);
         metrics.gauge("halite_salt_seconds", "Salt.").is(0.25);
         assert_eq!(
@@ -210,7 +223,7 @@ mod tests {
         let histogram = Histogram::default();
         histogram.note(900);
         histogram.note(2_000_000_000);
-        let mut metrics = Metrics { families: Vec::new() };
+        let mut metrics = Metrics::default();
         metrics.histogram("halite_salt_seconds", "Salt.").times(&[("kind", "read")], &histogram);
         let text = metrics.to_string();
         assert!(text.contains("halite_salt_seconds_bucket{kind=\"read\",le=\"0.00000025\"} 0\n"), "{text}");

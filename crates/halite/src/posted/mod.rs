@@ -11,12 +11,13 @@
 //! An operation is begun *before* its address is looked up, so that a later change of the address knows
 //! by [`InFlight::is_over`] that nobody uses the old one any more.
 //!
-//! What takes several operations keeps a window of them under way: accesses of sessions ([`carry`]), and those that the engine
+//! What takes several operations keeps a window of them under way: accesses of sessions ([`Pipeline`]), and those that the engine
 //! asks for ([`fetches`]).  An operation of up to 256 bytes
 //! allocates nothing, and takes none of the node's locks that all threads share, and neither does its completion.  (Providers have
 //! their own: `shm` looks a peer up under a lock that many may hold at once, and queues completions under one.)
+//!
+//! It calls [`crate::runtime`] and the fabric.  Its locks are those of a table's shards, and no other is taken under one.
 
-mod carry;
 mod fetches;
 mod pipeline;
 mod staging;
@@ -27,8 +28,8 @@ use std::task::{Context, Poll};
 use halite_fabric::{Fabric, Local, PeerId, Status, WorkId};
 use halite_tier::effect::PostedTo;
 
-pub(crate) use carry::{Cursor, Failed, Kind, Stop, Transfer};
 pub(crate) use fetches::{Fetch, Fetches};
+pub(crate) use pipeline::{Cursor, Part, Pipeline, low};
 pub(crate) use staging::NoStaging;
 pub(crate) use table::is_operation;
 
@@ -229,7 +230,7 @@ impl PendingOperation<'_> {
 
     /// Takes staging memory of `len` bytes, at most [`SLICE_BYTES_MAX`], for memory of `peer`: if there is much, or if the access
     /// `needs` it.
-    fn stage(
+    pub(crate) fn stage(
         &mut self,
         fabric: &dyn Fabric,
         peer: PeerId,
@@ -241,30 +242,30 @@ impl PendingOperation<'_> {
     }
 
     /// The staging memory, holding `from` now.
-    fn staged_source(&self, from: &[u8]) -> Option<Local<'static>> {
+    pub(crate) fn staged_source(&self, from: &[u8]) -> Option<Local<'static>> {
         let slot = self.slot.as_ref()?;
         self.posted.staging.write(slot, from);
         Some(self.posted.staging.local(slot, from.len()))
     }
 
     /// The staging memory, for `len` bytes to land in.
-    fn staged_target(&self, len: usize) -> Option<Local<'static>> {
+    pub(crate) fn staged_target(&self, len: usize) -> Option<Local<'static>> {
         self.slot.as_ref().map(|slot| self.posted.staging.local(slot, len))
     }
 
     /// Copies what has landed in the staging memory.
-    fn unstage(&self, into: &mut [u8]) {
+    pub(crate) fn unstage(&self, into: &mut [u8]) {
         if let Some(slot) = &self.slot {
             self.posted.staging.read(slot, into);
         }
     }
 
     /// It has been posted: from here on, it must complete before its staging memory is used again.
-    fn set_posted(&mut self) {
+    pub(crate) fn set_posted(&mut self) {
         self.phase = Phase::Posted;
     }
 
-    fn is_posted(&self) -> bool {
+    pub(crate) fn is_posted(&self) -> bool {
         self.phase == Phase::Posted
     }
 

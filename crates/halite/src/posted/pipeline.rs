@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::rpc::atomic::ATOMIC_CALL_BYTES;
 
-use super::carry::Cursor;
 use super::{Ended, PendingOperation};
 
 /// Most parts that one access has under way.
@@ -22,47 +21,56 @@ pub(super) fn has_room(parts: usize, bytes: usize) -> bool {
 
 /// Down to how many of so many parts under way must have gone before more are posted: a post for each that goes would cost more,
 /// and a wire must not wait for the copy of what has landed.
-pub(super) fn low(parts: usize) -> usize {
+pub(crate) fn low(parts: usize) -> usize {
     parts - parts.div_ceil(4)
+}
+
+/// How far a transfer has come.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub(crate) struct Cursor {
+    /// Which access.
+    pub(crate) index: usize,
+    /// How many bytes of it are done.
+    pub(crate) done: usize,
 }
 
 /// A part of an access.
 #[derive(Debug)]
-pub(super) struct Part<'p> {
-    pub(super) operation: PendingOperation<'p>,
-    pub(super) peer: PeerId,
-    pub(super) address: RemoteAddress,
+pub(crate) struct Part<'p> {
+    pub(crate) operation: PendingOperation<'p>,
+    pub(crate) peer: PeerId,
+    pub(crate) address: RemoteAddress,
     /// Where it begins.
-    pub(super) at: Cursor,
-    pub(super) len: usize,
+    pub(crate) at: Cursor,
+    pub(crate) len: usize,
     /// What is sent where it travels as a call.
-    pub(super) call: Option<[u8; ATOMIC_CALL_BYTES]>,
+    pub(crate) call: Option<[u8; ATOMIC_CALL_BYTES]>,
 }
 
 /// Parts that have been posted, in their order.  One alone takes no memory of its own.
 #[derive(Debug, Default)]
-pub(super) struct Pipeline<'p> {
+pub(crate) struct Pipeline<'p> {
     oldest: Option<Part<'p>>,
     others: VecDeque<Part<'p>>,
     bytes: usize,
 }
 
 impl<'p> Pipeline<'p> {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.oldest.is_none()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         usize::from(self.oldest.is_some()) + self.others.len()
     }
 
     /// Whether more may be posted beside `parts` others of `bytes` together.
-    pub(super) fn has_room_beside(&self, parts: usize, bytes: usize) -> bool {
+    pub(crate) fn has_room_beside(&self, parts: usize, bytes: usize) -> bool {
         has_room(self.len() + parts, self.bytes + bytes)
     }
 
     /// A part has been posted.
-    pub(super) fn push(&mut self, part: Part<'p>) {
+    pub(crate) fn push(&mut self, part: Part<'p>) {
         self.bytes += part.len;
         match self.oldest {
             None => self.oldest = Some(part),
@@ -70,17 +78,17 @@ impl<'p> Pipeline<'p> {
         }
     }
 
-    pub(super) fn oldest(&self) -> Option<&Part<'p>> {
+    pub(crate) fn oldest(&self) -> Option<&Part<'p>> {
         self.oldest.as_ref()
     }
 
     /// Waits for the end of the oldest part, which stays: dropping this gives it up as a posted one.
-    pub(super) async fn oldest_ended(&mut self) -> Option<Ended> {
+    pub(crate) async fn oldest_ended(&mut self) -> Option<Ended> {
         Some(self.oldest.as_mut()?.operation.ended().await)
     }
 
     /// The oldest part has landed.
-    pub(super) fn remove_oldest(&mut self) {
+    pub(crate) fn remove_oldest(&mut self) {
         self.bytes -= self.oldest.as_ref().map_or(0, |part| part.len);
         self.oldest = self.others.pop_front();
     }

@@ -85,8 +85,8 @@ mod tests {
     use halite_tier::ids::{Incarnation, NodeId, NodeLife};
 
     use super::*;
+    use crate::driver::peers::Peers;
     use crate::posted::InFlight;
-    use crate::runtime::peers::Peers;
 
     const PEER: PeerId = PeerId(7);
     const ARENA: Key = Key(40);

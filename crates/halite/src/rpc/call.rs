@@ -7,13 +7,13 @@ use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Address, Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
 
 use super::batch::BATCH_MAX;
-use super::error::{CallCause, CallError};
 use super::fetch::fetch;
 use super::pending::{Kept, PendingCall};
 use super::request::{Into, NotPosted, Pending, Reply, Request};
 use super::server::Function;
+use crate::driver::Driver;
+use crate::error::{CallCause, CallError};
 use crate::metrics::Timed;
-use crate::runtime::driver::Driver;
 use crate::runtime::wait::{AdaptiveSpin, join_all};
 use crate::session::Session;
 

@@ -4,8 +4,9 @@ use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::access::Blocked;
 use halite_tier::rpc::{Address, Target};
 
-use crate::posted::{Cursor, Kind, Transfer};
-use crate::runtime::driver::Driver;
+use crate::driver::Driver;
+use crate::driver::carry::{Kind, Transfer};
+use crate::posted::Cursor;
 
 /// The peer is gone, or never had such memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

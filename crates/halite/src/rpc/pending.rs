@@ -8,9 +8,9 @@ use std::fmt;
 use halite_tier::rpc::{SlotId, Target};
 
 use super::call::{Calling, Terms};
-use super::error::CallError;
 use super::lent::{Answer, Lent};
 use super::request::{Into, Pending};
+use crate::error::CallError;
 use crate::session::Session;
 
 /// A call that has been posted.  Dropped, it is cancelled.  It keeps its session open, as a clone of that does.

@@ -7,10 +7,10 @@ use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
 
 use super::call::PostFailure;
-use super::error::{SendCause, SendError, ServeCause, ServeError};
 use super::request::{Into, Reply, Request};
 use super::server::Receiver;
 use super::service::{Incoming, ServeOptions, ServiceId};
+use crate::error::{SendCause, SendError, ServeCause, ServeError};
 use crate::session::Session;
 
 /// The number of a message port at a node.

@@ -25,7 +25,7 @@ use super::memory::Block;
 use super::replies::default_offset;
 use super::service::{Incoming, Services};
 use super::{DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, Rpc, SlotResources};
-use crate::runtime::driver::Driver;
+use crate::driver::Driver;
 use crate::runtime::wait::{Wakes, lock};
 
 /// Inputs up to this length travel in the ring, if it takes them; longer ones are read by the server.

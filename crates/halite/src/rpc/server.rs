@@ -12,12 +12,12 @@ use halite_tier::rpc::{Status, Target};
 
 use super::answer::{Answered, ReplyTo};
 use super::batch::BATCH_MAX;
-use super::error::{ReplyCause, ReplyError, ServeCause, ServeError};
 use super::fetch::fetch;
 use super::input::{Bytes, Payload};
 use super::link::Link;
 use super::service::{Closed, Incoming, ServeOptions, Service, ServiceId, Taken};
-use crate::runtime::driver::Driver;
+use crate::driver::Driver;
+use crate::error::{ReplyCause, ReplyError, ServeCause, ServeError};
 use crate::runtime::wait::lock;
 use crate::session::Session;
 

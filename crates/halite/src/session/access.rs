@@ -8,8 +8,9 @@ use halite_tier::access::{Blocked, Count, WORD_BYTES};
 use halite_tier::ids::NodeLife;
 use halite_tier::permissions::Permissions;
 
+use crate::driver::carry::{Failed, Kind, Stop, Transfer};
 use crate::error::{AccessCause, AccessError, BatchError};
-use crate::posted::{Cursor, Failed, Kind, Stop, Transfer};
+use crate::posted::Cursor;
 use crate::session::{Inner, Lh, ReadOp, WriteOp};
 
 /// Reads, in order.

@@ -9,8 +9,9 @@ use halite_tier::access::{Atomic, Blocked, WORD_BYTES};
 use halite_tier::permissions::Permissions;
 
 use crate::blocking;
+use crate::driver::carry::{Kind, Transfer};
 use crate::error::{AccessCause, AccessError};
-use crate::posted::{Cursor, Kind, Transfer};
+use crate::posted::Cursor;
 use crate::session::access::Accesses;
 use crate::session::{Inner, Lh, Session};
 

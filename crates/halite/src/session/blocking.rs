@@ -25,11 +25,11 @@ use halite_tier::ids::NodeId;
 use halite_tier::message::{NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
 
-use crate::error::{AccessError, BatchError, LostRegion, RegionError, UnreachableRegion};
-use crate::rpc::{
-    self, Answer, Call, CallError, Calling, Function, Into, Message, Port, ReplyError, SendError, ServeError,
-    ServeOptions,
+use crate::error::{
+    AccessError, BatchError, CallError, LostRegion, RegionError, ReplyError, SendError, ServeError,
+    UnreachableRegion,
 };
+use crate::rpc::{self, Answer, Call, Calling, Function, Into, Message, Port, ServeOptions};
 use crate::session::{self, AllocOptions, Lh, Placement, ReadOp, Who, WriteOp};
 
 pub use sync::Guard;

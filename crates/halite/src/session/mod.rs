@@ -2,6 +2,10 @@
 //!
 //! Everything here is `async` and runs on any executor; [`crate::blocking`] is the same for threads.  A future
 //! may be dropped at any time: what it began is then undone or has no effect on memory that the caller owns.
+//!
+//! It calls the driver, [`crate::rpc`] and [`crate::posted`], and reads from [`crate::cluster`] which way a peer is reached; [`crate::node`] hands it
+//! out.  Reads, writes and atomics that loads and stores reach take no lock.  A session's own locks (which locks it holds, which barriers
+//! it knows) are held for no call of anything else.
 
 mod access;
 mod atomic;
@@ -29,9 +33,9 @@ use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Reach, RegionCommand, Reg
 use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
+use crate::driver::Driver;
+use crate::driver::ticket::{Ending, Undo};
 use crate::error::{AccessError, BatchError, LostRegion, RegionCause, RegionError, UnreachableRegion};
-use crate::runtime::driver::Driver;
-use crate::runtime::ticket::{Ending, Undo};
 use crate::session::barrier::Barriers;
 use crate::session::lock::Locks;
 
@@ -633,14 +637,14 @@ impl Future for Commanded<'_> {
             let undo = Undo::of(&command);
             self.op = driver.submit(self.inner.id, command, undo);
         }
-        let Some(op) = self.op else { return Poll::Ready(Err(crate::runtime::ticket::node_closed())) };
+        let Some(op) = self.op else { return Poll::Ready(Err(crate::driver::ticket::node_closed())) };
         let ending = driver.poll_ticket(op, context);
         if ending.is_ready() {
             self.op = None;
         }
         ending.map(|ending| match ending {
             // A node that leaves makes all handles stale, also for what was submitted just before.
-            Err(CommandError::Stale) if driver.is_closed() => Err(crate::runtime::ticket::node_closed()),
+            Err(CommandError::Stale) if driver.is_closed() => Err(crate::driver::ticket::node_closed()),
             ending => ending,
         })
     }

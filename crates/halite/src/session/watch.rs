@@ -24,8 +24,11 @@ use halite_tier::message::NodeState;
 use halite_tier::permissions::Permissions;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{AccessCause, NotifyCause, NotifyError, RegionCause, RegionError};
-use crate::rpc::{Mailbox, Message, Port, SendCause, SendError, ServeCause, ServeError, ServeOptions};
+use crate::error::{
+    AccessCause, NotifyCause, NotifyError, RegionCause, RegionError, SendCause, SendError, ServeCause,
+    ServeError,
+};
+use crate::rpc::{Mailbox, Message, Port, ServeOptions};
 use crate::runtime::wait::join_all;
 use crate::session::{Commanded, Inner, Lh, Session};
 

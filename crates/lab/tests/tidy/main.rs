@@ -4,6 +4,7 @@
 //! is caught; the tests in this file then apply the rules to the tree.  Not a linter: style beyond these rules is
 //! left to rustfmt, clippy and reviewers.
 
+mod circles;
 mod documents;
 mod edges;
 mod sources;
@@ -42,8 +43,16 @@ fn check(findings: Vec<Finding>) {
 
 #[test]
 fn dependencies_point_one_way() {
-    let metadata = tree::metadata();
-    check(edges::findings(&tree::edges(&metadata)));
+    let edges = tree::edges(&tree::metadata());
+    check(edges::findings(&edges));
+    check(edges::unused(&edges));
+    let architecture = tree::files(|path| path == "ARCHITECTURE.md").pop().expect("it is there");
+    check(edges::undocumented(&architecture.path, &architecture.text));
+}
+
+#[test]
+fn folders_of_a_crate_import_each_other_in_no_circle() {
+    check(circles::findings(&rust_files()));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Rules for sources and manifests, each a function from one file's path and text to findings.
 
-mod lexer;
-mod paths;
+pub mod lexer;
+pub mod paths;
 
 use crate::Finding;
 

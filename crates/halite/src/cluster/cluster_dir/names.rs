@@ -5,9 +5,8 @@ use std::ffi::OsStr;
 use halite_tier::ids::NodeId;
 
 use crate::cluster::networks::Provider;
+pub(super) use crate::error::cluster_dir::MARKER;
 
-/// Says that a directory is a cluster's.
-pub(super) const MARKER: &str = "halite-cluster";
 /// Held while a node joins.
 pub(super) const JOIN_LOCK: &str = "join.lock";
 /// The number of the next node that has none of its own.

@@ -11,9 +11,9 @@ use halite_providers::private_dir::{Create, PrivateDir};
 use halite_tier::ids::NodeId;
 
 use super::ClusterDir;
-use super::error::ClusterDirError;
 use super::names::{NEXT_MEMBER, NEXT_NUMBER};
 use crate::cluster::config::EPHEMERAL_NODE_MIN;
+use crate::error::ClusterDirError;
 
 /// Takes the next number.  It is used up, whatever becomes of the node.
 pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::Metrics;
-use crate::runtime::driver::Driver;
+use crate::driver::Driver;
+use crate::metrics::Metrics;
 
 /// Most connections that are served at a time.
 const CONNECTIONS_MAX: usize = 16;

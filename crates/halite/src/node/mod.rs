@@ -1,4 +1,13 @@
 //! Nodes: joining the cluster of a directory, and leaving it.
+//!
+//! Everything of a node is put together here: its files and networks ([`crate::cluster`]), what moves it ([`crate::driver`]), and what
+//! it is asked for ([`crate::session`], metrics).  Nothing of this crate calls back.  The only locks are those of files.
+
+mod collect;
+pub(crate) mod driven;
+pub(crate) mod inner;
+mod responder;
+pub(crate) mod scout;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,20 +16,19 @@ use std::time::Duration;
 use halite_fabric::{ConnectFailure, Fabric};
 use halite_tier::ids::{NodeId, NodeLife};
 
+use self::inner::{Checked, FIRST_PATIENCE, NodeInner};
+use self::responder::{Bound, Responder};
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
-use crate::cluster::inner::{self, Checked, FIRST_PATIENCE, NodeInner};
-use crate::cluster::networks::{self, MetHosts, Provider};
-use crate::cluster::scout;
+use crate::cluster::networks::{self, MetHosts, NodeIdentity, Provider};
 use crate::cluster::ways::{self, Ways};
+use crate::driver::leaving::{self, Leaving};
+use crate::driver::progress::ProgressThread;
+use crate::driver::runner::Runner;
 use crate::error::JoinError;
 use crate::metrics::Metrics;
-use crate::metrics::responder::{Bound, Responder};
 use crate::runtime::env::NodeEnv;
-use crate::runtime::leaving::{self, Leaving};
-use crate::runtime::progress::ProgressThread;
-use crate::runtime::runner::Runner;
 use crate::session::Session;
 
 /// Numbers of passing nodes where there are other hosts have it, and are random else.
@@ -28,26 +36,6 @@ const PASSING_NODE_BIT: u32 = 1 << 31;
 
 /// How long others may take to join: each of their connections has two seconds to come about.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
-
-/// What a fabric must know of the node that it is opened for.
-#[derive(Clone, Debug)]
-pub struct NodeIdentity {
-    /// Which node.
-    pub node: NodeId,
-    /// A name that no other node has.
-    pub name: String,
-    /// What peers who connect are to be shown.
-    pub hello: Vec<u8>,
-    /// How other hosts are met, if they are.
-    pub(crate) hosts: Option<MetHosts>,
-}
-
-impl NodeIdentity {
-    /// The name under which its fabric of that provider listens in the cluster directory.
-    pub fn name_of(&self, provider: Provider) -> String {
-        format!("{}.{provider}", self.name)
-    }
-}
 
 /// One node of the cluster, in this process.  Leaves when dropped.
 ///

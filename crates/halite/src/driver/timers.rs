@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::runtime::driver::Driver;
+use crate::driver::Driver;
 use crate::runtime::wait::Wakes;
 
 /// All tasks of a node that wait for a point in time.

@@ -16,10 +16,9 @@ use halite_tier::rpc::AtomicCall;
 use halite_tier::rpc::atomic::ATOMIC_IMM;
 use smallvec::SmallVec;
 
-use super::pipeline::{Part, Pipeline, low};
-use super::{Ended, NoStaging, SLICE_BYTES_MAX};
+use crate::driver::Driver;
 use crate::metrics::Timed;
-use crate::runtime::driver::Driver;
+use crate::posted::{Cursor, Ended, NoStaging, Part, Pipeline, SLICE_BYTES_MAX, low};
 use crate::runtime::lanes::{ACCESSES, CALLS};
 
 /// Accesses of one kind that are made in order.
@@ -62,15 +61,6 @@ pub(crate) enum Kind {
     Write,
     /// To one aligned word.
     Atomic(Atomic),
-}
-
-/// How far a transfer has come.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(crate) struct Cursor {
-    /// Which access.
-    pub(crate) index: usize,
-    /// How many bytes of it are done.
-    pub(crate) done: usize,
 }
 
 /// Which access failed, and why.

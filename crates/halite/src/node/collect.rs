@@ -8,15 +8,15 @@ use halite_tier::access::{Count, Counts};
 use halite_tier::engine::{Figures, KnownPeer};
 use halite_tier::message::NodeState;
 
-use super::{Metrics, Timed};
 use crate::cluster::config::EPHEMERAL_NODE_MIN;
-use crate::runtime::driver::Driver;
-use crate::runtime::ticket::CommandTimes;
+use crate::driver::Driver;
+use crate::driver::ticket::CommandTimes;
+use crate::metrics::{Metrics, Queues, Timed};
 
 impl Metrics {
     /// Those of a node.  One that has left tells only what its threads have counted.
     pub(crate) fn collect(driver: &Driver) -> Metrics {
-        let mut metrics = Metrics { families: Vec::with_capacity(64) };
+        let mut metrics = Metrics::default();
         let now_ns = driver.now_ns();
         let (figures, queues, times) = driver.look(|runner| {
             let figures = runner.engine().map(|engine| engine.figures(now_ns));
@@ -323,22 +323,6 @@ const STATES: [(NodeState, &str); 5] = [
     (NodeState::Dead, "dead"),
     (NodeState::Left, "left"),
 ];
-
-/// What waits in the runner.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Queues {
-    pub(crate) commands: usize,
-    pub(crate) jobs: usize,
-    pub(crate) messages: usize,
-    pub(crate) message_bytes: usize,
-}
-
-/// Functions or ports.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct ServiceFigures {
-    pub(crate) services: usize,
-    pub(crate) waiting: usize,
-}
 
 /// A number of a path.
 type OfPath = fn(&Path) -> u64;

@@ -11,10 +11,10 @@ use halite_tier::message::NodeState;
 
 use crate::cluster::cluster_dir::ClusterDir;
 use crate::cluster::config::{Config, Hosts};
-use crate::cluster::inner::FIRST_PATIENCE;
-use crate::cluster::node::Node;
 use crate::cluster::ways;
 use crate::error::JoinError;
+use crate::node::Node;
+use crate::node::inner::FIRST_PATIENCE;
 
 /// How long a first node is looked for whose number we are to have: as long as a dial takes, and a little more.
 const HOLDER_PATIENCE: Duration = Duration::from_secs(3);

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use halite_fabric::{Fabric, Sleeper};
 use halite_mem::Elapsed;
 
+use crate::driver::Driver;
+use crate::driver::runner::Runner;
 use crate::posted::Mark;
-use crate::runtime::driver::Driver;
-use crate::runtime::runner::Runner;
 
 /// How long each part of leaving may take, when peers do not read what they are told.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);

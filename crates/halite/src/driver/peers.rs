@@ -7,7 +7,7 @@
 //!
 //! Who is up is served and asked.  Who is down may still write to our memory: the ring that it writes to, and the slots that
 //! it was to reply to, stay reserved until it is cut off.  The engine decides, the runner tells all parts, once and in one
-//! place ([`crate::runtime::runner`]), and no part draws conclusions of its own from what the fabric refuses.
+//! place ([`crate::driver::runner`]), and no part draws conclusions of its own from what the fabric refuses.
 //!
 //! What peers may ask for stands under the same lock, since each request needs both.
 

@@ -8,11 +8,11 @@ use halite_tier::ids::{NodeLife, RegionId};
 use halite_tier::layout::Extent;
 
 use crate::cluster::config::{Config, NodeId};
-use crate::cluster::inner::{self, Checked, NodeInner};
-use crate::cluster::node::NodeIdentity;
+use crate::cluster::networks::NodeIdentity;
+use crate::driver::leaving::{self, Leaving};
 use crate::error::{JoinError, LockError};
+use crate::node::inner::{self, Checked, NodeInner};
 use crate::runtime::env::{Env, NodeEnv};
-use crate::runtime::leaving::{self, Leaving};
 use crate::session::Session;
 
 /// One node of a cluster that has no thread, looks at no clock and touches no file: for simulated time, and for

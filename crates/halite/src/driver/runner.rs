@@ -19,14 +19,14 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::ways::Ways;
+use crate::driver::peers::Peers;
+use crate::driver::ticket::{Begun, Chore, Tickets, Undo};
+use crate::driver::timers::Timers;
 use crate::metrics::{Queues, Timings};
 use crate::posted::{Fetch, Fetches, InFlight, Mark};
 use crate::rpc::Rpc;
 use crate::runtime::jobs::{Done, Job};
 use crate::runtime::outbox::{OutMessage, Outbox};
-use crate::runtime::peers::Peers;
-use crate::runtime::ticket::{Begun, Chore, Tickets, Undo};
-use crate::runtime::timers::Timers;
 use crate::runtime::wait::{Event, Wakes};
 
 /// How soon is looked again for what nobody tells: room in a peer's ring for requests, an atomic by call fewer under way, and

@@ -16,14 +16,14 @@ use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
 use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::config::Config;
 use crate::cluster::ways::Ways;
+use crate::driver::Driver;
+use crate::driver::peers::Peers;
+use crate::driver::runner::{Runner, Shared};
 use crate::error::JoinError;
 use crate::metrics::Timings;
 use crate::posted::InFlight;
 use crate::rpc::Rpc;
-use crate::runtime::driver::Driver;
 use crate::runtime::env::NodeEnv;
-use crate::runtime::peers::Peers;
-use crate::runtime::runner::{Runner, Shared};
 use crate::runtime::wait::Event;
 use crate::session::Session;
 

@@ -6,11 +6,22 @@
 //!   progress thread ─┘   poll token           └─ jobs (copies, growth), outside of all locks
 //! ```
 //!
+//! It calls the engine (`halite-tier`), the fabric, [`crate::posted`] and [`crate::rpc`].  Of the cluster, it knows how others are dialled
+//! and where numbers are written down.  Its one lock that is held for long is the runner's, in which the engine is; the table of
+//! peers' and those of calls are taken under it, never around it.
+//!
 //! Who holds the token when, and who sees to arrivals when nobody does, is [`crate::runtime::poll_token`]'s to say; how long a
 //! caller spins before it sleeps, [`crate::runtime::wait`]'s.
 
+pub(crate) mod carry;
+pub(crate) mod leaving;
+pub(crate) mod peers;
+pub(crate) mod progress;
+pub(crate) mod runner;
 #[cfg(test)]
 mod tests;
+pub(crate) mod ticket;
+pub(crate) mod timers;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
@@ -27,13 +38,13 @@ use halite_tier::ids::SessionId;
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_IMM, ATOMIC_IMM};
 use halite_tier::rpc::wire::NOTE_IMM;
 
+use crate::driver::runner::{Runner, Shared};
+use crate::driver::ticket::{Ending, Undo};
 use crate::posted::{Ended, InFlight, is_operation};
 use crate::rpc::{CALL_WORK, ReceiveBatch, Rpc};
 use crate::runtime::env::NodeEnv;
 use crate::runtime::jobs::{Arena, Job};
 use crate::runtime::poll_token::{Bell, NextPoll, PollGuard, PollToken};
-use crate::runtime::runner::{Runner, Shared};
-use crate::runtime::ticket::{Ending, Undo};
 use crate::runtime::wait::{AdaptiveSpin, Parker, Parking, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS, lock};
 
 /// For how many rounds a spinning caller keeps its processor: about 3 us, in which a peer that is awake answers.

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use halite_fabric::Sleeper;
 
-use crate::runtime::driver::{Driver, Polling};
+use crate::driver::{Driver, Polling};
 use crate::runtime::poll_token::NextPoll;
 use crate::runtime::wait::AdaptiveSpin;
 

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use halite_providers::private_dir::DirError;
 use halite_tier::ids::NodeId;
 
+/// Says that a directory is a cluster's.
+pub(crate) const MARKER: &str = "halite-cluster";
+
 /// A cluster directory, or something in it, cannot be used.  Nothing in it was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -19,7 +22,7 @@ pub enum ClusterDirError {
     /// Somebody keeps other things there.
     #[error(
         "{} is not a cluster's directory: it holds other files and no `{}`; choose one that is empty or does not exist",
-        dir.display(), super::MARKER
+        dir.display(), MARKER
     )]
     NotOurs {
         /// The directory.
@@ -59,7 +62,7 @@ pub enum ClusterDirError {
 }
 
 impl ClusterDirError {
-    pub(super) fn of_missing(error: DirError, path: &Path) -> ClusterDirError {
+    pub(crate) fn of_missing(error: DirError, path: &Path) -> ClusterDirError {
         match is_missing(&error) {
             true => ClusterDirError::NoCluster { dir: path.to_owned() },
             false => error.into(),
@@ -68,6 +71,6 @@ impl ClusterDirError {
 }
 
 /// Whether what was to be opened does not exist.
-pub(super) fn is_missing(error: &DirError) -> bool {
+pub(crate) fn is_missing(error: &DirError) -> bool {
     matches!(error, DirError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }
