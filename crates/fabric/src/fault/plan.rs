@@ -1,5 +1,7 @@
 //! What is to go wrong, and when.
 
+use fastrand::Rng;
+
 use crate::kind::OperationKind;
 use crate::{PeerId, Status};
 
@@ -7,7 +9,7 @@ use crate::{PeerId, Status};
 #[derive(Clone, Debug)]
 pub struct FaultPlan {
     rules: Vec<Counted>,
-    random: Random,
+    random: Rng,
 }
 
 /// When something may go wrong.
@@ -111,7 +113,7 @@ struct Counted {
 impl FaultPlan {
     /// Nothing goes wrong until rules are added.
     pub fn new(seed: u64) -> FaultPlan {
-        FaultPlan { rules: Vec::new(), random: Random(seed) }
+        FaultPlan { rules: Vec::new(), random: Rng::with_seed(seed) }
     }
 
     /// Adds a rule; where several strike, the first one added does.
@@ -129,7 +131,7 @@ impl FaultPlan {
                 continue;
             }
             counted.applied += 1;
-            let lucky = counted.rule.one_in > 1 && !self.random.next().is_multiple_of(counted.rule.one_in);
+            let lucky = counted.rule.one_in > 1 && self.random.u64(0..counted.rule.one_in) != 0;
             let spared =
                 counted.applied <= counted.rule.skip || counted.struck >= counted.rule.times_max || lucky;
             if !spared && strikes.is_none() {
@@ -138,20 +140,6 @@ impl FaultPlan {
             }
         }
         strikes
-    }
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014): small, seedable by any number, good enough to choose faults.
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
     }
 }
 

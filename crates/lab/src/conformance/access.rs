@@ -1,8 +1,9 @@
 //! Reading and writing: what is refused, and that every byte ends up where it should.
 
+use fastrand::Rng;
 use halite::{AccessCause, Placement};
 
-use super::cluster::{CHUNK, Cluster, Harness, Random, contents, everyone, pattern, shared};
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
 use super::refused;
 
 /// Not a byte behind the end, and a refused write has written nothing before it either.
@@ -62,16 +63,16 @@ pub fn a_region_behaves_like_an_array(h: &dyn Harness) {
     let handles = sessions.each_ref().map(|session| session.map("array", everyone()).unwrap());
 
     let seed = 4711;
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     let mut model = vec![0; len as usize];
     for step in 0..600 {
-        let who = random.below(3) as usize;
+        let who = random.u64(0..3) as usize;
         let size_max = if step % 10 == 0 { len } else { 300 };
-        let offset = random.below(len);
-        let size = random.below(size_max.min(len - offset) + 1);
+        let offset = random.u64(0..len);
+        let size = random.u64(0..size_max.min(len - offset) + 1);
         let range = offset as usize..(offset + size) as usize;
-        if random.below(2) == 0 {
-            let bytes = pattern(size, random.next());
+        if random.u64(0..2) == 0 {
+            let bytes = pattern(size, random.u64(..));
             sessions[who].write(handles[who], offset, &bytes).unwrap();
             model[range].copy_from_slice(&bytes);
         } else {

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use fastrand::Rng;
 use halite::{Call, CallCause, Function, NodeId, ReplyCause, ServeCause, ServeOptions};
 
 use super::calls::{Closing, PATIENCE, backwards, serve_echo, with_echo};
-use super::cluster::{Cluster, Harness, Random, pattern};
+use super::cluster::{Cluster, Harness, pattern};
 use super::dropped::at_every_wait;
 use super::refused;
 use super::session::{PendingCall, Server, Session, block_on};
@@ -122,12 +123,12 @@ pub fn batches_wait_for_room_in_a_small_ring(h: &dyn Harness) {
             for caller in 0..3 {
                 let session = cluster.session(0);
                 scope.spawn(move || {
-                    let mut random = Random::new(caller);
+                    let mut random = Rng::with_seed(caller);
                     for _ in 0..30 {
-                        let lens = (0..random.below(40)).map(|_| [20, 400, 3000][random.below(3) as usize]);
+                        let lens = (0..random.u64(0..40)).map(|_| [20, 400, 3000][random.u64(0..3) as usize]);
                         let lens: Vec<_> = lens.collect();
                         let inputs: Vec<_> =
-                            lens.iter().map(|len| pattern(random.below(*len), *len)).collect();
+                            lens.iter().map(|len| pattern(random.u64(0..*len), *len)).collect();
                         check_batch(&session, THERE, &inputs, ANSWER_BYTES_MAX);
                     }
                 });

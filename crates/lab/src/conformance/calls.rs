@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use fastrand::Rng;
 use halite::{CallCause, CallError, Function, NodeId, ReplyCause, ServeCause, ServeOptions};
 
-use super::cluster::{Cluster, Harness, Random, eventually, pattern};
+use super::cluster::{Cluster, Harness, eventually, pattern};
 use super::refused;
 use super::session::{Server, Session, block_on};
 use super::turns::scope;
@@ -322,9 +323,9 @@ pub fn threads_and_tasks_of_all_nodes_call_at_once(h: &dyn Harness) {
             for caller in 0..6 {
                 let session = cluster.session(caller % 3);
                 scope.spawn(move || {
-                    let mut random = Random::new(caller as u64);
+                    let mut random = Rng::with_seed(caller as u64);
                     for _ in 0..CALLS {
-                        check_echo(&session, THERE, random.next() % 3000, random.next());
+                        check_echo(&session, THERE, random.u64(..) % 3000, random.u64(..));
                     }
                 });
             }
@@ -451,10 +452,10 @@ pub fn a_small_ring_goes_round_and_round(h: &dyn Harness) {
             for caller in 0..3 {
                 let session = cluster.session(0);
                 scope.spawn(move || {
-                    let mut random = Random::new(caller);
+                    let mut random = Rng::with_seed(caller);
                     for _ in 0..500 {
-                        let longest = [20, 1100, 3000][random.below(3) as usize];
-                        check_echo(&session, THERE, random.below(longest), random.next());
+                        let longest = [20, 1100, 3000][random.u64(0..3) as usize];
+                        check_echo(&session, THERE, random.u64(0..longest), random.u64(..));
                     }
                 });
             }

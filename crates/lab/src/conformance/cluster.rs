@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use fastrand::Rng;
 use halite::{Config, JoinError, Lh, NodeId, NodeState, NodeStatus, Permissions, Placement};
 
 use super::session::Session;
@@ -196,8 +197,8 @@ pub fn everyone() -> Permissions {
 
 /// Bytes that repeat nowhere near, different for each `seed`.
 pub fn pattern(len: u64, seed: u64) -> Vec<u8> {
-    let mut random = Random::new(seed);
-    (0..len).map(|_| (random.next() >> 32) as u8).collect()
+    let mut random = Rng::with_seed(seed);
+    (0..len).map(|_| (random.u64(..) >> 32) as u8).collect()
 }
 
 /// The bytes of a region, read in one piece.
@@ -205,29 +206,4 @@ pub fn contents(session: &Session, lh: Lh) -> Vec<u8> {
     let mut bytes = vec![0xEE; session.len(lh).expect("the handle is good") as usize];
     session.read(lh, 0, &mut bytes).expect("the region can be read");
     bytes
-}
-
-/// A small deterministic generator (splitmix64): a failing case fails again.
-pub struct Random(u64);
-
-impl Random {
-    /// From a seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    /// The next 64 bits.
-    #[expect(clippy::should_implement_trait, reason = "an endless sequence is no iterator here")]
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Below `bound`, which is not 0.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
 }

@@ -1,8 +1,9 @@
 //! Memory operations: fill and copy, within and between nodes.
 
+use fastrand::Rng;
 use halite::{AccessCause, CopySide, Lh, NodeId, Permissions, Placement};
 
-use super::cluster::{CHUNK, Cluster, Harness, Random, contents, everyone, pattern, shared};
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
 use super::refused;
 use super::session::Session;
 use super::turns::scope;
@@ -21,10 +22,10 @@ pub fn a_fill_sets_just_its_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let (lh, mut model) = spread(&session, &[1, 0, 2], 5 * CHUNK + 9, 1);
-    let mut random = Random::new(2);
+    let mut random = Rng::with_seed(2);
     for round in 0..60 {
-        let offset = random.below(model.len() as u64);
-        let len = random.below(model.len() as u64 - offset + 1);
+        let offset = random.u64(0..model.len() as u64);
+        let len = random.u64(0..model.len() as u64 - offset + 1);
         session.fill(lh, offset, len, round).unwrap();
         model[offset as usize..][..len as usize].fill(round);
     }
@@ -71,12 +72,12 @@ pub fn copies_agree_with_arrays(h: &dyn Harness) {
     let session = cluster.session(1);
     let mut regions =
         [spread(&session, &[0, 1, 2], 5 * CHUNK + 100, 5), spread(&session, &[2, 1], 4 * CHUNK + 1, 6)];
-    let mut random = Random::new(7);
+    let mut random = Rng::with_seed(7);
     for round in 0..80 {
-        let (source, target) = (random.below(2) as usize, random.below(2) as usize);
+        let (source, target) = (random.u64(0..2) as usize, random.u64(0..2) as usize);
         let (source_len, target_len) = (regions[source].1.len() as u64, regions[target].1.len() as u64);
-        let (from, to) = (random.below(source_len), random.below(target_len));
-        let len = random.below((source_len - from).min(target_len - to) + 1);
+        let (from, to) = (random.u64(0..source_len), random.u64(0..target_len));
+        let len = random.u64(0..(source_len - from).min(target_len - to) + 1);
         session.copy(regions[target].0, to, regions[source].0, from, len).unwrap();
         let bytes = regions[source].1[from as usize..][..len as usize].to_vec();
         regions[target].1[to as usize..][..len as usize].copy_from_slice(&bytes);

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::task::{Context, Waker};
 
+use fastrand::Rng;
 use halite::{NodeId, Port, SendCause, ServeCause, ServeOptions};
 
 use super::calls::join_all;
-use super::cluster::{Cluster, Harness, Random, pattern};
+use super::cluster::{Cluster, Harness, pattern};
 use super::refused;
 use super::session::{Session, block_on};
 use super::turns::scope;
@@ -39,10 +40,10 @@ pub fn messages_of_one_sender_arrive_in_order(h: &dyn Harness) {
         let session = cluster.session(sender);
         scope(|scope| {
             scope.spawn(|| {
-                let mut random = Random::new(1);
+                let mut random = Rng::with_seed(1);
                 for number in 0..MESSAGES {
-                    let longest = [20, 1100, 9000][random.below(3) as usize];
-                    session.send(THERE, PORT, &pattern(random.below(longest), number)).unwrap();
+                    let longest = [20, 1100, 9000][random.u64(0..3) as usize];
+                    session.send(THERE, PORT, &pattern(random.u64(0..longest), number)).unwrap();
                 }
             });
             for number in 0..MESSAGES {

@@ -5,13 +5,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use halite::{Lh, Node, Permissions};
 
 use super::board::{Board, LIVES_MAX, Note, Phase, RECORDS, State, everything, unexpected};
 use super::excuse::Excusable;
 use super::worker::config;
 use super::{Failure, Result, WORKERS, ensure, locks, mix, regions, words};
-use crate::conformance::cluster::Random;
 
 /// Within this time every operation ends, every process starts, rests and leaves.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -28,7 +28,7 @@ pub struct Crew {
     pub node: Node,
     directory: tempfile::TempDir,
     seed: u64,
-    random: Random,
+    random: Rng,
     /// The last life that was begun.
     last_life: u64,
     /// How many were killed.
@@ -53,7 +53,7 @@ impl Crew {
         let node = Node::embedded(config(directory.path(), 0)).map_err(unexpected)?;
         let board = Board::make(node.blocking_session())?;
         prepare(&board)?;
-        let random = Random::new(mix(seed));
+        let random = Rng::with_seed(mix(seed));
         let mut crew =
             Crew { hands: Vec::new(), board, node, directory, seed, random, last_life: 0, kills: 0 };
         for node in 1..=WORKERS {
@@ -158,11 +158,11 @@ impl Crew {
 
     /// Kills a worker chosen at random, and lets the next life begin; sometimes that one does not live long either.
     fn kill_one(&mut self) -> Result<()> {
-        let index = self.random.below(u64::from(WORKERS)) as usize;
-        let again = self.random.below(4) == 0;
+        let index = self.random.u64(0..u64::from(WORKERS)) as usize;
+        let again = self.random.u64(0..4) == 0;
         self.replace(index)?;
         if again {
-            thread::park_timeout(Duration::from_micros(self.random.below(20_000)));
+            thread::park_timeout(Duration::from_micros(self.random.u64(0..20_000)));
             self.replace(index)?;
         }
         self.kills += 1;

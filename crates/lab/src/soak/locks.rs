@@ -75,14 +75,14 @@ pub fn leave(board: &Board, record: u64, guard: Guard) -> Result<()> {
 impl Worker {
     /// Changes two words of a record, one after the other.
     pub(super) fn lock(&mut self) -> Result<()> {
-        let record = self.random.below(RECORDS);
+        let record = self.random.u64(0..RECORDS);
         let guard = visit(&self.board, record)?;
-        let amount = self.random.next();
+        let amount = self.random.u64(..);
         for amount in [amount, amount.wrapping_neg()] {
-            let word = FIRST + self.random.below(RECORD_WORDS - FIRST);
+            let word = FIRST + self.random.u64(0..RECORD_WORDS - FIRST);
             let value = self.board.record(record, word)?;
             self.board.set_record(record, word, value.wrapping_add(amount))?;
-            if self.random.below(4) == 0 {
+            if self.random.u64(0..4) == 0 {
                 // Others queue up meanwhile, and a kill hits it half changed now and then.
                 std::thread::yield_now();
             }
@@ -92,7 +92,7 @@ impl Worker {
 
     /// Takes a lock that may be gone, or go.
     pub(super) fn lock_loose(&mut self) -> Result<()> {
-        let lock = self.random.below(LOOSE);
+        let lock = self.random.u64(0..LOOSE);
         let last = self.loose[lock as usize];
         let now = self.board.cast(EVERYBODY)?;
         // The lock may have died with its node at any time since it was last used.

@@ -31,6 +31,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use crew::Crew;
+use fastrand::Rng;
 
 /// How many processes work at a time.
 pub const WORKERS: u32 = 8;
@@ -110,5 +111,5 @@ fn soak(options: &Options) -> Result<String> {
 
 /// A number that has nothing to do with the one it is made from (splitmix64).
 pub fn mix(seed: u64) -> u64 {
-    crate::conformance::cluster::Random::new(seed).next()
+    Rng::with_seed(seed).u64(..)
 }

@@ -46,9 +46,9 @@ pub fn blocks(seed: u64, first: usize, count: usize) -> Vec<u8> {
 /// A place within `blocks` blocks: the first, and how many.
 pub fn run(worker: &mut Worker, blocks: usize) -> (usize, usize) {
     // Mostly short ones, as most accesses are.
-    let longest = if worker.random.below(8) == 0 { RUN_MAX } else { 8 };
-    let first = worker.random.below(blocks as u64);
-    let count = (1 + worker.random.below(longest)).min(blocks as u64 - first);
+    let longest = if worker.random.u64(0..8) == 0 { RUN_MAX } else { 8 };
+    let first = worker.random.u64(0..blocks as u64);
+    let count = (1 + worker.random.u64(0..longest)).min(blocks as u64 - first);
     (first as usize, count as usize)
 }
 
@@ -100,13 +100,13 @@ fn check_from_afar(seed: u64, first: usize, found: &[u8]) -> Result<()> {
 impl Worker {
     /// Frees a region, or makes one: here, elsewhere, or on several nodes.
     pub(super) fn renew(&mut self) -> Result<()> {
-        let shelf = self.random.below(SHELVES);
+        let shelf = self.random.u64(0..SHELVES);
         if self.shelves[shelf as usize].is_some() {
             return self.free(shelf);
         }
         self.serial += 1;
         let (name, seed) = (name_of(self.life, self.serial), seed_of(self.life, self.serial));
-        let blocks = 1 + self.random.below(BLOCKS_MAX) as usize;
+        let blocks = 1 + self.random.u64(0..BLOCKS_MAX) as usize;
         let (placement, nodes) = self.somewhere()?;
         let cast = self.board.cast(nodes)?;
         let made = self.session.alloc(Some(&name), (blocks * BLOCK) as u64, placement, everything());
@@ -119,7 +119,7 @@ impl Worker {
     pub(super) fn somewhere(&mut self) -> Result<(Placement, u64)> {
         let one = self.peer()?.map_or(self.node, |(node, _)| node);
         let other = self.peer()?.map_or(self.node, |(node, _)| node);
-        Ok(match self.random.below(4) {
+        Ok(match self.random.u64(0..4) {
             0 => (Placement::On(NodeId(one)), self.others(1 << one)),
             1 => (Placement::Spread(vec![NodeId(one), NodeId(other)]), self.others(1 << one | 1 << other)),
             _ => (Placement::Local, 0),
@@ -202,7 +202,7 @@ impl Worker {
 
     /// Some blocks of one of the own regions, if there is any there.
     pub(super) fn own_run(&mut self) -> Option<(usize, usize, usize)> {
-        let shelf = self.random.below(SHELVES) as usize;
+        let shelf = self.random.u64(0..SHELVES) as usize;
         let blocks = self.shelves[shelf].as_ref()?.written.len();
         let (first, count) = run(self, blocks);
         Some((shelf, first, count))
@@ -216,7 +216,7 @@ impl Worker {
     /// Maps what another worker lets others read, reads some of it, and unmaps it.
     pub(super) fn read_from_afar(&mut self) -> Result<()> {
         let Some((node, life)) = self.peer()? else { return Ok(()) };
-        let shelf = self.random.below(SHELVES);
+        let shelf = self.random.u64(0..SHELVES);
         let serial = self.board.note(life, Note::Shelf(shelf))?;
         let nodes = self.board.note(life, Note::ShelfNodes(shelf))?;
         let print = self.board.note(life, Note::ShelfPrint(shelf))?;

@@ -22,9 +22,9 @@ impl Worker {
     /// Fills a part of the scratch region.
     pub(super) fn fill(&mut self) -> Result<()> {
         let Some(mut scratch) = self.take_scratch()? else { return self.excused() };
-        let at = self.random.below(SCRATCH_BYTES as u64) as usize;
-        let len = (1 + self.random.below(16 << 10) as usize).min(SCRATCH_BYTES - at);
-        let byte = self.random.next() as u8;
+        let at = self.random.u64(0..SCRATCH_BYTES as u64) as usize;
+        let len = (1 + self.random.u64(0..16 << 10) as usize).min(SCRATCH_BYTES - at);
+        let byte = self.random.u64(..) as u8;
         let filled = self.session.fill(scratch.lh, at as u64, len as u64, byte);
         if excuse(&self.board, &scratch.cast, "fill", filled)?.is_none() {
             return self.give_back_scratch(scratch);
@@ -37,12 +37,12 @@ impl Worker {
     pub(super) fn copy(&mut self) -> Result<()> {
         let Some(mut scratch) = self.take_scratch()? else { return self.excused() };
         match self.own_run() {
-            Some((shelf, first, count)) if self.random.below(2) == 0 => {
+            Some((shelf, first, count)) if self.random.u64(0..2) == 0 => {
                 self.copy_own(scratch, shelf, first, count)
             }
             _ => {
-                let len = 1 + self.random.below(16 << 10) as usize;
-                let mut place = || self.random.below((SCRATCH_BYTES - len) as u64) as usize;
+                let len = 1 + self.random.u64(0..16 << 10) as usize;
+                let mut place = || self.random.u64(0..(SCRATCH_BYTES - len) as u64) as usize;
                 let (from, to) = (place(), place());
                 let copied = self.session.copy(scratch.lh, to as u64, scratch.lh, from as u64, len as u64);
                 if excuse(&self.board, &scratch.cast, "copy within", copied)?.is_none() {
@@ -57,7 +57,7 @@ impl Worker {
     fn copy_own(&mut self, mut scratch: Scratch, shelf: usize, first: usize, count: usize) -> Result<()> {
         let own = self.shelves[shelf].clone().expect("it was found there");
         let (from, len) = bytes_of(first, count);
-        let to = self.random.below((SCRATCH_BYTES - len) as u64) as usize;
+        let to = self.random.u64(0..(SCRATCH_BYTES - len) as u64) as usize;
         let copied = self.session.copy(scratch.lh, to as u64, own.lh, from, len as u64);
         if self.board.has_changed(&own.cast)? {
             // Both are given up: an error of one does not tell of which, and there may be none.

@@ -83,7 +83,7 @@ impl Worker {
         let Some((node, _)) = self.peer()? else { return Ok(()) };
         let cast = self.board.cast(1 << node)?;
         let len = self.length(INPUT_MAX);
-        let input = bytes(self.random.next(), len);
+        let input = bytes(self.random.u64(..), len);
         let answered = self.session.call(NodeId(node), ECHO, &input, CALL_TIMEOUT);
         let Some(output) = excuse(&self.board, &cast, "call", answered)? else { return self.excused() };
         check(node, &input, &output)
@@ -93,11 +93,11 @@ impl Worker {
     pub(super) fn call_in_rows(&mut self) -> Result<()> {
         let Some((node, _)) = self.peer()? else { return Ok(()) };
         let cast = self.board.cast(1 << node)?;
-        let count = self.random.below(2 * ROW_MAX as u64);
+        let count = self.random.u64(0..2 * ROW_MAX as u64);
         let inputs: Vec<_> = (0..count)
             .map(|_| {
                 let len = self.length(ROW_INPUT_MAX);
-                bytes(self.random.next(), len)
+                bytes(self.random.u64(..), len)
             })
             .collect();
         let session = self.session.clone();
@@ -105,7 +105,7 @@ impl Worker {
         let posted = session.post_calls(NodeId(node), ECHO, &inputs, answer_bytes_max, CALL_TIMEOUT);
         ensure!(posted.len() == inputs.len(), "{} of {count} calls were posted", posted.len());
         for (input, call) in inputs.iter().zip(posted) {
-            if self.random.below(10) == 0 {
+            if self.random.u64(0..10) == 0 {
                 continue;
             }
             let answered = call.and_then(PendingCall::answer);
@@ -124,9 +124,9 @@ impl Worker {
         let (known, sent) = self.sent[node as usize];
         let sequence = if known == life { sent + 1 } else { 1 };
         let len = self.length(MESSAGE_MAX);
-        let message = encode([self.life, u64::from(self.node), life, sequence], self.random.next(), len);
+        let message = encode([self.life, u64::from(self.node), life, sequence], self.random.u64(..), len);
         let to = NodeId(node);
-        let ended = match self.random.below(2) {
+        let ended = match self.random.u64(0..2) {
             0 => self.session.send(to, PORT, &message),
             _ => self.session.try_send(to, PORT, &message),
         };
@@ -145,11 +145,11 @@ impl Worker {
 
     /// Mostly short, rarely up to `max`.
     fn length(&mut self, max: u64) -> usize {
-        let max = match self.random.below(100) {
+        let max = match self.random.u64(0..100) {
             0 => max,
             1..10 => max.min(16 << 10),
             _ => 256,
         };
-        self.random.below(max + 1) as usize
+        self.random.u64(0..max + 1) as usize
     }
 }

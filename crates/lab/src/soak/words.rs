@@ -18,7 +18,7 @@ const MEETING_TIMEOUT: Duration = Duration::from_millis(3);
 impl Worker {
     /// Adds to a counter.
     pub(super) fn add(&mut self) -> Result<()> {
-        let (counter, add) = (self.random.below(ADDED), self.random.below(1000) + 1);
+        let (counter, add) = (self.random.u64(0..ADDED), self.random.u64(0..1000) + 1);
         self.intend(counter, add)?;
         self.board.add(counter, add)?;
         self.added(counter, add)
@@ -26,8 +26,8 @@ impl Worker {
 
     /// Adds to a counter by swapping, unless somebody else is faster.
     pub(super) fn swap(&mut self) -> Result<()> {
-        let counter = ADDED + self.random.below(COUNTERS - ADDED);
-        let add = self.random.below(1000) + 1;
+        let counter = ADDED + self.random.u64(0..COUNTERS - ADDED);
+        let add = self.random.u64(0..1000) + 1;
         let expected = self.board.counter(counter)?;
         self.intend(counter, add)?;
         if self.board.swap(counter, expected, expected.wrapping_add(add))? {

@@ -3,6 +3,7 @@
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use fastrand::Rng;
 use halite::blocking::{Mailbox, Server, Session};
 use halite::{Config, Node, NodeId, ServeOptions};
 
@@ -12,7 +13,7 @@ use super::regions::Own;
 use super::scratch::Scratch;
 use super::talk::{ECHO, PORT, answer};
 use super::{Result, WORKERS, WorkerOptions, mailbox, mix};
-use crate::conformance::cluster::{CHUNK, Random};
+use crate::conformance::cluster::CHUNK;
 
 /// All workers.
 pub const EVERYBODY: u64 = ((1 << WORKERS) - 1) << 1;
@@ -31,7 +32,7 @@ pub struct Worker {
     pub(super) session: Session,
     pub(super) node: u32,
     pub(super) life: u64,
-    pub(super) random: Random,
+    pub(super) random: Rng,
     /// What was added to each counter.
     pub(super) sums: [u64; super::board::COUNTERS as usize],
     /// The last round of the barrier, and how many of them were passed here.
@@ -105,7 +106,7 @@ impl Worker {
             session,
             node: options.node,
             life: options.life,
-            random: Random::new(mix(options.seed) ^ mix(options.life)),
+            random: Rng::with_seed(mix(options.seed) ^ mix(options.life)),
             sums: Default::default(),
             round: 0,
             passes: 0,
@@ -134,7 +135,7 @@ impl Worker {
 
     fn choose(&mut self) -> (usize, Operation) {
         let all: u64 = OPERATIONS.iter().map(|(weight, _)| weight).sum();
-        let mut chosen = self.random.below(all);
+        let mut chosen = self.random.u64(0..all);
         for (kind, (weight, operation)) in OPERATIONS.iter().enumerate() {
             match chosen.checked_sub(*weight) {
                 Some(rest) => chosen = rest,
@@ -146,7 +147,7 @@ impl Worker {
 
     /// Another worker, if the one that was drawn is at work: its node and its life.
     pub(super) fn peer(&mut self) -> Result<Option<(u32, u64)>> {
-        let node = 1 + self.random.below(u64::from(WORKERS)) as u32;
+        let node = 1 + self.random.u64(0..u64::from(WORKERS)) as u32;
         let life = self.board.life(node)?;
         Ok((life != 0).then_some((node, life)))
     }

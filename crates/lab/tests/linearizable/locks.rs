@@ -1,8 +1,8 @@
 //! Locks that are taken, tried and given up from several nodes.
 
+use fastrand::Rng;
 use halite::LockCause;
 
-use lab::conformance::cluster::Random;
 use lab::conformance::embedded::{Direct, Posted};
 use lab::conformance::session::Guard;
 use lab::conformance::{Cluster, Harness, Session};
@@ -59,11 +59,11 @@ impl Specification for Lock {
 }
 
 fn play(session: &Session, round: u64, recorder: &mut Recorder<'_, Operation>) {
-    let mut random = Random::new(round << 8 | recorder.thread as u64);
+    let mut random = Rng::with_seed(round << 8 | recorder.thread as u64);
     let (name, thread) = (format!("lock {round}"), recorder.thread);
     for _ in 0..TURNS {
         let taken = |guard: &Guard| Operation::Take { thread, token: guard.token() };
-        let guard = if random.below(2) == 0 {
+        let guard = if random.u64(0..2) == 0 {
             Some(recorder.record(|| session.lock(&name).expect("it can be had"), taken))
         } else {
             let refused_or_taken = |guard: &Option<Guard>| guard.as_ref().map_or(Operation::Refused, taken);

@@ -1,8 +1,9 @@
 //! Words that are added to, swapped and read from several nodes.
 
+use fastrand::Rng;
 use halite::Lh;
 
-use lab::conformance::cluster::{Random, everyone, shared};
+use lab::conformance::cluster::{everyone, shared};
 use lab::conformance::embedded::{Direct, Posted};
 use lab::conformance::{Cluster, Harness, Session};
 use todc_utils::linearizability::WGLChecker;
@@ -94,12 +95,12 @@ impl Player {
 
     /// Draws operations and notes them.
     fn play(&self, round: u64, recorder: &mut Recorder<'_, Operation>) {
-        let mut random = Random::new(round << 8 | recorder.thread as u64);
+        let mut random = Rng::with_seed(round << 8 | recorder.thread as u64);
         let mut last = 0;
         for _ in 0..OPERATIONS {
-            let word = random.below(WORDS);
-            let (offset, value) = ((round * WORDS + word) * WORD_BYTES, 1 + random.below(3));
-            last = match random.below(3) {
+            let word = random.u64(0..WORDS);
+            let (offset, value) = ((round * WORDS + word) * WORD_BYTES, 1 + random.u64(0..3));
+            last = match random.u64(0..3) {
                 0 => recorder
                     .record(|| self.add(offset, value), |old| Operation::Add { word, add: value, old: *old }),
                 // What was seen last is likely to be there still, or not.

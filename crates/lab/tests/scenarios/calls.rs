@@ -5,12 +5,12 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{CallCause, CallError, Function, NodeId, ReplyCause, ServeOptions};
 
 use super::cluster::{Cluster, NEWS, PATIENCE, Process};
 use super::coming_and_going::{private, settled};
-use super::pattern::Numbers;
 use super::role::say;
 
 const FUNCTION: Function = Function(7);
@@ -57,9 +57,9 @@ pub fn burst(session: &Session, node: u32, function: u32) -> String {
     for seed in 0..3 {
         let session = session.clone();
         thread::spawn(move || {
-            let mut numbers = Numbers::new(seed);
+            let mut numbers = Rng::with_seed(seed);
             let mut begun = false;
-            while call(&session, node, function, LENS[numbers.below(LENS.len() as u64) as usize]).is_ok() {
+            while call(&session, node, function, LENS[numbers.u64(0..LENS.len() as u64) as usize]).is_ok() {
                 if !begun {
                     say(NEWS, "begun");
                 }

@@ -1,11 +1,12 @@
 //! A node is killed in the middle of a move: the home, an owner that is left, the one that is moved to, or the one that
 //! asked for it.
 
+use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{AccessCause, Lh, NodeId, NodeState, Placement};
 
 use super::cluster::{ANYBODY, Cluster, Process, await_state, await_status};
-use super::pattern::{Numbers, bytes, first_difference};
+use super::pattern::{bytes, first_difference};
 
 /// A region that moves, large enough for the kill to come in the middle.
 const LARGE_BYTES: u64 = 48 << 20;
@@ -39,7 +40,7 @@ fn check_access(session: &Session, lh: Lh, len: u64, dead: NodeId) {
 
 /// Moves a region that lies on two nodes to a third, kills `victim` meanwhile, and looks at what is left.
 fn kill_amid_a_move(victim: usize, seed: u64) {
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = Rng::with_seed(seed);
     let (len, rounds_max) = if seed.is_multiple_of(2) { (SMALL_BYTES, 12) } else { (LARGE_BYTES, 150) };
     eprintln!("node {victim} dies, seed {seed}");
     let cluster = Cluster::new();
@@ -59,7 +60,7 @@ fn kill_amid_a_move(victim: usize, seed: u64) {
     let mover = processes[MOVER].as_mut().expect("it lives");
     mover.order("map moved");
     mover.say(&format!("move moved {TARGET}"));
-    for _ in 0..numbers.below(rounds_max) {
+    for _ in 0..numbers.u64(0..rounds_max) {
         session.status().expect("the status can be had");
     }
     let mut dying = processes[victim].take().expect("it lives");

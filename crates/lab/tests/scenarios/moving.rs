@@ -1,11 +1,12 @@
 //! Regions that are written by several processes while they move from node to node: no write is lost, and none
 //! lands in the place that was left.
 
+use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{Lh, NodeId, Placement};
 
 use super::cluster::{ANYBODY, Cluster, Process};
-use super::pattern::{Numbers, first_nonzero};
+use super::pattern::first_nonzero;
 use super::stripes::{self, WRITERS};
 
 const REGION_BYTES: u64 = 1 << 20;
@@ -94,13 +95,13 @@ fn move_around(placement: Placement, seed: u64) {
         process.order("map shared");
         process.order("map counts");
     }
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = Rng::with_seed(seed);
     let mut done = [0; 3];
     for round in 0..MOVES {
         go_on(&mut writers, &done);
         watch.await_progress();
         let old = session.stat("shared").expect("it is there").home;
-        let new = NodeId((old.0 + 1 + numbers.below(2) as u32) % 3);
+        let new = NodeId((old.0 + 1 + numbers.u64(0..2) as u32) % 3);
         std::thread::scope(|scope| {
             let moving = scope.spawn(|| session.move_to(lh, new));
             while !moving.is_finished() {

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{AccessCause, Lh, NodeId, NodeState, Placement};
 
 use super::cluster::{ANYBODY, Cluster, PATIENCE, await_state, status_of};
-use super::pattern::{Numbers, bytes, first_difference};
+use super::pattern::{bytes, first_difference};
 use super::stripes::{self, WRITERS};
 
 /// Bounds a hang; the kernel tells of a death within milliseconds.
@@ -145,7 +146,7 @@ fn a_process_that_is_killed_at_any_moment_takes_only_its_own_bytes_along() {
     let mut lost: Option<Lh> = None;
     for seed in 0..20 {
         eprintln!("seed {seed}");
-        let mut numbers = Numbers::new(seed);
+        let mut numbers = Rng::with_seed(seed);
         let lh = session.alloc(Some("shared"), LEN, Placement::Local, ANYBODY).expect("there is room");
         let counts = session.alloc(Some("counts"), 4096, Placement::Local, ANYBODY).expect("there is room");
         let mut victim = cluster.start(1);
@@ -162,7 +163,7 @@ fn a_process_that_is_killed_at_any_moment_takes_only_its_own_bytes_along() {
         let own = session.map("own", ANYBODY).expect("the name is free again in each life");
         survivor.order("map own");
         survivor.order("flood own 1048576");
-        for _ in 0..numbers.below(300) {
+        for _ in 0..numbers.u64(0..300) {
             session.status().expect("the status can be had");
         }
         victim.begin_kill();

@@ -1,38 +1,11 @@
 //! Bytes that say by themselves whether they are the right ones.
 
-/// A sequence of numbers that looks random and is the same for the same seed (splitmix64).
-pub struct Numbers(u64);
-
-impl Numbers {
-    pub fn new(seed: u64) -> Numbers {
-        Numbers(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
-/// Scatters the bits of `word`.
-pub fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
-}
+use fastrand::Rng;
 
 /// `len` bytes that no other seed has.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
-    let mut numbers = Numbers::new(mix(seed));
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        bytes.extend_from_slice(&numbers.next().to_le_bytes());
-    }
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 

@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
+use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{AccessCause, Lh};
 
-use super::pattern::{first_difference, mix};
+use super::pattern::first_difference;
 
 pub const RECORD_BYTES: usize = 256;
 /// How many writers share a region.
@@ -25,7 +26,7 @@ pub const WRITERS: u64 = 3;
 pub fn record(writer: u64, count: u64) -> [u8; RECORD_BYTES] {
     let mut record = [0; RECORD_BYTES];
     record[..8].copy_from_slice(&count.to_le_bytes());
-    let seed = mix(writer << 56 | count);
+    let seed = Rng::with_seed(writer << 56 | count).u64(..);
     for (index, word) in record[8..].chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&seed.wrapping_mul(2 * index as u64 + 1).to_le_bytes());
     }

@@ -6,13 +6,14 @@
 
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
+
 use super::bench::Bench;
 use super::calls::{Caller, answered};
 use super::echo::CallShape;
 use super::measure::{Measured, Timer, process_cpu};
 use super::pairs::{self, Partner};
 use super::pingpong::{self, Player};
-use super::random::SplitMix;
 use super::report::Row;
 
 /// Calls per second of all threads together, at one point of the figure.
@@ -98,18 +99,18 @@ fn spin(time: Duration) {
 
 /// When calls come, since the beginning.
 struct Arrivals {
-    random: SplitMix,
+    random: Rng,
     mean: Duration,
     next: Duration,
 }
 
 impl Arrivals {
     fn new(mean: Duration, thread: usize) -> Arrivals {
-        Arrivals { random: SplitMix(thread as u64 + 1), mean, next: Duration::ZERO }
+        Arrivals { random: Rng::with_seed(thread as u64 + 1), mean, next: Duration::ZERO }
     }
 
     fn next(&mut self) -> Duration {
-        self.next += self.mean.mul_f64(-self.random.unit().ln());
+        self.next += self.mean.mul_f64(-(1.0 - self.random.f64()).ln());
         self.next
     }
 }

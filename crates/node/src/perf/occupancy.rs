@@ -7,6 +7,7 @@
 
 use std::time::Instant;
 
+use fastrand::Rng;
 use halite::Config;
 use halite_tier::rpc::{Input, Kind, RequestHeader, RingReader, RingWriter, SlotId};
 
@@ -14,7 +15,6 @@ use super::bench::Bench;
 use super::calls::{Caller, answered};
 use super::echo::CallShape;
 use super::measure::Measured;
-use super::random::SplitMix;
 use super::report::Row;
 use super::values;
 
@@ -32,7 +32,7 @@ const CANDIDATES_MAX: usize = 512;
 
 /// The only row.
 pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Row> {
-    let mut random = SplitMix(SEED);
+    let mut random = Rng::with_seed(SEED);
     let draw = |_| {
         let (key, value) = values::draw(&mut random);
         key + value

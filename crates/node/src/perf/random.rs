@@ -6,6 +6,7 @@
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
+use fastrand::Rng;
 use halite::Lh;
 
 use super::baseline::{self, Words};
@@ -111,68 +112,11 @@ struct Place {
 /// Draws places at which `size` bytes fit.  Two of them are the same or do not overlap: else the bytes of one
 /// would be found where those of another are expected.
 fn draw(field: &Field<'_>, size: u64, count: u64, seed: u64) -> Vec<Place> {
-    let mut random = SplitMix(seed);
+    let mut random = Rng::with_seed(seed);
     // Multiples of a word too, for that is what small sizes are compared with.
     let step = size.next_multiple_of(8);
     let slots = (field.region_bytes - size) / step + 1;
-    let mut place = |_| Place {
-        region: random.below(field.regions.len() as u64) as usize,
-        offset: random.below(slots) * step,
-    };
+    let mut place =
+        |_| Place { region: random.usize(0..field.regions.len()), offset: random.u64(0..slots) * step };
     (0..count).map(&mut place).collect()
-}
-
-/// The generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
-pub struct SplitMix(pub u64);
-
-impl SplitMix {
-    /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number between 0 and 1, neither of which it is.
-    pub fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
-    }
-
-    /// A number below `bound`; the bias is below one in 2^32 for every bound that occurs here.
-    fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_generator_gives_the_published_numbers() {
-        // The first outputs for seed 1234567 of the reference implementation.
-        let mut random = SplitMix(1_234_567);
-        assert_eq!([random.next(), random.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
-    }
-
-    #[test]
-    fn numbers_between_0_and_1_have_the_mean_and_variance_of_such() {
-        let mut random = SplitMix(SEED);
-        let drawn: Vec<f64> = (0..10_000).map(|_| random.unit()).collect();
-        let mean = drawn.iter().sum::<f64>() / 1e4;
-        let variance = drawn.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / 1e4;
-        assert!((mean - 0.5).abs() < 0.01 && (variance - 1.0 / 12.0).abs() < 0.005, "{mean} {variance}");
-    }
-
-    #[test]
-    fn numbers_below_a_bound_reach_all_of_it() {
-        let mut random = SplitMix(SEED);
-        let mut seen = [0; 10];
-        for _ in 0..10_000 {
-            seen[random.below(10) as usize] += 1;
-        }
-        assert!(seen.iter().all(|count| (800..1200).contains(count)), "{seen:?}");
-    }
 }

@@ -3,7 +3,7 @@
 //! After Atikoglu, Xu, Frachtenberg, Jiang and Paleczny, "Workload analysis of a large-scale key-value store"
 //! (SIGMETRICS 2012), section 5: the ETC pool.
 
-use super::random::SplitMix;
+use fastrand::Rng;
 
 /// Keys: a generalized extreme value distribution.
 const KEY_LOCATION: f64 = 30.7984;
@@ -19,9 +19,9 @@ const KEY_BYTES_MAX: f64 = 250.0;
 const VALUE_BYTES_MAX: f64 = (1 << 20) as f64;
 
 /// Draws the sizes of a key and of its value, in bytes.
-pub fn draw(random: &mut SplitMix) -> (u64, u64) {
-    let key = key_bytes(random.unit()).clamp(1.0, KEY_BYTES_MAX);
-    let value = value_bytes(random.unit()).clamp(1.0, VALUE_BYTES_MAX);
+pub fn draw(random: &mut Rng) -> (u64, u64) {
+    let key = key_bytes(random.f64()).clamp(1.0, KEY_BYTES_MAX);
+    let value = value_bytes(random.f64()).clamp(1.0, VALUE_BYTES_MAX);
     (key.round() as u64, value.round() as u64)
 }
 
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn the_means_are_those_of_the_distributions() {
-        let mut random = SplitMix(1);
+        let mut random = Rng::with_seed(1);
         let drawn: Vec<(u64, u64)> = (0..100_000).map(|_| draw(&mut random)).collect();
         let mean = |of: fn(&(u64, u64)) -> u64| drawn.iter().map(of).sum::<u64>() as f64 / drawn.len() as f64;
         // mu + sigma (Gamma(1 - k) - 1) / k, and sigma / (1 - k).

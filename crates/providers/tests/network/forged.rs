@@ -231,10 +231,10 @@ fn forged_packets_from_the_peers_address_are_counted_for_what_they_are() {
 fn noise_from_anybody_harms_nobody() {
     let Some(mut stage) = Stage::new() else { return };
     let write = stage.last(0x0a);
-    let mut random = crate::traffic::Random(10);
+    let mut random = fastrand::Rng::with_seed(10);
     let mut noise = |from: Ipv4Addr| {
         let mut noise = |_| {
-            let bytes: Vec<u8> = (0..12 + random.below(500)).map(|_| random.below(256) as u8).collect();
+            let bytes: Vec<u8> = (0..12 + random.usize(0..500)).map(|_| random.usize(0..256) as u8).collect();
             carrying(&write, (from, write.source.port()).into(), &bytes)
         };
         (0..500).map(&mut noise).collect::<Vec<_>>()

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use fastrand::Rng;
 use halite_fabric::{Completion, CompletionKind, Event, Key, Lane, Local, Operation, Status, WorkId};
 use halite_mem::Window;
 
@@ -51,16 +52,16 @@ enum Expected {
 
 pub struct Traffic {
     sides: [Side; 2],
-    random: Random,
+    random: Rng,
 }
 
 impl Traffic {
     pub fn new(pair: &Pair, seed: u64) -> Traffic {
         println!("traffic of seed {seed}");
-        let mut random = Random(seed);
+        let mut random = Rng::with_seed(seed);
         let sides = std::array::from_fn(|index| {
             let end = &pair.ends[index];
-            let constant: Vec<u8> = (0..BYTES).map(|_| random.below(0x80) as u8).collect();
+            let constant: Vec<u8> = (0..BYTES).map(|_| random.usize(0..0x80) as u8).collect();
             let (constant_key, window) = end.register(BYTES as u64);
             window.write(0, &constant).unwrap();
             Side {
@@ -125,10 +126,10 @@ impl Traffic {
             [this, other] if end == 0 => [this, other],
             [other, this] => [this, other],
         };
-        let lane = match self.random.below(8) {
+        let lane = match self.random.usize(0..8) {
             0..=2 => {
-                let source = self.random.range(BYTES, 20_000);
-                let to = self.random.below(BYTES - source.len());
+                let source = range(&mut self.random, BYTES, 20_000);
+                let to = self.random.usize(0..BYTES - source.len());
                 other.model[to..][..source.len()].copy_from_slice(&this.constant.1[source.clone()]);
                 let (offset, len) = (source.start as u64, source.len() as u64);
                 let local = Local::Registered { key: this.constant.0, offset, len };
@@ -136,7 +137,7 @@ impl Traffic {
                 (1, pair.post_to(end, BULK, write), Expected::Done)
             }
             3 => {
-                let source = self.random.range(BYTES, READ_BYTES_MAX);
+                let source = range(&mut self.random, BYTES, READ_BYTES_MAX);
                 // Reads end in order, so that none has this room any more.
                 let at = this.reads % POSTED_MAX * READ_BYTES_MAX;
                 this.reads += 1;
@@ -147,7 +148,7 @@ impl Traffic {
                 (1, id, Expected::Read { at, bytes: other.constant.1[source].to_vec() })
             }
             4 => {
-                let bytes = this.constant.1[self.random.range(BYTES, 9000)].to_vec();
+                let bytes = this.constant.1[range(&mut self.random, BYTES, 9000)].to_vec();
                 let imm = count as u32;
                 let id = pair.post(end, Operation::Send { bytes: &bytes, imm });
                 other.told.push_back((bytes, imm));
@@ -161,15 +162,15 @@ impl Traffic {
                 (0, pair.post(end, notify), Expected::Done)
             }
             6 => {
-                let (word, add) = (self.random.below(WORDS as usize), self.random.below(1000) as u64);
+                let (word, add) = (self.random.usize(0..WORDS as usize), self.random.usize(0..1000) as u64);
                 let old = other.word_values[word];
                 other.word_values[word] += add;
                 let remote = remote(other.words.0, 8 * word as u64);
                 (0, pair.post(end, Operation::FetchAdd { remote, add }), Expected::Old(old))
             }
             _ => {
-                let word = self.random.below(WORDS as usize);
-                let (old, new) = (other.word_values[word], self.random.below(1 << 30) as u64);
+                let word = self.random.usize(0..WORDS as usize);
+                let (old, new) = (other.word_values[word], self.random.usize(0..1 << 30) as u64);
                 // Every other one is wrong about what is there.
                 let expected = old + (count as u64 & 1);
                 if expected == old {
@@ -211,27 +212,10 @@ impl Traffic {
     }
 }
 
-/// Numbers out of a seed (splitmix64).
-pub struct Random(pub u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    /// A part of so many bytes, at most `len_max` long; every other one is short.
-    fn range(&mut self, bytes: usize, len_max: usize) -> Range<usize> {
-        let bound = if self.below(2) == 0 { 64 } else { len_max };
-        let len = 1 + self.below(bound);
-        let begin = self.below(bytes - len);
-        begin..begin + len
-    }
+/// A part of so many bytes, at most `len_max` long; every other one is short.
+fn range(random: &mut Rng, bytes: usize, len_max: usize) -> Range<usize> {
+    let bound = if random.bool() { 64 } else { len_max };
+    let len = random.usize(1..=bound);
+    let begin = random.usize(0..bytes - len);
+    begin..begin + len
 }

@@ -13,6 +13,7 @@ pub mod worker;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use judge::{Death, Findings};
 use rustix::process::Signal;
 
@@ -23,29 +24,9 @@ use crate::world::Processes;
 
 const HOSTS: usize = 4;
 
-/// Numbers that a seed determines (splitmix64).
-#[derive(Clone, Debug)]
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn ms(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
-    }
+/// A time between these, in milliseconds.
+fn ms(random: &mut Rng, from: u64, to: u64) -> Duration {
+    Duration::from_millis(random.u64(from..to))
 }
 
 fn number_of(variable: &str, default: u64) -> u64 {
@@ -55,7 +36,7 @@ fn number_of(variable: &str, default: u64) -> u64 {
 struct Soak {
     cluster: Cluster,
     workers: Vec<Application>,
-    random: Random,
+    random: Rng,
     seed: u64,
     /// How many workers have been started on each host, and how many lives its node has had.
     started: Vec<u64>,
@@ -74,7 +55,7 @@ fn nothing_is_lost_or_done_twice_and_all_find_each_other_again_whatever_fails() 
     let (seed, length) =
         (number_of("HALITE_SOAK_SEED", 1), Duration::from_secs(number_of("HALITE_SOAK_S", 60)));
     println!("seed {seed}; HALITE_SOAK_SEED and HALITE_SOAK_S change it, and its {} s", length.as_secs());
-    let (random, deaths, foundings_ns) = (Random::new(seed), Vec::new(), Vec::new());
+    let (random, deaths, foundings_ns) = (Rng::with_seed(seed), Vec::new(), Vec::new());
     let (started, lives) = (vec![0; HOSTS], vec![0; HOSTS]);
     let workers = Vec::new();
     let mut soak = Soak { cluster, workers, random, seed, started, lives, deaths, foundings_ns, faults: 0 };
@@ -96,7 +77,7 @@ impl Soak {
     }
 
     fn other(&mut self, host: usize) -> usize {
-        (host + 1 + self.random.below(HOSTS as u64 - 1) as usize) % HOSTS
+        (host + 1 + self.random.u64(0..HOSTS as u64 - 1) as usize) % HOSTS
     }
 
     /// A number in the memory of a node's new life, to which all add.
@@ -112,7 +93,7 @@ impl Soak {
     fn start_worker(&mut self, host: usize) -> Application {
         let life = self.started[host];
         self.started[host] += 1;
-        let seed = Random::new(self.seed ^ ((host as u64) << 40) ^ (life << 50)).next();
+        let seed = Rng::with_seed(self.seed ^ ((host as u64) << 40) ^ (life << 50)).next();
         Application::start(self.cluster.host(host), &format!("soak {seed} {host}-{life} {HOSTS}"))
     }
 
@@ -126,7 +107,7 @@ impl Soak {
     fn restart(&mut self, host: usize) {
         let by = self.other(host);
         // The first node may found it anew: all others look for it.
-        let by = if host == 0 && self.random.below(2) == 0 { None } else { Some(by) };
+        let by = if host == 0 && self.random.u64(0..2) == 0 { None } else { Some(by) };
         if by.is_none() {
             self.foundings_ns.push(worker::now_ns());
         }
@@ -136,10 +117,10 @@ impl Soak {
 
     fn fail_and_heal(&mut self) {
         self.faults += 1;
-        let host = self.random.below(HOSTS as u64) as usize;
+        let host = self.random.u64(0..HOSTS as u64) as usize;
         let other = self.other(host);
-        let length = self.random.ms(500, 9_000);
-        match self.random.below(7) {
+        let length = ms(&mut self.random, 500, 9_000);
+        match self.random.u64(0..7) {
             0 => {
                 self.say(&format!("the cable of host {host} is out for {length:?}"));
                 self.cluster.world.unplug(host);
@@ -192,13 +173,13 @@ impl Soak {
                 self.workers[host] = self.start_worker(host);
             }
         }
-        let rest = self.random.ms(0, 3_000);
+        let rest = ms(&mut self.random, 0, 3_000);
         std::thread::sleep(rest);
     }
 
     /// While a link is out, an application may be killed, too; the next one comes when the link is back, since it needs the first node.
     fn while_out(&mut self, host: usize, length: Duration, heal: impl FnOnce(&Cluster)) {
-        let is_killed = self.random.below(3) == 0;
+        let is_killed = self.random.u64(0..3) == 0;
         if is_killed {
             self.kill_worker(host);
         }

@@ -17,10 +17,9 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{Lh, NodeId, Permissions, Placement};
-
-use super::Random;
 
 /// Ends all workers of a host.
 pub const STOP: &str = "/tmp/soak-stop";
@@ -45,15 +44,15 @@ pub fn now_ns() -> u64 {
 
 /// What the region of that name holds: its name tells its bytes, and their number.
 pub fn content(name: &str) -> Vec<u8> {
-    let seed = name.bytes().fold(1, |seed, byte| Random::new(seed ^ u64::from(byte)).next());
-    let mut random = Random::new(seed);
-    let len = 1 + random.below(LEN_MAX);
-    (0..len).map(|_| random.next() as u8).collect()
+    let seed = name.bytes().fold(1, |seed, byte| Rng::with_seed(seed ^ u64::from(byte)).u64(..));
+    let mut random = Rng::with_seed(seed);
+    let len = 1 + random.u64(0..LEN_MAX);
+    (0..len).map(|_| random.u64(..) as u8).collect()
 }
 
 struct Worker<'a> {
     session: &'a Session,
-    random: Random,
+    random: Rng,
     who: String,
     hosts: u64,
     log: File,
@@ -67,7 +66,7 @@ struct Worker<'a> {
 /// Works until it is told to stop.
 pub fn work(session: &Session, seed: u64, who: &str, hosts: u64, is_ready: impl FnOnce()) {
     let log = File::options().create(true).append(true).open(log_of(who)).unwrap();
-    let (random, counters) = (Random::new(seed), BTreeMap::new());
+    let (random, counters) = (Rng::with_seed(seed), BTreeMap::new());
     let who = who.to_owned();
     let mut worker = Worker { session, random, who, hosts, log, counters, own: Vec::new(), puts: 0 };
     is_ready();
@@ -81,7 +80,7 @@ pub fn work(session: &Session, seed: u64, who: &str, hosts: u64, is_ready: impl 
 
 impl Worker<'_> {
     fn step(&mut self) {
-        match self.random.below(20) {
+        match self.random.u64(0..20) {
             0 if self.puts < PUTS_MAX => self.put(),
             1 => self.mv(),
             2..=6 => self.get(),
@@ -101,11 +100,11 @@ impl Worker<'_> {
     }
 
     fn one_of(&mut self, names: &[String]) -> Option<String> {
-        (!names.is_empty()).then(|| names[self.random.below(names.len() as u64) as usize].clone())
+        (!names.is_empty()).then(|| names[self.random.u64(0..names.len() as u64) as usize].clone())
     }
 
     fn add(&mut self) {
-        if self.counters.is_empty() || self.random.below(20) == 0 {
+        if self.counters.is_empty() || self.random.u64(0..20) == 0 {
             let names = self.names(COUNTER);
             let Some(name) = self.one_of(&names) else { return };
             if let Ok(lh) = self.session.map(&name, Permissions::READ | Permissions::ATOMIC)
@@ -132,7 +131,7 @@ impl Worker<'_> {
     fn put(&mut self) {
         self.puts += 1;
         let name = format!("{MODEL}{}-{}", self.who, self.puts);
-        let node = self.random.below(self.hosts);
+        let node = self.random.u64(0..self.hosts);
         self.say(&format!("put {name} {node}"));
         let bytes = content(&name);
         let place = Placement::On(NodeId(node as u32));
@@ -153,7 +152,7 @@ impl Worker<'_> {
     fn mv(&mut self) {
         let own = self.own.clone();
         let Some(name) = self.one_of(&own) else { return };
-        let node = self.random.below(self.hosts);
+        let node = self.random.u64(0..self.hosts);
         self.say(&format!("mv {name} {node}"));
         let is_done = self.session.map(&name, Permissions::MASTER).is_ok_and(|lh| {
             let is_moved = self.session.move_to(lh, NodeId(node as u32)).is_ok();
@@ -166,13 +165,13 @@ impl Worker<'_> {
 
     /// What fails is asked for a few times more: it may be lost, and is looked at in the end in any case.
     fn leave_alone_if(&mut self, has_failed: bool, name: &str) {
-        if has_failed && self.random.below(4) == 0 {
+        if has_failed && self.random.u64(0..4) == 0 {
             self.own.retain(|own| own != name);
         }
     }
 
     fn get(&mut self) {
-        let names = if self.random.below(4) == 0 { self.names(MODEL) } else { self.own.clone() };
+        let names = if self.random.u64(0..4) == 0 { self.names(MODEL) } else { self.own.clone() };
         let Some(name) = self.one_of(&names) else { return };
         let how = match read(self.session, &name) {
             Some(bytes) if bytes == content(&name) => "ok",
@@ -184,12 +183,12 @@ impl Worker<'_> {
     }
 
     fn lock(&mut self) {
-        let name = format!("till-{}", self.random.below(TILLS));
+        let name = format!("till-{}", self.random.u64(0..TILLS));
         let asked = now_ns();
         let Ok(guard) = self.session.lock_within(&name, LOCK_PATIENCE) else { return };
         let (token, taken) = (guard.token(), now_ns());
         let mut held = taken;
-        for _ in 0..self.random.below(200) {
+        for _ in 0..self.random.u64(0..200) {
             let before = now_ns();
             if guard.check().is_err() {
                 break;
