@@ -9,7 +9,7 @@
 //! ```
 //!
 //! What leaves is in the order of these numbers: an acknowledgement speaks for all before it, so answers to reads and atomics go
-//! first.  What came early is carried out in its turn as if it came then, so nothing of what memory shows depends on what was lost.
+//! first.  What came early is carried out in sequence as if it came then, so nothing of what memory shows depends on what was lost.
 
 use std::collections::VecDeque;
 

@@ -116,7 +116,7 @@ fn another_seed_is_another_run() {
 
 #[test]
 fn digests_are_the_same_on_every_machine() {
-    // To be changed with a word in the changelog: seeds of before then mean other runs.
+    // To be changed with a word in the changelog: older seeds then mean other runs.
     let digest = |profile| busy(42, profile, Trace::Off).digest();
     let digests = [digest(Profile::local()), digest(Profile::rnic_100g())];
     assert_eq!(digests, [1714254977203211828, 1571681996814423340]);

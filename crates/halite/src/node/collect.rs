@@ -176,7 +176,7 @@ impl Metrics {
         gauge("halite_arena_free_bytes", "Of the arena, what can be given out at once.", |f| f.bytes_free);
         gauge(
             "halite_arena_quarantined_bytes",
-            "Of the arena, what is kept back, for somebody who is not cut off may still write to it.",
+            "Of the arena, what is kept back, because a node that is not cut off may still write to it.",
             |f| f.status.bytes_quarantined,
         );
         gauge("halite_arena_refused_bytes", "Of the limit, what the system has refused.", |f| {

@@ -245,7 +245,7 @@ impl Parking {
 /// is likely to end soon is spun through, and one that is not is hardly spun for at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct AdaptiveSpin {
-    /// Waits in a row that took longer than [`SPIN_LONG_NS`].
+    /// Consecutive waits that took longer than [`SPIN_LONG_NS`].
     long_waits: u32,
     /// For how long the present wait has been spun for.
     spun_ns: u64,
@@ -261,7 +261,7 @@ pub(crate) struct AdaptiveSpin {
 const SPIN_LONG_NS: u64 = 50_000;
 /// The shortest spin: a round trip between two threads that are awake.
 pub(crate) const SPIN_SHORT_NS: u64 = 3_000;
-/// So many long waits in a row mean that the next one is likely to be long.
+/// So many consecutive long waits mean that the next one is likely to be long.
 const LONG_WAITS_MAX: u32 = 4;
 /// A yield that takes longer has given the processor to somebody who computes, for a slice of some milliseconds each time.
 pub(crate) const YIELD_LONG_NS: u64 = 100_000;

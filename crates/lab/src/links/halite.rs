@@ -117,7 +117,7 @@ impl Ends {
         answered.and(outcome)
     }
 
-    /// Writes so many slices, each with a message behind it in its lane.  Fails unless each message comes in its turn and finds its
+    /// Writes so many slices, each with a message behind it in its lane.  Fails unless each message comes in order and finds its
     /// slice in the other end's memory, byte by byte.
     pub fn transfer(&self, network: &Network, slices: u32) -> io::Result<()> {
         let is_over = AtomicBool::new(false);

@@ -20,7 +20,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest input.
 const INPUT_MAX: u64 = 200 << 10;
 /// About as many calls go at once.
-const ROW_MAX: usize = 16;
+const BATCH_MAX: usize = 16;
 /// Longest input of those; longer ones than half a kilobyte go by themselves.
 const ROW_INPUT_MAX: u64 = 1 << 10;
 /// Longest message.
@@ -45,7 +45,7 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
 /// Answers calls until the server is closed, by turns one and as many as wait.
 pub fn answer(server: &Server) -> Result<()> {
     for round in 0_usize.. {
-        let calls = match server.recv_many(1 + round % 2 * ROW_MAX) {
+        let calls = match server.recv_many(1 + round % 2 * BATCH_MAX) {
             Ok(calls) => calls,
             Err(error) if error.cause == ServeCause::Closed => return Ok(()),
             // The caller was killed while its input was fetched.
@@ -90,10 +90,10 @@ impl Worker {
     }
 
     /// Calls another worker many times at once.  Calls that are given up are no matter of the others.
-    pub(super) fn call_in_rows(&mut self) -> Result<()> {
+    pub(super) fn call_in_batches(&mut self) -> Result<()> {
         let Some((node, _)) = self.peer()? else { return Ok(()) };
         let cast = self.board.cast(1 << node)?;
-        let count = self.random.u64(0..2 * ROW_MAX as u64);
+        let count = self.random.u64(0..2 * BATCH_MAX as u64);
         let inputs: Vec<_> = (0..count)
             .map(|_| {
                 let len = self.length(ROW_INPUT_MAX);
@@ -109,7 +109,7 @@ impl Worker {
                 continue;
             }
             let answered = call.and_then(PendingCall::answer);
-            let Some(output) = excuse(&self.board, &cast, "calls in a row", answered)? else {
+            let Some(output) = excuse(&self.board, &cast, "calls in a batch", answered)? else {
                 return self.excused();
             };
             check(node, input, &output)?;

@@ -65,7 +65,7 @@ const OPERATIONS: &[(u64, Operation)] = &[
     (6, Worker::lock_loose),
     (2, Worker::meet),
     (30, Worker::call),
-    (4, Worker::call_in_rows),
+    (4, Worker::call_in_batches),
     (30, Worker::send),
 ];
 

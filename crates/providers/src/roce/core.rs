@@ -41,7 +41,7 @@ use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 const CONTROL_NS: u64 = 500_000;
 /// How many connections are let in at a time.
 const ACCEPTED_MAX: usize = 64;
-/// Full batches in a row after which timers are looked at.  Before, not: what waits in the socket may be what they wait for.
+/// Consecutive full batches after which timers are looked at.  Before, not: what waits in the socket may be what they wait for.
 const BATCHES_BEFORE_TIME: u32 = 16;
 /// Batches that are received before somebody is taken to be gone, in case its last words are among them.
 const LAST_BATCHES_MAX: usize = 64;

@@ -209,7 +209,7 @@ impl Net {
         queue.departing = queue.first;
         queue.offset = 0;
         for mut work in outstanding {
-            // Known to be done, though not in its turn: an answer before it is missing.
+            // Known to be done, though out of sequence: an answer before it is missing.
             if !work.acknowledged {
                 work.status = if work.departed { status } else { Status::Flushed };
             }

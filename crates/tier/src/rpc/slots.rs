@@ -223,7 +223,7 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// As [`ReplySlots::look`]; where there is nothing yet, `waker` is woken when there is.  The one of before comes back
+    /// As [`ReplySlots::look`]; where there is nothing yet, `waker` is woken when there is.  The previous waker comes back
     /// in its place: to drop it may run anything, so that is for when no lock is held.
     pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> ReplyState {
         let look = self.look(id, now_ns);
