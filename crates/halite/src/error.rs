@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use halite_providers::private_dir::DirError;
+pub use halite_tier::access::CopySide;
 use halite_tier::effect::CommandError;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
@@ -294,24 +295,6 @@ pub struct CopyEnd {
 impl std::fmt::Display for CopyEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "offset {} of {}", self.offset, self.region)
-    }
-}
-
-/// Which end of a copy an error is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CopySide {
-    /// The bytes that are read.
-    Source,
-    /// The bytes that are written.
-    Target,
-}
-
-impl std::fmt::Display for CopySide {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            CopySide::Source => "its source",
-            CopySide::Target => "its target",
-        })
     }
 }
 

@@ -20,7 +20,7 @@ use crate::ids::{NodeLife, RegionId, SessionId};
 use crate::permissions::Permissions;
 
 pub use counts::{Count, Counts};
-pub use memory::{RegionOffset, Side, Step};
+pub use memory::{CopySide, RegionOffset, Step};
 
 /// Most bytes copied under one pin, so that a change of the region waits for tens of microseconds, not for the
 /// whole of a long copy: 256 KiB at 10 GB/s is 26 us.

@@ -3,7 +3,7 @@
 use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
 
-use crate::access::{Blocked, RegionOffset, Side, SlotRef, Step};
+use crate::access::{Blocked, CopySide, RegionOffset, SlotRef, Step};
 use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::message::{ErrorReply, LostName, NodeStatus, Reach, RegionCommand, RegionInfo};
 use crate::names::Service;
@@ -296,7 +296,7 @@ pub enum CommandError {
     #[error("the bytes cannot be accessed: {blocked:?}")]
     Access {
         /// In which of the regions.
-        side: Side,
+        side: CopySide,
         /// Why.
         blocked: Blocked,
     },
@@ -304,7 +304,7 @@ pub enum CommandError {
     #[error("{refusal}; some of it may be done")]
     Broken {
         /// At which of the regions.
-        side: Side,
+        side: CopySide,
         /// Why.
         refusal: ErrorReply,
     },

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::layout::{Extent, Extents};
-use crate::permissions::{AccessList, Permissions, Who};
+use crate::permissions::{AccessList, Grantee, Permissions};
 
 /// Longest name of a region, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -140,9 +140,9 @@ pub enum RegionCommand {
     /// Give up the region and its memory.
     Free,
     /// Add permissions.
-    Grant { who: Who, permissions: Permissions },
+    Grant { who: Grantee, permissions: Permissions },
     /// Take permissions away.
-    Revoke { who: Who, permissions: Permissions },
+    Revoke { who: Grantee, permissions: Permissions },
     /// Make it immutable for ever.
     Seal,
     /// Bring all its chunks, and its home, to another node.

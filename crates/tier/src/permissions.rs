@@ -51,7 +51,7 @@ impl fmt::Display for Permissions {
 
 /// For whom a permission is granted or revoked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Who {
+pub enum Grantee {
     /// One principal.
     Principal(Principal),
     /// The default for every principal that is not named.
@@ -95,19 +95,19 @@ impl AccessList {
     }
 
     /// Adds to what `who` may do.
-    pub fn grant(&mut self, who: &Who, permissions: Permissions) {
+    pub fn grant(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held | permissions);
     }
 
     /// Takes away from what `who` may do.
-    pub fn revoke(&mut self, who: &Who, permissions: Permissions) {
+    pub fn revoke(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held - permissions);
     }
 
-    fn set(&mut self, who: &Who, change: impl FnOnce(Permissions) -> Permissions) {
+    fn set(&mut self, who: &Grantee, change: impl FnOnce(Permissions) -> Permissions) {
         match who {
-            Who::Everyone => self.everyone = change(self.everyone),
-            Who::Principal(principal) => match self.find(principal) {
+            Grantee::Everyone => self.everyone = change(self.everyone),
+            Grantee::Principal(principal) => match self.find(principal) {
                 Ok(index) => self.named[index].1 = change(self.named[index].1),
                 Err(index) => {
                     let held = change(self.everyone);
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_named_principal_keeps_the_default_it_had_when_more_is_granted() {
         let mut list = AccessList::new(principal("ada"), Permissions::READ);
-        list.grant(&Who::Principal(principal("bob")), Permissions::WRITE);
+        list.grant(&Grantee::Principal(principal("bob")), Permissions::WRITE);
         assert_eq!(list.of(&principal("bob")), Permissions::READ | Permissions::WRITE);
         assert_eq!(list.of(&principal("eve")), Permissions::READ);
         assert_eq!(list.of(&principal("ada")), Permissions::all());
@@ -142,8 +142,8 @@ mod tests {
     #[test]
     fn what_is_revoked_from_everyone_stays_with_those_named() {
         let mut list = AccessList::new(principal("ada"), Permissions::READ);
-        list.grant(&Who::Principal(principal("bob")), Permissions::WRITE);
-        list.revoke(&Who::Everyone, Permissions::READ);
+        list.grant(&Grantee::Principal(principal("bob")), Permissions::WRITE);
+        list.revoke(&Grantee::Everyone, Permissions::READ);
         assert_eq!(list.of(&principal("eve")), Permissions::empty());
         assert!(list.of(&principal("bob")).contains(Permissions::READ));
     }

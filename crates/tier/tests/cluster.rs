@@ -7,7 +7,7 @@ use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::message::{ErrorReply, NodeState, RegionCommand, RegionInfo};
-use halite_tier::permissions::{Permissions, Who};
+use halite_tier::permissions::{Grantee, Permissions};
 
 const LEN: u64 = 3 * CHUNK_BYTES + 5;
 
@@ -152,13 +152,13 @@ fn an_order_that_waited_behind_a_revoke_is_judged_by_what_that_left() {
     let mut cluster = Cluster::of(3);
     let lh = cluster.alloc(1, "salt", LEN, Placement::Local);
     let bob = Principal("bob".into());
-    let who = Who::Principal(bob.clone());
+    let who = Grantee::Principal(bob.clone());
     order(&mut cluster, 1, lh, RegionCommand::Grant { who: who.clone(), permissions: Permissions::all() });
     cluster.hosts[2].session = cluster.hosts[2].engine.open_session(bob).unwrap();
     let his = cluster.map_for(2, "salt", Permissions::MASTER);
     cluster.held = vec![(1, 2)];
     let revoke = |who, permissions| Command::RegionCommand(lh, RegionCommand::Revoke { who, permissions });
-    let long = cluster.submit(1, revoke(Who::Everyone, Permissions::ATOMIC));
+    let long = cluster.submit(1, revoke(Grantee::Everyone, Permissions::ATOMIC));
     let deposing = cluster.submit(1, revoke(who, Permissions::MASTER));
     cluster.run();
     let waiting = [RegionCommand::Free, RegionCommand::Seal, RegionCommand::Move { to: NodeId(0) }]
@@ -184,7 +184,12 @@ fn revoked_permissions_end_before_the_revoke_returns() {
     cluster.hosts[1].session = bob;
     let his = cluster.map(1, "salt");
     cluster.write(1, his, 0, b"x");
-    order(&mut cluster, 0, lh, RegionCommand::Revoke { who: Who::Everyone, permissions: Permissions::WRITE });
+    order(
+        &mut cluster,
+        0,
+        lh,
+        RegionCommand::Revoke { who: Grantee::Everyone, permissions: Permissions::WRITE },
+    );
     let host = &cluster.hosts[1];
     let refused = host.path.write(bob, his, 0, b"y");
     assert!(matches!(refused, Err(Blocked::Denied(Permissions::WRITE))), "{refused:?}");
@@ -365,11 +370,11 @@ fn writes_are_kept_while_a_region_wanders_whatever_order_its_homes_are_heard_in(
 fn the_last_master_cannot_lock_everybody_out() {
     let mut cluster = Cluster::of(1);
     let lh = cluster.alloc(0, "salt", LEN, Placement::Local);
-    let who = Who::Principal(Principal("ada".into()));
+    let who = Grantee::Principal(Principal("ada".into()));
     let revoke = RegionCommand::Revoke { who, permissions: Permissions::MASTER };
     let refused = cluster.command(0, Command::RegionCommand(lh, revoke.clone()));
     assert_eq!(refused, Err(ErrorReply::LastMaster.into()));
-    let bob = Who::Principal(Principal("bob".into()));
+    let bob = Grantee::Principal(Principal("bob".into()));
     order(&mut cluster, 0, lh, RegionCommand::Grant { who: bob, permissions: Permissions::MASTER });
     order(&mut cluster, 0, lh, revoke);
 }

@@ -4,7 +4,7 @@
 mod common;
 use common::*;
 use halite_fabric::PeerId;
-use halite_tier::access::{Blocked, RegionOffset, Side, SlotRef, Step};
+use halite_tier::access::{Blocked, CopySide, RegionOffset, SlotRef, Step};
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Placement};
 use halite_tier::ids::{NodeId, RequestId};
 use halite_tier::layout::{Extent, Extents};
@@ -83,7 +83,7 @@ fn posted(len: u64) -> (Cluster, SlotRef, SlotRef) {
     (c, master, lh)
 }
 
-fn broken(side: Side, node: u32) -> Result<Outcome, CommandError> {
+fn broken(side: CopySide, node: u32) -> Result<Outcome, CommandError> {
     Err(CommandError::Broken { side, refusal: ErrorReply::PeerDown(NodeId(node)) })
 }
 
@@ -126,7 +126,7 @@ fn a_chunk_moves_on_only_when_the_commands_on_it_are_over_and_the_next_go_to_its
     assert_eq!(c.copies_under_way(), 1, "the chunk is not copied to its new place yet");
     // It is frozen for later clients.
     let late = c.submit(2, Command::Fill { at: at(lh, 0), len: CHUNK_BYTES, byte: 9 });
-    let changing = CommandError::Access { side: Side::Target, blocked: Blocked::Changing };
+    let changing = CommandError::Access { side: CopySide::Target, blocked: Blocked::Changing };
     assert_eq!(c.outcome(2, late), None);
     c.run();
     assert_eq!(c.outcome(2, late), Some(Err(changing)));
@@ -148,7 +148,7 @@ fn a_node_that_dies_over_a_command_leaves_its_caller_with_an_error_and_nobody_wa
     let unmapping = c.submit(2, Command::Unmap(lh));
     c.kill(1);
     c.run();
-    assert_eq!(c.outcome(2, filling), Some(broken(Side::Target, 1)));
+    assert_eq!(c.outcome(2, filling), Some(broken(CopySide::Target, 1)));
     assert_eq!(c.outcome(2, unmapping), Some(Ok(Outcome::Done)));
 }
 
@@ -163,7 +163,7 @@ fn a_copy_whose_source_dies_in_the_middle_names_it() {
     c.kill(0);
     c.finish_copies();
     c.run();
-    assert_eq!(c.outcome(2, op), Some(broken(Side::Source, 0)));
+    assert_eq!(c.outcome(2, op), Some(broken(CopySide::Source, 0)));
 }
 
 #[test]

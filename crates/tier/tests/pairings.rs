@@ -8,7 +8,7 @@ use halite_tier::access::{RegionOffset, SlotRef};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NodeState, Reach, RegionCommand};
-use halite_tier::permissions::{Permissions, Who};
+use halite_tier::permissions::{Grantee, Permissions};
 
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
 const ALL: Permissions = RIGHTS.union(Permissions::MASTER);
@@ -235,7 +235,7 @@ fn can_write(cluster: &Cluster, host: usize, slot: SlotRef, offset: u64) -> bool
 
 #[test]
 fn an_order_reaches_a_mapper_through_the_owners_when_its_home_does_not() {
-    let revoke = RegionCommand::Revoke { who: Who::Everyone, permissions: Permissions::WRITE };
+    let revoke = RegionCommand::Revoke { who: Grantee::Everyone, permissions: Permissions::WRITE };
     for order in [RegionCommand::Free, RegionCommand::Seal, revoke, RegionCommand::Move { to: NodeId(0) }] {
         let (mut cluster, home, mapped) = home_and_mapper_apart();
         let given = cluster.submit(1, Command::RegionCommand(home, order.clone()));

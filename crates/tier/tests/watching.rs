@@ -8,7 +8,7 @@ use halite_tier::effect::{Command, CommandError, OpId, Outcome, Placement};
 use halite_tier::engine::WATCHERS_MAX;
 use halite_tier::ids::{NodeId, Principal, RegionId, SessionId};
 use halite_tier::message::{ErrorReply, RegionCommand};
-use halite_tier::permissions::{Permissions, Who};
+use halite_tier::permissions::{Grantee, Permissions};
 
 const PORT: u32 = 7;
 /// About as many random steps as it takes to move a region of three chunks.
@@ -183,7 +183,7 @@ fn only_readers_watch_and_only_writers_hear_who_does() {
     let (bob, slot) = stranger(&mut cluster, 2);
     command_as(&mut cluster, 2, bob, Command::Watch { slot, port: PORT }).unwrap();
     let mut revoke = |permissions| {
-        let order = RegionCommand::Revoke { who: Who::Everyone, permissions };
+        let order = RegionCommand::Revoke { who: Grantee::Everyone, permissions };
         cluster.command(1, Command::RegionCommand(home, order)).unwrap();
     };
     revoke(Permissions::WRITE);

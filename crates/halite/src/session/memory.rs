@@ -3,13 +3,13 @@
 //! What loads and stores reach is done on the caller's own thread, and no data travels.  Else the command travels
 //! (`halite_tier::engine`), a part at a time, and this goes on with what is left.
 
-use halite_tier::access::{Blocked, DataPath, RegionOffset, Side, Step};
+use halite_tier::access::{Blocked, CopySide, DataPath, RegionOffset, Step};
 use halite_tier::effect::{Command, CommandError, Outcome};
 use halite_tier::ids::SessionId;
 use halite_tier::message::ErrorReply;
 
 use crate::blocking;
-use crate::error::{AccessCause, AccessError, CopyEnd, CopyError, CopySide};
+use crate::error::{AccessCause, AccessError, CopyEnd, CopyError};
 use crate::session::{Commanded, Inner, Lh, Session};
 
 /// Memory operations.  All checks of the whole are made before a byte is touched.  A future that is dropped may have
@@ -76,10 +76,10 @@ trait Bulk {
     fn len(&self) -> u64;
 
     /// From where on in the region of that side.
-    fn offset(&self, side: Side) -> u64;
+    fn offset(&self, side: CopySide) -> u64;
 
     /// Does some of it by loads and stores.
-    fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (Side, Blocked)>;
+    fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (CopySide, Blocked)>;
 
     /// What the engine is told where that does not go.
     fn command(&self) -> Command;
@@ -105,13 +105,13 @@ impl Bulk for Filling {
         self.len
     }
 
-    fn offset(&self, _: Side) -> u64 {
+    fn offset(&self, _: CopySide) -> u64 {
         self.at.offset
     }
 
-    fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (Side, Blocked)> {
+    fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (CopySide, Blocked)> {
         let step = path.fill(session, self.at, self.len, self.byte);
-        step.map_err(|blocked| (Side::Target, blocked))
+        step.map_err(|blocked| (CopySide::Target, blocked))
     }
 
     fn command(&self) -> Command {
@@ -129,14 +129,14 @@ impl Bulk for Copying {
         self.len
     }
 
-    fn offset(&self, side: Side) -> u64 {
+    fn offset(&self, side: CopySide) -> u64 {
         match side {
-            Side::Source => self.from.offset,
-            Side::Target => self.to.offset,
+            CopySide::Source => self.from.offset,
+            CopySide::Target => self.to.offset,
         }
     }
 
-    fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (Side, Blocked)> {
+    fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (CopySide, Blocked)> {
         path.copy(session, self.to, self.from, self.len)
     }
 
@@ -155,7 +155,7 @@ impl Bulk for Copying {
 
 /// Why a memory operation failed, at which of its regions, and whether some of it is done.
 struct Failure {
-    side: Side,
+    side: CopySide,
     cause: AccessCause,
     partly: bool,
 }
@@ -175,20 +175,16 @@ impl Failure {
         (from, from_offset): (Lh, u64),
         len: u64,
     ) -> CopyError {
-        let side = match self.side {
-            Side::Source => CopySide::Source,
-            Side::Target => CopySide::Target,
-        };
         let from = CopyEnd { region: inner.describe(from), offset: from_offset };
         let to = CopyEnd { region: inner.describe(to), offset: to_offset };
-        CopyError { len, from, to, side, cause: self.cause, partly: self.partly }
+        CopyError { len, from, to, side: self.side, cause: self.cause, partly: self.partly }
     }
 }
 
 impl Inner {
     /// Fills what is missing of `len` bytes, waiting where it must.
     async fn finish_fill(&self, filling: Filling, lh: Lh, offset: u64, len: u64) -> Result<(), AccessError> {
-        let filled = self.carry_out(filling, &[(Side::Target, lh)], len).await;
+        let filled = self.carry_out(filling, &[(CopySide::Target, lh)], len).await;
         filled.map_err(|failure| failure.of_fill(self, lh, offset, len))
     }
 
@@ -200,7 +196,8 @@ impl Inner {
         from: (Lh, u64),
         len: u64,
     ) -> Result<(), CopyError> {
-        let copied = self.carry_out(copying, &[(Side::Source, from.0), (Side::Target, to.0)], len).await;
+        let copied =
+            self.carry_out(copying, &[(CopySide::Source, from.0), (CopySide::Target, to.0)], len).await;
         copied.map_err(|failure| failure.of_copy(self, to, from, len))
     }
 
@@ -208,7 +205,7 @@ impl Inner {
     async fn carry_out<B: Bulk>(
         &self,
         mut bulk: B,
-        handles: &[(Side, Lh)],
+        handles: &[(CopySide, Lh)],
         whole: u64,
     ) -> Result<(), Failure> {
         let bulk = &mut bulk;
@@ -243,7 +240,7 @@ impl Inner {
     }
 
     /// Does all that can be done without waiting.
-    fn step_on<B: Bulk>(&self, bulk: &mut B) -> Result<(), (Side, Blocked)> {
+    fn step_on<B: Bulk>(&self, bulk: &mut B) -> Result<(), (CopySide, Blocked)> {
         loop {
             let step = bulk.step(&self.path, self.id)?;
             bulk.advance(step);
@@ -266,16 +263,16 @@ impl Inner {
         match error {
             CommandError::Access { side, blocked } => Stop::Access(side, blocked),
             CommandError::Broken { side, refusal } => Stop::HalfWay(side, cause_of_refusal(refusal)),
-            CommandError::Refused(refusal) => Stop::HalfWay(Side::Target, cause_of_refusal(refusal)),
-            _ => Stop::HalfWay(Side::Target, AccessCause::Stale),
+            CommandError::Refused(refusal) => Stop::HalfWay(CopySide::Target, cause_of_refusal(refusal)),
+            _ => Stop::HalfWay(CopySide::Target, AccessCause::Stale),
         }
     }
 }
 
 /// Why a memory operation does not go on.
 enum Stop {
-    Access(Side, Blocked),
-    HalfWay(Side, AccessCause),
+    Access(CopySide, Blocked),
+    HalfWay(CopySide, AccessCause),
 }
 
 fn cause_of_refusal(refusal: ErrorReply) -> AccessCause {

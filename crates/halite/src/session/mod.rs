@@ -513,11 +513,11 @@ impl Session {
         Object::Handle(self, lh).failed(operation, cause)
     }
 
-    fn who(&self, operation: &'static str, lh: Lh, who: Who) -> Result<permissions::Who, RegionError> {
+    fn who(&self, operation: &'static str, lh: Lh, who: Who) -> Result<permissions::Grantee, RegionError> {
         match who {
-            Who::Everyone => Ok(permissions::Who::Everyone),
+            Who::Everyone => Ok(permissions::Grantee::Everyone),
             Who::Principal(name) if (1..=Principal::BYTES_MAX).contains(&name.len()) => {
-                Ok(permissions::Who::Principal(Principal(name.into())))
+                Ok(permissions::Grantee::Principal(Principal(name.into())))
             }
             Who::Principal(name) => {
                 let cause = RegionCause::BadPrincipal { len: name.len() };

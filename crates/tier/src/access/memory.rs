@@ -8,6 +8,8 @@
 //!  to    |....######....|        else: first bytes first
 //! ```
 
+use std::fmt;
+
 use halite_mem::Window;
 
 use super::{Blocked, COPY_BYTES_MAX, Count, DataPath, Mapping, Place, SlotRef, View, counts};
@@ -25,11 +27,20 @@ pub struct RegionOffset {
 
 /// Which of the two regions of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Side {
+pub enum CopySide {
     /// The one that is read.
     Source,
     /// The one that is written.
     Target,
+}
+
+impl fmt::Display for CopySide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CopySide::Source => "its source",
+            CopySide::Target => "its target",
+        })
+    }
 }
 
 /// What part of a memory operation has been done.
@@ -82,14 +93,14 @@ impl DataPath {
         to: RegionOffset,
         from: RegionOffset,
         len: u64,
-    ) -> Result<Step, (Side, Blocked)> {
+    ) -> Result<Step, (CopySide, Blocked)> {
         let pin = self.pins.pin();
         let source = self.allowed(&pin, session, from.slot, Permissions::READ);
         let source = source.and_then(|source| source.view.check(from.offset, len).map(|()| source));
-        let source = source.map_err(|blocked| (Side::Source, blocked))?;
+        let source = source.map_err(|blocked| (CopySide::Source, blocked))?;
         let target = self.allowed(&pin, session, to.slot, Permissions::WRITE);
         let target = target.and_then(|target| target.view.check(to.offset, len).map(|()| target));
-        let target = target.map_err(|blocked| (Side::Target, blocked))?;
+        let target = target.map_err(|blocked| (CopySide::Target, blocked))?;
         if len == 0 {
             return Ok(Step { len, backward: false });
         }
@@ -105,11 +116,11 @@ fn copy_some(
     (target, to): (&Mapping, u64),
     (source, from): (&Mapping, u64),
     len: u64,
-) -> Result<Step, (Side, Blocked)> {
+) -> Result<Step, (CopySide, Blocked)> {
     let step = Step::of_copy(target.region == source.region, to, from, len, COPY_BYTES_MAX);
     let backward = step.backward;
-    let source = source.view.run(from, len, backward).map_err(|blocked| (Side::Source, blocked))?;
-    let target = target.view.run(to, len, backward).map_err(|blocked| (Side::Target, blocked))?;
+    let source = source.view.run(from, len, backward).map_err(|blocked| (CopySide::Source, blocked))?;
+    let target = target.view.run(to, len, backward).map_err(|blocked| (CopySide::Target, blocked))?;
     let step = Step { len: step.len.min(source.len).min(target.len), backward };
     let (start, from) = (target.start + step.skip(target.len), source.start + step.skip(source.len));
     let copied = target.window.copy_from(start, source.window, from, step.len);

@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{Commands, SessionSide};
-use crate::access::{Blocked, RegionOffset, Side, Step};
+use crate::access::{Blocked, CopySide, RegionOffset, Step};
 use crate::effect::{CommandError, OpId, Outcome};
 use crate::engine::context::Purpose;
 use crate::ids::{NodeId, NodeLife, SessionId};
@@ -91,7 +91,7 @@ impl SessionSide<'_> {
         let step = Step { len: len.min(COMMAND_BYTES_MAX), backward: false };
         let (region, extents) = match self.mapper.resolve(session, at, Permissions::WRITE, step.len) {
             Ok(found) => found,
-            Err(blocked) => return self.refuse_access(op, Side::Target, blocked),
+            Err(blocked) => return self.refuse_access(op, CopySide::Target, blocked),
         };
         let mut by_owner: BTreeMap<NodeId, Extents> = BTreeMap::new();
         for extent in extents {
@@ -116,11 +116,11 @@ impl SessionSide<'_> {
         let behind = |spot: RegionOffset| RegionOffset { offset: spot.offset + step.skip(len), ..spot };
         let source = match self.mapper.resolve(session, behind(from), Permissions::READ, step.len) {
             Ok(found) => found,
-            Err(blocked) => return self.refuse_access(op, Side::Source, blocked),
+            Err(blocked) => return self.refuse_access(op, CopySide::Source, blocked),
         };
         let target = match self.mapper.resolve(session, behind(to), Permissions::WRITE, step.len) {
             Ok(found) => found,
-            Err(blocked) => return self.refuse_access(op, Side::Target, blocked),
+            Err(blocked) => return self.refuse_access(op, CopySide::Target, blocked),
         };
         let overlap = same_region && to.offset.abs_diff(from.offset) < step.len;
         let mut copy_segments = copy_segments(&source.1, &target.1);
@@ -134,7 +134,7 @@ impl SessionSide<'_> {
         self.give(op, step, groups.into_iter().map(request).collect(), overlap);
     }
 
-    fn refuse_access(&mut self, op: OpId, side: Side, blocked: Blocked) {
+    fn refuse_access(&mut self, op: OpId, side: CopySide, blocked: Blocked) {
         self.cx.finish(op, Err(CommandError::Access { side, blocked }));
     }
 
@@ -197,8 +197,8 @@ impl SessionSide<'_> {
 /// Which side is to blame when `node`, which owns the target, does not do as it was asked.
 fn broken(node: NodeId, refusal: ErrorReply) -> CommandError {
     let side = match refusal {
-        ErrorReply::PeerDown(down) if down != node => Side::Source,
-        _ => Side::Target,
+        ErrorReply::PeerDown(down) if down != node => CopySide::Source,
+        _ => CopySide::Target,
     };
     CommandError::Broken { side, refusal }
 }
