@@ -93,7 +93,7 @@ impl Soak {
     fn start_worker(&mut self, host: usize) -> Application {
         let life = self.started[host];
         self.started[host] += 1;
-        let seed = Rng::with_seed(self.seed ^ ((host as u64) << 40) ^ (life << 50)).next();
+        let seed = Rng::with_seed(self.seed ^ ((host as u64) << 40) ^ (life << 50)).u64(..);
         Application::start(self.cluster.host(host), &format!("soak {seed} {host}-{life} {HOSTS}"))
     }
 
