@@ -14,6 +14,7 @@
 //! caller spins before it sleeps, [`crate::runtime::wait`]'s.
 
 pub(crate) mod carry;
+pub(crate) mod drained;
 pub(crate) mod leaving;
 pub(crate) mod peers;
 pub(crate) mod progress;

@@ -181,6 +181,11 @@ pub enum RegionCause {
     /// A table of the node is full.
     #[error("{0}")]
     TableFull(&'static str),
+    /// The node takes nothing new, for it is about to leave.
+    #[error(
+        "node {0} is being drained and takes nothing new; choose another node, or try again when it is back"
+    )]
+    Draining(NodeId),
     /// Another node did not understand the request: it runs another version.
     #[error("the request was not understood; are all nodes of one version?")]
     NotUnderstood,
@@ -237,6 +242,7 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::Lost { home, loss } => RegionCause::Lost(Lost::new(home, loss)),
             ErrorReply::NodeLives(node) => RegionCause::NodeLives(node),
             ErrorReply::NoNumbers => RegionCause::NoNumbers,
+            ErrorReply::Draining(node) => RegionCause::Draining(node),
             ErrorReply::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
         }
     }

@@ -71,6 +71,7 @@ mod session;
 pub use cluster::cluster_dir;
 pub use cluster::config::{Config, EPHEMERAL_NODE_MIN, Fence, Hosts, NodeId, Provider};
 pub use cluster::networks::NodeIdentity;
+pub use driver::drained::DrainedNode;
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CallCause, CallError, CopyEnd,
     CopyError, CopySide, JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError,
@@ -78,7 +79,10 @@ pub use error::{
     UnreachableRegion,
 };
 pub use halite_fabric::Atomics;
-pub use halite_tier::message::{Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, Reach, RegionInfo};
+pub use halite_tier::message::{
+    Drained, Leftover, LeftoverCause, Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, Reach,
+    RegionInfo,
+};
 pub use halite_tier::permissions::Permissions;
 pub use metrics::{Family, MetricKind, Metrics};
 pub use node::Node;

@@ -113,6 +113,8 @@ pub(crate) struct Rpc {
     ring_waiters: AtomicBool,
     /// Somebody waits for memory.
     short: AtomicBool,
+    /// The node is about to leave, and takes no call of others any more.  A hint: who is asked in this moment may still take it.
+    draining: AtomicBool,
 }
 
 /// Whether something is posted for the first time, or is tried again.
@@ -150,7 +152,13 @@ impl Rpc {
             stuck: AtomicBool::new(false),
             ring_waiters: AtomicBool::new(false),
             short: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
         })
+    }
+
+    /// Whether calls of others are refused from now on.
+    pub(crate) fn set_draining(&self, is_on: bool) {
+        self.draining.store(is_on, Relaxed);
     }
 
     // Peers come and go.

@@ -19,6 +19,9 @@ use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
 use halite::{Permissions, Provider};
 
+/// Less than supervisors wait by default before they kill: Kubernetes for 30 s, systemd for 90 s.
+const DRAIN_WITHIN_S: u32 = 25;
+
 /// Named, permissioned, movable memory that processes share
 #[derive(Parser, Debug)]
 #[command(name = "halite", version, max_term_width = 100)]
@@ -141,6 +144,8 @@ pub enum Command {
     Status(Listing),
     /// Shows the nodes, and what those do whose metrics it is told of, again and again on a terminal
     Top(Top),
+    /// Brings all that is on a node to other nodes, and has it leave; exits with status 3 if something was left
+    Drain(Drain),
     /// Forgets a dead node, and the names of what was lost with it
     Forget(Forget),
     /// Copies a file into a new region
@@ -226,6 +231,9 @@ pub struct Node {
     /// Other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
+    /// For how long the node may bring what it has to others when SIGTERM asks it to end; SIGINT has it leave at once
+    #[arg(long, env = "HALITE_DRAIN_WITHIN", value_name = "SECONDS", default_value_t = DRAIN_WITHIN_S)]
+    pub drain_within: u32,
     /// By how many seconds the node takes the clock of day to be ahead, for trials of clusters whose clocks differ
     #[arg(
         long,
@@ -294,6 +302,19 @@ pub enum Secret {
         /// The file
         file: PathBuf,
     },
+}
+
+/// `halite drain`
+#[derive(Args, Debug)]
+pub struct Drain {
+    /// Number of the node
+    pub node: u32,
+    /// For how long it may bring what it has to others; what is still there then is lost with it
+    #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_WITHIN_S)]
+    pub within: u32,
+    /// The node stays, and goes on as before, if something could not be brought to others
+    #[arg(long)]
+    pub or_stay: bool,
 }
 
 /// `halite forget`

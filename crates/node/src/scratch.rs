@@ -25,7 +25,7 @@ impl Scratch {
         let mut ending = Ending::listen().context("cannot listen for signals")?;
         let path = scratch.0.clone();
         std::thread::spawn(move || {
-            while ending.wait() != Woken::Asked {}
+            while !matches!(ending.wait(), Woken::Asked(_)) {}
             let _ = std::fs::remove_dir_all(&path);
             // Our children die with us.
             std::process::exit(130);

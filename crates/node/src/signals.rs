@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 
 /// The signals by which people and supervisors ask for an orderly end.
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
@@ -99,10 +99,23 @@ impl Listener {
 /// What ended a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// Somebody asked for the end.
-    Asked,
+    /// Somebody asked for the end, by that signal.
+    Asked(Signal),
     /// A child of this process changed.
     Child,
+    /// Somebody else in this process has ended the wait.
+    Closed,
+}
+
+/// Ends the wait of an [`Ending`], now and for ever.
+#[derive(Clone, Debug)]
+pub struct Waker(Handle);
+
+impl Waker {
+    /// See [`Waker`].
+    pub fn wake(&self) {
+        self.0.close();
+    }
 }
 
 /// Sleeps until the end is asked for, or a child ends.
@@ -117,13 +130,22 @@ impl Ending {
         Signals::new(signals).map(Ending)
     }
 
-    /// Sleeps until one of the two happens.
+    /// To end the wait from another thread.
+    pub fn waker(&self) -> Waker {
+        Waker(self.0.handle())
+    }
+
+    /// Sleeps until one of them happens.
     pub fn wait(&mut self) -> Woken {
         loop {
             // All that are pending, for the next wait would not return for those left over.
             let signals: Vec<i32> = self.0.wait().collect();
-            if signals.iter().any(|signal| *signal != SIGCHLD) {
-                return Woken::Asked;
+            let asked = signals.iter().find(|signal| **signal != SIGCHLD);
+            if let Some(signal) = asked.and_then(|signal| Signal::from_named_raw(*signal)) {
+                return Woken::Asked(signal);
+            }
+            if self.0.is_closed() {
+                return Woken::Closed;
             }
             if !signals.is_empty() {
                 return Woken::Child;

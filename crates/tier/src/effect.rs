@@ -5,7 +5,7 @@ use halite_mem::{SlotError, Window};
 
 use crate::access::{Blocked, CopySide, RegionOffset, SlotRef, Step};
 use crate::ids::{NodeId, NodeLife, RegionId};
-use crate::message::{ErrorReply, LostName, NodeStatus, Reach, RegionCommand, RegionInfo};
+use crate::message::{Drained, ErrorReply, LostName, NodeStatus, Reach, RegionCommand, RegionInfo};
 use crate::names::Service;
 use crate::news::News;
 use crate::permissions::Permissions;
@@ -165,6 +165,15 @@ pub enum Command {
         /// Whose memory.
         owner: NodeId,
     },
+    /// Have all that is on a node brought to others, for at most so long, and have it leave.
+    Drain {
+        /// Which node.
+        node: NodeId,
+        /// For how long, in ns.
+        within_ns: u64,
+        /// Whether it stays unless all could be brought to others.
+        stays: bool,
+    },
 }
 
 impl Command {
@@ -192,6 +201,7 @@ impl Command {
             Command::ForgetNode(_) => "forget_node",
             Command::TakeNumber => "take_number",
             Command::Reach { .. } => "reach",
+            Command::Drain { .. } => "drain",
         }
     }
 }
@@ -249,6 +259,8 @@ pub enum Outcome {
     Reach(Reach),
     /// Lost names, in order.
     Lost(Vec<LostName>),
+    /// What is left on a node that was drained.
+    Drained(Box<Drained>),
     /// A part of a memory operation is done.
     Stepped(Step),
     /// The lock is the session's.
@@ -436,6 +448,16 @@ pub enum Effect {
         op: OpId,
         /// How.
         outcome: Result<Outcome, CommandError>,
+    },
+    /// Calls and messages to this node are refused from now on, for it is about to leave; or they are taken again.
+    Draining {
+        /// Whether they are refused.
+        is_on: bool,
+    },
+    /// The node was drained, and is to leave; some regions may be left.
+    Drained {
+        /// How many.
+        left: u64,
     },
     /// Some mapping or member changed: who waits for [`crate::access::Blocked::Changing`] tries again.
     Changed,

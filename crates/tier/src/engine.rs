@@ -11,6 +11,7 @@
 mod context;
 mod deferred;
 mod directory;
+mod draining;
 mod explain;
 mod figures;
 mod home;
@@ -309,10 +310,14 @@ impl Engine {
                 self.owner_side().serve_copy_bytes(requester, (to, from), copy_segments, backward)
             }
             Request::Change { region, change, .. } => self.serve_change(requester, region, change),
+            Request::Lock { region, .. }
+            | Request::Unlock { region, .. }
+            | Request::Arrive { region, .. }
+                if self.home_side().defers(requester, region, &request) => {}
             Request::Lock { region, principal, session, wait, base_ns } => {
                 self.out.note_time(base_ns);
-                let waiter = Waiter::new(requester, session, base_ns);
-                self.home_side().serve_lock(waiter, region, &principal, wait)
+                let waiter = Waiter::new(requester, session, principal, base_ns);
+                self.home_side().serve_lock(waiter, region, wait)
             }
             Request::Unlock { region, session, recover } => {
                 self.home_side().serve_unlock(requester, region, session, recover)
@@ -331,6 +336,7 @@ impl Engine {
                 let body = self.reach_of(node).map(Reply::Reached).ok_or(ErrorReply::UnknownNode(node));
                 self.cx().answer(requester, body)
             }
+            Request::Drain { within_ns, stays } => self.serve_drain(requester, within_ns, stays),
             Request::Status => {
                 let status = Box::new(self.own_status());
                 self.cx().answer(requester, Ok(Reply::Status(status)))
@@ -366,6 +372,8 @@ impl Engine {
                 }
             }
             Purpose::Wait(op) => self.session_side().end_wait(op, body),
+            Purpose::Room(node) => self.handle_room(node, body),
+            Purpose::Vacate(region) => self.handle_vacated(region, body),
         }
     }
 
@@ -419,6 +427,8 @@ impl Engine {
             Notice::Return { extents } => self.owner_side().handle_return(from, extents),
             Notice::Seen { members, ended } => self.handle_seen(members, ended),
             Notice::Killing { life } => self.handle_killing(from, life),
+            Notice::Draining { is_on } => self.membership.note_draining(from, is_on),
+            Notice::Moved { name, region, epoch, to } => self.handle_moved(name, region, epoch, to),
         }
     }
 

@@ -122,6 +122,8 @@ pub enum Request {
     ForgetNode { node: NodeId },
     /// To the directory: which number may a node have that stays?
     TakeNumber,
+    /// To a node: bring all that is there to others for at most so long, and then leave; if it `stays`, only if nothing is left.
+    Drain { within_ns: u64, stays: bool },
 }
 
 /// A part of a copy: both sides are of one length, and each in one place.
@@ -149,6 +151,9 @@ pub enum RegionCommand {
     Move { to: NodeId },
     /// Give it a name, if it has none.
     SetName { name: String },
+    /// Bring the chunks that the asking node holds to another node; or all and its home, if it is that which asks.  An owner of
+    /// memory may say so, and nobody else.
+    Vacate { to: NodeId },
 }
 
 impl RegionCommand {
@@ -161,6 +166,7 @@ impl RegionCommand {
             RegionCommand::Seal => "seal",
             RegionCommand::Move { .. } => "move",
             RegionCommand::SetName { .. } => "name",
+            RegionCommand::Vacate { .. } => "vacate",
         }
     }
 }
@@ -220,6 +226,51 @@ pub enum Reply {
     CutOff,
     /// To `Reach`.
     Reached(Reach),
+    /// To `Drain`.
+    Drained(Box<Drained>),
+}
+
+/// Most regions that a drained node names as those that it still holds.
+pub const LEFTOVERS_MAX: usize = 1000;
+
+/// What has become of what was on a node that was to be drained.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Drained {
+    /// Regions of which something was brought to others.
+    pub moved: u64,
+    /// How many bytes those were.
+    pub moved_bytes: u64,
+    /// Regions that are still there, at most [`LEFTOVERS_MAX`] of them.
+    pub left: Vec<Leftover>,
+    /// How many there are.
+    pub left_count: u64,
+}
+
+/// A region that could not be brought to another node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Leftover {
+    /// Which.
+    pub region: RegionId,
+    /// Its name, where the drained node is its home and it has one.
+    pub name: Option<String>,
+    /// How many bytes of it are there.
+    pub bytes: u64,
+    /// Why.
+    pub cause: LeftoverCause,
+}
+
+/// Why a region could not be brought to another node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+pub enum LeftoverCause {
+    /// A node refused.
+    #[error(transparent)]
+    Refused(ErrorReply),
+    /// Its turn had not come, or somebody had yet to let go of it.
+    #[error("the time was over")]
+    TimeOver,
+    /// Nobody else has memory, and stays.
+    #[error("no other node with memory stays")]
+    NoOtherNode,
 }
 
 /// What a node needs to know to reach a region.
@@ -259,6 +310,8 @@ pub struct Record {
     pub extents: Extents,
     pub mappers: Vec<MapperEntry>,
     pub watchers: Vec<Watcher>,
+    /// Of a lock: whether it was given away as recovered, and the next is to be told if that was not heard of.
+    pub recovered: bool,
 }
 
 /// A node that maps a region, and the last of its requests to do so: what it says of earlier ones comes late.
@@ -403,6 +456,8 @@ pub enum NodeState {
     Dead,
     /// It said goodbye.
     Left,
+    /// It answers, takes nothing new, and brings what it has to others.
+    Draining,
 }
 
 /// A node as the directory remembers it.
@@ -456,6 +511,10 @@ pub enum Notice {
     Welcome { pairing: u64 },
     /// To a node of a lower number, first of all: it is, and this is its number.
     Paired { pairing: u64 },
+    /// I take nothing new, for I am about to leave; or I do again.
+    Draining { is_on: bool },
+    /// To the directory, by the former home of a region: as of that change, its home is `to`.
+    Moved { name: String, region: RegionId, epoch: Epoch, to: NodeLife },
 }
 
 /// Why a request was not granted.  Nothing was changed, unless it says so.
@@ -569,6 +628,9 @@ pub enum ErrorReply {
         /// Whose bytes they are.
         owner: NodeId,
     },
+    /// The node takes nothing new, for it is about to leave.
+    #[error("node {0} is being drained")]
+    Draining(NodeId),
 }
 
 /// Why bytes are not a message.

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::engine::Requester;
 use crate::ids::{Epoch, NodeLife, Principal, RegionId, RequestId};
-use crate::layout::{self, Extents};
+use crate::layout::{self, Extent, Extents};
 use crate::message::{MappedReply, MapperEntry, Record, RegionCommand, RegionInfo, Request};
 use crate::permissions::AccessList;
 
@@ -72,6 +72,8 @@ pub enum Stage {
 pub struct Moving {
     /// Where to.
     pub to: NodeLife,
+    /// Whose chunks are brought there: those of one owner that leaves; or of all, and the home follows.
+    pub of: Option<NodeLife>,
     /// Where the chunks that are not there yet will be, in the order of their bytes.
     pub places: Extents,
     /// The next byte of `places` to use.
@@ -84,13 +86,15 @@ pub struct Moving {
     pub frozen: bool,
     /// Whether all chunks are there, and mappers are asked whether they have heard of all places.
     pub closing: bool,
+    /// Whether those who wait for the lock that the region is, or at the barrier, are among the parked.
+    pub waiters_are_parked: bool,
     /// Whether the record itself is on its way to the new home.
     pub adopting: bool,
     /// Whether the new home could not be asked since whether it has taken the record.
     pub in_doubt: bool,
     /// Who has given the region up since the record was first on its way, upto which request: the new home may not have heard.
     pub unmapped: Vec<(NodeLife, RequestId)>,
-    /// Who wants to map or watch the region meanwhile.
+    /// Who wants to map or watch the region meanwhile, or has to do with the lock or barrier that it is.
     pub parked: Vec<(Requester, Request)>,
 }
 
@@ -188,7 +192,7 @@ impl Region {
         }
     }
 
-    /// All of it but its watchers, for the next home.
+    /// All of it but its watchers, and what its home knows of a lock, for the next home.
     pub fn record(&self, region: RegionId) -> Record {
         Record {
             region,
@@ -201,7 +205,20 @@ impl Region {
             extents: self.extents.clone(),
             mappers: self.mappers.to_vec(),
             watchers: Vec::new(),
+            recovered: false,
         }
+    }
+}
+
+impl Moving {
+    /// Whether the chunks of an extent are to be brought to the new place.
+    pub fn concerns(&self, extent: &Extent) -> bool {
+        extent.owner != self.to && self.of.is_none_or(|of| extent.owner == of)
+    }
+
+    /// Whether the mappers have been told of it: what the home changed in the bytes from now on might not be seen at the new place.
+    pub fn is_begun(&self) -> bool {
+        self.announced || self.closing
     }
 }
 

@@ -223,16 +223,16 @@ impl Store {
 
     /// Whether all of `extent` is ours and held for `home`.
     pub fn is_held_for(&self, home: NodeLife, extent: &Extent) -> bool {
-        self.held(extent).is_some_and(|held| held.home == home)
+        self.holding(extent).is_some_and(|held| held.home == home)
     }
 
     /// Whether all of `extent` is ours and held for `region`, whose home is another node.
     pub fn is_held_of(&self, region: RegionId, extent: &Extent) -> bool {
-        self.held(extent).is_some_and(|held| held.region == region)
+        self.holding(extent).is_some_and(|held| held.region == region)
     }
 
     /// For whom all of `extent` is held.
-    fn held(&self, extent: &Extent) -> Option<&Foreign> {
+    fn holding(&self, extent: &Extent) -> Option<&Foreign> {
         let (&(key, start), held) = self.foreign.range(..=(extent.key, extent.offset)).next_back()?;
         let end = extent.offset.checked_add(extent.len);
         let inside = end.is_some_and(|end| end <= start + held.len);
@@ -248,6 +248,17 @@ impl Store {
             held.entry(foreign.region).or_default().push(extent);
         }
         held.into_iter().collect()
+    }
+
+    /// All that we hold for other homes: how many bytes of which regions, and for whom.
+    pub fn held(&self) -> BTreeMap<RegionId, (NodeLife, u64)> {
+        let mut held: BTreeMap<RegionId, (NodeLife, u64)> = BTreeMap::new();
+        for foreign in self.foreign.values() {
+            let of = held.entry(foreign.region).or_insert((foreign.home, 0));
+            // Of several, one has handed the region over.
+            of.1 += foreign.len;
+        }
+        held
     }
 
     /// Whether any of our chunks is held for `home`.

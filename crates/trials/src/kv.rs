@@ -220,6 +220,7 @@ fn is_of_trouble_of(harness: &Harness, error: &KvError) -> bool {
                 | CallCause::Timeout
                 | CallCause::NodeClosed
                 | CallCause::ServerClosed
+                | CallCause::Draining
                 | CallCause::NoReply
         ),
         _ => false,

@@ -19,6 +19,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::ways::Ways;
+use crate::driver::drained::DrainedNode;
 use crate::driver::peers::Peers;
 use crate::driver::ticket::{Begun, Chore, Tickets, Undo};
 use crate::driver::timers::Timers;
@@ -51,6 +52,8 @@ pub(crate) struct Shared {
     pub(crate) numbers: Option<TakenNumbers>,
     /// Some mapping, member or connection has changed.
     pub(crate) changes: Event,
+    /// Whether the node has been drained.
+    pub(crate) drained: DrainedNode,
 }
 
 /// See the module's documentation.
@@ -417,6 +420,11 @@ impl Runner {
                     self.do_chore(now, chore);
                 }
             }
+            Effect::Draining { is_on } => {
+                tracing::info!("{}", if is_on { "this node is being drained" } else { "it goes on" });
+                self.shared.rpc.set_draining(is_on);
+            }
+            Effect::Drained { left } => self.shared.drained.set(left),
             Effect::Changed => self.shared.changes.happen(&mut self.wakes),
         }
     }

@@ -77,6 +77,9 @@ pub enum CallCause {
     /// The server ended while the call waited for it.
     #[error("the server ended before it took the call")]
     ServerClosed,
+    /// The node is about to leave, and takes no call any more; what it took before, it answers.
+    #[error("the node is being drained; call another")]
+    Draining,
     /// There is no registered memory for a payload of this length, here or there.
     #[error("no memory for so long a payload")]
     NoMemory,
@@ -108,6 +111,7 @@ impl CallCause {
             | CallCause::PermissionDenied
             | CallCause::InputTooLong { .. }
             | CallCause::ServerClosed
+            | CallCause::Draining
             | CallCause::TooManyCalls => false,
         }
     }

@@ -316,12 +316,13 @@ impl Metrics {
     }
 }
 
-const STATES: [(NodeState, &str); 5] = [
+const STATES: [(NodeState, &str); 6] = [
     (NodeState::Alive, "alive"),
     (NodeState::Silent, "silent"),
     (NodeState::Unreachable, "unreachable"),
     (NodeState::Dead, "dead"),
     (NodeState::Left, "left"),
+    (NodeState::Draining, "draining"),
 ];
 
 /// A number of a path.

@@ -17,6 +17,7 @@ use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::config::Config;
 use crate::cluster::ways::Ways;
 use crate::driver::Driver;
+use crate::driver::drained::DrainedNode;
 use crate::driver::peers::Peers;
 use crate::driver::runner::{Runner, Shared};
 use crate::error::JoinError;
@@ -91,7 +92,8 @@ impl NodeInner {
         let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
         let (timings, changes) = (Timings::default(), Event::default());
-        let shared = Shared { fabric, path, posted, peers, rpc, timings, ways, numbers, changes };
+        let drained = DrainedNode::default();
+        let shared = Shared { fabric, path, posted, peers, rpc, timings, ways, numbers, changes, drained };
         let driver = Driver::new(Arc::new(shared), env, engine);
         Ok(NodeInner { driver, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
     }

@@ -23,6 +23,7 @@ use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLoc
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
 use crate::cluster::networks::{self, MetHosts, NodeIdentity, Provider};
 use crate::cluster::ways::{self, Ways};
+use crate::driver::drained::DrainedNode;
 use crate::driver::leaving::{self, Leaving};
 use crate::driver::progress::ProgressThread;
 use crate::driver::runner::Runner;
@@ -324,6 +325,11 @@ impl Node {
         !driver.is_closed() && driver.overdue() < self.lease
     }
 
+    /// To hear when somebody has had this node drained ([`Session::drain`]): it is to leave then.
+    pub fn drained(&self) -> DrainedNode {
+        self.inner.driver.shared.drained.clone()
+    }
+
     /// Where Prometheus may ask for its metrics, if [`Config::metrics`] says so.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.responder.as_ref().map(Responder::address)
@@ -348,7 +354,7 @@ impl Node {
     }
 
     /// Leaves the cluster.  Its sessions' operations then end with `NodeClosed`, and the regions whose bytes are
-    /// on this node are lost.
+    /// on this node are lost, unless it is drained before ([`Session::drain`]).
     pub fn leave(self) {
         drop(self);
     }

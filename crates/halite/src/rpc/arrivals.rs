@@ -196,6 +196,10 @@ impl Rpc {
                 self.refuse(&first.incoming.to, Status::Unknown, wakes);
                 continue;
             };
+            if self.draining.load(Relaxed) && matches!(id, ServiceId::Function(_)) {
+                self.refuse(&first.incoming.to, Status::Draining, wakes);
+                continue;
+            }
             let others = from_fn(|| asked.next_if(|next| next.service() == id));
             for admission in service.push_all(once(first).chain(others)) {
                 self.follow(admission, wakes);

@@ -432,6 +432,7 @@ impl<'s> Calling<'s> {
             }
             Status::Dropped => CallCause::NoReply,
             Status::Closed => CallCause::ServerClosed,
+            Status::Draining => CallCause::Draining,
             Status::NoMemory => CallCause::NoMemory,
             Status::Done(_) | Status::DoneAt(_) | Status::WouldBlock | Status::Granted(_) => {
                 CallCause::NotUnderstood

@@ -22,7 +22,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use halite_tier::ids::NodeId;
-use halite_tier::message::{NodeStatus, Reach, RegionInfo};
+use halite_tier::message::{Drained, NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
 
 use crate::error::{
@@ -79,6 +79,7 @@ impl Session {
         fn list_lost() -> Result<Vec<LostRegion>, RegionError>;
         fn forget_name(name: &str) -> Result<(), RegionError>;
         fn forget_node(node: NodeId) -> Result<(), RegionError>;
+        fn drain(node: NodeId, within: Duration, stays: bool) -> Result<Drained, RegionError>;
         fn reach(node: NodeId, owner: NodeId) -> Result<Reach, RegionError>;
         fn status() -> Result<Vec<NodeStatus>, RegionError>;
     }

@@ -431,7 +431,8 @@ fn verbs(path: AccessPath, known: &Known, coherent: bool) -> Verbs {
 }
 
 fn answer_of(node: NodeId, statuses: &[NodeStatus]) -> Option<&NodeStatus> {
-    statuses.iter().find(|status| status.node == node && status.state == NodeState::Alive)
+    let answers = |state| matches!(state, NodeState::Alive | NodeState::Draining);
+    statuses.iter().find(|status| status.node == node && answers(status.state))
 }
 
 /// Who is said to be alive but does not answer is silent.
@@ -446,7 +447,7 @@ fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
     let what = match (known.state, known.peer) {
         _ if is_self => "this is the node that was asked".to_owned(),
         (_, Some(_)) => "both have introduced themselves, and it is heard".to_owned(),
-        (NodeState::Alive | NodeState::Silent, None) => {
+        (NodeState::Alive | NodeState::Draining | NodeState::Silent, None) => {
             "the directory thinks that it lives, but there is no connection: it may be stopped, or joining"
                 .to_owned()
         }
@@ -481,6 +482,7 @@ fn word(state: NodeState) -> &'static str {
         NodeState::Unreachable => "unreachable",
         NodeState::Dead => "dead",
         NodeState::Left => "left",
+        NodeState::Draining => "draining",
     }
 }
 

@@ -22,6 +22,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use halite_mem::Lookup;
 use halite_tier::access::{DataPath, SlotRef};
@@ -29,7 +30,7 @@ use halite_tier::effect::{Command, CommandError, OpId, Outcome};
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
 use halite_tier::layout::CHUNK_BYTES_MIN;
 use halite_tier::lockword::Holder;
-use halite_tier::message::{NAME_BYTES_MAX, NodeStatus, Reach, RegionCommand, RegionInfo};
+use halite_tier::message::{Drained, NAME_BYTES_MAX, NodeStatus, Reach, RegionCommand, RegionInfo};
 use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
@@ -322,6 +323,19 @@ impl Session {
     /// Has a dead node forgotten, with all names that were lost with it.  Fails with [`RegionCause::NodeLives`] if it lives.
     pub async fn forget_node(&self, node: NodeId) -> Result<(), RegionError> {
         self.command("forget", Object::Node(node), Command::ForgetNode(node)).await.map(|_| ())
+    }
+
+    /// Has all that is on a node brought to other living nodes that stay: regions with their homes, parts of regions, locks and barriers;
+    /// for at most that long.  From the beginning the node takes nothing new: allocations there fail with [`RegionCause::Draining`], and calls
+    /// with [`CallCause::Draining`](crate::CallCause::Draining).  Then it leaves, where something holds [`Node::drained`](crate::Node::drained)
+    /// and does so, as `halite node` does; what could not be brought away says [`Drained::left`], and is lost with it.  If it `stays`, it
+    /// leaves only if nothing is left, and goes on as before otherwise.
+    pub async fn drain(&self, node: NodeId, within: Duration, stays: bool) -> Result<Drained, RegionError> {
+        let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
+        match self.command("drain", Object::Node(node), Command::Drain { node, within_ns, stays }).await? {
+            Outcome::Drained(drained) => Ok(*drained),
+            _ => unreachable!("a node was to be drained"),
+        }
     }
 
     /// A number for a node that is to stay: one that no other had, and that is given to no other.

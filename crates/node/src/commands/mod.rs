@@ -3,6 +3,7 @@
 mod access;
 mod config;
 mod down;
+mod drain;
 mod explain;
 mod forget;
 mod get;
@@ -36,10 +37,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let is_meant = arguments.dir_is_flag || is_told && runs(&dir);
     let done = match arguments.command {
         Command::Up(args) => up::run(&dir, &args, log),
-        Command::Node(args) => node::run(&dir, &args),
+        Command::Node(args) => return node::run(&dir, &args),
         Command::Down(args) => down::run(&dir, &args),
         Command::Status(args) => return status::run(&dir, &args),
         Command::Top(args) => top::run(&dir, &args),
+        Command::Drain(args) => return drain::run(&dir, &args),
         Command::Forget(args) => forget::run(&dir, &args),
         Command::Put(args) => put::run(&dir, &args),
         Command::Get(args) => get::run(&dir, &args),

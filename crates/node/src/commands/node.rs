@@ -1,11 +1,17 @@
 //! `halite node`: one node, until it is asked to end.
+//!
+//! SIGTERM has it bring what it has to other nodes first, as `halite drain` does; SIGINT and SIGHUP have it leave at once.
 
 use std::net::ToSocketAddrs;
 use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use halite::{Config, Hosts, NodeId};
+use rustix::process::Signal;
 
+use super::drain;
 use crate::args;
 use crate::control::{FAILED, METRICS_AT};
 use crate::output;
@@ -13,7 +19,7 @@ use crate::signals::{self, Ending, Interrupt, Woken};
 use crate::supervisor::supervised;
 
 /// Prints a line when others can reach the node; `halite up` waits for it, and scripts may too.
-pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
+pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     if let Some(parent) = args.parent {
         signals::die_with(parent)?;
     }
@@ -66,9 +72,43 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<()> {
     let (pid, metrics) = (std::process::id(), metrics.unwrap_or_default());
     let ready = format!("node {} ready, process {pid}{dialled}{metrics}", node.id());
     output::print(&format!("{ready}\n"))?;
-    supervised(&node, &ready, || while ending.wait() != Woken::Asked {});
+    let left = supervised(&node, &ready, || stay(&node, &mut ending, args.drain_within));
     node.leave();
-    Ok(())
+    Ok(drain::status(left?))
+}
+
+/// Until somebody asks for the end, or has the node drained.  Returns how many regions are lost with it that were to be brought to
+/// others.
+fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::Result<u64> {
+    let (drained, waker) = (node.drained(), ending.waker());
+    let (tell, told) = std::sync::mpsc::channel();
+    let listen = move || {
+        // Nobody hears it where a signal was sooner.
+        let _ = tell.send(drained.wait());
+        waker.wake();
+    };
+    std::thread::Builder::new().name("halite-drained".to_owned()).spawn(listen).context("no thread")?;
+    loop {
+        match ending.wait() {
+            Woken::Asked(Signal::TERM) => break,
+            Woken::Asked(_) => return Ok(0),
+            Woken::Child => {}
+            Woken::Closed => return Ok(told.recv().unwrap_or(0)),
+        }
+    }
+    let within = Duration::from_secs(drain_within.into());
+    match node.blocking_session().drain(node.id(), within, false) {
+        Ok(drained) => {
+            output::note(&drain::sentence(node.id().0, &drained));
+            drain::leftovers(&drained).into_iter().for_each(|line| output::note(&line));
+            Ok(drained.left_count)
+        }
+        // It leaves all the same.
+        Err(error) => {
+            output::note(&error.to_string());
+            Ok(1)
+        }
+    }
 }
 
 /// How other hosts are met, if they are.

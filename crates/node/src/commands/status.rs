@@ -187,6 +187,7 @@ impl Row {
             NodeState::Unreachable => "unreachable",
             NodeState::Dead => "dead",
             NodeState::Left => "left",
+            NodeState::Draining => "draining",
         };
         let mut row = Row {
             node: status.node.0,

@@ -123,7 +123,7 @@ impl Cluster {
     fn stay(&mut self, ending: &mut Ending) -> anyhow::Result<()> {
         let mut failures = 0;
         while !self.nodes.is_empty() {
-            if ending.wait() == Woken::Asked {
+            if matches!(ending.wait(), Woken::Asked(_)) {
                 return Ok(());
             }
             self.nodes.retain_mut(|node| match node.ended() {

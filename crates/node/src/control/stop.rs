@@ -161,7 +161,8 @@ pub fn stop(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcom
 
 fn stop_together(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcome)>, StopError> {
     for target in &targets {
-        target.signal(Signal::TERM)?;
+        // Not the one by which a node brings what it has to others: those end, too.
+        target.signal(Signal::INT)?;
     }
     let (left, staying) = await_ends(targets, grace)?;
     for target in &staying {

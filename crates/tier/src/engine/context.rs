@@ -73,6 +73,10 @@ pub(super) enum Purpose {
     Memory(OpId, NodeId),
     /// To get a lock, or past a barrier.
     Wait(OpId),
+    /// To see how much room a node has for what is here.
+    Room(NodeId),
+    /// To have a region leave this node.
+    Vacate(RegionId),
 }
 
 impl Outbox {

@@ -50,7 +50,7 @@ impl Engine {
         let mut status = NodeStatus {
             node: config.life.node,
             pid: config.pid,
-            state: NodeState::Alive,
+            state: if self.membership.draining().is_on() { NodeState::Draining } else { NodeState::Alive },
             incarnation: config.life.incarnation.0,
             provider: config.provider.clone(),
             bytes_used: 0,

@@ -6,6 +6,7 @@ mod held;
 pub(super) mod locks;
 mod moving;
 mod naming;
+mod service_moves;
 pub(super) mod watching;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -50,6 +51,26 @@ impl Homes {
 
     pub(super) fn len(&self) -> usize {
         self.regions.len()
+    }
+
+    /// All regions that are at home here and that others can map, with their lengths: without a name, and mapped by nobody but `me`, one
+    /// ends with this node.
+    pub(super) fn of_use_to_others(&self, me: NodeLife) -> impl Iterator<Item = (RegionId, u64)> {
+        let is_of_use = move |found: &Region| {
+            found.name.is_some() || found.mappers.iter().any(|mapper| mapper.life != me)
+        };
+        let found = self.regions.iter().filter(move |(_, found)| is_of_use(found));
+        found.map(|(region, found)| (*region, found.len))
+    }
+
+    /// Whether regions are being made.
+    pub(super) fn makes_any(&self) -> bool {
+        !self.making.is_empty()
+    }
+
+    /// Where a region has gone that was at home here.
+    pub(super) fn next_home_of(&self, region: RegionId) -> Option<NodeId> {
+        self.moved.home_of(region)
     }
 
     /// A region that is at home here changes on our own word alone.  One that is being handed over may be at home elsewhere by now,
@@ -124,6 +145,9 @@ impl HomeSide<'_> {
         let Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate } = request else {
             return;
         };
+        if self.cx.membership().draining().is_on() {
+            return self.cx.answer(requester, Err(ErrorReply::Draining(self.cx.life().node)));
+        }
         let name_fits = name.as_deref().is_none_or(names::is_name);
         let distinct = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
         if len == 0 || nodes.is_empty() || !name_fits || !distinct {
@@ -308,7 +332,14 @@ impl HomeSide<'_> {
         let Some(found) = self.homes.regions.get_mut(&region) else {
             return self.answer_absent(requester, region);
         };
-        if !found.access.of(&principal).contains(Permissions::MASTER) {
+        let is_allowed = match order {
+            RegionCommand::Vacate { .. } => {
+                let is_its = |extent: &Extent| extent.owner == requester.life;
+                requester.life == self.cx.life() || found.extents.iter().any(is_its)
+            }
+            _ => found.access.of(&principal).contains(Permissions::MASTER),
+        };
+        if !is_allowed {
             return self
                 .cx
                 .answer(requester, Err(ErrorReply::PermissionDenied { missing: Permissions::MASTER }));
@@ -345,7 +376,12 @@ impl HomeSide<'_> {
                 found.sealed = true;
                 self.start_changing_access(requester, region);
             }
-            RegionCommand::Move { to } => self.start_moving(requester, region, to),
+            RegionCommand::Move { to } => self.start_moving(requester, region, to, None),
+            RegionCommand::Vacate { to } => {
+                // Others hold chunks for a home, and free them with its end: so where the home leaves, all go with it.
+                let of = Some(requester.life).filter(|life| *life != self.cx.life());
+                self.start_moving(requester, region, to, of)
+            }
             RegionCommand::SetName { name } => self.start_naming(requester, region, name),
         }
     }
@@ -504,6 +540,15 @@ impl HomeSide<'_> {
         match request {
             Request::Map { region, principal, wanted } => {
                 self.serve_map(requester, region, principal, wanted)
+            }
+            Request::Lock { region, principal, session, wait, base_ns } => {
+                self.serve_lock(locks::Waiter::new(requester, session, principal, base_ns), region, wait)
+            }
+            Request::Unlock { region, session, recover } => {
+                self.serve_unlock(requester, region, session, recover)
+            }
+            Request::Arrive { region, principal, participants, timeout_ns } => {
+                self.serve_arrival(requester, region, &principal, participants, timeout_ns)
             }
             request => self.serve_watching(requester, request),
         }

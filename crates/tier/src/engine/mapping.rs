@@ -4,14 +4,26 @@ use super::{Engine, Requester};
 use crate::effect::{Effect, Quiesce};
 use crate::ids::{NodeLife, RegionId};
 use crate::mapper::BadChange;
-use crate::message::{Change, ErrorReply};
+use crate::message::{Change, ErrorReply, Reply};
 
 impl Engine {
     pub(super) fn serve_change(&mut self, requester: Requester, region: RegionId, change: Change) {
+        if !self.is_news(requester.life, region, &change) {
+            return self.cx().answer(requester, Ok(Reply::Done));
+        }
         let is_heeded = self.homes.heeds_change(region, requester.life == self.out.life());
         match is_heeded.then(|| self.mapper.change(region, change)) {
             Some(Ok(quiesce)) => self.owe(quiesce, requester),
             Some(Err(BadChange)) | None => self.cx().answer(requester, Err(ErrorReply::Malformed)),
+        }
+    }
+
+    /// Whether what a node says of a region's home is new: a former home says where it has gone, and is heeded only by who has heard
+    /// nothing of the next one.
+    fn is_news(&self, from: NodeLife, region: RegionId, change: &Change) -> bool {
+        match change {
+            Change::Settle { home } if *home != from => self.mapper.home_of(region) == Some(from),
+            _ => true,
         }
     }
 

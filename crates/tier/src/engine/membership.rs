@@ -7,6 +7,7 @@ use halite_fabric::PeerId;
 
 use self::meeting::Meeting;
 use self::pairing::Pairings;
+use super::draining::Draining;
 use super::{Engine, EngineConfig, Requester};
 use crate::directory::Word;
 use crate::effect::Effect;
@@ -26,6 +27,7 @@ pub(super) struct Membership {
     /// When we say again that we live.
     heartbeat_ns: u64,
     is_leaving: bool,
+    draining: Draining,
 }
 
 /// What a frame brings.
@@ -40,7 +42,8 @@ impl Membership {
         let mut members = Members::default();
         members.insert_self(&config.hello());
         let (pairings, meeting) = (Pairings::default(), Meeting::default());
-        Membership { members, pairings, meeting, heartbeat_ns: now_ns, is_leaving: false }
+        let draining = Draining::default();
+        Membership { members, pairings, meeting, heartbeat_ns: now_ns, is_leaving: false, draining }
     }
 
     pub(super) fn members(&self) -> &Members {
@@ -57,6 +60,20 @@ impl Membership {
 
     pub(super) fn is_leaving(&self) -> bool {
         self.is_leaving
+    }
+
+    /// Who is about to leave.
+    pub(super) fn draining(&self) -> &Draining {
+        &self.draining
+    }
+
+    pub(super) fn draining_mut(&mut self) -> &mut Draining {
+        &mut self.draining
+    }
+
+    /// Another node takes nothing new, or does again.
+    pub(super) fn note_draining(&mut self, life: NodeLife, is_on: bool) {
+        self.draining.note(life, is_on);
     }
 
     /// Whether a node of that number is or was in the cluster: there is always a first one.
@@ -169,6 +186,13 @@ impl Engine {
         node == self.out.life().node || self.is_connected_to(node)
     }
 
+    /// The home of a region has handed it over.  The next one says so too, unless its life is over by now.
+    pub(super) fn handle_moved(&mut self, name: String, region: RegionId, epoch: Epoch, to: NodeLife) {
+        if !self.membership.pairings.has_ended(to) {
+            self.tell_directory(Word::Names { from: to, names: vec![(name, region, epoch)], done: false });
+        }
+    }
+
     /// A connection has ended.
     pub fn handle_disconnected(&mut self, now_ns: u64, peer: PeerId) {
         self.out.set_now(now_ns);
@@ -277,7 +301,9 @@ impl Engine {
 
     /// When `handle_timeout` wants to be called, in ns.
     pub fn poll_timeout(&self) -> Option<u64> {
-        Some(self.membership.heartbeat_ns.min(self.barriers.deadline_ns()).min(self.locks.deadline_ns()))
+        let waits_ns = self.barriers.deadline_ns().min(self.locks.deadline_ns());
+        let own_ns = self.membership.heartbeat_ns.min(self.membership.draining.deadline_ns());
+        Some(waits_ns.min(own_ns))
     }
 
     /// Signs of life that said nothing to us, such as acknowledgements: `heard` says when the last of a peer was, in ns, if it
@@ -291,6 +317,7 @@ impl Engine {
         self.out.set_now(now_ns);
         self.home_side().break_overdue_rounds();
         self.home_side().recover_overdue_locks();
+        self.go_on_draining_in_time();
         self.settle();
         if now_ns < self.membership.heartbeat_ns {
             return;

@@ -90,6 +90,11 @@ impl Owner {
         self.store.is_held_for(home, extent)
     }
 
+    /// How many bytes of which regions we hold for other homes.
+    pub(super) fn held(&self) -> BTreeMap<RegionId, (NodeLife, u64)> {
+        self.store.held()
+    }
+
     /// All that we hold for `home`, by region.
     pub(super) fn held_for(&self, home: NodeLife) -> Vec<(RegionId, Extents)> {
         self.store.held_for(home)
@@ -176,6 +181,9 @@ impl OwnerSide<'_> {
         let Reservation { region, chunk_bytes, len, populate } = wanted;
         if len == 0 || !home::is_chunk_size(chunk_bytes) {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
+        }
+        if self.cx.membership().draining().is_on() {
+            return self.cx.answer(requester, Err(ErrorReply::Draining(self.cx.life().node)));
         }
         let Some(result) = self.reserve_or_grow(requester, wanted) else { return };
         let extents = match result {

@@ -101,7 +101,11 @@ pub(super) enum UserStep {
     Members,
     Number,
     StatusOf(NodeId),
-    Unlock,
+    Unlock {
+        request: Request,
+        hops: u8,
+    },
+    Drain,
 }
 
 /// What to do once a name is found.
@@ -153,6 +157,9 @@ impl SessionSide<'_> {
             Command::List => self.list_names(op, Vec::new()),
             Command::ListLost => self.list_lost(op, Vec::new()),
             Command::ForgetName(name) => self.forget(op, Request::ForgetName { name }),
+            Command::Drain { node, within_ns, stays } => {
+                self.cx.ask(node, Request::Drain { within_ns, stays }, Purpose::User(op, UserStep::Drain));
+            }
             Command::TakeNumber => {
                 self.cx.ask_directory(Request::TakeNumber, Purpose::User(op, UserStep::Number));
             }
@@ -230,7 +237,7 @@ impl SessionSide<'_> {
             }
             Placement::Anywhere => {
                 let mut candidates = self.memory_nodes();
-                if self.owner.bytes_total() > 0 {
+                if self.owner.bytes_total() > 0 && !self.cx.membership().draining().is_on() {
                     candidates.retain(|node| *node != me);
                     candidates.insert(0, me);
                 }
@@ -242,10 +249,12 @@ impl SessionSide<'_> {
 
     /// Nodes that contribute memory, and stay: applications come and go, and their memory with them.  Only where
     /// there is no other do they count.
-    fn memory_nodes(&self) -> Vec<NodeId> {
+    pub(super) fn memory_nodes(&self) -> Vec<NodeId> {
         let with_memory =
             self.cx.members().all().filter(|m| m.bytes_total > 0 && m.state == NodeState::Alive);
-        let nodes: Vec<NodeId> = with_memory.map(|member| member.life.node).collect();
+        let draining = self.cx.membership().draining();
+        let taking = with_memory.filter(|member| !draining.concerns(self.cx.life(), member.life));
+        let nodes: Vec<NodeId> = taking.map(|member| member.life.node).collect();
         let (passing, staying): (Vec<NodeId>, Vec<NodeId>) =
             nodes.iter().partition(|node| node.is_ephemeral());
         if staying.is_empty() { passing } else { staying }
@@ -330,7 +339,13 @@ impl SessionSide<'_> {
             (UserStep::Members, _) => self.ask_for_statuses(op),
             (UserStep::StatusOf(node), body) => self.gather_status(op, node, body),
             (UserStep::Reach, Ok(Reply::Reached(reach))) => self.cx.finish(op, Ok(Outcome::Reach(reach))),
-            (UserStep::Unlock, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
+            (UserStep::Unlock { .. }, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
+            (UserStep::Unlock { request, hops }, Ok(Reply::MovedTo { home })) if hops < HOPS_MAX => {
+                self.ask_to_unlock(op, home, request, hops + 1)
+            }
+            (UserStep::Drain, Ok(Reply::Drained(drained))) => {
+                self.cx.finish(op, Ok(Outcome::Drained(drained)))
+            }
             (_, Err(refusal)) => self.cx.finish(op, Err(refusal.into())),
             (_, Ok(_)) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
         }

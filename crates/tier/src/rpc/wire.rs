@@ -265,6 +265,8 @@ pub enum Status {
     WouldBlock,
     /// The port has room now, kept under this number: send again.
     Granted(u32),
+    /// The node is about to leave, and takes no call any more.
+    Draining,
 }
 
 impl ReplyHeader {
@@ -282,6 +284,7 @@ impl ReplyHeader {
             Status::NoMemory => (8, 0),
             Status::WouldBlock => (9, 0),
             Status::Granted(grant) => (10, grant),
+            Status::Draining => (11, 0),
         };
         (u64::from(code) | u64::from(number) << 32).to_le_bytes()
     }
@@ -302,6 +305,7 @@ impl ReplyHeader {
             (8, 0) => Status::NoMemory,
             (9, 0) => Status::WouldBlock,
             (10, grant) => Status::Granted(grant),
+            (11, 0) => Status::Draining,
             _ => return Err(WireError("reply")),
         };
         Ok(ReplyHeader { status })

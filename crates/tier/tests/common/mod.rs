@@ -315,6 +315,8 @@ impl Cluster {
                 Effect::Disconnect(_)
                 | Effect::Changed
                 | Effect::Warn { .. }
+                | Effect::Draining { .. }
+                | Effect::Drained { .. }
                 | Effect::NumbersTaken { .. } => {}
                 Effect::News(news) => host.news.push(news),
                 Effect::Grow { len } if len > self.segment_bytes_given || self.segments_given == 0 => {

@@ -187,6 +187,7 @@ impl Ledger {
             CallCause::UnknownNode
             | CallCause::PeerDown
             | CallCause::ServerClosed
+            | CallCause::Draining
             | CallCause::NodeClosed => !is_calm,
             _ => false,
         };
@@ -204,6 +205,7 @@ fn is_not_done(cause: CallCause) -> bool {
             | CallCause::PermissionDenied
             | CallCause::InputTooLong { .. }
             | CallCause::ServerClosed
+            | CallCause::Draining
             | CallCause::TooManyCalls
     )
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::HomeSide;
 use crate::engine::Requester;
 use crate::ids::{NodeLife, Principal, RegionId};
-use crate::message::{ErrorReply, Reply};
+use crate::message::{ErrorReply, Reply, Request};
 use crate::names::Service;
 
 /// All barriers of this home at which somebody waits.
@@ -29,6 +29,7 @@ struct Round {
 #[derive(Debug)]
 struct Arrival {
     requester: Requester,
+    principal: Principal,
     deadline_ns: u64,
 }
 
@@ -68,11 +69,25 @@ impl HomeSide<'_> {
             let expected = round.participants;
             return self.cx.answer(requester, Err(ErrorReply::Participants { expected }));
         }
-        round.waiting.push(Arrival { requester, deadline_ns: self.cx.now_ns().saturating_add(timeout_ns) });
+        let deadline_ns = self.cx.now_ns().saturating_add(timeout_ns);
+        round.waiting.push(Arrival { requester, principal: principal.clone(), deadline_ns });
         if round.waiting.len() == participants as usize {
             let round = words.next_round();
             self.end_round(region, &Ok(Reply::Passed { round }));
         }
+    }
+
+    /// What those have asked who wait, to be asked anew: the barrier moves.
+    pub(super) fn take_arrivals(&mut self, region: RegionId) -> Vec<(Requester, Request)> {
+        let Some(Round { participants, waiting }) = self.barriers.rounds.remove(&region) else {
+            return Vec::new();
+        };
+        let now_ns = self.cx.now_ns();
+        let again = |Arrival { requester, principal, deadline_ns }| {
+            let timeout_ns = deadline_ns.saturating_sub(now_ns);
+            (requester, Request::Arrive { region, principal, participants, timeout_ns })
+        };
+        waiting.into_iter().map(again).collect()
     }
 
     /// Answers all who wait.
@@ -96,6 +111,9 @@ impl HomeSide<'_> {
 
     /// Somebody does not wait any more.
     pub(in crate::engine) fn withdraw(&mut self, region: RegionId, requester: Requester) {
+        if self.unpark(region, requester) {
+            return;
+        }
         self.remove_arrivals(|of, arrival| of == region && arrival.requester == requester);
     }
 

@@ -23,7 +23,7 @@ use super::HomeSide;
 use crate::engine::Requester;
 use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
 use crate::lockword::{Holder, LockWords};
-use crate::message::{ErrorReply, Reply};
+use crate::message::{ErrorReply, Reply, Request};
 use crate::names::Service;
 use crate::permissions::Permissions;
 use crate::region::Stage;
@@ -47,40 +47,78 @@ impl Locks {
     pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.lapsing.values().copied().min().unwrap_or(u64::MAX)
     }
+
+    pub(super) fn is_recovered(&self, region: RegionId) -> bool {
+        self.recovered.contains(&region)
+    }
+
+    pub(super) fn note_recovered(&mut self, region: RegionId) {
+        self.recovered.insert(region);
+    }
+
+    /// The lock has another home.
+    pub(super) fn forget_region(&mut self, region: RegionId) {
+        self.recovered.remove(&region);
+    }
+
+    pub(super) fn has_lapsing(&self, life: NodeLife) -> bool {
+        self.lapsing.contains_key(&life)
+    }
+
+    /// Whether a holder is of a life that is cut off here and may take itself for a holder.
+    pub(super) fn is_of_the_lapsing(&self, holder: Holder) -> bool {
+        self.lapsing.keys().any(|life| holder.is_of(*life))
+    }
+
+    /// Those who wait ask anew, in their order.
+    pub(super) fn take_queue(&mut self, region: RegionId) -> Vec<(Requester, Request)> {
+        let waiting = self.queues.remove(&region).unwrap_or_default();
+        waiting.into_iter().map(|waiter| waiter.into_request(region)).collect()
+    }
 }
 
 /// Who wants a lock.
 #[derive(Debug)]
 pub(in crate::engine) struct Waiter {
     requester: Requester,
-    holder: Holder,
+    session: SessionId,
+    principal: Principal,
     base_ns: u64,
 }
 
 impl Waiter {
-    pub(in crate::engine) fn new(requester: Requester, session: SessionId, base_ns: u64) -> Waiter {
-        Waiter { requester, holder: Holder::new(requester.life, session), base_ns }
+    pub(in crate::engine) fn new(
+        requester: Requester,
+        session: SessionId,
+        principal: Principal,
+        base_ns: u64,
+    ) -> Waiter {
+        Waiter { requester, session, principal, base_ns }
+    }
+
+    fn holder(&self) -> Holder {
+        Holder::new(self.requester.life, self.session)
+    }
+
+    /// What it has asked, to be asked anew.
+    fn into_request(self, region: RegionId) -> (Requester, Request) {
+        let Waiter { requester, session, principal, base_ns } = self;
+        (requester, Request::Lock { region, principal, session, wait: true, base_ns })
     }
 }
 
 impl HomeSide<'_> {
-    pub(in crate::engine) fn serve_lock(
-        &mut self,
-        waiter: Waiter,
-        region: RegionId,
-        principal: &Principal,
-        wait: bool,
-    ) {
-        let words = match self.served_region(region, Service::Lock, Some(principal)) {
+    pub(in crate::engine) fn serve_lock(&mut self, waiter: Waiter, region: RegionId, wait: bool) {
+        let words = match self.served_region(region, Service::Lock, Some(&waiter.principal)) {
             Ok(words) => words,
             Err(refusal) => return self.cx.answer(waiter.requester, Err(refusal)),
         };
         if wait && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder)) {
             return self.cx.answer(waiter.requester, Err(ErrorReply::HeldBySilent(node)));
         }
-        let holder = if wait { words.mark_contended() } else { words.try_take(waiter.holder) };
+        let holder = if wait { words.mark_contended() } else { words.try_take(waiter.holder()) };
         let is_gone = holder.is_some_and(|holder| self.is_gone(holder));
-        if holder.is_none() || is_gone || holder == Some(waiter.holder) {
+        if holder.is_none() || is_gone || holder == Some(waiter.holder()) {
             let contended = self.locks.queues.contains_key(&region);
             self.give_lock(region, &words, &waiter, contended, is_gone);
         } else if wait {
@@ -118,7 +156,7 @@ impl HomeSide<'_> {
         contended: bool,
         recovered: bool,
     ) {
-        words.give(waiter.holder, contended);
+        words.give(waiter.holder(), contended);
         match recovered {
             true => self.locks.recovered.insert(region),
             false => self.locks.recovered.remove(&region),
@@ -146,7 +184,8 @@ impl HomeSide<'_> {
     /// gives the lock up by itself.
     pub(in crate::engine) fn refuse_those_behind_the_silent(&mut self) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
-            if let Ok(words) = self.served_region(region, Service::Lock, None)
+            if !self.is_on_the_move(region)
+                && let Ok(words) = self.served_region(region, Service::Lock, None)
                 && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder))
             {
                 for waiter in self.locks.queues.remove(&region).unwrap_or_default() {
@@ -177,7 +216,12 @@ impl HomeSide<'_> {
 
     /// Gives the lock to the session that has waited longest.
     fn pass_on(&mut self, region: RegionId, words: &LockWords, recovered: bool) {
-        let next = self.locks.queues.get_mut(&region).and_then(VecDeque::pop_front);
+        // Those who wait for a lock that is about to move ask again at its next home: nobody is told here any more that it
+        // is his, for who does not want it could not say so there.
+        let next = match self.is_on_the_move(region) {
+            true => None,
+            false => self.locks.queues.get_mut(&region).and_then(VecDeque::pop_front),
+        };
         let contended = self.locks.queues.get(&region).is_some_and(|queue| !queue.is_empty());
         if !contended {
             self.locks.queues.remove(&region);
@@ -200,10 +244,14 @@ impl HomeSide<'_> {
         request: RequestId,
     ) {
         let requester = Requester { life: from, id: request };
-        if self.remove_waiters(region, |waiter| waiter.requester == requester) {
+        if self.unpark(region, requester)
+            || self.remove_waiters(region, |waiter| waiter.requester == requester)
+        {
             return;
         }
-        if let Ok(words) = self.served_region(region, Service::Lock, None)
+        // Nobody is told that a lock is his once it is to be moved, so that who lets go of its bytes knows of each lock that is his.
+        if !self.is_parked(region)
+            && let Ok(words) = self.served_region(region, Service::Lock, None)
             && words.holder() == Some(Holder::new(from, session))
         {
             let recovered = self.locks.recovered.contains(&region);
@@ -263,7 +311,9 @@ impl HomeSide<'_> {
         let is_lock = |name: &str| Service::Lock.has(name);
         let named = self.homes.regions.iter().filter(|(_, found)| found.name.as_deref().is_some_and(is_lock));
         for region in named.map(|(region, _)| *region).collect::<Vec<_>>() {
-            if let Ok(words) = self.served_region(region, Service::Lock, None)
+            // Whose bytes may be on their way: who asks for it next finds that its holder is gone.
+            if !self.is_on_the_move(region)
+                && let Ok(words) = self.served_region(region, Service::Lock, None)
                 && words.holder().is_some_and(|holder| holder.is_of(life))
             {
                 self.pass_on(region, &words, true);

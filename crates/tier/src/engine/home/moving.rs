@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::HomeSide;
 use crate::engine::Requester;
 use crate::engine::context::Purpose;
-use crate::ids::{NodeId, NodeLife, RegionId};
+use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
 use crate::region::{Busy, Moving, Presence, Region, Stage};
@@ -58,7 +58,14 @@ impl Moved {
 }
 
 impl HomeSide<'_> {
-    pub(super) fn start_moving(&mut self, requester: Requester, region: RegionId, to: NodeId) {
+    /// Brings all chunks to a node, and the home follows; or those of one owner that is not the home.
+    pub(super) fn start_moving(
+        &mut self,
+        requester: Requester,
+        region: RegionId,
+        to: NodeId,
+        of: Option<NodeLife>,
+    ) {
         let life = if to == self.cx.life().node {
             Some(self.cx.life())
         } else {
@@ -68,9 +75,12 @@ impl HomeSide<'_> {
             let refusal = self.cx.absence_of(to);
             return self.cx.answer(requester, Err(refusal));
         };
+        if of.is_none() && self.is_held_by_the_lapsing(region) {
+            return self.cx.answer(requester, Err(ErrorReply::Held));
+        }
+        let moving = Moving::new(to, of);
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
-        let missing = found.extents.iter().filter(|extent| extent.owner != to).map(|extent| extent.len).sum();
-        let moving = Moving::new(to);
+        let missing = missing_bytes(&found.extents, &moving);
         found.busy = Some(Box::new(Busy::new(Some(requester), Stage::Moving(moving))));
         if missing == 0 {
             return self.next_chunk(region);
@@ -87,8 +97,7 @@ impl HomeSide<'_> {
     ) {
         let Some(found) = self.homes.regions.get(&region) else { return };
         let Some(moving) = found.moving() else { return };
-        let missing: u64 =
-            found.extents.iter().filter(|extent| extent.owner != moving.to).map(|extent| extent.len).sum();
+        let missing = missing_bytes(&found.extents, moving);
         match body {
             Ok(Reply::Reserved { extents })
                 if layout::is_sound(&extents, missing, found.chunk_bytes())
@@ -123,8 +132,12 @@ impl HomeSide<'_> {
 
     /// All mappers have let go of the chunk.
     pub(super) fn continue_moving(&mut self, region: RegionId) {
+        self.park_waiters(region);
         let found = &self.homes.regions[&region];
         let moving = found.moving().expect("the region is being moved");
+        if moving.closing && moving.of.is_some() {
+            return self.finish_order(region, Ok(Reply::Done));
+        }
         if moving.closing {
             return self.give_away(region);
         }
@@ -197,13 +210,14 @@ impl HomeSide<'_> {
 
     /// All chunks are there: now the home follows.
     fn hand_over(&mut self, region: RegionId) {
-        let to = self.moving_mut(region).to;
-        if to == self.cx.life() {
+        let Moving { to, of, .. } = *self.moving_mut(region);
+        if to == self.cx.life() && of.is_none() {
             self.settle_mappers(region, to);
             return self.finish_order(region, Ok(Reply::Done));
         }
         // What the next home says to mappers comes by other ways than what we said: it must not overtake it, or a
-        // late place would thaw a chunk that has been frozen again.
+        // late place would thaw a chunk that has been frozen again.  Nor must they hear of the end of an owner that
+        // vacates its part before they have heard where that is.
         self.moving_mut(region).closing = true;
         self.tell_mappers(region, Change::Settle { home: self.cx.life() });
     }
@@ -214,6 +228,7 @@ impl HomeSide<'_> {
         self.moving_mut(region).adopting = self.cx.is_present(to);
         let mut record = Box::new(self.homes.regions[&region].record(region));
         record.watchers = self.watching.of(region).to_vec();
+        record.recovered = self.locks.is_recovered(region);
         self.cx.ask_life(to, Request::Adopt { record }, Purpose::Adopt(region));
         // If it has taken the region already, it did so by an earlier record.
         for (mapper, upto) in self.moving_mut(region).unmapped.clone() {
@@ -245,6 +260,10 @@ impl HomeSide<'_> {
         let found = self.homes.regions.remove(&region).expect("looked up just before");
         self.homes.moved.insert(region, to.node);
         self.watching.forget_region(region);
+        self.locks.forget_region(region);
+        if !is_gone {
+            self.tell_of_next_home(region, &found, to);
+        }
         if let Some(name) = found.name.filter(|_| is_gone) {
             // The directory does not heed this if it has heard from the next home.
             self.cx.ask_directory(Request::ReleaseName { name: name.into(), region }, Purpose::OneWay);
@@ -260,6 +279,19 @@ impl HomeSide<'_> {
             .chain(parked.iter().map(|(requester, ..)| *requester));
         for requester in waiting {
             self.cx.answer(requester, Ok(Reply::MovedTo { home: to.node }));
+        }
+    }
+
+    /// The next home says so itself.  But who hears of our end before may not take the region for lost with us: so we say it too,
+    /// before all that we say of ourselves.
+    fn tell_of_next_home(&mut self, region: RegionId, found: &Region, to: NodeLife) {
+        let epoch = Epoch(found.epoch.0 + 1);
+        if let Some(name) = found.name.as_deref().map(str::to_owned) {
+            self.cx.notify_directory(Notice::Moved { name, region, epoch, to });
+        }
+        for mapper in &found.mappers {
+            let request = Request::Change { region, epoch, change: Change::Settle { home: to } };
+            self.cx.ask_life(mapper.life, request, Purpose::OneWay);
         }
     }
 
@@ -319,6 +351,7 @@ impl HomeSide<'_> {
         }
         let id = record.region;
         self.adopt_watchers(id, std::mem::take(&mut record.watchers));
+        self.adopt_lock(&record);
         let mut region = Region::from(record);
         if let Some(name) = region.name.as_deref() {
             // More than the former home can have seen: what it still says of the name is old.
@@ -341,23 +374,30 @@ impl HomeSide<'_> {
 }
 
 impl Moving {
-    fn new(to: NodeLife) -> Moving {
+    fn new(to: NodeLife, of: Option<NodeLife>) -> Moving {
         let places = Extents::new();
         let (announced, frozen, closing, adopting, in_doubt) = (false, false, false, false, false);
         Moving {
             to,
+            of,
             places,
             used: 0,
             at: 0,
             announced,
             frozen,
             closing,
+            waiters_are_parked: false,
             adopting,
             in_doubt,
             unmapped: Vec::new(),
             parked: Vec::new(),
         }
     }
+}
+
+/// How many bytes are not at their new place.
+fn missing_bytes(extents: &[Extent], moving: &Moving) -> u64 {
+    extents.iter().filter(|extent| moving.concerns(extent)).map(|extent| extent.len).sum()
 }
 
 /// The first byte, from where the move is, of a chunk that is not at its new owner's.
@@ -367,7 +407,7 @@ fn next_elsewhere(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -> Opti
         let end = start + extent.len;
         // A chunk that could not be brought over is not tried again: `at` only grows.
         let from = start.max(if moving.announced { moving.at + chunk_bytes } else { 0 });
-        if extent.owner != moving.to && from < end {
+        if moving.concerns(extent) && from < end {
             return Some(from);
         }
         start = end;

@@ -249,6 +249,9 @@ impl Engine {
     pub(in crate::engine) fn begin_pairing(&mut self, life: NodeLife) {
         self.tell_held(life);
         self.owner_side().tell_what_was_swept(life);
+        if self.membership.draining.is_on() {
+            self.cx().notify(life.node, Notice::Draining { is_on: true });
+        }
         self.tell_who_is_there(life);
         // What we map of its regions, or in its memory, was cut off from changes.
         for (region, home, quiesce) in self.mapper.handle_up(life) {
@@ -518,6 +521,7 @@ impl Engine {
         // Also those of regions that were dropped before, of which it has not heard.
         self.membership.pairings.note_down(life, self.mapper.grace_periods());
         self.owner.forget_what_is_asked_by(life);
+        self.membership.draining.note(life, false);
         self.home_side().forget_what_is_asked_by(life);
         self.owner.break_off_for(life);
         self.home_side().forget_waiters_of(life);

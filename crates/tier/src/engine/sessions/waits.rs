@@ -20,12 +20,38 @@ pub(super) struct Waits {
     abandoned: BTreeMap<Token, (OpId, NodeId, Request)>,
 }
 
-/// What is asked of the home of a lock or barrier, and how it is told that nobody waits for it any more.
+/// What is asked of the home of a lock or barrier.
 #[derive(Debug)]
 struct Wait {
-    request: RequestId,
+    id: RequestId,
     home: NodeId,
-    withdrawal: Notice,
+    request: Request,
+    since_ns: u64,
+}
+
+impl Wait {
+    /// How the home is told that nobody waits for it any more.
+    fn withdrawal(&self) -> Option<Notice> {
+        match self.request {
+            Request::Lock { region, session, .. } => {
+                Some(Notice::CancelLock { region, session, request: self.id })
+            }
+            Request::Arrive { region, .. } => Some(Notice::Withdraw { region, request: self.id }),
+            _ => None,
+        }
+    }
+
+    /// The same, to be asked elsewhere: of the time to wait, what is left.
+    fn again(self, now_ns: u64) -> Request {
+        let waited_ns = now_ns.saturating_sub(self.since_ns);
+        match self.request {
+            Request::Arrive { region, principal, participants, timeout_ns } => {
+                let timeout_ns = timeout_ns.saturating_sub(waited_ns);
+                Request::Arrive { region, principal, participants, timeout_ns }
+            }
+            other => other,
+        }
+    }
 }
 
 impl SessionSide<'_> {
@@ -41,7 +67,7 @@ impl SessionSide<'_> {
         self.cx.out().note_time(base_ns);
         let base_ns = self.cx.out().time_of_day_ns();
         let request = Request::Lock { region, principal, session, wait, base_ns };
-        self.wait_for(op, home, request, |request| Notice::CancelLock { region, session, request });
+        self.wait_for(op, home, request);
     }
 
     pub(super) fn arrive(
@@ -54,7 +80,7 @@ impl SessionSide<'_> {
     ) {
         let Some((region, home, principal)) = self.served(op, session, slot) else { return };
         let request = Request::Arrive { region, principal, participants, timeout_ns };
-        self.wait_for(op, home, request, |request| Notice::Withdraw { region, request });
+        self.wait_for(op, home, request);
     }
 
     /// The region behind the handle of a lock or barrier, its home, and who asks; else ends the command.
@@ -71,20 +97,19 @@ impl SessionSide<'_> {
         found.map(|((region, home), principal)| (region, home.node, principal))
     }
 
-    fn wait_for(
-        &mut self,
-        op: OpId,
-        home: NodeId,
-        request: Request,
-        withdrawal: impl FnOnce(RequestId) -> Notice,
-    ) {
-        let request = self.cx.ask(home, request, Purpose::Wait(op));
-        self.commands.waits.waiting.insert(op, Wait { request, home, withdrawal: withdrawal(request) });
+    fn wait_for(&mut self, op: OpId, home: NodeId, request: Request) {
+        let id = self.cx.ask(home, request.clone(), Purpose::Wait(op));
+        let wait = Wait { id, home, request, since_ns: self.cx.now_ns() };
+        self.commands.waits.waiting.insert(op, wait);
     }
 
     pub(in crate::engine) fn end_wait(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
-        self.commands.waits.waiting.remove(&op);
+        let wait = self.commands.waits.waiting.remove(&op);
         let outcome = match body {
+            Ok(Reply::MovedTo { home }) if wait.as_ref().is_some_and(|wait| wait.home != home) => {
+                let request = wait.expect("looked at just before").again(self.cx.now_ns());
+                return self.wait_for(op, home, request);
+            }
             Ok(Reply::Locked { token, recovered }) => Ok(Outcome::Locked { token, recovered }),
             Ok(Reply::Passed { round }) => Ok(Outcome::Passed { round }),
             Ok(_) => Err(ErrorReply::Malformed.into()),
@@ -97,8 +122,7 @@ impl SessionSide<'_> {
         let Some((region, home, _)) = self.served(op, session, slot) else { return };
         let request = Request::Unlock { region, session, recover: release != Release::Used };
         if release != Release::Abandoned {
-            self.cx.ask(home, request, Purpose::User(op, UserStep::Unlock));
-            return;
+            return self.ask_to_unlock(op, home, request, 0);
         }
         let quiesce = self.mapper.quiesce();
         self.commands.waits.abandoned.insert(quiesce.token, (op, home, request));
@@ -107,15 +131,20 @@ impl SessionSide<'_> {
 
     pub(in crate::engine) fn finish_abandoning(&mut self, token: Token) {
         if let Some((op, home, request)) = self.commands.waits.abandoned.remove(&token) {
-            self.cx.ask(home, request, Purpose::User(op, UserStep::Unlock));
+            self.ask_to_unlock(op, home, request, 0);
         }
+    }
+
+    pub(super) fn ask_to_unlock(&mut self, op: OpId, home: NodeId, request: Request, hops: u8) {
+        let step = UserStep::Unlock { request: request.clone(), hops };
+        self.cx.ask(home, request, Purpose::User(op, step));
     }
 
     /// The giver of a command does not wait for its end: see [`Engine::abandon`](crate::engine::Engine::abandon).
     pub(in crate::engine) fn abandon(&mut self, op: OpId) {
         if let Some(wait) = self.commands.waits.waiting.remove(&op) {
-            self.cx.out().forget_asked(wait.request);
-            self.cx.notify(wait.home, wait.withdrawal);
+            self.cx.out().forget_asked(wait.id);
+            wait.withdrawal().into_iter().for_each(|withdrawal| self.cx.notify(wait.home, withdrawal));
             self.cx.finish(op, Err(CommandError::Abandoned));
         }
     }

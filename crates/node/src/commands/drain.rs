@@ -1,0 +1,118 @@
+//! `halite drain`: all that is on a node goes to others, and the node leaves.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use halite::{Drained, Leftover, NodeId, NodeState};
+
+use crate::args::Drain;
+use crate::bytes::ByteCount;
+use crate::client::Client;
+use crate::output;
+
+/// How long the node may take to be gone once it has nothing to bring away any more.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
+/// There is nothing to wait on: a node that has left says nothing.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Returns when the node has left, or stays.
+pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
+    let client = Client::join(dir)?;
+    let node = NodeId(args.node);
+    let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.or_stay)?;
+    output::print(&(sentence(args.node, &drained) + "\n"))?;
+    for line in leftovers(&drained) {
+        output::print(&(line + "\n"))?;
+    }
+    match args.or_stay && drained.left_count > 0 {
+        true => output::print(&format!("node {node} stays\n"))?,
+        false => await_end(&client, node)?,
+    }
+    Ok(status(drained.left_count))
+}
+
+fn await_end(client: &Client, node: NodeId) -> anyhow::Result<()> {
+    let deadline = Instant::now() + LEAVE_PATIENCE;
+    let is_there = |state| matches!(state, NodeState::Alive | NodeState::Draining | NodeState::Silent);
+    while client.session.status()?.iter().any(|known| known.node == node && is_there(known.state)) {
+        if Instant::now() >= deadline {
+            bail!(
+                "node {node} has nothing to do any more, and has not left within {} s",
+                LEAVE_PATIENCE.as_secs()
+            );
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    output::print(&format!("node {node} has left\n"))?;
+    Ok(())
+}
+
+/// 3 if something is left: the cluster is not well.
+pub fn status(left: u64) -> ExitCode {
+    if left == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) }
+}
+
+/// What was done.
+pub fn sentence(node: u32, drained: &Drained) -> String {
+    let Drained { moved, moved_bytes, left_count, .. } = drained;
+    let bytes = ByteCount(*moved_bytes);
+    match left_count {
+        0 => format!("node {node} is drained: {moved} regions, {bytes}, are on other nodes now"),
+        _ => format!(
+            "node {node} is not drained: {moved} regions, {bytes}, are on other nodes now, and {left_count} could not be moved"
+        ),
+    }
+}
+
+/// A line for each region that is left, as far as they are named.
+pub fn leftovers(drained: &Drained) -> Vec<String> {
+    let mut lines: Vec<String> = drained.left.iter().map(leftover).collect();
+    let unnamed = drained.left_count.saturating_sub(lines.len() as u64);
+    if unnamed > 0 {
+        lines.push(format!("and {unnamed} more"));
+    }
+    lines
+}
+
+fn leftover(left: &Leftover) -> String {
+    let what = match left.name.as_deref() {
+        Some(name) => match (name.strip_prefix("\0l"), name.strip_prefix("\0b")) {
+            (Some(lock), _) => format!("lock {lock:?}"),
+            (_, Some(barrier)) => format!("barrier {barrier:?}"),
+            _ => format!("{name:?}"),
+        },
+        None => format!("region {:x}.{} without a name here", left.region.origin.0, left.region.serial),
+    };
+    format!("{what}, {}: {}", ByteCount(left.bytes), left.cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use halite::LeftoverCause;
+    use halite_tier::ids::{Incarnation, RegionId};
+
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_said_with_the_reason() {
+        let region = RegionId { origin: Incarnation(255), serial: 7 };
+        let of = |name: Option<&str>| Leftover {
+            region,
+            name: name.map(str::to_owned),
+            bytes: 4096,
+            cause: LeftoverCause::NoOtherNode,
+        };
+        let left = vec![of(Some("a")), of(Some("\0lb")), of(None)];
+        let drained = Drained { moved: 1, moved_bytes: 4096, left, left_count: 5 };
+        let lines = leftovers(&drained);
+        assert_eq!(lines.len(), 4);
+        assert_eq!(lines[0], "\"a\", 4.0 KiB: no other node with memory stays");
+        assert!(
+            lines[1].starts_with("lock \"b\"") && lines[2].starts_with("region ff.7 without"),
+            "{lines:?}"
+        );
+        assert_eq!(lines[3], "and 2 more");
+    }
+}

@@ -1,0 +1,101 @@
+//! Locks and barriers that move: who waits for them asks again at the next home, and nobody is given a lock on the way.
+
+use super::HomeSide;
+use crate::engine::Requester;
+use crate::ids::RegionId;
+use crate::message::{ErrorReply, Record, Reply, Request};
+use crate::names::Service;
+use crate::region::Moving;
+
+impl HomeSide<'_> {
+    /// Whether the request is not for this node to serve now: it waits for the end of a move, or is told where the lock or barrier
+    /// has gone.
+    pub(in crate::engine) fn defers(
+        &mut self,
+        requester: Requester,
+        region: RegionId,
+        request: &Request,
+    ) -> bool {
+        let Some(found) = self.homes.regions.get_mut(&region) else {
+            let home = self.homes.moved.home_of(region);
+            home.into_iter().for_each(|home| self.cx.answer(requester, Ok(Reply::MovedTo { home })));
+            return home.is_some();
+        };
+        let Some(moving) = found.moving_mut().filter(|moving| moving.is_begun()) else { return false };
+        if moving.in_doubt {
+            let next = moving.to.node;
+            self.cx.answer(requester, Err(ErrorReply::PeerDown(next)));
+        } else {
+            moving.parked.push((requester, request.clone()));
+        }
+        true
+    }
+
+    pub(super) fn is_on_the_move(&self, region: RegionId) -> bool {
+        self.moving(region).is_some_and(Moving::is_begun)
+    }
+
+    /// Whether the bytes of a lock may be at their next place already.
+    pub(super) fn is_parked(&self, region: RegionId) -> bool {
+        self.moving(region).is_some_and(|moving| moving.waiters_are_parked)
+    }
+
+    fn moving(&self, region: RegionId) -> Option<&Moving> {
+        self.homes.regions.get(&region).and_then(|found| found.moving())
+    }
+
+    /// Nobody touches the bytes any more.  Those who wait for the lock, or at the barrier, ask at its next home in the order in which
+    /// they came, or here if the move fails.
+    pub(super) fn park_waiters(&mut self, region: RegionId) {
+        let name = self.homes.regions[&region].name.as_deref();
+        let is_service = name.is_some_and(|name| Service::Lock.has(name) || Service::Barrier.has(name));
+        if !is_service {
+            return;
+        }
+        let mut parked = self.locks.take_queue(region);
+        if !parked.is_empty()
+            && let Ok(words) = self.served_region(region, Service::Lock, None)
+        {
+            words.clear_contended();
+        }
+        parked.extend(self.take_arrivals(region));
+        if let Some(moving) = self.homes.regions.get_mut(&region).and_then(|found| found.moving_mut()) {
+            moving.waiters_are_parked = true;
+            parked.append(&mut moving.parked);
+            moving.parked = parked;
+        }
+    }
+
+    /// Somebody who is parked does not want what he asked for any more; whether there was one.
+    pub(super) fn unpark(&mut self, region: RegionId, requester: Requester) -> bool {
+        let found = self.homes.regions.get_mut(&region);
+        let Some(moving) = found.and_then(|found| found.moving_mut()) else { return false };
+        let before = moving.parked.len();
+        moving.parked.retain(|(other, _)| *other != requester);
+        moving.parked.len() < before
+    }
+
+    /// Whether the holder of a lock is cut off here and may take itself for that still: only this home knows until when.
+    pub(super) fn is_held_by_the_lapsing(&self, region: RegionId) -> bool {
+        let words = self.served_region(region, Service::Lock, None).ok();
+        let holder = words.and_then(|words| words.holder());
+        holder.is_some_and(|holder| self.locks.is_of_the_lapsing(holder))
+    }
+
+    /// A lock comes here with all that is known of it.  A mapper that we do not hear may hold it: it hears of us from the former home, or
+    /// hears nobody, and its guard is over in a lease at the latest.
+    pub(super) fn adopt_lock(&mut self, record: &Record) {
+        if !record.name.as_deref().is_some_and(|name| Service::Lock.has(name)) {
+            return;
+        }
+        if record.recovered {
+            self.locks.note_recovered(record.region);
+        }
+        for life in record.mappers.iter().map(|mapper| mapper.life) {
+            let has_ended = self.cx.membership().pairings().has_ended(life);
+            if !self.cx.is_present(life) && !has_ended && !self.locks.has_lapsing(life) {
+                self.recover_locks_when_guards_are_over(life, self.cx.now_ns());
+            }
+        }
+    }
+}
