@@ -8,7 +8,7 @@ use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, Regio
 use crate::actor::{Actor, pick};
 use crate::harness::Harness;
 use crate::judge::is_of_trouble;
-use crate::order::Span;
+use crate::linearizability::Span;
 use chain::{Chain, Change};
 
 /// How many names there are.

@@ -3,36 +3,33 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 
-use todc_utils::linearizability::history::{Action, History};
+use halite_trials::linearizability::Span;
 
 /// One thread's record.
 pub struct Recorder<'c, T> {
     clock: &'c AtomicU64,
     pub thread: usize,
-    entries: Vec<(u64, usize, Action<T>)>,
+    entries: Vec<(Span, T)>,
 }
 
-impl<T: Clone> Recorder<'_, T> {
+impl<T> Recorder<'_, T> {
     /// Runs an operation, of which `describe` tells how it is noted.
     pub fn record<R>(&mut self, run: impl FnOnce() -> R, describe: impl FnOnce(&R) -> T) -> R {
         // Sequentially consistent, as are its partners on other threads: an operation that ends before another
         // begins has the lower numbers.
-        let begun = self.clock.fetch_add(1, SeqCst);
+        let begin_ns = self.clock.fetch_add(1, SeqCst);
         let result = run();
-        let ended = self.clock.fetch_add(1, SeqCst);
-        // The checker looks at answers only, so the call may be noted with its answer.
-        let operation = describe(&result);
-        self.entries.push((begun, self.thread, Action::Call(operation.clone())));
-        self.entries.push((ended, self.thread, Action::Response(operation)));
+        let end_ns = self.clock.fetch_add(1, SeqCst);
+        self.entries.push((Span { begin_ns, end_ns }, describe(&result)));
         result
     }
 }
 
 /// What all threads did, each by `play`, which all begin together.
-pub fn history<T: Clone + Send>(threads: usize, play: impl Fn(&mut Recorder<'_, T>) + Sync) -> History<T> {
+pub fn history<T: Send>(threads: usize, play: impl Fn(&mut Recorder<'_, T>) + Sync) -> Vec<(Span, T)> {
     let (clock, absent, play) = (AtomicU64::new(0), AtomicUsize::new(threads), &play);
     let (clock, absent) = (&clock, &absent);
-    let mut entries: Vec<_> = thread::scope(|scope| {
+    thread::scope(|scope| {
         let play_one = move |thread| {
             let mut recorder = Recorder { clock, thread, entries: Vec::new() };
             // Not by a sleep: by the time that the last one woke, the first would be done.
@@ -45,7 +42,5 @@ pub fn history<T: Clone + Send>(threads: usize, play: impl Fn(&mut Recorder<'_, 
         };
         let players: Vec<_> = (0..threads).map(|thread| scope.spawn(move || play_one(thread))).collect();
         players.into_iter().flat_map(|player| player.join().expect("no panic")).collect()
-    });
-    entries.sort_by_key(|(time, ..)| *time);
-    History::from_actions(entries.into_iter().map(|(_, thread, action)| (thread, action)).collect())
+    })
 }

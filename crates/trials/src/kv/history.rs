@@ -10,7 +10,7 @@ use halite_apps::kv::Only;
 use todc_utils::specifications::Specification;
 
 use super::values::Value;
-use crate::order::{self, Span};
+use crate::linearizability::{self, Span};
 
 /// When something that was begun has not ended, for all that is known.
 const NEVER: u64 = u64::MAX;
@@ -143,7 +143,7 @@ impl History {
 
     /// Whether some order explains it.
     pub(super) fn has_order(&self) -> bool {
-        order::has_order::<Register>(Operation::Nothing, &self.known())
+        linearizability::has_order::<Register>(Operation::Nothing, &self.known())
     }
 
     /// What must have its place in an order: what was not done needs none, nor does a look of which nobody knows the result.

@@ -1,37 +1,7 @@
 //! Who had a lock after whom: what was done to it, in the words of the checker.
 
-use todc_utils::specifications::Specification;
-
-use crate::order::{self, Span};
-
-/// What was done to a lock; each turn has a token of its own.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Operation {
-    /// The lock is what it is in the beginning.
-    Begin(Option<u64>),
-    Take(u64),
-    GiveUp(u64),
-}
-
-/// A lock that one after the other has.
-struct Lock;
-
-impl Specification for Lock {
-    type State = Option<u64>;
-    type Operation = Operation;
-
-    fn init() -> Option<u64> {
-        None
-    }
-
-    fn apply(operation: &Operation, holder: &Option<u64>) -> (bool, Option<u64>) {
-        match *operation {
-            Operation::Begin(first) => (true, first),
-            Operation::Take(token) => (holder.is_none(), Some(token)),
-            Operation::GiveUp(token) => (*holder == Some(token), None),
-        }
-    }
-}
+use crate::linearizability::lock::{Lock, Operation};
+use crate::linearizability::{self, Span};
 
 /// What was done to one lock.
 #[derive(Debug, Default)]
@@ -52,10 +22,10 @@ impl History {
     /// Whether there is an order in which nobody takes what another has.
     pub(super) fn have_order(&self) -> bool {
         let mut holder = None;
-        order::pieces(&self.done).into_iter().all(|piece| {
+        linearizability::pieces(&self.done).into_iter().all(|piece| {
             let first = Operation::Begin(holder);
             holder = left_by(&piece, holder);
-            order::has_order::<Lock>(first, &piece)
+            linearizability::has_order::<Lock>(first, &piece)
         })
     }
 }

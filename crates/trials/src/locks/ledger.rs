@@ -1,7 +1,7 @@
 //! What is known of one lock from outside: who tries to take it, who holds it, and what may follow.
 
 use super::history::History;
-use crate::order::Span;
+use crate::linearizability::Span;
 
 /// When something that has begun has not ended.
 const NEVER: u64 = u64::MAX;

@@ -3,33 +3,17 @@
 //! Each change leaves a value that the word never had before, so that the value that it found says which was before it:
 //! all changes form one chain, and the only question left is whether the times allow it.  A general checker, which tries
 //! orders, would be lost among operations of which nobody knows whether they were done; here they fill gaps.  Once it
-//! is known which of them were done, the general checker has the last word, see [`crate::order`].
+//! is known which of them were done, the general checker has the last word, see [`crate::linearizability`].
 
 use std::collections::BTreeMap;
 
-use crate::order::Span;
+use crate::linearizability::Span;
+pub(super) use crate::linearizability::register::Change;
 
 /// When something that was begun has not ended, for all that is known.
 const NEVER: u64 = u64::MAX;
 /// So many changes of which nobody knows are tried in a row.
 const GAP_MAX: usize = 4;
-
-/// A change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Change {
-    Add(u64),
-    Swap { expected: u64, new: u64 },
-}
-
-impl Change {
-    /// What it makes of `value`; `None` if it would leave that.
-    pub(super) fn of(self, value: u64) -> Option<u64> {
-        match self {
-            Change::Add(add) => Some(value.wrapping_add(add)),
-            Change::Swap { expected, new } => (expected == value).then_some(new),
-        }
-    }
-}
 
 /// Something that was done to the word, or seen of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

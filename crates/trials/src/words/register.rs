@@ -1,51 +1,17 @@
 //! A word as a register that one after the other changes and looks at.
 
-use todc_utils::specifications::Specification;
-
-use super::chain::{Change, Done};
-use crate::order;
-
-/// One of what is done to a register, in the words of the checker.
-#[derive(Clone, Copy, Debug)]
-enum Operation {
-    /// The register is given its first value.
-    Begin(u64),
-    Look {
-        found: u64,
-    },
-    Change {
-        change: Change,
-        found: u64,
-    },
-}
-
-struct Register;
-
-impl Specification for Register {
-    type State = u64;
-    type Operation = Operation;
-
-    fn init() -> u64 {
-        0
-    }
-
-    fn apply(operation: &Operation, value: &u64) -> (bool, u64) {
-        match *operation {
-            Operation::Begin(first) => (true, first),
-            Operation::Look { found } => (found == *value, *value),
-            Operation::Change { change, found } => (found == *value, change.of(*value).unwrap_or(*value)),
-        }
-    }
-}
+use super::chain::Done;
+use crate::linearizability::register::{Operation, Register};
+use crate::linearizability::{has_order as piece_has_order, pieces};
 
 /// Whether some order explains all that was `done` to a word, of which the changes stand in their order.
 pub(super) fn has_order(done: &[Done]) -> bool {
     let operations: Vec<_> = done.iter().map(|done| (done.span, operation(done))).collect();
     let mut value = 0;
-    order::pieces(&operations).into_iter().all(|piece| {
+    pieces(&operations).into_iter().all(|piece| {
         let first = Operation::Begin(value);
         value = piece.iter().filter_map(|(_, operation)| left_by(operation)).next_back().unwrap_or(value);
-        order::has_order::<Register>(first, &piece)
+        piece_has_order::<Register>(first, &piece)
     })
 }
 
@@ -65,8 +31,9 @@ fn left_by(operation: &Operation) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::chain::Change;
     use super::*;
-    use crate::order::Span;
+    use crate::linearizability::Span;
 
     fn done(begin_ns: u64, end_ns: u64, change: Option<Change>, found: u64) -> Done {
         Done { span: Span { begin_ns, end_ns }, change, found }
