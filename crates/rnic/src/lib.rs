@@ -12,6 +12,7 @@
 
 mod config;
 mod congestion;
+mod context;
 mod counters;
 mod kept;
 mod layout;
@@ -23,7 +24,6 @@ mod requester;
 mod responder;
 pub mod room;
 mod round_trip;
-mod surroundings;
 pub mod wire;
 mod work;
 

@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 
 use crate::config::{Config, Mtu};
+use crate::context::StepContext;
 use crate::counters::Counters;
 use crate::memory::Memory;
 use crate::parts::{Assembly, Cutter, is_same};
@@ -18,7 +19,6 @@ use crate::path::Path;
 use crate::requester::{Failure, Requester};
 use crate::responder::Responder;
 use crate::room::{Share, is_used};
-use crate::surroundings::Surroundings;
 use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{Headers, ICRC_BYTES, Packet, Psn, Qpn};
 use crate::work::{Cause, Event, PostError, Request};
@@ -294,9 +294,9 @@ impl QueuePair {
         &'a mut self,
         now_ns: u64,
         memory: &'a dyn Memory,
-    ) -> (&'a mut Requester, &'a mut Responder, Surroundings<'a>) {
+    ) -> (&'a mut Requester, &'a mut Responder, StepContext<'a>) {
         let (config, counters, events) = (&self.config, &mut self.counters, &mut self.events);
-        let at = Surroundings { now_ns, config, memory, counters, events };
+        let at = StepContext { now_ns, config, memory, counters, events };
         (&mut self.requester, &mut self.responder, at)
     }
 

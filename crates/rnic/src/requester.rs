@@ -19,11 +19,11 @@ use std::collections::VecDeque;
 
 use self::selective::Selective;
 use crate::config::{Config, Retry, nanoseconds};
+use crate::context::StepContext;
 use crate::counters::Counters;
 use crate::layout::{Layout, Piece};
 use crate::memory::Memory;
 use crate::round_trip::RoundTrip;
-use crate::surroundings::Surroundings;
 use crate::wire::{
     AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, SEQUENCE_WINDOW, Syndrome,
 };
@@ -197,7 +197,7 @@ impl Requester {
     /// Writes the next packet that may leave now; `None` where none may.
     pub fn poll_transmit(
         &mut self,
-        at: &mut Surroundings<'_>,
+        at: &mut StepContext<'_>,
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Failure> {
@@ -253,7 +253,7 @@ impl Requester {
     // [ROCE-TIME-2]
     fn write_probe(
         &mut self,
-        at: &mut Surroundings<'_>,
+        at: &mut StepContext<'_>,
         dest_qp: Qpn,
         newest: u64,
         buffer: &mut [u8],
@@ -358,7 +358,7 @@ impl Requester {
         self.works.partition_point(|work| work.end <= sequence)
     }
 
-    pub fn handle_answer(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) -> Result<(), Failure> {
+    pub fn handle_answer(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Failure> {
         let sequence = packet.psn.expand(self.una).filter(|sequence| *sequence < self.sent_end);
         let Some(sequence) = sequence else {
             at.counters.out_of_window += 1;
@@ -405,7 +405,7 @@ impl Requester {
 
     fn acknowledged(
         &mut self,
-        at: &mut Surroundings<'_>,
+        at: &mut StepContext<'_>,
         sequence: u64,
         aeth: AethRepr,
     ) -> Result<(), Failure> {
@@ -465,7 +465,7 @@ impl Requester {
     // [ROCE-READ-2]
     fn read_answered(
         &mut self,
-        at: &mut Surroundings<'_>,
+        at: &mut StepContext<'_>,
         sequence: u64,
         payload: &[u8],
     ) -> Result<(), Failure> {
@@ -501,7 +501,7 @@ impl Requester {
     }
 
     // [ROCE-ATOMIC-3]
-    fn atomic_answered(&mut self, at: &mut Surroundings<'_>, sequence: u64, old: u64) {
+    fn atomic_answered(&mut self, at: &mut StepContext<'_>, sequence: u64, old: u64) {
         if sequence < self.una {
             return;
         }
@@ -523,7 +523,7 @@ impl Requester {
     /// Takes all before packet `to` for acknowledged, up to the first that is to be answered by more than that.
     /// Says whether there was none.
     // [ROCE-ACK-3]
-    fn advance(&mut self, at: &mut Surroundings<'_>, to: u64) -> bool {
+    fn advance(&mut self, at: &mut StepContext<'_>, to: u64) -> bool {
         let before = self.una;
         while self.una < to {
             let Some(work) = self.works.front() else { break };

@@ -14,10 +14,10 @@
 use std::collections::VecDeque;
 
 use crate::config::{Config, nanoseconds};
+use crate::context::StepContext;
 use crate::kept::{Kept, span};
 use crate::layout::packets;
 use crate::memory::{Access, Memory, Refused};
-use crate::surroundings::Surroundings;
 use crate::wire::{
     AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, RnrTimer, Syndrome,
 };
@@ -146,7 +146,7 @@ impl Responder {
     }
 
     /// Carries a request out, if it is its turn.  An error ends the connection.
-    pub fn handle_request(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
+    pub fn handle_request(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
         let is_known =
             |sequence: &u64| *sequence >= self.begin || *sequence + 1 == self.begin && is_ask(packet);
         let sequence = packet.psn.expand(self.expected).filter(is_known);
@@ -174,7 +174,7 @@ impl Responder {
 
     /// Something that was missing has come: what was kept behind it follows, up to what is missing next.
     // [ROCE-SEL-2]
-    fn take_turns(&mut self, at: &mut Surroundings<'_>) -> Result<(), Nak> {
+    fn take_turns(&mut self, at: &mut StepContext<'_>) -> Result<(), Nak> {
         while let Some(early) = self.kept.take(self.expected) {
             let before = self.expected;
             self.take_turn(at, &early.packet(before))?;
@@ -188,7 +188,7 @@ impl Responder {
     }
 
     /// Carries out the packet whose turn it is.
-    fn take_turn(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
+    fn take_turn(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
         match self.carry_out(at, packet) {
             Ok(numbers) => {
                 self.expected += u64::from(numbers);
@@ -231,7 +231,7 @@ impl Responder {
 
     /// Keeps a packet that came before its turn, if that is within the bound, and has the peer told what is missing.
     // [ROCE-SEL-1]
-    fn keep(&mut self, at: &mut Surroundings<'_>, sequence: u64, packet: &Packet<'_>) {
+    fn keep(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         // One that is too long never fits, whenever its turn comes.
         let fits = packet.payload.len() <= at.config.mtu.bytes() as usize;
         if !fits || sequence - self.expected > span(self.grant) {
@@ -247,7 +247,7 @@ impl Responder {
 
     /// Something is missing.  Who asks again, after a while, may not have heard so.
     // [ROCE-NAK-1]
-    fn ahead(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) {
+    fn ahead(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) {
         at.counters.ahead += 1;
         let is_unheard = |told_ns: u64| {
             wants_answer(packet) && at.now_ns.saturating_sub(told_ns) >= 2 * nanoseconds(at.config.ack_delay)
@@ -281,7 +281,7 @@ impl Responder {
     }
 
     /// Does what the packet says; returns how many numbers it takes.
-    fn carry_out(&mut self, at: &mut Surroundings<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
+    fn carry_out(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
         let (config, memory) = (at.config, at.memory);
         let mtu = config.mtu.bytes() as usize;
         let (payload, solicited) = (packet.payload, packet.solicited);
@@ -444,7 +444,7 @@ impl Responder {
 
     /// A packet that has been carried out: it is not carried out again, but answered as the first time.
     // [ROCE-DUP-1]
-    fn repeated(&mut self, at: &mut Surroundings<'_>, sequence: u64, packet: &Packet<'_>) {
+    fn repeated(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         let answer = match packet.headers {
             Headers::ReadRequest(reth) => self.read_again(at.config, sequence, reth, at.memory),
             // [ROCE-ATOMIC-2]
@@ -528,7 +528,7 @@ impl Responder {
     /// Writes the next packet of an answer, or a refusal.  An error ends the connection.
     pub fn poll_answer(
         &mut self,
-        at: &Surroundings<'_>,
+        at: &StepContext<'_>,
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Nak> {
@@ -584,7 +584,7 @@ impl Responder {
 
     /// Writes the acknowledgement that is due, where no answer waits.
     // [ROCE-ACK-2]
-    pub fn poll_ack(&mut self, at: &Surroundings<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
+    pub fn poll_ack(&mut self, at: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
         let now_ns = at.now_ns;
         let says_something = self.expected > self.begin || self.is_missing || self.is_asked;
         if self.ack_at_ns.is_none_or(|at| now_ns < at) || !says_something {

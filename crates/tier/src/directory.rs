@@ -9,8 +9,7 @@ mod lost;
 
 use std::fmt;
 
-use crate::engine::Requester;
-use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
+use crate::ids::{Epoch, NodeId, NodeLife, RegionId, Requester};
 use crate::members::Parting;
 use crate::message::{ErrorReply, Reply, Request};
 use crate::news::News;

@@ -40,7 +40,7 @@ use crate::access::DataPath;
 use crate::directory::{Directory, Embedded};
 use crate::effect::{Command, CopyFailure, Effect, OpId, Token};
 use crate::hello::Hello;
-use crate::ids::{NodeId, NodeLife, Principal, RequestId, SessionId};
+use crate::ids::{NodeId, NodeLife, Principal, RequestId, Requester, SessionId};
 use crate::mapper::{Mapper, Reach};
 use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
 use crate::news::News;
@@ -87,15 +87,6 @@ pub struct Connection {
     pub dialled: bool,
     /// Longest send to the peer, in bytes.
     pub send_bytes_max: usize,
-}
-
-/// Who asked something, and how the answer finds back.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Requester {
-    /// Which node.
-    pub life: NodeLife,
-    /// Its number for the request.
-    pub id: RequestId,
 }
 
 /// One node's brain.  See the module's documentation.

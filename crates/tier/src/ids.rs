@@ -81,3 +81,12 @@ pub struct RequestId(pub u64);
 /// A session of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct SessionId(pub u16);
+
+/// Who asked something, and how the answer finds back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Requester {
+    /// Which node.
+    pub life: NodeLife,
+    /// Its number for the request.
+    pub id: RequestId,
+}

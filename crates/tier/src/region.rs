@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::engine::Requester;
-use crate::ids::{Epoch, NodeLife, Principal, RegionId, RequestId};
+use crate::ids::{Epoch, NodeLife, Principal, RegionId, RequestId, Requester};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{MappedReply, MapperEntry, Record, RegionCommand, RegionInfo, Request};
 use crate::permissions::AccessList;

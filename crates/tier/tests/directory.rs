@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use common::{ARENA_BYTES, Cluster};
 use halite_tier::directory::{Directory, Said, Word};
 use halite_tier::effect::{CommandError, Placement};
-use halite_tier::engine::Requester;
+use halite_tier::ids::Requester;
 use halite_tier::ids::{NodeId, NodeLife, RegionId};
 use halite_tier::message::{ErrorReply, Reply, Request};
 

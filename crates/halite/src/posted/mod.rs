@@ -156,9 +156,9 @@ impl InFlight {
         self.progress.happen(wakes);
     }
 
-    /// A number for an operation that nobody waits for, and that `keepsake` must outlive.
-    pub(crate) fn keep(&self, peer: PeerId, keepsake: Box<dyn Send>) -> WorkId {
-        self.table.keep(peer, KeepAlive(keepsake)).work_id()
+    /// A number for an operation that nobody waits for, and that `kept_alive` must outlive.
+    pub(crate) fn keep(&self, peer: PeerId, kept_alive: Box<dyn Send>) -> WorkId {
+        self.table.keep(peer, KeepAlive(kept_alive)).work_id()
     }
 
     /// An operation that was to be kept for was not posted after all.

@@ -138,8 +138,8 @@ impl Table {
         self.add(peer, State::Begun)
     }
 
-    pub(super) fn keep(&self, peer: PeerId, keepsake: KeepAlive) -> OperationId {
-        self.add(peer, State::Kept(keepsake))
+    pub(super) fn keep(&self, peer: PeerId, kept_alive: KeepAlive) -> OperationId {
+        self.add(peer, State::Kept(kept_alive))
     }
 
     /// As [`Table::begin`], of a call; `None` if as many to that peer are under way as may be.
@@ -184,9 +184,9 @@ impl Table {
                     entries.remove(index);
                     completed.slot = slot;
                 }
-                State::Kept(keepsake) => {
+                State::Kept(kept_alive) => {
                     entries.remove(index);
-                    completed._kept = Some(keepsake);
+                    completed._kept = Some(kept_alive);
                 }
                 // A confused provider: the first word counts.
                 State::Done(first) => entries.all[index].state = State::Done(first),
@@ -234,14 +234,14 @@ impl Table {
         polled.expect("an operation is polled by its owner until it has ended")
     }
 
-    /// An operation that was not posted, or has ended, or of a keepsake that is not needed.  Whether another call may be begun,
+    /// An operation that was not posted, or has ended, or of something kept alive that is not needed.  Whether another call may be begun,
     /// which could not before.
     pub(super) fn withdraw(&self, id: OperationId) -> bool {
         let withdrawn = self.with(id, |entries, index| {
             let state = std::mem::replace(&mut entries.all[index].state, State::Free);
             (entries.remove(index), state)
         });
-        // The state is not dropped under the lock, since dropping a keepsake may do anything.
+        // The state is not dropped under the lock, since dropping what is kept alive may do anything.
         withdrawn.is_some_and(|(room, _)| room)
     }
 

@@ -17,7 +17,7 @@ use crate::session::{Commanded, Inner, Lh, Session};
 impl Session {
     /// Sets `len` bytes from `offset` to `byte`.  Needs [`Permissions::WRITE`](crate::Permissions::WRITE).
     pub async fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
-        self.inner.finish_fill(Filling { at: spot(lh, offset), len, byte }, lh, offset, len).await
+        self.inner.finish_fill(Filling { at: region_offset(lh, offset), len, byte }, lh, offset, len).await
     }
 
     /// Copies `len` bytes from one place to another, of the same region or another one.  Needs
@@ -31,7 +31,8 @@ impl Session {
         from_offset: u64,
         len: u64,
     ) -> Result<(), CopyError> {
-        let copying = Copying { to: spot(to, to_offset), from: spot(from, from_offset), len };
+        let copying =
+            Copying { to: region_offset(to, to_offset), from: region_offset(from, from_offset), len };
         self.inner.finish_copy(copying, (to, to_offset), (from, from_offset), len).await
     }
 }
@@ -41,7 +42,7 @@ impl blocking::Session {
     /// See [`crate::Session::fill`].
     pub fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
         let inner = &*self.as_async().inner;
-        let mut filling = Filling { at: spot(lh, offset), len, byte };
+        let mut filling = Filling { at: region_offset(lh, offset), len, byte };
         if inner.owns(lh) && inner.step_on(&mut filling).is_ok() {
             return Ok(());
         }
@@ -58,7 +59,8 @@ impl blocking::Session {
         len: u64,
     ) -> Result<(), CopyError> {
         let inner = &*self.as_async().inner;
-        let mut copying = Copying { to: spot(to, to_offset), from: spot(from, from_offset), len };
+        let mut copying =
+            Copying { to: region_offset(to, to_offset), from: region_offset(from, from_offset), len };
         if inner.owns(to) && inner.owns(from) && inner.step_on(&mut copying).is_ok() {
             return Ok(());
         }
@@ -66,7 +68,7 @@ impl blocking::Session {
     }
 }
 
-fn spot(lh: Lh, offset: u64) -> RegionOffset {
+fn region_offset(lh: Lh, offset: u64) -> RegionOffset {
     RegionOffset { slot: lh.slot, offset }
 }
 

@@ -56,7 +56,7 @@ impl Drop for Dir {
     }
 }
 
-/// This process, as the surroundings of nodes whose steps a test takes.
+/// This process, as the environment of nodes whose steps a test takes.
 pub struct Process(Instant);
 
 impl Process {

@@ -13,7 +13,6 @@ use crate::tree::File;
 const EXCEPTIONS: &[(&str, &str, &str, &str)] = &[
     ("halite", "rpc", "driver", "the caller's half of a call waits by moving its node"),
     ("halite", "rpc", "session", "calls, servers and mailboxes are handed out with their session inside"),
-    ("tier", "directory", "engine", "who asks is named as the engine names them"),
 ];
 
 /// Who imports whom in one crate, and where.

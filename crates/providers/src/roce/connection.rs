@@ -75,7 +75,7 @@ pub(super) struct Lane {
 
 /// What a step of a lane works with.
 #[derive(Clone, Copy)]
-pub(super) struct Ground<'a> {
+pub(super) struct LaneContext<'a> {
     pub(super) now_ns: u64,
     pub(super) registered: &'a Registered,
 }
@@ -316,9 +316,14 @@ impl Lane {
     }
 
     /// Takes a packet, which [`Connection::open`] has let through.
-    pub(super) fn handle_packet(&mut self, connection: &Connection, ground: Ground<'_>, packet: &Packet<'_>) {
-        let view = View { registered: ground.registered, salt: connection.salt, held: &self.held };
-        self.qp.handle_packet(ground.now_ns, packet, &view);
+    pub(super) fn handle_packet(
+        &mut self,
+        connection: &Connection,
+        context: LaneContext<'_>,
+        packet: &Packet<'_>,
+    ) {
+        let view = View { registered: context.registered, salt: connection.salt, held: &self.held };
+        self.qp.handle_packet(context.now_ns, packet, &view);
     }
 
     /// So much came through to the peer's host before.
@@ -338,12 +343,12 @@ impl Lane {
     }
 
     /// Sends what may leave.  Returns when there is something to do though nothing arrives.
-    pub(super) fn transmit(&mut self, connection: &Connection, ground: Ground<'_>) -> Option<u64> {
+    pub(super) fn transmit(&mut self, connection: &Connection, context: LaneContext<'_>) -> Option<u64> {
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
-        let view = View { registered: ground.registered, salt: *salt, held: &self.held };
+        let view = View { registered: context.registered, salt: *salt, held: &self.held };
         let qp = &mut self.qp;
         port_use.port().send_all(outwards, (*own_address, *address), qp.packet_bytes_max(), |bytes| {
-            qp.poll_transmit(ground.now_ns, &view, bytes)
+            qp.poll_transmit(context.now_ns, &view, bytes)
         });
         qp.poll_timeout()
     }

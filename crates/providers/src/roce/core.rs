@@ -26,7 +26,7 @@ use halite_rnic::wire::{Headers, Packet};
 use halite_rnic::{Config, Congestion, Mtu, Retry};
 
 use super::bell::Bell;
-use super::connection::{Connection, Ground, Lane, Outcome, QUEUE_MAX};
+use super::connection::{Connection, Lane, LaneContext, Outcome, QUEUE_MAX};
 use super::control::{Attempt, Control, Handshake};
 use super::greeting::{Message, Offer};
 use super::line::Heard;
@@ -121,8 +121,8 @@ impl Core {
         self.begin.elapsed().as_nanos() as u64 + 1
     }
 
-    fn ground(&self, now_ns: u64) -> Ground<'_> {
-        Ground { now_ns, registered: &self.registered }
+    fn context(&self, now_ns: u64) -> LaneContext<'_> {
+        LaneContext { now_ns, registered: &self.registered }
     }
 
     pub(super) fn peer(&self, peer: PeerId) -> Option<Arc<Connection>> {
@@ -198,7 +198,7 @@ impl Core {
 
     /// Sends what may leave in a lane, and tells what has happened.
     fn move_on(&self, connection: &Connection, lane: &mut Lane, now_ns: u64, outcome: &mut Outcome) {
-        let due = lane.transmit(connection, self.ground(now_ns));
+        let due = lane.transmit(connection, self.context(now_ns));
         lane.drain(connection.peer, outcome);
         if !outcome.events.is_empty() {
             lock(&self.events).append(&mut outcome.events);
@@ -424,7 +424,7 @@ impl Core {
         if !is_probe && !connection.awaits_answer() {
             self.come_up(connection);
         }
-        lane.handle_packet(connection, self.ground(now_ns), &packet);
+        lane.handle_packet(connection, self.context(now_ns), &packet);
         true
     }
 

@@ -7,8 +7,8 @@ use super::scoreboard::Scoreboard;
 use super::{Failure, Requester, Work, write_packet};
 use crate::config::Config;
 use crate::congestion::{Controller, Heard, pacer::Pacer};
+use crate::context::StepContext;
 use crate::kept::{SPAN_MAX, numbers, span};
-use crate::surroundings::Surroundings;
 use crate::wire::{Headers, Nak, Packet, Qpn, Syndrome};
 use crate::work::{Cause, Operation, Status};
 
@@ -75,7 +75,7 @@ impl Requester {
     // [ROCE-SEL-5]
     pub(super) fn poll_selective(
         &mut self,
-        at: &mut Surroundings<'_>,
+        at: &mut StepContext<'_>,
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Failure> {
@@ -149,7 +149,7 @@ impl Requester {
     /// Takes what the peer says, whatever the order.
     pub(super) fn handle_selective(
         &mut self,
-        at: &mut Surroundings<'_>,
+        at: &mut StepContext<'_>,
         sequence: u64,
         packet: &Packet<'_>,
     ) -> Result<(), Failure> {
@@ -206,7 +206,7 @@ impl Requester {
 
     fn handle_read_answer(
         &mut self,
-        at: &mut Surroundings<'_>,
+        at: &mut StepContext<'_>,
         sequence: u64,
         payload: &[u8],
     ) -> Option<Failure> {
@@ -235,7 +235,7 @@ impl Requester {
         is_refused.then_some(Failure { sequence, status, cause })
     }
 
-    fn handle_atomic_answer(&mut self, at: &mut Surroundings<'_>, sequence: u64, old: u64) {
+    fn handle_atomic_answer(&mut self, at: &mut StepContext<'_>, sequence: u64, old: u64) {
         if sequence < self.una {
             return;
         }
@@ -254,7 +254,7 @@ impl Requester {
 
     /// What was heard may complete requests, or show that packets are lost: after silence, all of which nothing is known, if the peer says that the oldest
     /// `is_lacking`.
-    fn heed(&mut self, at: &mut Surroundings<'_>, under_way: u32, is_lacking: bool) {
+    fn heed(&mut self, at: &mut StepContext<'_>, under_way: u32, is_lacking: bool) {
         let now_ns = at.now_ns;
         let Some(selective) = &mut self.selective else { return };
         let una = self.una;
@@ -318,7 +318,7 @@ impl Requester {
         }
     }
 
-    fn complete(&mut self, at: &mut Surroundings<'_>) {
+    fn complete(&mut self, at: &mut StepContext<'_>) {
         while self.works.front().is_some_and(|work| work.end <= self.una) {
             let old = self.works[0].old;
             self.complete_first(old, at.events);

@@ -9,8 +9,7 @@ use std::ops::Bound;
 
 use super::lost::LostNames;
 use super::{Directory, DirectoryFigures, NAMES_PER_ANSWER_MAX, Said, Word};
-use crate::engine::Requester;
-use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
+use crate::ids::{Epoch, NodeId, NodeLife, RegionId, Requester};
 use crate::members::Parting;
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names;

@@ -43,7 +43,7 @@ pub(super) struct Draining {
 /// How far this node's own drain is.
 #[derive(Debug)]
 struct Drain {
-    askers: Vec<Requester>,
+    requesters: Vec<Requester>,
     deadline_ns: u64,
     /// Whether the node stays if something is left.
     stays: bool,
@@ -126,7 +126,7 @@ impl Engine {
             }
             // The most impatient of those who ask decides, and one who insists.
             Some(drain) => {
-                drain.askers.push(requester);
+                drain.requesters.push(requester);
                 drain.deadline_ns = drain.deadline_ns.min(deadline_ns);
                 drain.stays &= stays;
             }
@@ -139,7 +139,7 @@ impl Engine {
         let others: BTreeSet<NodeId> =
             self.session_side().memory_nodes().into_iter().filter(|node| *node != me).collect();
         self.membership.draining_mut().own = Some(Box::new(Drain {
-            askers: vec![requester],
+            requesters: vec![requester],
             deadline_ns,
             stays,
             room: BTreeMap::new(),
@@ -321,10 +321,10 @@ impl Engine {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         let Drain { moved, moved_bytes, stays, .. } = *drain;
         let outcome = Drained { moved, moved_bytes, left: named, left_count };
-        let askers = std::mem::take(&mut drain.askers);
+        let requesters = std::mem::take(&mut drain.requesters);
         drain.outcome = Some(outcome.clone());
-        for asker in askers {
-            self.cx().answer(asker, Ok(Reply::Drained(Box::new(outcome.clone()))));
+        for requester in requesters {
+            self.cx().answer(requester, Ok(Reply::Drained(Box::new(outcome.clone()))));
         }
         if stays && left_count > 0 {
             self.membership.draining_mut().own = None;

@@ -1,4 +1,4 @@
-//! Calls and messages: what another process does for the asker.
+//! Calls and messages: what another process does for the caller.
 
 use super::{Figure, MIB, Row, Sizes, Source, Target, figure_of, halite, latency_of, row, ucx};
 use crate::peers::probe::Probe;

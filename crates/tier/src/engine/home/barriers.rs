@@ -7,8 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::HomeSide;
-use crate::engine::Requester;
-use crate::ids::{NodeLife, Principal, RegionId};
+use crate::ids::{NodeLife, Principal, RegionId, Requester};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names::Service;
 

@@ -16,9 +16,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::HomeSide;
-use crate::engine::Requester;
 use crate::engine::context::Purpose;
-use crate::ids::{NodeId, NodeLife, RegionId};
+use crate::ids::{NodeId, NodeLife, RegionId, Requester};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::region::Stage;
 

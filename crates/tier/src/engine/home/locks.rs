@@ -20,8 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::HomeSide;
-use crate::engine::Requester;
-use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
+use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, Requester, SessionId};
 use crate::lockword::{Holder, LockWords};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names::Service;

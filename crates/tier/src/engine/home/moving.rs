@@ -15,9 +15,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::HomeSide;
-use crate::engine::Requester;
 use crate::engine::context::Purpose;
-use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
+use crate::ids::{Epoch, NodeId, NodeLife, RegionId, Requester};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
 use crate::region::{Busy, Moving, Presence, Region, Stage};

@@ -1,8 +1,7 @@
 //! Locks and barriers that move: who waits for them asks again at the next home, and nobody is given a lock on the way.
 
 use super::HomeSide;
-use crate::engine::Requester;
-use crate::ids::RegionId;
+use crate::ids::{RegionId, Requester};
 use crate::message::{ErrorReply, Record, Reply, Request};
 use crate::names::Service;
 use crate::region::Moving;

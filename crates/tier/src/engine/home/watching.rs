@@ -6,8 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::HomeSide;
-use crate::engine::Requester;
-use crate::ids::{NodeLife, Principal, RegionId, RequestId};
+use crate::ids::{NodeLife, Principal, RegionId, RequestId, Requester};
 use crate::message::{ErrorReply, Reply, Request, Watcher};
 use crate::permissions::Permissions;
 use crate::region::{Busy, Region, Stage};

@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::OwnerSide;
 use crate::effect::{Effect, Token};
-use crate::engine::Requester;
-use crate::ids::NodeId;
+use crate::ids::{NodeId, Requester};
 use crate::layout::{Extent, Extents};
 use crate::message::{ErrorReply, Reply};
 

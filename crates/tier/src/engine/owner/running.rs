@@ -7,8 +7,7 @@ use halite_fabric::Key;
 
 use super::{Owner, OwnerSide};
 use crate::effect::{CopyFailure, Effect, Token};
-use crate::engine::Requester;
-use crate::ids::{NodeLife, RegionId};
+use crate::ids::{NodeLife, RegionId, Requester};
 use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply};
 

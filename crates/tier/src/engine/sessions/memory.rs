@@ -109,11 +109,10 @@ impl SessionSide<'_> {
         from: RegionOffset,
         len: u64,
     ) {
-        let region_of =
-            |spot: RegionOffset| self.mapper.region_of(session, spot.slot).map(|(region, _)| region);
+        let region_of = |at: RegionOffset| self.mapper.region_of(session, at.slot).map(|(region, _)| region);
         let same_region = region_of(to) == region_of(from);
         let step = Step::of_copy(same_region, to.offset, from.offset, len, COMMAND_BYTES_MAX);
-        let behind = |spot: RegionOffset| RegionOffset { offset: spot.offset + step.skip(len), ..spot };
+        let behind = |at: RegionOffset| RegionOffset { offset: at.offset + step.skip(len), ..at };
         let source = match self.mapper.resolve(session, behind(from), Permissions::READ, step.len) {
             Ok(found) => found,
             Err(blocked) => return self.refuse_access(op, CopySide::Source, blocked),

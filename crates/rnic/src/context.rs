@@ -1,4 +1,4 @@
-//! What a step of either state machine gets to see of all that is around it.
+//! What a step of either state machine gets to see besides its own state.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use crate::memory::Memory;
 use crate::work::Event;
 
 /// Borrowed for one step.
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct StepContext<'a> {
     pub now_ns: u64,
     pub config: &'a Config,
     pub memory: &'a dyn Memory,
