@@ -459,8 +459,11 @@ pub enum Effect {
         /// How many.
         left: u64,
     },
-    /// Some mapping or member changed: who waits for [`crate::access::Blocked::Changing`] tries again.
-    Changed,
+    /// These handles, by their indices, have another view or are gone: who waits because of
+    /// [`Blocked::Changing`](crate::access::Blocked::Changing) for one of them tries again.
+    HandlesChanged(Vec<u32>),
+    /// Some member, or what is known of one, has changed.
+    MembersChanged,
     /// Something has happened that people may want to know.
     News(News),
 }

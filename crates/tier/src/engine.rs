@@ -372,6 +372,7 @@ impl Engine {
     fn continue_status(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
         if let Ok(Reply::Members { members }) = body {
             self.membership.learn(members, self.out.life().node, self.out.now_ns());
+            self.out.push(Effect::MembersChanged);
         }
         self.session_side().ask_for_statuses(op);
     }
@@ -436,9 +437,11 @@ impl Engine {
     pub fn handle_quiescent(&mut self, now_ns: u64, token: Token, elapsed: Elapsed) {
         self.out.set_now(now_ns);
         let locator = self.owner.locator(self.out.life(), self.membership.members());
-        self.mapper.handle_quiescent(token, elapsed, &locator);
+        let changed = self.mapper.handle_quiescent(token, elapsed, &locator);
         self.handle_grace_period_over(token);
-        self.out.push(Effect::Changed);
+        if !changed.is_empty() {
+            self.out.push(Effect::HandlesChanged(changed));
+        }
         self.settle();
     }
 

@@ -505,25 +505,33 @@ impl Mapper {
         touching.map(|(region, _)| *region).collect()
     }
 
-    /// No access that began before the token was given out is under way any more.
-    pub fn handle_quiescent(&mut self, token: Token, elapsed: Elapsed, locate: &dyn Locate) {
+    /// No access that began before the token was given out is under way any more.  Returns the handles that have a new view, or
+    /// are gone.
+    pub fn handle_quiescent(&mut self, token: Token, elapsed: Elapsed, locate: &dyn Locate) -> Vec<u32> {
         match self.waiting.remove(&token) {
-            None | Some(Waiting::Quiesced) => {}
+            None | Some(Waiting::Quiesced) => Vec::new(),
             Some(Waiting::Retired(handles)) => {
-                for handle in handles {
+                for handle in &handles {
                     // Fails only for a handle that another token has reclaimed.
-                    let _ = self.path.slots().reclaim(handle, elapsed);
+                    let _ = self.path.slots().reclaim(*handle, elapsed);
                 }
+                handles
             }
             Some(Waiting::Region(region)) => self.finish_change(region, token, elapsed, locate),
         }
     }
 
-    fn finish_change(&mut self, region: RegionId, token: Token, elapsed: Elapsed, locate: &dyn Locate) {
-        let Some(changing) = self.changing.get_mut(&region) else { return };
+    fn finish_change(
+        &mut self,
+        region: RegionId,
+        token: Token,
+        elapsed: Elapsed,
+        locate: &dyn Locate,
+    ) -> Vec<u32> {
+        let Some(changing) = self.changing.get_mut(&region) else { return Vec::new() };
         // It may be of a change from before the region was dropped, and mapped anew.
         if !changing.tokens.remove(&token) || !changing.tokens.is_empty() {
-            return;
+            return Vec::new();
         }
         let changing = self.changing.remove(&region).expect("looked up just before");
         for handle in &changing.slots {
@@ -538,6 +546,7 @@ impl Mapper {
             let _ = slots.update(*handle, elapsed, mapping);
         }
         self.shrink(region, locate);
+        changing.slots.into_iter().collect()
     }
 
     /// Gives `mapping` the view that its region has now.
@@ -695,6 +704,27 @@ mod tests {
             frozen: None,
         };
         mapper.insert(&reply, session, Permissions::all(), &Elsewhere)
+    }
+
+    #[test]
+    fn the_end_of_a_change_names_the_handles_of_that_region_and_no_others() {
+        let path = Arc::new(DataPath::default());
+        let mut mapper = Mapper::new(path.clone());
+        let session = mapper.open_session(Principal("ada".into())).expect("it is the first");
+        let home = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };
+        let [one, same, other] = [1, 1, 2].map(|serial| map(&mut mapper, session, home, serial).index);
+        let end = |mapper: &mut Mapper, token| {
+            let grace = path.pins().start_grace_period();
+            let elapsed = grace.elapsed(path.pins()).expect("nobody is pinned");
+            mapper.handle_quiescent(token, elapsed, &Elsewhere)
+        };
+        let region = RegionId { origin: home.incarnation, serial: 1 };
+        let frozen = mapper.change(region, Change::Freeze { from: 0, len: 64, layout: None });
+        assert_eq!(end(&mut mapper, frozen.expect("it is possible").token), [one, same]);
+        let (_, _, quiesce) = mapper.remove(other).expect("it is mapped");
+        assert_eq!(end(&mut mapper, quiesce.token), [other]);
+        let nothing = mapper.quiesce();
+        assert!(end(&mut mapper, nothing.token).is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@
 use std::mem::take;
 
 use halite_fabric::{Local, Operation as Request, PeerId, PostCause, PostError, Status, WorkRequest};
-use halite_tier::access::{Atomic, Blocked, Count};
+use halite_tier::access::{Atomic, Blocked, Count, SlotRef};
 use halite_tier::rpc::AtomicCall;
 use halite_tier::rpc::atomic::ATOMIC_IMM;
 use smallvec::SmallVec;
@@ -34,6 +34,11 @@ pub(crate) trait Transfer {
 
     /// Where the bytes from `at` on are; does nothing.
     fn locate(&self, at: Cursor) -> Result<usize, Blocked>;
+
+    /// By which handle one of them is made, that is known to be about to change.
+    fn handle(&self, _index: usize) -> SlotRef {
+        unreachable!("no handle is used")
+    }
 
     /// What is done to them.
     fn kind(&self) -> Kind;
@@ -157,7 +162,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         let shared = &self.driver.shared;
         loop {
             // Read before the attempt, so that what happens during it is not missed.
-            let changes = shared.changes.count();
+            let changes = shared.handle_changes.count();
             let progress = shared.posted.progress_count();
             let hold = self.make_ready();
             self.post_ready();
@@ -176,7 +181,10 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                 match hold {
                     Hold::End => return self.result(),
                     _ if self.driver.is_closed() => self.fail(self.at, 0, Stop::Closed),
-                    Hold::Changing => shared.changes.after(changes).await,
+                    Hold::Changing => {
+                        let handle = self.transfer.handle(self.at.index);
+                        shared.handle_changes.after(changes, handle).await;
+                    }
                     Hold::Window | Hold::Short => shared.posted.progress_after(progress).await,
                 }
             }

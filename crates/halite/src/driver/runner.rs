@@ -26,6 +26,7 @@ use crate::driver::timers::Timers;
 use crate::metrics::{Queues, Timings};
 use crate::posted::{Fetch, Fetches, InFlight, Mark};
 use crate::rpc::Rpc;
+use crate::runtime::changes::HandleChanges;
 use crate::runtime::jobs::{Done, Job};
 use crate::runtime::outbox::{OutMessage, Outbox};
 use crate::runtime::wait::{Event, Wakes};
@@ -50,8 +51,9 @@ pub(crate) struct Shared {
     pub(crate) ways: Ways,
     /// Where the first node of several hosts writes down which numbers are taken.
     pub(crate) numbers: Option<TakenNumbers>,
-    /// Some mapping, member or connection has changed.
-    pub(crate) changes: Event,
+    /// Some member or connection has changed.
+    pub(crate) member_changes: Event,
+    pub(crate) handle_changes: HandleChanges,
     /// Whether the node has been drained.
     pub(crate) drained: DrainedNode,
 }
@@ -278,7 +280,7 @@ impl Runner {
 
     /// The oldest connection that we began to `address` has come about or failed.
     fn answered(&mut self, address: &str) -> Option<Dial> {
-        self.shared.changes.happen(&mut self.wakes);
+        self.shared.member_changes.happen(&mut self.wakes);
         self.dialling.take(address)
     }
 
@@ -425,7 +427,8 @@ impl Runner {
                 self.shared.rpc.set_draining(is_on);
             }
             Effect::Drained { left } => self.shared.drained.set(left),
-            Effect::Changed => self.shared.changes.happen(&mut self.wakes),
+            Effect::MembersChanged => self.shared.member_changes.happen(&mut self.wakes),
+            Effect::HandlesChanged(handles) => self.shared.handle_changes.happen(&handles, &mut self.wakes),
         }
     }
 
@@ -455,7 +458,7 @@ impl Runner {
             }
             (None, Some(engine)) => {
                 engine.handle_dial_failed(&dialled.shown);
-                self.shared.changes.happen(&mut self.wakes);
+                self.shared.member_changes.happen(&mut self.wakes);
             }
             (_, None) => {}
         }
@@ -597,7 +600,8 @@ impl Runner {
         self.tickets.end_all(&mut self.wakes);
         self.shared.posted.close(&mut self.wakes);
         self.shared.rpc.close(&mut self.wakes);
-        self.shared.changes.happen(&mut self.wakes);
+        self.shared.member_changes.happen(&mut self.wakes);
+        self.shared.handle_changes.end(&mut self.wakes);
     }
 }
 

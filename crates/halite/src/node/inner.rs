@@ -24,6 +24,7 @@ use crate::error::JoinError;
 use crate::metrics::Timings;
 use crate::posted::InFlight;
 use crate::rpc::Rpc;
+use crate::runtime::changes::HandleChanges;
 use crate::runtime::env::NodeEnv;
 use crate::runtime::wait::Event;
 use crate::session::Session;
@@ -91,9 +92,22 @@ impl NodeInner {
         let peers = Arc::new(Peers::new(life.node));
         let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
-        let (timings, changes) = (Timings::default(), Event::default());
         let drained = DrainedNode::default();
-        let shared = Shared { fabric, path, posted, peers, rpc, timings, ways, numbers, changes, drained };
+        let (timings, member_changes) = (Timings::default(), Event::default());
+        let handle_changes = HandleChanges::default();
+        let shared = Shared {
+            fabric,
+            path,
+            posted,
+            peers,
+            rpc,
+            timings,
+            ways,
+            numbers,
+            member_changes,
+            handle_changes,
+            drained,
+        };
         let driver = Driver::new(Arc::new(shared), env, engine);
         Ok(NodeInner { driver, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
     }
@@ -139,7 +153,7 @@ impl NodeInner {
 
     /// Waits until something is so, or the node is closed.
     async fn until(&self, is_so: impl Fn(&Runner) -> bool) {
-        let changes = &self.driver.shared.changes;
+        let changes = &self.driver.shared.member_changes;
         loop {
             let seen = changes.count();
             if self.driver.is_closed() || self.driver.look(&is_so) {

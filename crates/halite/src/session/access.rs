@@ -4,7 +4,7 @@
 //! region that is changing, or for the completion of what had to be posted.
 
 use halite_fabric::{PeerId, Status};
-use halite_tier::access::{Blocked, Count, WORD_BYTES};
+use halite_tier::access::{Blocked, Count, SlotRef, WORD_BYTES};
 use halite_tier::ids::NodeLife;
 use halite_tier::permissions::Permissions;
 
@@ -56,6 +56,10 @@ impl Transfer for Reads<'_, '_> {
         self.inner.path.locate(self.inner.id, lh.slot, Permissions::READ, offset + at.done as u64, len)
     }
 
+    fn handle(&self, index: usize) -> SlotRef {
+        self.ops[index].lh.slot
+    }
+
     fn kind(&self) -> Kind {
         Kind::Read
     }
@@ -84,6 +88,10 @@ impl Transfer for Writes<'_, '_> {
         let WriteOp { lh, offset, from } = &self.ops[at.index];
         let len = (from.len() - at.done) as u64;
         self.inner.path.locate(self.inner.id, lh.slot, Permissions::WRITE, offset + at.done as u64, len)
+    }
+
+    fn handle(&self, index: usize) -> SlotRef {
+        self.ops[index].lh.slot
     }
 
     fn kind(&self) -> Kind {
@@ -218,20 +226,21 @@ impl Inner {
             return Err(failed(AccessCause::ForeignHandle));
         }
         loop {
-            let seen = self.driver.shared.changes.count();
+            let seen = self.driver.shared.handle_changes.count();
             match self.path.check(self.id, lh.slot, wanted, offset, len) {
                 Ok(()) => return Ok(()),
-                Err(Blocked::Changing) => self.wait_for_change(seen).await.map_err(failed)?,
+                Err(Blocked::Changing) => self.wait_for_change(seen, lh).await.map_err(failed)?,
                 Err(blocked) => return Err(failed(self.cause_of(blocked, offset, len))),
             }
         }
     }
 
-    pub(crate) async fn wait_for_change(&self, seen: u64) -> Result<(), AccessCause> {
+    /// Waits until a handle has changed, if none has since so many changes were seen.
+    pub(crate) async fn wait_for_change(&self, seen: u64, lh: Lh) -> Result<(), AccessCause> {
         if self.driver.is_closed() {
             return Err(AccessCause::NodeClosed);
         }
-        self.driver.shared.changes.after(seen).await;
+        self.driver.shared.handle_changes.after(seen, lh.slot).await;
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //! ([`halite_tier::rpc::atomic`]).  An atomic is never repeated: one whose completion or answer was lost fails, and has
 //! happened or not.
 
-use halite_tier::access::{Atomic, Blocked, WORD_BYTES};
+use halite_tier::access::{Atomic, Blocked, SlotRef, WORD_BYTES};
 use halite_tier::permissions::Permissions;
 
 use crate::blocking;
@@ -121,6 +121,10 @@ impl Transfer for Change<'_> {
 
     fn locate(&self, _: Cursor) -> Result<usize, Blocked> {
         self.inner.path.locate(self.inner.id, self.lh.slot, Permissions::ATOMIC, self.offset, WORD_BYTES)
+    }
+
+    fn handle(&self, _: usize) -> SlotRef {
+        self.lh.slot
     }
 
     fn kind(&self) -> Kind {

@@ -216,7 +216,7 @@ impl Inner {
         }
         loop {
             // Read before the attempt, so that a change during it is not missed.
-            let seen = self.driver.shared.changes.count();
+            let seen = self.driver.shared.handle_changes.count();
             let stopped = match self.step_on(bulk) {
                 Ok(()) => return Ok(()),
                 Err((_, Blocked::Post { .. })) => match self.command_step(bulk).await {
@@ -229,7 +229,8 @@ impl Inner {
             let partly = bulk.len() < whole;
             match stopped {
                 Stop::Access(side, Blocked::Changing) => {
-                    let waited = self.wait_for_change(seen).await;
+                    let (_, lh) = handles.iter().find(|(of, _)| *of == side).expect("each side has a handle");
+                    let waited = self.wait_for_change(seen, *lh).await;
                     waited.map_err(|cause| Failure { side, cause, partly })?;
                 }
                 Stop::Access(side, blocked) => {

@@ -173,13 +173,13 @@ impl Session {
     async fn meets(&self, life: NodeLife) -> bool {
         let driver = &self.inner.driver;
         loop {
-            let seen = driver.shared.changes.count();
+            let seen = driver.shared.member_changes.count();
             if let Some(met) =
                 driver.look(|runner| runner.engine().map_or(Some(true), |it| has_met(it, life)))
             {
                 return met;
             }
-            driver.shared.changes.after(seen).await;
+            driver.shared.member_changes.after(seen).await;
         }
     }
 
@@ -214,7 +214,7 @@ impl Watch {
     pub async fn recv(&self) -> Result<Notification, RegionError> {
         loop {
             // Read before the look, so that a change during it is not missed.
-            let seen = self.inner().driver.shared.changes.count();
+            let seen = self.inner().driver.shared.handle_changes.count();
             if let Some(notification) = self.try_recv()? {
                 return Ok(notification);
             }
@@ -236,10 +236,10 @@ impl Watch {
         self.check().map(|()| None)
     }
 
-    /// The next message, or `None` if some region or node has changed first.
+    /// The next message, or `None` if the handle has changed first.
     async fn message_or_change(&self, seen: u64) -> Option<Result<Message, RegionError>> {
         let mut message = pin!(self.mailbox.recv());
-        let mut change = pin!(self.inner().driver.shared.changes.after(seen));
+        let mut change = pin!(self.inner().driver.shared.handle_changes.after(seen, self.lh.slot));
         poll_fn(|context| match message.as_mut().poll(context) {
             Poll::Ready(message) => Poll::Ready(Some(message.map_err(|error| self.closed(error)))),
             Poll::Pending => change.as_mut().poll(context).map(|()| None),

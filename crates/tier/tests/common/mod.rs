@@ -313,7 +313,8 @@ impl Cluster {
                     assert_eq!(host.peers.remove(&peer), Some(PeerState::Down), "{peer:?} is cut off once");
                 }
                 Effect::Disconnect(_)
-                | Effect::Changed
+                | Effect::HandlesChanged(_)
+                | Effect::MembersChanged
                 | Effect::Warn { .. }
                 | Effect::Draining { .. }
                 | Effect::Drained { .. }

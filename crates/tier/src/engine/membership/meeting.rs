@@ -242,7 +242,7 @@ impl Engine {
         if life.node == self.directory.seat() {
             self.home_side().tell_names();
         }
-        self.out.push(Effect::Changed);
+        self.out.push(Effect::MembersChanged);
     }
 
     /// The connection has ended, perhaps before it was up.
@@ -269,7 +269,7 @@ impl Engine {
             self.owner_side().abandon_sweeps_by(life);
             self.home_side().handle_reach_changed(life);
         }
-        self.out.push(Effect::Changed);
+        self.out.push(Effect::MembersChanged);
     }
 
     /// A life is over.

@@ -360,6 +360,7 @@ impl Engine {
             self.tell_directory(Word::Expected(life));
         }
         self.dial_the_unreachable();
+        self.out.push(Effect::MembersChanged);
     }
 
     /// Who has not come for a lease is not waited for: what it calls as others do will be renamed.
@@ -440,6 +441,7 @@ impl Engine {
         }
         self.dial_the_unreachable();
         self.pair_all();
+        self.out.push(Effect::MembersChanged);
     }
 
     /// Another node says where the directory is.
@@ -535,7 +537,7 @@ impl Engine {
         if state != NodeState::Left {
             self.tell_of_loss(life);
         }
-        self.out.push(Effect::Changed);
+        self.out.push(Effect::MembersChanged);
     }
 
     /// A grace period at the end of a pairing is over, and so are the commands that were given before.
@@ -578,7 +580,7 @@ impl Engine {
         self.home_side().conclude_for_owner(life);
         self.home_side().give_adoption_up(life);
         self.pair_all();
-        self.out.push(Effect::Changed);
+        self.out.push(Effect::MembersChanged);
     }
 
     /// A directory that was restarted may not know of that life, and nobody could say that it is to be forgotten.
