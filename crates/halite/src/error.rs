@@ -208,7 +208,7 @@ impl From<CommandError> for RegionCause {
             CommandError::Broken { refusal, .. } => refusal.into(),
             CommandError::Access { .. } => unreachable!("only memory operations are refused so"),
             CommandError::TableFull(table) => RegionCause::TableFull(table),
-            CommandError::Abandoned => unreachable!("nobody waits for what was abandoned"),
+            CommandError::Withdrawn => unreachable!("nobody waits for what was withdrawn"),
         }
     }
 }

@@ -134,6 +134,8 @@ pub enum Command {
         /// For how long, in ns.
         timeout_ns: u64,
     },
+    /// End a command that waits for a lock or at a barrier, which nobody wants any more.  Others go on to their end.
+    Withdraw(OpId),
     /// Have a port of this node told when somebody writes to a region with a notification.
     Watch {
         /// A handle of the region.
@@ -193,6 +195,7 @@ impl Command {
             Command::Lock { .. } => "lock",
             Command::Unlock { .. } => "unlock",
             Command::Arrive { .. } => "barrier",
+            Command::Withdraw(_) => "withdraw",
             Command::Watch { .. } => "watch",
             Command::Unwatch { .. } => "unwatch",
             Command::ListWatchers(_) => "list_watchers",
@@ -323,9 +326,9 @@ pub enum CommandError {
     /// A table is full.
     #[error("{0}")]
     TableFull(&'static str),
-    /// The giver of the command does not want it any more.
-    #[error("the command was abandoned")]
-    Abandoned,
+    /// The command was withdrawn while it waited.
+    #[error("the command was withdrawn")]
+    Withdrawn,
 }
 
 impl From<SlotError> for CommandError {

@@ -203,14 +203,6 @@ impl Engine {
         op
     }
 
-    /// The giver of a command does not wait for its end.  Ends waiting for locks and at barriers; all others go on to
-    /// their end.
-    pub fn abandon(&mut self, now_ns: u64, op: OpId) {
-        self.out.set_now(now_ns);
-        self.session_side().abandon(op);
-        self.settle();
-    }
-
     // What comes and goes.
 
     /// What we say of ourselves when we connect.

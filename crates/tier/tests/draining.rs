@@ -268,8 +268,7 @@ fn who_gives_up_waiting_while_the_lock_moves_is_not_given_it() {
         for _ in 0..steps {
             cluster.step();
         }
-        let now_ns = cluster.now_ns;
-        cluster.hosts[others[1]].engine.abandon(now_ns, waiting);
+        cluster.submit(others[1], Command::Withdraw(waiting));
         cluster.run();
         drained(cluster.outcome(others[2], op).unwrap());
         if steps == 0 {

@@ -272,10 +272,9 @@ fn a_waiter_that_died_or_lost_interest_is_passed_over() {
     let quitter = submit_and_run(&mut cluster, 0, lock(slots[0]));
     let last = submit_and_run(&mut cluster, others[1], lock(slots[others[1]]));
     cluster.kill(others[0]);
-    let now_ns = cluster.now_ns;
-    cluster.hosts[0].engine.abandon(now_ns, quitter);
+    cluster.submit(0, Command::Withdraw(quitter));
     cluster.run();
-    assert_eq!(cluster.outcome(0, quitter), Some(Err(CommandError::Abandoned)));
+    assert_eq!(cluster.outcome(0, quitter), Some(Err(CommandError::Withdrawn)));
     assert_eq!(cluster.command(home, unlock(slots[home])), Ok(Outcome::Done));
     assert!(!locked(&mut cluster, others[1], last).1);
 }
@@ -291,8 +290,7 @@ fn a_grant_that_crosses_the_loss_of_interest_is_given_back() {
     cluster.held = vec![(home, quitter)];
     assert_eq!(cluster.command(home, unlock(slots[home])), Ok(Outcome::Done));
     assert!(!cluster.has_ended(quitter, crossing), "it is its turn, but it does not know");
-    let now_ns = cluster.now_ns;
-    cluster.hosts[quitter].engine.abandon(now_ns, crossing);
+    cluster.submit(quitter, Command::Withdraw(crossing));
     cluster.run();
     locked(&mut cluster, next, waiting);
     cluster.held.clear();
@@ -313,8 +311,7 @@ fn a_recovered_lock_that_its_next_holder_never_used_is_told_to_the_one_after() {
     cluster.held = vec![(home, others[0])];
     cluster.kill(others[2]);
     cluster.run();
-    let now_ns = cluster.now_ns;
-    cluster.hosts[others[0]].engine.abandon(now_ns, quitter);
+    cluster.submit(others[0], Command::Withdraw(quitter));
     cluster.run();
     assert!(locked(&mut cluster, others[1], last).1, "recovered");
 }
@@ -386,8 +383,7 @@ fn the_dead_and_those_who_left_are_not_counted_at_a_barrier() {
     cluster.kill(others[0]);
     let waiting = submit_and_run(&mut cluster, home, arrive(slots[home], 2, 100 * LEASE_NS));
     assert!(!cluster.has_ended(home, waiting), "who died is not there");
-    let now_ns = cluster.now_ns;
-    cluster.hosts[home].engine.abandon(now_ns, waiting);
+    cluster.submit(home, Command::Withdraw(waiting));
     let waiting = submit_and_run(&mut cluster, 0, arrive(slots[0], 2, 100 * LEASE_NS));
     assert!(!cluster.has_ended(0, waiting), "who left is not there");
     let refused = Err(CommandError::Refused(ErrorReply::Participants { expected: 2 }));

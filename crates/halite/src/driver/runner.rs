@@ -175,10 +175,8 @@ impl Runner {
     }
 
     pub(crate) fn abandon(&mut self, now: u64, op: OpId) {
-        match (self.tickets.abandon(op), &mut self.engine) {
-            (Some(chore), _) => self.do_chore(now, chore),
-            (None, Some(engine)) => engine.abandon(now, op),
-            (None, None) => {}
+        if let Some(chore) = self.tickets.abandon(op) {
+            self.do_chore(now, chore);
         }
     }
 

@@ -1,11 +1,12 @@
 //! Tickets: commands that are under way in the engine, and who waits for them.
 //!
-//! A command whose caller has lost interest runs to its end all the same, and then what it made is undone:
+//! A command whose caller has lost interest is undone by further commands: one that may wait for as long as others please is
+//! withdrawn; all run to their end, and then what they made is given up.
 //!
 //! ```text
 //!  Waiting ── finish ──> Done ── taken by the caller
 //!     └─ caller drops ─┐   └─ caller drops ─┐
-//!                      v                    v
+//!        (Withdraw)    v                    v
 //!                  Abandoned ── finish ── undone: Free (of an alloc), then Unmap
 //! ```
 //!
@@ -39,7 +40,9 @@ pub(crate) enum Undo {
     Unmap,
     /// The region is freed and the handle given up.
     Free,
-    /// The lock behind this handle is given up.
+    /// It waits for others, and makes nothing.
+    Withdraw,
+    /// It waits for others; then the lock behind this handle is given up.
     Unlock(SlotRef),
     /// This port watches no more.
     Unwatch(u32),
@@ -55,11 +58,18 @@ impl Undo {
             // What an anchor holds may be in use by others at once: it stays.
             Command::Map { .. } | Command::Anchor { .. } => Undo::Unmap,
             Command::Lock { slot, .. } => Undo::Unlock(*slot),
+            Command::Arrive { .. } => Undo::Withdraw,
             Command::Watch { port, .. } => Undo::Unwatch(*port),
             _ => Undo::Nothing,
         }
     }
 
+    /// What is done at once about a command that is under way.
+    fn while_waiting(self, op: OpId) -> Option<(Command, Undo)> {
+        matches!(self, Undo::Withdraw | Undo::Unlock(_)).then_some((Command::Withdraw(op), Undo::Nothing))
+    }
+
+    /// What is done when it has ended.
     fn step(self, ending: &Ending) -> Option<(Command, Undo)> {
         match (self, ending) {
             (Undo::Unmap, Ok(Outcome::Mapped { slot, .. })) => Some((Command::Unmap(*slot), Undo::Nothing)),
@@ -210,7 +220,8 @@ impl Tickets {
         let ticket = self.ops.get_mut(&op)?;
         if let State::Waiting(_) = ticket.state {
             ticket.state = State::Abandoned;
-            return None;
+            let session = ticket.session;
+            return ticket.undo.while_waiting(op).map(|(command, undo)| Chore { session, command, undo });
         }
         let ticket = self.remove(op)?;
         match &ticket.state {
@@ -304,6 +315,24 @@ mod tests {
         assert_eq!(finish(&mut tickets, 1, mapped()), None);
         let chore = tickets.abandon(OpId(1)).expect("the handle is there");
         assert_eq!(chore.command, Command::Unmap(SLOT));
+    }
+
+    #[test]
+    fn a_lock_that_nobody_waits_for_is_withdrawn_and_given_up_if_it_was_granted_meanwhile() {
+        let mut tickets = Tickets::default();
+        let lock = Command::Lock { slot: SLOT, wait: true, base_ns: 0 };
+        tickets.open(OpId(1), SESSION, Undo::of(&lock), Begun::default());
+        let chore = tickets.abandon(OpId(1)).expect("it waits");
+        assert_eq!((chore.command, chore.undo), (Command::Withdraw(OpId(1)), Undo::Nothing));
+        let granted = Ok(Outcome::Locked { token: 7, recovered: true });
+        let unlock = Command::Unlock { slot: SLOT, release: Release::Unused };
+        assert_eq!(finish(&mut tickets, 1, granted), Some(unlock));
+        assert_eq!(finish(&mut tickets, 2, Ok(Outcome::Done)), None);
+        let arrive = Command::Arrive { slot: SLOT, participants: 2, timeout_ns: 1 };
+        tickets.open(OpId(3), SESSION, Undo::of(&arrive), Begun::default());
+        assert_eq!(tickets.abandon(OpId(3)).map(|chore| chore.command), Some(Command::Withdraw(OpId(3))));
+        assert_eq!(finish(&mut tickets, 3, Err(CommandError::Withdrawn)), None);
+        assert_eq!(tickets.len(), 0);
     }
 
     #[test]

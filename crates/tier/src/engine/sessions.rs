@@ -170,6 +170,7 @@ impl SessionSide<'_> {
             Command::Arrive { slot, participants, timeout_ns } => {
                 self.arrive(op, session, slot, participants, timeout_ns)
             }
+            Command::Withdraw(waiting) => self.withdraw(op, waiting),
             Command::Watch { slot, port } => {
                 self.act_as_principal(op, session, slot, |principal| Act::Watch { principal, port })
             }

@@ -1,6 +1,6 @@
 //! Commands of sessions that wait for a lock or at a barrier, and those that give a lock up.
 //!
-//! Unlike others, they may take as long as somebody else pleases: so they end at once when nobody wants them any more,
+//! Unlike others, they may take as long as somebody else pleases: so they end at once when they are withdrawn,
 //! and the home is told.
 
 use std::collections::BTreeMap;
@@ -140,12 +140,13 @@ impl SessionSide<'_> {
         self.cx.ask(home, request, Purpose::User(op, step));
     }
 
-    /// The giver of a command does not wait for its end: see [`Engine::abandon`](crate::engine::Engine::abandon).
-    pub(in crate::engine) fn abandon(&mut self, op: OpId) {
-        if let Some(wait) = self.commands.waits.waiting.remove(&op) {
+    /// Ends a command, if it waits still, and tells the home.
+    pub(super) fn withdraw(&mut self, op: OpId, waiting: OpId) {
+        if let Some(wait) = self.commands.waits.waiting.remove(&waiting) {
             self.cx.out().forget_asked(wait.id);
             wait.withdrawal().into_iter().for_each(|withdrawal| self.cx.notify(wait.home, withdrawal));
-            self.cx.finish(op, Err(CommandError::Abandoned));
+            self.cx.finish(waiting, Err(CommandError::Withdrawn));
         }
+        self.cx.finish(op, Ok(Outcome::Done));
     }
 }
