@@ -136,6 +136,65 @@ impl From<AccessCause> for Stopped {
     }
 }
 
+/// Accesses as tasks make them.  What loads and stores reach is done here; the rest is kept apart, in memory of its own, since a
+/// future is as long as the longest way through it and is copied when it begins.
+impl Inner {
+    /// Reads what loads reach from there on; how many bytes that is, if they may be read.
+    #[inline]
+    pub(crate) fn read_now(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Option<usize> {
+        if self.owns(lh) { self.path.read(self.id, lh.slot, offset, into).ok() } else { None }
+    }
+
+    /// Writes what stores reach from there on; how many bytes that is, if they may be written.
+    #[inline]
+    pub(crate) fn write_now(&self, lh: Lh, offset: u64, from: &[u8]) -> Option<usize> {
+        if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from).ok() } else { None }
+    }
+
+    /// Makes a read.
+    #[inline]
+    pub(crate) async fn read_all(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        match self.read_now(lh, offset, into) {
+            Some(done) if done == into.len() => Ok(()),
+            done => Box::pin(self.read(lh, offset, into, done.unwrap_or(0))).await,
+        }
+    }
+
+    /// Makes a write.
+    #[inline]
+    pub(crate) async fn write_all(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        match self.write_now(lh, offset, from) {
+            Some(done) if done == from.len() => Ok(()),
+            done => Box::pin(self.write(lh, offset, from, done.unwrap_or(0))).await,
+        }
+    }
+
+    /// Makes reads.
+    pub(crate) async fn read_each(&self, ops: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
+        for index in 0..ops.len() {
+            let ReadOp { lh, offset, into } = &mut ops[index];
+            let done = self.read_now(*lh, *offset, into);
+            if done != Some(into.len()) {
+                let read = Box::pin(self.read_from(&mut ops[index..], done.unwrap_or(0))).await;
+                return read.map_err(|error| BatchError { index: index + error.index, ..error });
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes writes.
+    pub(crate) async fn write_each(&self, ops: &[WriteOp<'_>]) -> Result<(), BatchError> {
+        for (index, WriteOp { lh, offset, from }) in ops.iter().enumerate() {
+            let done = self.write_now(*lh, *offset, from);
+            if done != Some(from.len()) {
+                let written = Box::pin(self.write_from(&ops[index..], done.unwrap_or(0))).await;
+                return written.map_err(|error| BatchError { index: index + error.index, ..error });
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Inner {
     /// Makes the read whose first `done` bytes are there already.
     pub(crate) async fn read(

@@ -35,7 +35,7 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
-        self.inner.atomic(lh, offset, Atomic::FetchAdd { add }).await
+        self.inner.change(lh, offset, Atomic::FetchAdd { add }).await
     }
 
     /// Replaces the 8-byte word at `offset` by `new` if it holds `expected`; returns what it held before, so that
@@ -47,7 +47,7 @@ impl Session {
         expected: u64,
         new: u64,
     ) -> Result<u64, AccessError> {
-        self.inner.atomic(lh, offset, Atomic::CompareSwap { expected, new }).await
+        self.inner.change(lh, offset, Atomic::CompareSwap { expected, new }).await
     }
 }
 
@@ -67,13 +67,10 @@ impl blocking::Session {
 
     #[inline]
     fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
-        let inner = &*self.as_async().inner;
-        if inner.owns(lh)
-            && let Ok(old) = inner.path.atomic(inner.id, lh.slot, offset, atomic)
-        {
-            return Ok(old);
+        match self.as_async().inner.atomic_now(lh, offset, atomic) {
+            Some(old) => Ok(old),
+            None => self.finish_atomic(lh, offset, atomic),
         }
-        self.finish_atomic(lh, offset, atomic)
     }
 
     #[cold]
@@ -83,6 +80,21 @@ impl blocking::Session {
 }
 
 impl Inner {
+    /// Changes a word that loads and stores reach, if it may be changed; what it held before.
+    #[inline]
+    fn atomic_now(&self, lh: Lh, offset: u64, atomic: Atomic) -> Option<u64> {
+        if self.owns(lh) { self.path.atomic(self.id, lh.slot, offset, atomic).ok() } else { None }
+    }
+
+    /// Changes a word for a task; see [`Inner::read_all`] for why the longer way is kept apart.
+    #[inline]
+    async fn change(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
+        match self.atomic_now(lh, offset, atomic) {
+            Some(old) => Ok(old),
+            None => Box::pin(self.atomic(lh, offset, atomic)).await,
+        }
+    }
+
     /// Changes a word, waiting where it must.
     pub(crate) async fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
         if !self.owns(lh) {

@@ -53,8 +53,10 @@ impl Session {
     }
 
     /// Runs any future on this thread, which helps to move the node forward while it waits.
+    #[inline]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        self.session.inner.driver.block_on(future)
+        // Where it is made, as far as the compiler sees to it, and not copied on its way to where it is polled.
+        self.session.inner.driver.block_on(std::pin::pin!(future))
     }
 }
 
@@ -267,22 +269,18 @@ impl Session {
     /// See [`crate::Session::read`].
     #[inline]
     pub fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        let inner = &*self.session.inner;
-        let read = inner.owns(lh).then(|| inner.path.read(inner.id, lh.slot, offset, into));
-        match read {
-            Some(Ok(done)) if done == into.len() => Ok(()),
-            read => self.finish_read(lh, offset, into, read.and_then(Result::ok).unwrap_or(0)),
+        match self.session.inner.read_now(lh, offset, into) {
+            Some(done) if done == into.len() => Ok(()),
+            done => self.finish_read(lh, offset, into, done.unwrap_or(0)),
         }
     }
 
     /// See [`crate::Session::write`].
     #[inline]
     pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        let inner = &*self.session.inner;
-        let written = inner.owns(lh).then(|| inner.path.write(inner.id, lh.slot, offset, from));
-        match written {
-            Some(Ok(done)) if done == from.len() => Ok(()),
-            written => self.finish_write(lh, offset, from, written.and_then(Result::ok).unwrap_or(0)),
+        match self.session.inner.write_now(lh, offset, from) {
+            Some(done) if done == from.len() => Ok(()),
+            done => self.finish_write(lh, offset, from, done.unwrap_or(0)),
         }
     }
 

@@ -391,12 +391,12 @@ impl Session {
 impl Session {
     /// Reads from `offset`, as many bytes as `into` takes.
     pub async fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        self.inner.read(lh, offset, into, 0).await
+        self.inner.read_all(lh, offset, into).await
     }
 
     /// Writes `from` at `offset`.
     pub async fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.inner.write(lh, offset, from, 0).await
+        self.inner.write_all(lh, offset, from).await
     }
 
     /// Reads consecutive bytes from `offset` into several slices.  Nothing is read unless all of it may be.
@@ -415,7 +415,7 @@ impl Session {
             op
         });
         let mut ops: Vec<_> = ops.collect();
-        self.inner.read_from(&mut ops, 0).await.map_err(|error| of_vector(error, offset, len))
+        self.inner.read_each(&mut ops).await.map_err(|error| of_vector(error, offset, len))
     }
 
     /// Writes several slices one behind the other at `offset`.  Nothing is written unless all of it may be.
@@ -429,18 +429,18 @@ impl Session {
             op
         });
         let ops: Vec<_> = ops.collect();
-        self.inner.write_from(&ops, 0).await.map_err(|error| of_vector(error, offset, len))
+        self.inner.write_each(&ops).await.map_err(|error| of_vector(error, offset, len))
     }
 
     /// Makes several reads, and stops at the first that fails.  Those that must be posted are under way together.
     pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
-        self.inner.read_from(batch, 0).await
+        self.inner.read_each(batch).await
     }
 
     /// Makes several writes, and stops at the first that fails.  Those that must be posted are under way together: of
     /// two that overlap, and lie on one node, the later one stays.
     pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
-        self.inner.write_from(batch, 0).await
+        self.inner.write_each(batch).await
     }
 
     /// Reads into a buffer that goes along, as many bytes as it has; for tasks that cannot lend one.
