@@ -98,6 +98,43 @@ fn a_writer_that_was_skipped_appends_behind_what_others_have_read() {
 }
 
 #[test]
+fn records_that_one_call_appends_keep_their_order_and_are_there_when_it_returns() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let log = create(&session, &Options { nodes: vec![NodeId(0), NodeId(1)], ..SHORT });
+    let records: Vec<String> = (0..60).map(|number| format!("{number}").repeat(1 + number % 30)).collect();
+    let slices: Vec<&[u8]> = records.iter().map(|record| record.as_bytes()).collect();
+    let (mut writer, mut positions) = (Writer::new(log, 1), Vec::new());
+    session.block_on(writer.append_each(&slices, &mut positions)).unwrap();
+    assert!(positions.len() == 60 && positions.is_sorted(), "{positions:?}");
+    let other = cluster.session(1);
+    let mut follower = other.block_on(Follower::from_start(open(&other))).unwrap();
+    assert_eq!(follow(&other, &mut follower, 60), records);
+    // One that is too long is told before any other is there.
+    let end = session.block_on(writer.log().end()).unwrap();
+    let long = vec![0; 16 * 32];
+    let appended = session.block_on(writer.append_each(&[b"short", &long], &mut positions));
+    assert!(matches!(appended, Err(LogError::TooLong { .. })), "{appended:?}");
+    assert_eq!((session.block_on(writer.log().end()).unwrap(), positions.len()), (end, 60));
+}
+
+#[test]
+fn records_that_one_call_appends_stand_behind_what_was_skipped() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut idle = Writer::new(create(&session, &SHORT), 3);
+    let mut busy = Writer::new(open(&session), 1);
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    session.block_on(idle.append(b"first")).unwrap();
+    session.block_on(busy.append(b"second")).unwrap();
+    assert_eq!(follow(&session, &mut follower, 2), ["first", "second"], "two slots were skipped");
+    let mut positions = Vec::new();
+    session.block_on(idle.append_each(&[b"third", b"fourth", b"fifth"], &mut positions)).unwrap();
+    assert!(positions[0] >= 4 && positions.is_sorted(), "{positions:?}: its former slots are void");
+    assert_eq!(follow(&session, &mut follower, 3), ["third", "fourth", "fifth"]);
+}
+
+#[test]
 fn a_follower_is_patient_with_who_has_just_reserved() {
     let cluster = Cluster::new(64 * MIB);
     let session = cluster.session(0);

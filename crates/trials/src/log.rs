@@ -24,6 +24,9 @@ const SEGMENT_SLOTS: u64 = 16;
 const BATCH_MAX: u64 = 4;
 /// After how long, twice, a follower skips what nobody has settled: about as long as an append takes, so that both happen.
 const PATIENCE_NS_MAX: u64 = 20_000;
+/// Of so many numbers of records, one begins a call that appends several, and how many.
+const EACH_ONE_OF: u64 = 8;
+const EACH: usize = 3;
 /// A follower that polls so often after the last append has come to the end, each time with its patience between.
 const POLLS_MAX: u64 = 400;
 
@@ -173,9 +176,13 @@ fn go_on_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()>
 
 async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
-    let token = actor.harness.logs.borrow_mut().append_begins(held.life);
-    actor.note(format_args!("is about record {token} of log {}", held.life));
+    let token = append_begins(actor, held);
     let records = records::of(token);
+    if let [alone] = &records[..]
+        && token % EACH_ONE_OF == 1
+    {
+        return append_each(actor, held, (token, alone.clone())).await;
+    }
     let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
     let writer = &mut held.writer;
     let appending = async {
@@ -184,28 +191,67 @@ async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
             many => writer.append_all(many).await,
         }
     };
-    let outcome = match actor.attempt("append to a log", appending).await {
-        Some(Ok(position)) => Outcome::Done { position, end_ns: actor.now_ns() },
+    match actor.attempt("append to a log", appending).await {
+        Some(Ok(position)) => {
+            append_is_done(actor, held, begin_ns, token, position).await;
+            Ok(())
+        }
         Some(Err(error)) => {
             // As its documentation says: after an error of access it may be there, and after another one it is not.
             if !matches!(error, LogError::Access(_)) {
-                actor
-                    .harness
-                    .logs
-                    .borrow_mut()
-                    .append_ends(held.life, token, Outcome::NotDone)
-                    .unwrap_or_else(|why| actor.harness.judge.violated(why));
+                append_is_not_done(actor, held, token);
             }
-            return go_on_after(actor, &error, begin_ns);
+            go_on_after(actor, &error, begin_ns)
         }
-        None => return Ok(()),
-    };
-    let Outcome::Done { position, .. } = outcome else { unreachable!("it is done") };
+        None => Ok(()),
+    }
+}
+
+/// Appends some records by one call, each of which is visible by itself.
+async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>)) -> Result<(), ()> {
+    let begin_ns = actor.now_ns();
+    let mut records = vec![first];
+    while records.len() < EACH {
+        let token = append_begins(actor, held);
+        match <[Vec<u8>; 1]>::try_from(records::of(token)) {
+            Ok([alone]) => records.push((token, alone)),
+            // It would be a transaction.
+            Err(_) => append_is_not_done(actor, held, token),
+        }
+    }
+    let slices: Vec<&[u8]> = records.iter().map(|(_, record)| &record[..]).collect();
+    let mut positions = Vec::new();
+    let appending = held.writer.append_each(&slices, &mut positions);
+    let appended = actor.attempt("append several to a log", appending).await;
+    for ((token, _), position) in records.iter().zip(&positions) {
+        append_is_done(actor, held, begin_ns, *token, *position).await;
+    }
+    let Some(Err(error)) = appended else { return Ok(()) };
+    // As its documentation says: after an error of access one more may be there.
+    let maybe = usize::from(matches!(error, LogError::Access(_)));
+    for (token, _) in &records[(positions.len() + maybe).min(EACH)..] {
+        append_is_not_done(actor, held, *token);
+    }
+    go_on_after(actor, &error, begin_ns)
+}
+
+fn append_begins(actor: &Actor, held: &OpenLog) -> u64 {
+    let token = actor.harness.logs.borrow_mut().append_begins(held.life);
+    actor.note(format_args!("is about record {token} of log {}", held.life));
+    token
+}
+
+async fn append_is_done(actor: &Actor, held: &OpenLog, begin_ns: u64, token: u64, position: u64) {
     actor.note(format_args!("has record {token} at {position}"));
+    let outcome = Outcome::Done { position, end_ns: actor.now_ns() };
     let told = actor.harness.logs.borrow_mut().append_ends(held.life, token, outcome);
     told.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
     note_home(actor, held, position / SEGMENT_SLOTS).await;
-    Ok(())
+}
+
+fn append_is_not_done(actor: &Actor, held: &OpenLog, token: u64) {
+    let told = actor.harness.logs.borrow_mut().append_ends(held.life, token, Outcome::NotDone);
+    told.unwrap_or_else(|why| actor.harness.judge.violated(why));
 }
 
 /// Finds out with which node a segment goes.

@@ -4,7 +4,7 @@ use halite::Lh;
 
 use super::error::LogError;
 use super::handle::{Log, is_gone};
-use super::layout::{LEN_BYTES, Word, checksum};
+use super::layout::{LEN_BYTES, Layout, WORD, Word, checksum};
 
 /// How many bytes are read at once, unless a slot is longer.
 const READ_BYTES: u64 = 4096;
@@ -130,8 +130,13 @@ impl Follower {
                 Word::Void => self.next += 1,
                 Word::Entry { len, is_many, sum } => {
                     let found = Found { slot, len: len as usize, sum };
-                    self.gather(lh, found).await?;
-                    take(Entry { position: self.next, bytes: &self.record, is_many });
+                    let position = self.next;
+                    if let Some(bytes) = found.at_hand(&self.buffer, layout) {
+                        take(Entry { position, bytes, is_many });
+                    } else {
+                        self.gather(lh, found).await?;
+                        take(Entry { position, bytes: &self.record, is_many });
+                    }
                     self.next += layout.slots_of(len as usize);
                 }
             }
@@ -199,13 +204,25 @@ impl Follower {
 }
 
 /// A record in the buffer: where its slot begins, and what its word says.
+#[derive(Clone, Copy, Debug)]
 struct Found {
     slot: usize,
     len: usize,
     sum: u32,
 }
 
-fn collect(record: &mut Vec<u8>, slots: &[u8], layout: super::layout::Layout, len: usize) {
+impl Found {
+    /// Its bytes, where they are in one slot and all of them have been read, as most are.
+    fn at_hand(self, buffer: &[u8], layout: Layout) -> Option<&[u8]> {
+        if self.len > layout.payload_bytes() {
+            return None;
+        }
+        let bytes = &buffer[self.slot + WORD as usize..][..self.len];
+        (checksum(bytes) == self.sum).then_some(bytes)
+    }
+}
+
+fn collect(record: &mut Vec<u8>, slots: &[u8], layout: Layout, len: usize) {
     record.clear();
     for (bytes, offset) in layout.pieces(len) {
         record.extend(&slots[offset..offset + bytes.len()]);

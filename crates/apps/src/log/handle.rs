@@ -159,7 +159,8 @@ impl Log {
                 self.mapped.swap(0, 1);
                 Ok(lh)
             }
-            _ => self.take_up(segment).await,
+            // Rare, and long: kept apart, so that what appends or follows is short to begin.
+            _ => Box::pin(self.take_up(segment)).await,
         }
     }
 
@@ -169,6 +170,10 @@ impl Log {
         if let Some((_, lh)) = self.mapped.iter().flatten().find(|(found, _)| *found == segment) {
             return Ok(Some(*lh));
         }
+        Box::pin(self.take_up_if_made(segment)).await
+    }
+
+    async fn take_up_if_made(&mut self, segment: u64) -> Result<Option<Lh>, LogError> {
         match self.map(segment, USE).await? {
             Some(lh) => Ok(Some(self.note(segment, lh).await)),
             None => Ok(None),
@@ -201,7 +206,7 @@ impl Log {
         let segment = self.layout.segment_of(position);
         for mapped in &mut self.mapped {
             if let Some((_, lh)) = mapped.take_if(|(found, _)| *found == segment) {
-                let _ = self.session.unmap(lh).await;
+                let _ = Box::pin(self.session.unmap(lh)).await;
             }
         }
     }

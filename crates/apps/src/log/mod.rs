@@ -41,6 +41,7 @@ mod error;
 mod follower;
 mod handle;
 mod layout;
+mod run;
 mod trim;
 mod writer;
 

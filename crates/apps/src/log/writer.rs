@@ -9,14 +9,14 @@ use super::handle::{Log, is_gone};
 use super::layout::{LEN_BYTES, WORD, Word};
 
 /// How often a record is tried that others skip: each time costs them their patience.
-const ATTEMPTS_MAX: u32 = 64;
+pub(super) const ATTEMPTS_MAX: u32 = 64;
 
-/// Appends records, one at a time.
+/// Appends records.
 pub struct Writer {
-    log: Log,
+    pub(super) log: Log,
     /// Slots that are ours and not used yet.
-    reserved: Range<u64>,
-    batch: u64,
+    pub(super) reserved: Range<u64>,
+    pub(super) batch: u64,
 }
 
 impl Writer {
@@ -60,7 +60,10 @@ impl Writer {
         let slots = self.log.layout.slots_of(record.len());
         let word = Word::of(record, is_many).encode();
         for _ in 0..ATTEMPTS_MAX {
-            let position = self.place_for(slots).await?;
+            let position = match self.place_at_hand(slots) {
+                Some(position) => position,
+                None => self.place_for(slots).await?,
+            };
             // Whatever becomes of it, nothing else is written there: bytes of it may be on their way, and be made visible yet.
             self.reserved.start = position + slots;
             let settled = self.settle(position, record, word).await;
@@ -69,7 +72,7 @@ impl Writer {
                 self.reserved.start = position;
             }
             if settled? {
-                self.prepare_next(position).await;
+                self.prepare_next(position..position + slots).await;
                 return Ok(position);
             }
             // Somebody took us for dead, and others may have read on: none of what we had reserved counts any more.
@@ -78,18 +81,41 @@ impl Writer {
         Err(LogError::Outpaced { attempts: ATTEMPTS_MAX })
     }
 
-    fn too_long(&self, len: u64) -> LogError {
+    pub(super) fn too_long(&self, len: u64) -> LogError {
         LogError::TooLong { len, max: self.log.record_bytes_max() }
+    }
+
+    /// The first of so many slots of ours in one segment, if they are reserved.
+    fn place_at_hand(&self, slots: u64) -> Option<u64> {
+        let Range { start, end } = self.reserved;
+        (slots <= (end - start).min(self.log.layout.room_at(start))).then_some(start)
     }
 
     /// The first of so many slots of ours in one segment.
     async fn place_for(&mut self, slots: u64) -> Result<u64, LogError> {
+        if self.reserved.is_empty() {
+            self.reserve(slots).await?;
+        }
+        match self.place_at_hand(slots) {
+            Some(position) => Ok(position),
+            // Rare, and long: kept apart, so that an append is short to begin.
+            None => Box::pin(self.place_for_some(slots, slots)).await,
+        }
+    }
+
+    async fn reserve(&mut self, slots: u64) -> Result<(), LogError> {
+        let count = self.batch.max(slots);
+        let first = self.log.reserve(count).await?;
+        self.reserved = first..first + count;
+        Ok(())
+    }
+
+    /// As [`Writer::place_for`]; where it reserves anew, it does so for `wanted` slots, which may go on in other segments.
+    pub(super) async fn place_for_some(&mut self, slots: u64, wanted: u64) -> Result<u64, LogError> {
         loop {
             if self.reserved.end - self.reserved.start < slots {
                 self.void_up_to(self.reserved.end).await?;
-                let count = self.batch.max(slots);
-                let first = self.log.reserve(count).await?;
-                self.reserved = first..first + count;
+                self.reserve(wanted).await?;
             }
             let room = self.log.layout.room_at(self.reserved.start);
             if slots <= room {
@@ -102,14 +128,7 @@ impl Writer {
     /// Writes a record and makes it visible; not if its place was skipped.
     async fn settle(&mut self, position: u64, record: &[u8], word: u64) -> Result<bool, LogError> {
         let at = self.log.layout.offset_of(position);
-        let lh = match self.log.segment_at(position).await {
-            Err(LogError::Trimmed { .. }) => return Ok(false),
-            Err(LogError::Lost { next, .. }) => {
-                self.log.reserve_up_to(next).await?;
-                return Ok(false);
-            }
-            found => found?,
-        };
+        let Some(lh) = self.segment_for(position).await? else { return Ok(false) };
         match self.write(lh, at, record).await {
             // Nobody has seen anything of it.
             Err(LogError::Access(error)) if is_gone(&error) => {
@@ -118,6 +137,24 @@ impl Writer {
             }
             written => written?,
         }
+        self.commit(lh, position, word).await
+    }
+
+    /// The segment of a place of ours; none if that has been skipped with all of it.
+    pub(super) async fn segment_for(&mut self, position: u64) -> Result<Option<Lh>, LogError> {
+        match self.log.segment_at(position).await {
+            Err(LogError::Trimmed { .. }) => Ok(None),
+            Err(LogError::Lost { next, .. }) => {
+                Box::pin(self.log.reserve_up_to(next)).await?;
+                Ok(None)
+            }
+            found => found.map(Some),
+        }
+    }
+
+    /// Makes visible what has been written behind a word; not if its place was skipped.
+    pub(super) async fn commit(&mut self, lh: Lh, position: u64, word: u64) -> Result<bool, LogError> {
+        let at = self.log.layout.offset_of(position);
         match self.log.session.compare_swap(lh, at, Word::Open.encode(), word).await {
             Ok(found) => Ok(found == Word::Open.encode()),
             Err(error) if *error.cause() == AccessCause::Stale => {
@@ -139,15 +176,16 @@ impl Writer {
             from: &record[bytes],
         };
         let pieces: Vec<_> = self.log.layout.pieces(record.len()).map(piece).collect();
-        session.write_batch(&pieces).await.map_err(|error| LogError::Access(error.source))
+        Box::pin(session.write_batch(&pieces)).await.map_err(|error| LogError::Access(error.source))
     }
 
-    /// Takes up the next segment in the middle of one, before anybody waits for it.
-    async fn prepare_next(&mut self, position: u64) {
-        let room = self.log.layout.room_at(position);
-        if room == self.log.layout.segment_slots() / 2 && room > 0 {
+    /// Takes up the next segment when the middle of one has been passed, before anybody waits for it.
+    pub(super) async fn prepare_next(&mut self, written: Range<u64>) {
+        let (slots, room) = (self.log.layout.segment_slots(), self.log.layout.room_at(written.start));
+        let next = written.start + room;
+        if slots > 1 && written.contains(&(next - slots / 2)) {
             // What goes wrong goes wrong again when it is needed; the record is there in any case.
-            let _ = self.log.segment_at(position + room).await;
+            let _ = Box::pin(self.log.segment_at(next)).await;
         }
     }
 

@@ -36,6 +36,9 @@ pub struct LogArgs {
     /// How many slots a writer reserves at a time
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     batch: u64,
+    /// How many records a writer appends by one call, each of which is visible by itself
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    together: u32,
     /// The name of the log, which is removed at the end
     #[arg(long, default_value = "halite-run-log")]
     name: String,
@@ -56,6 +59,7 @@ pub struct Task {
     size: usize,
     ns: u64,
     batch: u64,
+    together: usize,
 }
 
 /// How a log is made.
@@ -102,6 +106,7 @@ struct Outcome {
     readers: u32,
     size: u64,
     batch: u64,
+    together: u32,
     seconds: f64,
     commits: u64,
     commits_per_s: f64,
@@ -161,6 +166,7 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
             size,
             ns: (args.seconds * 1e9) as u64,
             batch: args.batch,
+            together: args.together as usize,
         };
         crew.ask::<()>(number, &Line::Task(worker::Task::Log(task)))?;
         crew.note_made(&args.name);
@@ -189,6 +195,7 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
         readers: args.readers,
         size: args.size.0,
         batch: args.batch,
+        together: args.together,
         seconds: ns as f64 / 1e9,
         commits,
         commits_per_s: commits as f64 * 1e9 / ns as f64,
@@ -381,29 +388,61 @@ fn write(
     writer: u64,
     is_over: &AtomicBool,
 ) -> anyhow::Result<Written> {
-    let is_over = || is_over.load(Ordering::Relaxed);
     let mut log = Writer::new(open(session, task)?, task.batch);
-    let mut record = vec![0; task.size];
-    let (mut commits, mut waits) = (0, 0);
     let begin = Instant::now();
     let limit = Duration::from_nanos(task.ns);
-    // The clock is read now and then: it takes as long as a part of an append.
-    while commits % RECORDS_PER_TIME != 0 || begin.elapsed() < limit && !is_over() {
-        let time_ns = if commits % RECORDS_PER_TIME == 0 { now_ns() } else { 0 };
-        fill(&mut record, writer, commits, time_ns);
-        match session.block_on(log.append(&record)) {
-            Ok(_) => commits += 1,
-            Err(LogError::Full) if task.readers_in_all == 0 || begin.elapsed() >= limit || is_over() => break,
-            Err(LogError::Full) => {
-                waits += 1;
-                std::thread::sleep(Duration::from_micros(200));
+    let is_last = || begin.elapsed() >= limit || is_over.load(Ordering::Relaxed);
+    let appending = async {
+        let mut written = Written { commits: 0, ns: 0, waits: 0 };
+        let mut records = vec![0; task.size * task.together];
+        let mut positions = Vec::with_capacity(task.together);
+        let mut timed = 0;
+        // The clock is read now and then: it takes as long as a part of an append.
+        while written.commits < timed || !is_last() {
+            let slices = fill_all(&mut records, task.size, writer, written.commits, &mut timed);
+            let appended = match slices[..] {
+                [record] => log.append(record).await.map(|position| positions.push(position)),
+                _ => log.append_each(&slices, &mut positions).await,
+            };
+            written.commits += positions.len() as u64;
+            positions.clear();
+            match appended {
+                Ok(()) => {}
+                Err(LogError::Full) if task.readers_in_all == 0 || is_last() => break,
+                Err(LogError::Full) => {
+                    written.waits += 1;
+                    timed = written.commits;
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                Err(error) => return Err(error),
             }
-            Err(error) => return Err(error).with_context(|| format!("writer {writer} cannot append")),
+        }
+        Ok(written)
+    };
+    let appended = session.block_on(appending);
+    let ns = begin.elapsed().as_nanos() as u64;
+    let written = appended.with_context(|| format!("writer {writer} cannot append"))?;
+    session.block_on(log.close())?;
+    Ok(Written { ns, ..written })
+}
+
+/// Fills records that one call appends, of which the first is number `first`; those from number `timed` on tell the time now and then.
+fn fill_all<'a>(
+    records: &'a mut [u8],
+    size: usize,
+    writer: u64,
+    first: u64,
+    timed: &mut u64,
+) -> Vec<&'a [u8]> {
+    let number = |at: usize| first + at as u64;
+    for (at, record) in records.chunks_mut(size).enumerate() {
+        let is_timed = number(at) >= *timed;
+        fill(record, writer, number(at), if is_timed { now_ns() } else { 0 });
+        if is_timed {
+            *timed = number(at) + RECORDS_PER_TIME;
         }
     }
-    let ns = begin.elapsed().as_nanos() as u64;
-    session.block_on(log.close())?;
-    Ok(Written { commits, ns, waits })
+    records.chunks(size).collect()
 }
 
 /// A record tells whose it is, which of them, and when it was written, or 0; the rest is filled with its number.
