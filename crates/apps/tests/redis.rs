@@ -4,11 +4,12 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use common::{MIB, Shards};
 use halite_apps::kv::redis::{Clock, Server, ServerError, ServerStopper};
@@ -30,6 +31,8 @@ impl Served {
     fn with(clients_max: usize) -> Served {
         let mut shards = Shards::new(64 * MIB);
         let (session, store) = shards.open(0);
+        // Nobody is given up because this machine is busy.
+        let store = store.with_timeout(Duration::from_secs(3600));
         // The other shard is not at hand for the one that serves, as it would not be in another process.
         let here = vec![shards.locals.swap_remove(0)];
         let now_ms = shards.now_ms.clone();
@@ -706,6 +709,48 @@ fn when_an_owner_has_gone_its_keys_are_refused_and_others_stay() {
     one.send("mset key0 z key1 z key2 z key3 z key4 z key5 z key6 z key7 z\r\n");
     assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-ERR ")));
     one.say("ping", "+PONG\r\n");
+    served.end();
+}
+
+#[test]
+fn an_owner_that_is_silent_holds_up_those_alone_who_wait_for_it() {
+    let served = Served::new();
+    // A key of the shard here, or there, as the store places them.
+    let key = |number: u64, shard: u64| {
+        let keys = (0..).map(|salt| format!("{number}-{salt}"));
+        keys.into_iter().find(|key| xxhash_rust::xxh3::xxh3_64(key.as_bytes()) >> 63 == shard).unwrap()
+    };
+    let (here, there) = (key(0, 0), key(0, 1));
+    let mut other = served.client();
+    other.say(&format!("set {there} old"), "+OK\r\n");
+    let silence = served.shards.silence.lock().unwrap();
+    let mut waiting = served.client();
+    waiting.send(format!("set {} new\r\nget {0}\r\nset {1} too\r\nget {1}\r\n", key(1, 1), key(1, 0)));
+    let mut many = served.client();
+    many.send(format!("mset {} x {} y\r\ndbsize\r\n", key(2, 0), key(2, 1)));
+    let mut values = served.client();
+    values.send(format!("getset {} new\r\n", key(3, 1)));
+    let mut gone = served.client();
+    gone.send(format!("set {} lost\r\n", key(4, 1)));
+    drop(gone);
+    let mut done = served.client();
+    done.send(format!("set {} last\r\n", key(5, 1)));
+    done.0.shutdown(Shutdown::Write).unwrap();
+    // All these are served meanwhile; what is there is read without its owner.
+    for number in 0..100 {
+        let mut one = served.client();
+        one.say(&format!("set {here} {number}"), "+OK\r\n");
+        one.say(&format!("get {here}"), &String::from_utf8(bulk(number.to_string().as_bytes())).unwrap());
+        one.say(&format!("get {there}"), "$3\r\nold\r\n");
+        other.say("ping", "+PONG\r\n");
+    }
+    drop(silence);
+    waiting.expect("+OK\r\n$3\r\nnew\r\n+OK\r\n$3\r\ntoo\r\n");
+    assert!(matches!((many.reply(), many.reply()), (Value::Line(line), Value::Number(5..)) if line == "+OK"));
+    values.expect("$-1\r\n");
+    done.expect("+OK\r\n");
+    done.expect_end();
+    other.say(&format!("get {}", key(5, 1)), "$4\r\nlast\r\n");
     served.end();
 }
 

@@ -53,7 +53,7 @@ impl Heap {
             return Ok(block);
         }
         if self.used + units_of(class) > self.units
-            && let Err(error) = self.grow(units_of(class)).await
+            && let Err(error) = Box::pin(self.grow(units_of(class))).await
         {
             // A block that is much too long is better than none.
             return self.find(class, CLASSES).ok_or(error);

@@ -216,7 +216,7 @@ impl Shard {
                 Answer::Number(self.keys as i64)
             }
             Request::Clear => {
-                self.clear().await?;
+                Box::pin(self.clear()).await?;
                 Answer::Number(1)
             }
             Request::Close => Answer::Number(1),
@@ -420,7 +420,8 @@ impl Shard {
         while self.table.empty(low).is_none()
             || (self.keys + 1) * QUARTERS > self.table.slots.len() as u64 * (QUARTERS - 1)
         {
-            self.grow().await?;
+            // Rare, and long: kept apart, so that what sets a value is short to begin.
+            Box::pin(self.grow()).await?;
         }
         Ok(())
     }

@@ -127,6 +127,20 @@ impl Store {
         Store { timeout, ..self }
     }
 
+    /// The same store, for a task beside those that use this one.
+    pub(super) fn again(&self) -> Store {
+        let fresh = |seen: &Seen| Seen { table: None, heap: Vec::new(), ..*seen };
+        Store {
+            session: self.session.clone(),
+            name: self.name.clone(),
+            number: self.number,
+            shards: self.shards.iter().map(fresh).collect(),
+            timeout: self.timeout,
+            request: Vec::new(),
+            block: Vec::new(),
+        }
+    }
+
     /// How many shards it has.
     pub fn shards(&self) -> usize {
         self.shards.len()
@@ -164,7 +178,7 @@ impl Store {
                 Look::Ask => break,
             }
         }
-        let answer = self.ask(shard, &Request::Get { key }).await?;
+        let answer = Box::pin(self.ask(shard, &Request::Get { key })).await?;
         match Answer::decode(&answer) {
             Some(Answer::Bytes(_, bytes)) => {
                 value.clear();
@@ -301,9 +315,14 @@ impl Store {
 
     /// The table of a shard, and how many buckets it has; `None` if it changes just now.
     async fn table(&mut self, shard: usize) -> Result<Option<(Lh, u64)>, KvError> {
-        if self.shards[shard].table.is_some() {
-            return Ok(self.shards[shard].table);
+        match self.shards[shard].table {
+            // Rare, and long: kept apart, so that what reads is short to begin.
+            None => Box::pin(self.map_table(shard)).await,
+            table => Ok(table),
         }
+    }
+
+    async fn map_table(&mut self, shard: usize) -> Result<Option<(Lh, u64)>, KvError> {
         let root = self.session.map(&root_of(&self.name, shard), Permissions::READ).await?;
         let mut bytes = [0; ROOT_BYTES as usize];
         let read = self.session.read(root, 0, &mut bytes).await;
@@ -326,7 +345,7 @@ impl Store {
         if let Some(Some(lh)) = self.shards[shard].heap.get(part) {
             return Ok(*lh);
         }
-        let lh = self.session.map(&part_of(&self.name, shard, part), Permissions::READ).await?;
+        let lh = Box::pin(self.session.map(&part_of(&self.name, shard, part), Permissions::READ)).await?;
         let heap = &mut self.shards[shard].heap;
         heap.resize(heap.len().max(part + 1), None);
         heap[part] = Some(lh);
@@ -339,7 +358,7 @@ impl Store {
         let heap = std::mem::take(&mut self.shards[shard].heap);
         for lh in table.into_iter().chain(heap.into_iter().flatten()) {
             // It may have been freed.
-            let _ = self.session.unmap(lh).await;
+            let _ = Box::pin(self.session.unmap(lh)).await;
         }
     }
 
@@ -481,8 +500,13 @@ impl Store {
 
     pub(super) async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Vec<u8>, KvError> {
         request.encode(self.number, &mut self.request);
+        self.call(shard, &self.request).await
+    }
+
+    /// What the owner of a shard answers to a request that is encoded already.
+    pub(super) async fn call(&self, shard: usize, request: &[u8]) -> Result<Vec<u8>, KvError> {
         let Seen { node, function, .. } = self.shards[shard];
-        Ok(self.session.call(node, function, &self.request, self.timeout).await?)
+        Ok(self.session.call(node, function, request, self.timeout).await?)
     }
 
     /// Posts requests to the owner of a shard, in their order; answers have up to `answer_bytes_max`.

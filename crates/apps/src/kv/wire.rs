@@ -128,14 +128,6 @@ pub(super) enum Answer<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// How many bytes of a value go with it.
-    pub(super) fn value_bytes(&self) -> usize {
-        match self {
-            Request::Set { value, .. } | Request::Append { value, .. } => value.len(),
-            _ => 0,
-        }
-    }
-
     /// For the store of that number.
     pub(super) fn encode(&self, store: u64, into: &mut Vec<u8>) {
         let none = (0, 0, &[][..], &[][..]);

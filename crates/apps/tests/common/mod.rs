@@ -2,8 +2,8 @@
 
 #![allow(dead_code, reason = "no story needs all of it")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use halite::{Config, Function, Node, NodeId, Permissions, RegionCause, blocking};
@@ -60,12 +60,15 @@ pub struct Shards {
     pub locals: Vec<(usize, Local)>,
     /// The time of both owners, in ms.
     pub now_ms: Arc<AtomicU64>,
+    /// Owners answer no call as long as somebody holds this.
+    pub silence: Arc<Mutex<()>>,
 }
 
 impl Shards {
     pub fn new(arena_bytes: u64) -> Shards {
         let cluster = Cluster::new(arena_bytes);
         let now_ms = Arc::new(AtomicU64::new(1));
+        let silence = Arc::new(Mutex::new(()));
         let (mut owners, mut locals) = (Vec::new(), Vec::new());
         for number in 0..2 {
             let session = cluster.session(number);
@@ -73,15 +76,19 @@ impl Shards {
             let creating = Owner::create(session.as_async(), "store", number, function, Permissions::empty());
             let owner = session.block_on(creating).unwrap();
             locals.push(owner.local());
-            let (stopper, now_ms) = (owner.stopper(), now_ms.clone());
-            let run = move || session.block_on(owner.run(move || now_ms.load(Ordering::Relaxed)));
+            let (stopper, now_ms, silence) = (owner.stopper(), now_ms.clone(), silence.clone());
+            let clock = move || {
+                let _held = silence.lock().unwrap();
+                now_ms.load(Ordering::Relaxed)
+            };
+            let run = move || session.block_on(owner.run(clock));
             owners.push((stopper, std::thread::spawn(run)));
         }
         let session = cluster.session(0);
         let ids = [NodeId(0), NodeId(1)];
         let creating = Store::create(session.as_async(), "store", &ids, FUNCTION, Permissions::empty());
         drop(session.block_on(creating).unwrap());
-        Shards { cluster, owners, locals, now_ms }
+        Shards { cluster, owners, locals, now_ms, silence }
     }
 
     /// The store, as a session of a node has it.

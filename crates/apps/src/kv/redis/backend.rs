@@ -1,44 +1,49 @@
-//! How plans are carried out: in a shard of this process at once, elsewhere by reading the owner's memory or by calls, of which those of
-//! many clients go together.
+//! How plans are carried out: in a shard of this process at once; in another one at once too, where loads reach its memory, and
+//! otherwise by a task, with what other clients want of that shard.
 
-use std::ops::Range;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use super::super::error::KvError;
 use super::super::layout::KEY_BYTES_MAX;
 use super::super::owner::Local;
-use super::super::store::{Store, keys_of, split_cursor};
+use super::super::store::Store;
 use super::super::wire::{Answer, Request};
 use super::commands::{Query, ReplyKind, Total};
-use super::glob;
-use super::reply::{OK, Replies, Reply};
-
-/// Most bytes of one reply, which is put together before it is written.
-pub const REPLY_BYTES_MAX: usize = 64 << 20;
-/// How many keys one request lists where a client wants all.
-const KEYS_AT_A_TIME: u64 = 1_000;
+use super::reply::Replies;
+use super::task::{Batch, Operation, Recipient, Sum, Task, all_of, refusal};
 
 /// The time by which the shards of this process have their keys expire, in ms.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// The store, and those of its shards that are in this process.
+/// The shards of this process, and what is about to be asked of others.
 pub(super) struct Backend {
-    store: Store,
+    /// The number of the store.
+    number: u64,
     locals: Vec<Option<Local>>,
     clock: Clock,
     /// What it said last.
     now_ms: u64,
     /// What was answered last.
     answer: Vec<u8>,
+    /// For each shard, whether its memory was within reach of loads when it was read last.
+    is_near: Vec<bool>,
+    /// For each shard.
+    batches: Vec<Batch>,
+    operations: Vec<(Recipient, Operation)>,
 }
 
-/// What a client has in the batch.
+/// What a client waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Queued {
-    /// Requests for one shard, which does them in their order.
-    For(usize),
-    /// Those of a command about several keys.
-    Several,
+    /// Reads in the batch of a shard, which is not begun yet.
+    Reads(usize),
+    /// Other requests there, which that shard does in their order.
+    Changes(usize),
+    /// What is under way, or about to be.
+    UnderWay,
 }
 
 /// What has become of a plan.
@@ -46,112 +51,26 @@ pub(super) enum Queued {
 pub(super) enum Step {
     /// The reply is written.
     Done,
-    /// It is in the batch.
+    /// It is done elsewhere, and the reply comes from there.
     Queued(Queued),
-    /// It has to wait until the batch is carried out.
+    /// It has to wait for what is done elsewhere.
     Waits,
-}
-
-/// Requests to owners elsewhere, which are posted together.
-#[derive(Default)]
-pub(super) struct Batch {
-    bytes: Vec<u8>,
-    entries: Vec<Entry>,
-    request: Vec<u8>,
-}
-
-struct Entry {
-    client: usize,
-    shard: usize,
-    range: Range<usize>,
-    reply_kind: ReplyKind,
-    part: Part,
-}
-
-/// Whether a reply is to one request, or to several that stand one behind the other.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Part {
-    Whole,
-    One,
-    Last(Sum, Total),
-}
-
-/// What is known of the answers to several requests.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-struct Sum {
-    count: i64,
-    /// The first thing that went wrong.
-    failed: Option<String>,
-}
-
-impl Sum {
-    fn note(&mut self, reply: Reply<'_>) {
-        match reply {
-            Reply::Integer(number) => self.count += number,
-            Reply::Error(text) => self.failed = self.failed.take().or(Some(text)),
-            _ => {}
-        }
-    }
-
-    fn add(&mut self, other: Sum) {
-        self.count += other.count;
-        self.failed = self.failed.take().or(other.failed);
-    }
-
-    fn reply(self, total: Total) -> Reply<'static> {
-        match (self.failed, total) {
-            (Some(text), _) => Reply::Error(text),
-            (None, Total::Count) => Reply::Integer(self.count),
-            (None, Total::Done) => OK,
-        }
-    }
-}
-
-/// Requests that are under way together, and their bytes.
-const BATCH_MAX: usize = 256;
-const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Answers to them are numbers.
-const ANSWER_BYTES_MAX: usize = 64;
-
-impl Batch {
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    fn is_full(&self) -> bool {
-        self.entries.len() >= BATCH_MAX || self.bytes.len() >= BATCH_BYTES_MAX
-    }
-
-    fn push(
-        &mut self,
-        client: usize,
-        (store, shard): (u64, usize),
-        request: &Request<'_>,
-        reply_kind: ReplyKind,
-        part: Part,
-    ) {
-        request.encode(store, &mut self.request);
-        let begin = self.bytes.len();
-        self.bytes.extend_from_slice(&self.request);
-        self.entries.push(Entry { client, shard, range: begin..self.bytes.len(), reply_kind, part });
-    }
-
-    fn clear(&mut self) {
-        self.entries.clear();
-        self.bytes.clear();
-        self.bytes.shrink_to(BATCH_BYTES_MAX);
-    }
+    /// It has to wait until the batch has begun.
+    IsFull,
 }
 
 impl Backend {
-    pub(super) fn new(store: Store, shards: Vec<(usize, Local)>, clock: Clock) -> Backend {
+    pub(super) fn new(store: &Store, shards: Vec<(usize, Local)>, clock: Clock) -> Backend {
         let mut locals = vec![None; store.shards()];
         for (number, local) in shards {
             if let Some(place) = locals.get_mut(number) {
                 *place = Some(local);
             }
         }
-        Backend { store, locals, clock, now_ms: 0, answer: Vec::new() }
+        let batches = (0..locals.len()).map(Batch::new).collect();
+        let is_near = vec![true; locals.len()];
+        let (answer, operations) = (Vec::new(), Vec::new());
+        Backend { number: store.number, locals, clock, now_ms: 0, answer, is_near, batches, operations }
     }
 
     /// Looks at the clock, once for all that is ready.
@@ -167,34 +86,44 @@ impl Backend {
         Ok(())
     }
 
-    /// Carries out what a client has asked for, which has requests of its own in the batch if it is `queued` for a shard.
+    /// A task that is to begin, if there is one.
+    pub(super) fn next_task(&mut self) -> Option<Task> {
+        if let Some((to, operation)) = self.operations.pop() {
+            return Some(Task::ForClient(to, operation));
+        }
+        let shard = self.batches.iter().position(|batch| !batch.is_empty())?;
+        Some(Task::Batch(std::mem::replace(&mut self.batches[shard], Batch::new(shard))))
+    }
+
+    /// Whether values of a shard were there without waiting.
+    pub(super) fn note_near(&mut self, shard: usize, is_near: bool) {
+        self.is_near[shard] = is_near;
+    }
+
+    /// Carries out what a client has asked for who waits for what is `queued`, if anything.
     pub(super) async fn carry_out(
         &mut self,
         plan: Query<'_>,
-        (client, queued): (usize, Option<Queued>),
-        batch: &mut Batch,
+        (to, queued): (Recipient, Option<Queued>),
+        store: &mut Store,
         replies: &mut Replies,
     ) -> Step {
-        if let Query::Ask(key, request, reply_kind) = &plan
-            && *reply_kind != ReplyKind::Value
-            && key.len() <= KEY_BYTES_MAX
-        {
-            let shard = self.store.shard_of(key);
-            if self.locals[shard].is_none() {
-                // What a client asks for is done in its order, as far as others can see.
-                if batch.is_full() || queued.is_some_and(|queued| queued != Queued::For(shard)) {
-                    return Step::Waits;
-                }
-                batch.push(client, (self.store.number, shard), request, *reply_kind, Part::Whole);
-                return Step::Queued(Queued::For(shard));
-            }
-        }
-        if queued.is_some() {
-            return Step::Waits;
-        }
+        // What a client asks for is done in its order, as far as others can see.
         let done = match plan {
-            Query::AskAll(requests, total) => self.ask_all(&requests, total, (client, batch), replies).await,
-            plan => self.reply(plan, replies).await.map(|()| Step::Done),
+            Query::Get(key, reply_kind) => self.get(key, reply_kind, (to, queued), store, replies).await,
+            Query::Ask(key, ref request, reply_kind) => {
+                self.ask(key, request, reply_kind, (to, queued), store, replies).await
+            }
+            _ if queued.is_some() => return Step::Waits,
+            Query::AskAll(requests, total) => self.ask_all(&requests, total, to, store, replies).await,
+            Query::GetAll(args) => self.get_all(args.iter().skip(1).collect(), to, store, replies).await,
+            Query::Scan { cursor, count, pattern, is_of_strings } => {
+                let pattern = pattern.unwrap_or(b"*").to_vec();
+                Ok(self.operation(to, Operation::Scan { cursor, count, pattern, is_of_strings }))
+            }
+            Query::Keys(pattern) => Ok(self.operation(to, Operation::Keys(pattern.to_vec()))),
+            Query::Count => Ok(self.operation(to, Operation::Count)),
+            Query::Clear => Ok(self.operation(to, Operation::Clear)),
         };
         done.unwrap_or_else(|error| {
             replies.push(&refusal(&error));
@@ -202,132 +131,85 @@ impl Backend {
         })
     }
 
-    async fn reply(&mut self, plan: Query<'_>, replies: &mut Replies) -> Result<(), KvError> {
-        match plan {
-            Query::Get(key, reply_kind) => {
-                let found = self.get(key).await?;
-                let found = found.map_or(Answer::Nothing, |value| Answer::Bytes(0, value));
-                replies.push(&reply_kind.of(Some(found)));
-            }
-            Query::Ask(key, request, reply_kind) => {
-                check(key)?;
-                let shard = self.store.shard_of(key);
-                replies.push(&reply_kind.of(self.ask(shard, &request).await?));
-            }
-            Query::AskAll(..) => unreachable!("it is carried out where there is a batch"),
-            Query::GetAll(args) => {
-                let keys: Vec<&[u8]> = args.iter().skip(1).collect();
-                let (mut values, mut bytes) = (Vec::with_capacity(keys.len()), 0);
-                for keys in keys.chunks(BATCH_MAX) {
-                    for value in self.get_many(keys).await? {
-                        bytes += value.as_ref().map_or(0, Vec::len);
-                        values.push(value);
-                    }
-                    if bytes > REPLY_BYTES_MAX {
-                        replies.push(&too_long());
-                        return Ok(());
-                    }
-                }
-                let values = values.iter().map(|value| value.as_deref().map_or(Reply::Null, Reply::Bulk));
-                replies.push(&Reply::Array(values.collect()));
-            }
-            Query::Scan { cursor, count, pattern, is_of_strings } => {
-                let (next, mut keys) = self.scan(cursor, count, pattern.unwrap_or(b"*")).await?;
-                if !is_of_strings {
-                    keys.clear();
-                }
-                let keys = keys.iter().map(|key| Reply::Bulk(key)).collect();
-                replies.push(&Reply::Array(vec![Reply::Text(next.to_string()), Reply::Array(keys)]));
-            }
-            Query::Keys(pattern) => {
-                let (mut cursor, mut keys, mut bytes) = (0, Vec::new(), 0);
-                loop {
-                    let (next, some) = self.scan(cursor, KEYS_AT_A_TIME, pattern).await?;
-                    bytes += some.iter().map(Vec::len).sum::<usize>();
-                    keys.extend(some);
-                    if bytes > REPLY_BYTES_MAX {
-                        replies.push(&too_long());
-                        return Ok(());
-                    }
-                    if next == 0 {
-                        break;
-                    }
-                    cursor = next;
-                }
-                replies.push(&Reply::Array(keys.iter().map(|key| Reply::Bulk(key)).collect()));
-            }
-            Query::Count => {
-                let count = self.count().await?;
-                replies.push(&Reply::Integer(count));
-            }
-            Query::Clear => {
-                for shard in 0..self.locals.len() {
-                    self.number(shard, &Request::Clear).await?;
-                }
-                replies.push(&OK);
-            }
-        }
-        Ok(())
+    /// Has something done elsewhere for one client, who waits for nothing else.
+    pub(super) fn operation(&mut self, to: Recipient, operation: Operation) -> Step {
+        self.operations.push((to, operation));
+        Step::Queued(Queued::UnderWay)
     }
 
-    /// How many keys there are.
-    pub(super) async fn count(&mut self) -> Result<i64, KvError> {
-        let mut sum = 0;
-        for shard in 0..self.locals.len() {
-            sum += self.number(shard, &Request::Count).await?;
+    async fn get(
+        &mut self,
+        key: &[u8],
+        reply_kind: ReplyKind,
+        (to, queued): (Recipient, Option<Queued>),
+        store: &mut Store,
+        replies: &mut Replies,
+    ) -> Result<Step, KvError> {
+        let shard = store.shard_of(key);
+        let is_here = self.locals[shard].is_some() || key.len() > KEY_BYTES_MAX;
+        if queued.is_some() && (is_here || queued != Some(Queued::Reads(shard))) {
+            return Ok(Step::Waits);
         }
-        Ok(sum)
-    }
-
-    /// The value of a key.
-    async fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, KvError> {
         check(key)?;
-        let shard = self.store.shard_of(key);
-        let Some(local) = &self.locals[shard] else {
-            let is_there = self.store.get_into(key, &mut self.answer).await?;
-            return Ok(is_there.then_some(&self.answer));
-        };
-        local.perform(self.now_ms, &Request::Get { key }, &mut self.answer).await?;
-        match Answer::decode(&self.answer) {
-            Some(Answer::Bytes(_, value)) => Ok(Some(value)),
-            Some(Answer::Nothing) => Ok(None),
-            other => Err(self.store.refused(shard, other)),
+        if let Some(local) = &self.locals[shard] {
+            local.perform(self.now_ms, &Request::Get { key }, &mut self.answer).await?;
+            replies.push(&reply_kind.of(Answer::decode(&self.answer)));
+            return Ok(Step::Done);
         }
-    }
-
-    /// The values of several keys; those of other processes are read together.
-    async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
-        let mut values = vec![None; keys.len()];
-        let mut others = Vec::new();
-        for (place, key) in keys.iter().enumerate() {
-            check(key)?;
-            if self.locals[self.store.shard_of(key)].is_some() {
-                values[place] = self.get(key).await?.map(<[u8]>::to_vec);
-            } else {
-                others.push((place, *key));
+        if queued.is_none() && self.is_near[shard] {
+            let got = {
+                let mut getting = pin!(store.get_into(key, &mut self.answer));
+                poll_fn(|context| Poll::Ready(now(getting.as_mut().poll(context)))).await
+            };
+            if let Some(got) = got {
+                replies.push(&reply_kind.of_value(got?.then_some(&self.answer)));
+                return Ok(Step::Done);
             }
+            self.is_near[shard] = false;
         }
-        let (places, keys): (Vec<usize>, Vec<&[u8]>) = others.into_iter().unzip();
-        for (place, value) in places.into_iter().zip(self.store.get_many(&keys).await?) {
-            values[place] = value;
+        if self.batches[shard].is_full() {
+            return Ok(Step::IsFull);
         }
-        Ok(values)
+        self.batches[shard].read(to, key, reply_kind);
+        Ok(Step::Queued(Queued::Reads(shard)))
     }
 
-    /// What the owner of a shard answers.
-    async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Option<Answer<'_>>, KvError> {
-        match &self.locals[shard] {
-            Some(local) => local.perform(self.now_ms, request, &mut self.answer).await?,
-            None => self.answer = self.store.ask(shard, request).await?,
+    async fn ask(
+        &mut self,
+        key: &[u8],
+        request: &Request<'_>,
+        reply_kind: ReplyKind,
+        (to, queued): (Recipient, Option<Queued>),
+        store: &mut Store,
+        replies: &mut Replies,
+    ) -> Result<Step, KvError> {
+        let shard = store.shard_of(key);
+        let is_alone =
+            self.locals[shard].is_some() || key.len() > KEY_BYTES_MAX || reply_kind == ReplyKind::Value;
+        if queued.is_some() && (is_alone || queued != Some(Queued::Changes(shard))) {
+            return Ok(Step::Waits);
         }
-        Ok(Answer::decode(&self.answer))
+        check(key)?;
+        if let Some(local) = &self.locals[shard] {
+            local.perform(self.now_ms, request, &mut self.answer).await?;
+            replies.push(&reply_kind.of(Answer::decode(&self.answer)));
+            return Ok(Step::Done);
+        }
+        if reply_kind == ReplyKind::Value {
+            let request = self.encoded(request);
+            return Ok(self.operation(to, Operation::Ask { shard, request, reply_kind }));
+        }
+        if self.batches[shard].is_full() {
+            return Ok(Step::IsFull);
+        }
+        self.batches[shard].ask(to, self.number, request, reply_kind);
+        Ok(Step::Queued(Queued::Changes(shard)))
     }
 
-    async fn number(&mut self, shard: usize, request: &Request<'_>) -> Result<i64, KvError> {
-        match self.ask(shard, request).await? {
-            Some(Answer::Number(number)) => Ok(number),
-            _ => Err(KvError::Damaged { shard, what: "answers what makes no sense" }),
-        }
+    fn encoded(&self, request: &Request<'_>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        request.encode(self.number, &mut bytes);
+        bytes
     }
 
     /// Asks the owners of several keys; the first thing that goes wrong is told, and the rest is done nevertheless.
@@ -335,148 +217,68 @@ impl Backend {
         &mut self,
         requests: &[(&[u8], Request<'_>)],
         total: Total,
-        (client, batch): (usize, &mut Batch),
+        to: Recipient,
+        store: &Store,
         replies: &mut Replies,
     ) -> Result<Step, KvError> {
-        let (mut others, mut bytes) = (Vec::new(), 0);
-        for (place, (key, request)) in requests.iter().enumerate() {
+        for (key, _) in requests {
             check(key)?;
-            let shard = self.store.shard_of(key);
-            if self.locals[shard].is_none() {
-                others.push((place, shard));
-                bytes += request.value_bytes();
-            }
         }
-        // They go with those of others, unless there are too many for that.
-        let is_short = others.len() <= BATCH_MAX / 4 && bytes <= BATCH_BYTES_MAX;
-        if is_short && !others.is_empty() && batch.is_full() {
-            return Ok(Step::Waits);
-        }
-        let mut sum = Sum::default();
+        let (mut sum, mut others) = (Sum::default(), Vec::new());
         for (key, request) in requests {
-            let shard = self.store.shard_of(key);
-            if self.locals[shard].is_some() {
-                sum.note(match self.ask(shard, request).await {
-                    Ok(answer) => ReplyKind::Flag.of(answer),
-                    Err(error) => refusal(&error),
-                });
+            let shard = store.shard_of(key);
+            match &self.locals[shard] {
+                None => others.push((shard, self.encoded(request))),
+                Some(local) => match local.perform(self.now_ms, request, &mut self.answer).await {
+                    Ok(()) => sum.note(ReplyKind::Flag.of(Answer::decode(&self.answer))),
+                    Err(error) => sum.note(refusal(&error)),
+                },
             }
         }
-        let Some(last) = others.pop() else {
-            replies.push(&sum.reply(total));
-            return Ok(Step::Done);
-        };
-        if is_short {
-            for (place, shard) in others {
-                batch.push(
-                    client,
-                    (self.store.number, shard),
-                    &requests[place].1,
-                    ReplyKind::Flag,
-                    Part::One,
-                );
-            }
-            let (place, shard) = last;
-            batch.push(
-                client,
-                (self.store.number, shard),
-                &requests[place].1,
-                ReplyKind::Flag,
-                Part::Last(sum, total),
-            );
-            return Ok(Step::Queued(Queued::Several));
+        if !others.is_empty() {
+            return Ok(self.operation(to, Operation::AskAll { requests: others, sum, total }));
         }
-        let mut several = Batch::default();
-        for (place, shard) in others.into_iter().chain([last]) {
-            several.push(
-                client,
-                (self.store.number, shard),
-                &requests[place].1,
-                ReplyKind::Flag,
-                Part::Whole,
-            );
-            if several.is_full() {
-                self.post(&mut several, |_, reply| sum.note(reply)).await;
-            }
-        }
-        self.post(&mut several, |_, reply| sum.note(reply)).await;
         replies.push(&sum.reply(total));
         Ok(Step::Done)
     }
 
-    /// Some keys that are as a pattern says, of about `count` that are looked at, and where to go on.
-    async fn scan(
+    /// The values of several keys; those of other processes are read together.
+    async fn get_all(
         &mut self,
-        mut cursor: u64,
-        count: u64,
-        pattern: &[u8],
-    ) -> Result<(u64, Vec<Vec<u8>>), KvError> {
-        let (mut found, mut looked_at) = (Vec::new(), 0);
-        loop {
-            let (shard, from) = split_cursor(cursor);
-            if shard >= self.locals.len() {
-                return Ok((0, found));
-            }
-            let request = Request::Scan { from, count: count - looked_at };
-            let Some(Answer::Bytes(next, keys)) = self.ask(shard, &request).await? else {
-                return Err(KvError::Damaged { shard, what: "answers what makes no sense" });
-            };
-            for key in keys_of(keys) {
-                looked_at += 1;
-                if glob::matches(pattern, key) {
-                    found.push(key.to_vec());
-                }
-            }
-            cursor = self.store.join_cursor(shard, next as u64);
-            // The next shard may have the rest; within one, its owner has said that it is enough.
-            if cursor == 0 || next != 0 || looked_at >= count {
-                return Ok((cursor, found));
-            }
+        keys: Vec<&[u8]>,
+        to: Recipient,
+        store: &Store,
+        replies: &mut Replies,
+    ) -> Result<Step, KvError> {
+        for key in &keys {
+            check(key)?;
         }
-    }
-
-    /// Posts a batch, and tells in its order which client is to be told what.
-    pub(super) async fn post(&self, batch: &mut Batch, mut tell: impl FnMut(usize, Reply<'_>)) {
-        let mut posted: Vec<_> = Vec::with_capacity(batch.entries.len());
-        posted.resize_with(batch.entries.len(), || None);
-        for shard in 0..self.locals.len() {
-            let places: Vec<usize> =
-                (0..posted.len()).filter(|place| batch.entries[*place].shard == shard).collect();
-            if places.is_empty() {
+        let (mut values, mut others) = (vec![None; keys.len()], Vec::new());
+        for (place, key) in keys.into_iter().enumerate() {
+            let shard = store.shard_of(key);
+            let Some(local) = &self.locals[shard] else {
+                others.push((place, key.to_vec()));
                 continue;
-            }
-            let inputs: Vec<&[u8]> =
-                places.iter().map(|place| &batch.bytes[batch.entries[*place].range.clone()]).collect();
-            let calls = self.store.post(shard, &inputs, ANSWER_BYTES_MAX).await;
-            for (place, call) in places.into_iter().zip(calls) {
-                posted[place] = Some(call);
-            }
-        }
-        let mut sum = Sum::default();
-        for (entry, call) in batch.entries.iter().zip(posted) {
-            let answered = match call.expect("each is of one of the shards") {
-                Ok(call) => call.answer().await,
-                Err(error) => Err(error),
             };
-            let answer;
-            let reply = match answered {
-                Ok(bytes) => {
-                    answer = bytes;
-                    entry.reply_kind.of(Answer::decode(&answer))
-                }
-                Err(error) => refusal(&error.into()),
+            local.perform(self.now_ms, &Request::Get { key }, &mut self.answer).await?;
+            values[place] = match Answer::decode(&self.answer) {
+                Some(Answer::Bytes(_, value)) => Some(value.to_vec()),
+                Some(Answer::Nothing) => None,
+                other => return Err(store.refused(shard, other)),
             };
-            match &entry.part {
-                Part::Whole => tell(entry.client, reply),
-                Part::One => sum.note(reply),
-                Part::Last(base, total) => {
-                    sum.note(reply);
-                    sum.add(base.clone());
-                    tell(entry.client, std::mem::take(&mut sum).reply(*total));
-                }
-            }
         }
-        batch.clear();
+        if !others.is_empty() {
+            return Ok(self.operation(to, Operation::GetAll { values, others }));
+        }
+        replies.push(&all_of(&values));
+        Ok(Step::Done)
+    }
+}
+
+fn now<T>(polled: Poll<T>) -> Option<T> {
+    match polled {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
     }
 }
 
@@ -485,16 +287,4 @@ fn check(key: &[u8]) -> Result<(), KvError> {
         return Ok(());
     }
     Err(KvError::TooLong { what: "key", len: key.len(), max: KEY_BYTES_MAX })
-}
-
-/// What a client is told of what went wrong here.
-pub(super) fn refusal(error: &KvError) -> Reply<'static> {
-    match error {
-        KvError::Full => ReplyKind::Done.of(Some(Answer::Full)),
-        _ => Reply::error(format!("ERR {error}")),
-    }
-}
-
-fn too_long() -> Reply<'static> {
-    Reply::error(format!("ERR the reply would have more than {REPLY_BYTES_MAX} bytes"))
 }

@@ -25,7 +25,7 @@ pub(super) struct Client {
 }
 
 /// What is known of the server as a whole.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct About {
     pub(super) address: SocketAddr,
     pub(super) since: Instant,
@@ -337,7 +337,7 @@ fn describe(command: &'static Command) -> Reply<'static> {
 }
 
 /// `INFO`, for the sections that are asked for.
-pub(super) fn info(args: Args<'_>, about: &About, keys: i64) -> Reply<'static> {
+pub(super) fn info(asked: &[Vec<u8>], about: &About, keys: i64) -> Reply<'static> {
     let uptime = about.since.elapsed().as_secs();
     let sections = [
         (
@@ -367,8 +367,7 @@ pub(super) fn info(args: Args<'_>, about: &About, keys: i64) -> Reply<'static> {
     ];
     let is_asked = |section: &str| {
         let all = ["all", "default", "everything"];
-        args.len() == 1
-            || args.iter().skip(1).any(|arg| is(arg, section) || all.iter().any(|word| is(arg, word)))
+        asked.is_empty() || asked.iter().any(|arg| is(arg, section) || all.iter().any(|word| is(arg, word)))
     };
     let asked = sections.into_iter().filter(|(name, _)| is_asked(name));
     let texts: Vec<String> = asked.map(|(name, text)| format!("# {name}\r\n{text}")).collect();

@@ -473,6 +473,16 @@ fn scan<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
 }
 
 impl ReplyKind {
+    /// The reply to the value of a key.
+    pub(super) fn of_value(self, value: Option<&[u8]>) -> Reply<'_> {
+        match (self, value) {
+            (ReplyKind::Length, Some(value)) => Reply::Integer(value.len() as i64),
+            (ReplyKind::Length, None) => Reply::Integer(0),
+            (_, Some(value)) => Reply::Bulk(value),
+            (_, None) => Reply::Null,
+        }
+    }
+
     /// The reply to what an owner answers.
     pub(super) fn of<'a>(self, answer: Option<Answer<'a>>) -> Reply<'a> {
         let is_there = !matches!(answer, Some(Answer::Nothing));

@@ -6,11 +6,13 @@ use std::time::SystemTime;
 
 use rustix::event::epoll::EventFlags;
 
-use super::backend::{Backend, Batch, Queued, Step, refusal};
-use super::client::{About, Client, Then, info};
+use super::super::store::Store;
+use super::backend::{Backend, Queued, Step};
+use super::client::{About, Client, Then};
 use super::commands::{self, Does};
 use super::reply::{Replies, Reply};
 use super::request::{Args, Parser};
+use super::task::{Operation, Recipient};
 
 /// What a client has not read of its replies; with more than that, nothing else is done for it.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
@@ -23,7 +25,7 @@ const BEGUN_BYTES: usize = 2 << 10;
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
     pub(super) replies: Replies,
-    /// What this client has in the batch.
+    /// What this client waits for.
     pub(super) queued: Option<Queued>,
     /// What is waited for.
     pub(super) watched: EventFlags,
@@ -31,6 +33,8 @@ pub(super) struct Connection {
     input: Option<Box<Input>>,
     sent: usize,
     is_closing: bool,
+    /// The client says no more.
+    has_ended: bool,
 }
 
 /// What has come in.
@@ -107,7 +111,9 @@ impl Buffers {
 pub(super) enum Pause {
     /// All that has come is done.
     Idle,
-    /// The batch has to be carried out first.
+    /// What is done elsewhere has to come to its end first.
+    UnderWay,
+    /// The batch of a shard is full, and has to begin first.
     Batch,
     /// The client has to read its replies first.
     Unsent,
@@ -116,7 +122,8 @@ pub(super) enum Pause {
 impl Connection {
     pub(super) fn new(stream: TcpStream, client: Client) -> Connection {
         let (replies, watched) = (Replies::default(), EventFlags::IN);
-        Connection { stream, replies, queued: None, watched, client, input: None, sent: 0, is_closing: false }
+        let (queued, input, sent, is_closing, has_ended) = (None, None, 0, false, false);
+        Connection { stream, replies, queued, watched, client, input, sent, is_closing, has_ended }
     }
 
     /// Reads some of what has come; whether the client may say more.
@@ -131,7 +138,12 @@ impl Connection {
         input.end += *read.as_ref().unwrap_or(&0);
         self.keep(input, buffers);
         match read {
-            Ok(count) => Ok(count > 0),
+            Ok(0) => {
+                self.has_ended = true;
+                // What it has said before is done nevertheless, and told.
+                Ok(self.queued.is_some())
+            }
+            Ok(_) => Ok(true),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(true),
             Err(error) => Err(error),
         }
@@ -142,7 +154,7 @@ impl Connection {
         &mut self,
         number: usize,
         backend: &mut Backend,
-        batch: &mut Batch,
+        store: &mut Store,
         about: &mut About,
         buffers: &mut Buffers,
     ) -> Pause {
@@ -164,9 +176,10 @@ impl Connection {
                 Ok(None) => break Pause::Idle,
                 Ok(Some(len)) => {
                     let args = input.parser.args(there);
-                    match self.perform(args, number, backend, batch, about).await {
+                    match self.perform(args, number, backend, store, about).await {
                         // It is looked at once more then.
-                        Step::Waits => break Pause::Batch,
+                        Step::Waits => break Pause::UnderWay,
+                        Step::IsFull => break Pause::Batch,
                         Step::Queued(queued) => self.queued = Some(queued),
                         Step::Done => {}
                     }
@@ -174,7 +187,7 @@ impl Connection {
                 }
                 Err(_) if self.queued.is_some() => {
                     input.parser = Parser::default();
-                    break Pause::Batch;
+                    break Pause::UnderWay;
                 }
                 Err(error) => {
                     self.replies.push(&Reply::error(format!("ERR Protocol error: {error}")));
@@ -191,7 +204,7 @@ impl Connection {
         args: Args<'_>,
         number: usize,
         backend: &mut Backend,
-        batch: &mut Batch,
+        store: &mut Store,
         about: &mut About,
     ) -> Step {
         if args.is_empty() {
@@ -202,9 +215,10 @@ impl Connection {
             Ok(command) => commands::plan(command, args, unix_ms),
             Err(_) => Ok(None),
         };
+        let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
         if let Ok(Some(plan)) = plan {
-            let step = backend.carry_out(plan, (number, self.queued), batch, &mut self.replies).await;
-            about.commands += u64::from(step != Step::Waits);
+            let step = backend.carry_out(plan, (to, self.queued), store, &mut self.replies).await;
+            about.commands += u64::from(!matches!(step, Step::Waits | Step::IsFull));
             return step;
         }
         if self.queued.is_some() {
@@ -213,10 +227,10 @@ impl Connection {
         about.commands += 1;
         match (found, plan) {
             (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
-            (Ok(command), _) if command.does == Does::Info => match backend.count().await {
-                Ok(keys) => self.replies.push(&info(args, about, keys)),
-                Err(error) => self.replies.push(&refusal(&error)),
-            },
+            (Ok(command), _) if command.does == Does::Info => {
+                let sections = args.iter().skip(1).map(<[u8]>::to_vec).collect();
+                return backend.operation(to, Operation::Info(sections, about.clone()));
+            }
             (Ok(command), _) => {
                 let protocol = &mut self.replies.protocol;
                 let (reply, then) = self.client.perform(command, args, protocol, about);
@@ -225,6 +239,11 @@ impl Connection {
             }
         }
         Step::Done
+    }
+
+    /// Whether it is that one, and not another one in its place.
+    pub(super) fn is(&self, id: u64) -> bool {
+        self.client.id == id
     }
 
     /// Sends what the system takes of the replies.
@@ -258,11 +277,14 @@ impl Connection {
 
     /// Whether all is told, and nothing more is heard.
     pub(super) fn is_over(&self) -> bool {
-        self.is_closing && self.unsent() == 0
+        (self.is_closing || self.has_ended && self.queued.is_none()) && self.unsent() == 0
     }
 
+    /// Who waits says no more than fits beside what it waits with.
     fn is_read(&self) -> bool {
-        !self.is_closing && self.unsent() < UNSENT_BYTES_MAX
+        let is_heard =
+            self.queued.is_none() || self.input.as_ref().is_none_or(|input| input.len() < READ_BYTES);
+        is_heard && !self.is_closing && !self.has_ended && self.unsent() < UNSENT_BYTES_MAX
     }
 
     fn unsent(&self) -> usize {

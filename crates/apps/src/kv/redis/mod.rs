@@ -2,23 +2,27 @@
 //!
 //! ```text
 //!   sockets -> request: bounded parser -> commands: plan -> backend -> a shard of this process, at once, under its lock
-//!      ^                                                      |     -> memory of another owner, one-sided
-//!      +------- reply <---------------------------------------+     -> calls of all clients, posted together
+//!      ^                                                      |     -> memory of another owner, where loads reach it
+//!      |                                                      |     -> task -> executor: calls, and reads that are posted
+//!      +------- reply <---------------------------------------+-----------------+
 //! ```
 //!
-//! One thread serves all connections.  What a client asks for is done in its order; what several ask for in one turn of the loop goes to
-//! other owners in one row of calls.  Each command about one key is atomic, at the owner of the key; one about several keys is
+//! One thread serves all connections, and waits for no owner: who wants something of one that is silent waits alone.  What a client asks
+//! for is done in its order; what several ask of one shard in one turn of the loop goes there in one row of calls.  Each command about one key is atomic, at the owner of the key; one about several keys is
 //! so for each of them.
 
 mod backend;
 mod client;
 mod commands;
 mod connection;
+mod executor;
 mod glob;
 mod reply;
 mod request;
 mod server;
+mod task;
 
-pub use backend::{Clock, REPLY_BYTES_MAX};
+pub use backend::Clock;
 pub use request::{ARGS_MAX, Args, LINE_BYTES_MAX, Parser, ProtocolError, REQUEST_BYTES_MAX};
 pub use server::{CLIENTS_MAX, Server, ServerError, ServerStopper};
+pub use task::REPLY_BYTES_MAX;

@@ -14,9 +14,11 @@ use rustix::fd::OwnedFd;
 use super::super::error::KvError;
 use super::super::owner::Local;
 use super::super::store::Store;
-use super::backend::{Backend, Batch, Clock};
+use super::backend::{Backend, Clock, Queued};
 use super::client::{About, Client};
 use super::connection::{Buffers, Connection, Pause};
+use super::executor::{Executor, RunQueue};
+use super::task::{Completion, Task};
 
 /// Most connections at a time, where the caller does not say.
 pub const CLIENTS_MAX: usize = 20_000;
@@ -25,8 +27,10 @@ const EVENTS_MAX: usize = 1024;
 /// Marks of what is no connection.
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
+const RUNNABLE: u64 = u64::MAX - 2;
 /// How long nobody is let in after the system had no descriptor left for somebody.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Why a server does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -50,13 +54,14 @@ pub struct Server {
     listener: TcpListener,
     epoll: OwnedFd,
     stop: Arc<OwnedFd>,
+    queue: Arc<RunQueue>,
+    store: Store,
     backend: Backend,
     about: About,
     connections: Vec<Option<Connection>>,
     /// Places of connections that are closed.
     free: Vec<usize>,
     buffers: Buffers,
-    batch: Batch,
     last_id: u64,
     is_paused: bool,
 }
@@ -93,9 +98,12 @@ impl Server {
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
         let stop =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?;
+        let queue = RunQueue::new().map_err(system("make an eventfd"))?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system("watch the listener"))?;
         epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)
+            .map_err(system("watch an eventfd"))?;
+        epoll::add(&epoll, queue.event(), EventData::new_u64(RUNNABLE), EventFlags::IN)
             .map_err(system("watch an eventfd"))?;
         let about = About {
             address,
@@ -111,12 +119,13 @@ impl Server {
             listener,
             epoll,
             stop: Arc::new(stop),
-            backend: Backend::new(store, shards, clock),
+            queue,
+            backend: Backend::new(&store, shards, clock),
+            store,
             about,
             connections: Vec::new(),
             free: Vec::new(),
             buffers: Buffers::default(),
-            batch: Batch::default(),
             last_id: 0,
             is_paused: false,
         })
@@ -135,10 +144,14 @@ impl Server {
     /// Serves until it is stopped.
     pub fn run(mut self) -> Result<(), ServerError> {
         let session = self.session.clone();
+        let mut executor = Executor::new(self.queue.clone(), self.store.again());
         let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
             events.clear();
-            let timeout = self.is_paused.then_some(&PAUSE);
+            let timeout = match executor.may_sleep() {
+                true => self.is_paused.then_some(&PAUSE),
+                false => Some(&AT_ONCE),
+            };
             match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(system("wait for clients")(error)),
@@ -149,35 +162,39 @@ impl Server {
             if events.iter().any(|event| event.data.u64() == STOP) {
                 return Ok(());
             }
-            session.block_on(self.handle(&events))?;
+            session.block_on(self.handle(&events, &mut executor))?;
         }
     }
 
-    /// Does what has come with some events.
-    async fn handle(&mut self, events: &[Event]) -> Result<(), ServerError> {
-        let mut ready = Vec::with_capacity(events.len());
+    /// Does what has come with some events, and goes on with the tasks that are runnable.
+    async fn handle(&mut self, events: &[Event], executor: &mut Executor) -> Result<(), ServerError> {
+        let mut active = Vec::with_capacity(events.len());
         for event in events {
             match event.data.u64() {
                 LISTENER => self.accept()?,
+                RUNNABLE => self.queue.reset_event(),
                 number => {
                     let (number, flags) = (number as usize, event.flags);
                     if self.hear(number, flags) {
-                        ready.push(number);
+                        active.push(number);
                     } else {
                         self.close(number)?;
                     }
                 }
             }
         }
-        let mut active = ready.clone();
+        for completion in executor.run() {
+            self.deliver(completion, &mut active);
+        }
+        let mut touched = active.clone();
         while !active.is_empty() {
             self.backend.look_at_clock();
             let mut again = Vec::new();
             for number in active {
                 let Some(connection) = &mut self.connections[number] else { continue };
-                let Server { backend, batch, about, buffers, .. } = self;
-                match connection.advance(number, backend, batch, about, buffers).await {
-                    Pause::Idle => {}
+                let Server { backend, about, buffers, .. } = self;
+                match connection.advance(number, backend, executor.store(), about, buffers).await {
+                    Pause::Idle | Pause::UnderWay => {}
                     Pause::Batch => again.push(number),
                     Pause::Unsent => {
                         let flushed = connection.flush(buffers);
@@ -188,22 +205,53 @@ impl Server {
                     }
                 }
             }
-            let connections = &mut self.connections;
-            let tell = |number: usize, reply: super::reply::Reply<'_>| {
-                if let Some(connection) = &mut connections[number] {
-                    connection.replies.push(&reply);
-                    connection.queued = None;
-                }
-            };
-            if !self.batch.is_empty() {
-                self.backend.post(&mut self.batch, tell).await;
+            while let Some(task) = self.backend.next_task() {
+                self.begin(task, executor, &mut again);
             }
+            touched.extend(&again);
             active = again;
         }
-        for number in ready {
+        for number in touched {
             self.settle(number)?;
         }
         Ok(self.backend.sweep().await?)
+    }
+
+    /// Begins a task; who has its replies already goes on.
+    fn begin(&mut self, task: Task, executor: &mut Executor, active: &mut Vec<usize>) {
+        let read_of = match &task {
+            Task::ForClient(..) => None,
+            Task::Batch(batch) => {
+                for to in batch.recipients() {
+                    if let Some(connection) = &mut self.connections[to.number] {
+                        connection.queued = Some(Queued::UnderWay);
+                    }
+                }
+                batch.reads_of()
+            }
+        };
+        let completion = executor.spawn(task);
+        if let Some(shard) = read_of {
+            self.backend.note_near(shard, completion.is_some());
+        }
+        if let Some(completion) = completion {
+            self.deliver(completion, active);
+        }
+    }
+
+    /// Hands out replies; who has got some goes on.
+    fn deliver(&mut self, completion: Completion, active: &mut Vec<usize>) {
+        let mut begin = 0;
+        for (to, end) in completion.parts {
+            let connection = self.connections[to.number].as_mut().filter(|connection| connection.is(to.id));
+            if let Some(connection) = connection {
+                connection.replies.bytes.extend_from_slice(&completion.bytes[begin..end]);
+                if connection.queued.take().is_some() {
+                    active.push(to.number);
+                }
+            }
+            begin = end;
+        }
     }
 
     /// Takes what a connection is ready for; whether it goes on.

@@ -1,0 +1,185 @@
+//! An executor for what waits for owners elsewhere, on the thread of the event loop, which goes on meanwhile.
+//!
+//! ```text
+//!   backend -> task: a future, polled once when it begins, and again when its waker was called -> completion: replies
+//!                                                                     |
+//!                                      the loop, if it sleeps in epoll <- eventfd
+//! ```
+
+use std::mem::take;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+
+use super::super::store::Store;
+use super::task::{Completion, Task};
+
+/// The tasks that are to be polled, and what wakes the loop for them.
+pub(super) struct RunQueue {
+    event: OwnedFd,
+    state: Mutex<RunState>,
+}
+
+#[derive(Default)]
+struct RunState {
+    /// Each at most once.
+    runnable: Vec<usize>,
+    /// Whether the loop sleeps, or is about to.
+    is_asleep: bool,
+}
+
+impl RunQueue {
+    pub(super) fn new() -> rustix::io::Result<Arc<RunQueue>> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(RunQueue { event, state: Mutex::default() }))
+    }
+
+    /// Becomes readable when a task becomes runnable while the loop sleeps.
+    pub(super) fn event(&self) -> &OwnedFd {
+        &self.event
+    }
+
+    /// Makes the event unreadable.
+    pub(super) fn reset_event(&self) {
+        // Nothing is there to read if it has been reset before.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+
+    fn state(&self) -> MutexGuard<'_, RunState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loop is about to sleep; whether it may, or a task is runnable already.
+    fn prepare_sleep(&self) -> bool {
+        let mut state = self.state();
+        state.is_asleep = state.runnable.is_empty();
+        state.is_asleep
+    }
+
+    /// The loop is awake, and takes the tasks that are runnable.
+    fn take(&self) -> Vec<usize> {
+        let mut state = self.state();
+        state.is_asleep = false;
+        take(&mut state.runnable)
+    }
+
+    fn push(&self, task: usize) {
+        let mut state = self.state();
+        state.runnable.push(task);
+        let is_asleep = take(&mut state.is_asleep);
+        drop(state);
+        if is_asleep {
+            // It fails only if it has been written 2^64 times unread.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// The waker of one task.
+struct TaskWaker {
+    queue: Arc<RunQueue>,
+    task: usize,
+    /// Whether the task stands in the queue.
+    is_queued: AtomicBool,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Release pairs with the Acquire in Executor::poll(): the poll that follows sees what was done before this.
+        if !self.is_queued.swap(true, Ordering::AcqRel) {
+            self.queue.push(self.task);
+        }
+    }
+}
+
+/// A task that has begun.
+struct Running {
+    /// Gives back what it has used of the store.
+    future: Pin<Box<dyn Future<Output = (Completion, Store)>>>,
+    waker: Arc<TaskWaker>,
+}
+
+/// All tasks that wait.  Each is for connections that wait for it alone, so that there are no more tasks than connections.
+pub(super) struct Executor {
+    queue: Arc<RunQueue>,
+    tasks: Vec<Option<Running>>,
+    /// Places where no task is.
+    free: Vec<usize>,
+    /// What tasks have used of the store, with what they have mapped, for those that are still to come.
+    spare: Vec<Store>,
+    /// From which others are made.
+    origin: Store,
+}
+
+impl Executor {
+    pub(super) fn new(queue: Arc<RunQueue>, origin: Store) -> Executor {
+        Executor { queue, tasks: Vec::new(), free: Vec::new(), spare: Vec::new(), origin }
+    }
+
+    /// The store, as no task uses it just now.
+    pub(super) fn store(&mut self) -> &mut Store {
+        match self.spare.last_mut() {
+            Some(store) => store,
+            None => &mut self.origin,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.free.len() == self.tasks.len()
+    }
+
+    /// Whether the loop may sleep, until a client or the [event](RunQueue::event) wakes it.
+    pub(super) fn may_sleep(&self) -> bool {
+        self.is_idle() || self.queue.prepare_sleep()
+    }
+
+    /// Begins a task; what it leads to, if it need not wait.
+    pub(super) fn spawn(&mut self, task: Task) -> Option<Completion> {
+        let mut store = self.spare.pop().unwrap_or_else(|| self.origin.again());
+        let future = Box::pin(async move {
+            let completion = task.carry_out(&mut store).await;
+            (completion, store)
+        });
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.tasks.push(None);
+            self.tasks.len() - 1
+        });
+        let (queue, is_queued) = (self.queue.clone(), AtomicBool::new(false));
+        let waker = Arc::new(TaskWaker { queue, task: number, is_queued });
+        self.tasks[number] = Some(Running { future, waker });
+        self.poll(number)
+    }
+
+    /// Polls the tasks that are runnable; what those lead to that have come to their end.
+    pub(super) fn run(&mut self) -> Vec<Completion> {
+        if self.is_idle() {
+            return Vec::new();
+        }
+        let runnable = self.queue.take();
+        runnable.into_iter().filter_map(|number| self.poll(number)).collect()
+    }
+
+    fn poll(&mut self, number: usize) -> Option<Completion> {
+        // A waker may outlive its task.
+        let Running { future, waker } = self.tasks[number].as_mut()?;
+        waker.is_queued.swap(false, Ordering::AcqRel);
+        let waker = Waker::from(waker.clone());
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Pending => None,
+            Poll::Ready((completion, store)) => {
+                self.tasks[number] = None;
+                self.free.push(number);
+                self.spare.push(store);
+                Some(completion)
+            }
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! What owners elsewhere are asked for: by calls, or by reading their memory.  Nothing here uses a shard of this process but as any
+//! other, since a task may wait, and whoever holds a shard must not.
+
+use std::ops::Range;
+
+use super::super::error::KvError;
+use super::super::store::{Store, keys_of, split_cursor};
+use super::super::wire::{Answer, Request};
+use super::client::{About, info};
+use super::commands::{ReplyKind, Total};
+use super::glob;
+use super::reply::{OK, Protocol, Replies, Reply};
+
+/// Most bytes of one reply, which is put together before it is written.
+pub const REPLY_BYTES_MAX: usize = 64 << 20;
+/// How many keys one request lists where a client wants all.
+const KEYS_AT_A_TIME: u64 = 1_000;
+/// Requests that are under way together, and their bytes.
+pub(super) const BATCH_MAX: usize = 256;
+const BATCH_BYTES_MAX: usize = 1 << 20;
+/// Answers to them are numbers.
+const ANSWER_BYTES_MAX: usize = 64;
+
+/// A connection that is told something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Recipient {
+    /// Its place.
+    pub(super) number: usize,
+    /// Which one it is there.
+    pub(super) id: u64,
+    pub(super) protocol: Protocol,
+}
+
+/// Something that is carried out elsewhere.
+pub(super) enum Task {
+    /// What many clients want of one shard.
+    Batch(Batch),
+    /// What one client wants.
+    ForClient(Recipient, Operation),
+}
+
+/// What one client wants that is not about one key alone, or is answered by a value.
+pub(super) enum Operation {
+    /// One request to the owner of a shard, as it is encoded.
+    Ask { shard: usize, request: Vec<u8>, reply_kind: ReplyKind },
+    /// Requests to owners, and what is known already.
+    AskAll { requests: Vec<(usize, Vec<u8>)>, sum: Sum, total: Total },
+    /// The values of keys, whose places are among those that are known already.
+    GetAll { values: Vec<Option<Vec<u8>>>, others: Vec<(usize, Vec<u8>)> },
+    /// Some keys, about `count` of them, of those that are as the pattern says.
+    Scan { cursor: u64, count: u64, pattern: Vec<u8>, is_of_strings: bool },
+    /// All keys that are so.
+    Keys(Vec<u8>),
+    /// How many keys there are.
+    Count,
+    /// That there is none any more.
+    Clear,
+    /// What is told of the server, for these sections.
+    Info(Vec<Vec<u8>>, About),
+}
+
+/// Replies, and whose they are.
+#[derive(Default)]
+pub(super) struct Completion {
+    pub(super) bytes: Vec<u8>,
+    /// With the end of each.
+    pub(super) parts: Vec<(Recipient, usize)>,
+}
+
+impl Completion {
+    fn push(&mut self, to: Recipient, reply: &Reply<'_>) {
+        reply.write(to.protocol, &mut self.bytes);
+        self.parts.push((to, self.bytes.len()));
+    }
+}
+
+/// What is known of the answers to several requests.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(super) struct Sum {
+    count: i64,
+    /// The first thing that went wrong.
+    failed: Option<String>,
+}
+
+impl Sum {
+    pub(super) fn note(&mut self, reply: Reply<'_>) {
+        match reply {
+            Reply::Integer(number) => self.count += number,
+            Reply::Error(text) => self.failed = self.failed.take().or(Some(text)),
+            _ => {}
+        }
+    }
+
+    pub(super) fn reply(self, total: Total) -> Reply<'static> {
+        match (self.failed, total) {
+            (Some(text), _) => Reply::Error(text),
+            (None, Total::Count) => Reply::Integer(self.count),
+            (None, Total::Done) => OK,
+        }
+    }
+}
+
+/// Requests of many clients to one shard.
+pub(super) struct Batch {
+    shard: usize,
+    /// Requests, or keys that are read.
+    bytes: Vec<u8>,
+    entries: Vec<Entry>,
+    request: Vec<u8>,
+}
+
+struct Entry {
+    to: Recipient,
+    range: Range<usize>,
+    reply_kind: ReplyKind,
+    is_read: bool,
+}
+
+impl Batch {
+    pub(super) fn new(shard: usize) -> Batch {
+        Batch { shard, bytes: Vec::new(), entries: Vec::new(), request: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.entries.len() >= BATCH_MAX || self.bytes.len() >= BATCH_BYTES_MAX
+    }
+
+    /// The shard, if nothing else is wanted of it but values.
+    pub(super) fn reads_of(&self) -> Option<usize> {
+        self.entries.iter().all(|entry| entry.is_read).then_some(self.shard)
+    }
+
+    /// Who is told something.
+    pub(super) fn recipients(&self) -> impl Iterator<Item = Recipient> {
+        self.entries.iter().map(|entry| entry.to)
+    }
+
+    /// What is answered by no value.
+    pub(super) fn ask(&mut self, to: Recipient, store: u64, request: &Request<'_>, reply_kind: ReplyKind) {
+        request.encode(store, &mut self.request);
+        let begin = self.bytes.len();
+        self.bytes.extend_from_slice(&self.request);
+        self.entries.push(Entry { to, range: begin..self.bytes.len(), reply_kind, is_read: false });
+    }
+
+    /// The value of a key.
+    pub(super) fn read(&mut self, to: Recipient, key: &[u8], reply_kind: ReplyKind) {
+        let begin = self.bytes.len();
+        self.bytes.extend_from_slice(key);
+        self.entries.push(Entry { to, range: begin..self.bytes.len(), reply_kind, is_read: true });
+    }
+
+    /// The bytes of those that are read, or of the others.
+    fn some(&self, is_read: bool) -> Vec<&[u8]> {
+        let some = self.entries.iter().filter(|entry| entry.is_read == is_read);
+        some.map(|entry| &self.bytes[entry.range.clone()]).collect()
+    }
+
+    async fn carry_out(self, store: &mut Store) -> Completion {
+        let mut calls = store.post(self.shard, &self.some(false), ANSWER_BYTES_MAX).await.into_iter();
+        let mut completion = Completion::default();
+        // Those who read wait for those who change something, and the other way round: both are of the same owner.
+        let mut values = store.get_many(&self.some(true)).await.map(Vec::into_iter);
+        for entry in &self.entries {
+            if entry.is_read {
+                match &mut values {
+                    Ok(values) => {
+                        let value = values.next().expect("there is one for each");
+                        completion.push(entry.to, &entry.reply_kind.of_value(value.as_deref()));
+                    }
+                    Err(error) => completion.push(entry.to, &refusal(error)),
+                }
+                continue;
+            }
+            let answered = match calls.next().expect("there is one for each") {
+                Ok(call) => call.answer().await,
+                Err(error) => Err(error),
+            };
+            match answered {
+                Ok(answer) => completion.push(entry.to, &entry.reply_kind.of(Answer::decode(&answer))),
+                Err(error) => completion.push(entry.to, &refusal(&error.into())),
+            }
+        }
+        completion
+    }
+}
+
+impl Task {
+    /// Does it, and waits for owners where that takes it.
+    pub(super) async fn carry_out(self, store: &mut Store) -> Completion {
+        match self {
+            Task::Batch(batch) => batch.carry_out(store).await,
+            Task::ForClient(to, operation) => {
+                let mut replies = Replies { protocol: to.protocol, bytes: Vec::new() };
+                if let Err(error) = operation.carry_out(store, &mut replies).await {
+                    replies.push(&refusal(&error));
+                }
+                let parts = vec![(to, replies.bytes.len())];
+                Completion { bytes: replies.bytes, parts }
+            }
+        }
+    }
+}
+
+impl Operation {
+    async fn carry_out(self, store: &mut Store, replies: &mut Replies) -> Result<(), KvError> {
+        match self {
+            Operation::Ask { shard, request, reply_kind } => {
+                let answer = store.call(shard, &request).await?;
+                replies.push(&reply_kind.of(Answer::decode(&answer)));
+            }
+            Operation::AskAll { requests, mut sum, total } => {
+                ask_all(store, &requests, &mut sum).await;
+                replies.push(&sum.reply(total));
+            }
+            Operation::GetAll { mut values, others } => {
+                let mut bytes = 0;
+                for some in others.chunks(BATCH_MAX) {
+                    let keys: Vec<&[u8]> = some.iter().map(|(_, key)| &key[..]).collect();
+                    for ((place, _), value) in some.iter().zip(store.get_many(&keys).await?) {
+                        bytes += value.as_ref().map_or(0, Vec::len);
+                        values[*place] = value;
+                    }
+                    if bytes > REPLY_BYTES_MAX {
+                        break;
+                    }
+                }
+                replies.push(&all_of(&values));
+            }
+            Operation::Scan { cursor, count, pattern, is_of_strings } => {
+                let (next, mut keys) = scan(store, cursor, count, &pattern).await?;
+                if !is_of_strings {
+                    keys.clear();
+                }
+                let keys = keys.iter().map(|key| Reply::Bulk(key)).collect();
+                replies.push(&Reply::Array(vec![Reply::Text(next.to_string()), Reply::Array(keys)]));
+            }
+            Operation::Keys(pattern) => {
+                let (mut cursor, mut keys, mut bytes) = (0, Vec::new(), 0);
+                loop {
+                    let (next, some) = scan(store, cursor, KEYS_AT_A_TIME, &pattern).await?;
+                    bytes += some.iter().map(Vec::len).sum::<usize>();
+                    keys.extend(some);
+                    if bytes > REPLY_BYTES_MAX {
+                        replies.push(&too_long());
+                        return Ok(());
+                    }
+                    if next == 0 {
+                        break;
+                    }
+                    cursor = next;
+                }
+                replies.push(&Reply::Array(keys.iter().map(|key| Reply::Bulk(key)).collect()));
+            }
+            Operation::Count => replies.push(&Reply::Integer(store.count().await? as i64)),
+            Operation::Clear => {
+                store.clear().await?;
+                replies.push(&OK);
+            }
+            Operation::Info(sections, about) => {
+                let keys = store.count().await? as i64;
+                replies.push(&info(&sections, &about, keys));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first thing that goes wrong is told, and the rest is done nevertheless.
+async fn ask_all(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &mut Sum) {
+    let mut begin = 0;
+    while begin < requests.len() {
+        let (mut end, mut bytes) = (begin, 0);
+        while end < requests.len() && end - begin < BATCH_MAX && bytes < BATCH_BYTES_MAX {
+            bytes += requests[end].1.len();
+            end += 1;
+        }
+        let together = &requests[begin..end];
+        let mut posted = Vec::with_capacity(together.len());
+        for shard in 0..store.shards() {
+            let of_shard = together.iter().filter(|(of, _)| *of == shard);
+            let inputs: Vec<&[u8]> = of_shard.map(|(_, request)| &request[..]).collect();
+            if !inputs.is_empty() {
+                posted.extend(store.post(shard, &inputs, ANSWER_BYTES_MAX).await);
+            }
+        }
+        for call in posted {
+            let answered = match call {
+                Ok(call) => call.answer().await,
+                Err(error) => Err(error),
+            };
+            match answered {
+                Ok(answer) => sum.note(ReplyKind::Flag.of(Answer::decode(&answer))),
+                Err(error) => sum.note(refusal(&error.into())),
+            }
+        }
+        begin = end;
+    }
+}
+
+/// Some keys that are as a pattern says, of about `count` that are looked at, and where to go on.
+async fn scan(
+    store: &mut Store,
+    mut cursor: u64,
+    count: u64,
+    pattern: &[u8],
+) -> Result<(u64, Vec<Vec<u8>>), KvError> {
+    let (mut found, mut looked_at) = (Vec::new(), 0);
+    loop {
+        let (shard, from) = split_cursor(cursor);
+        if shard >= store.shards() {
+            return Ok((0, found));
+        }
+        let answer = store.ask(shard, &Request::Scan { from, count: count - looked_at }).await?;
+        let Some(Answer::Bytes(next, keys)) = Answer::decode(&answer) else {
+            return Err(KvError::Damaged { shard, what: "answers what makes no sense" });
+        };
+        for key in keys_of(keys) {
+            looked_at += 1;
+            if glob::matches(pattern, key) {
+                found.push(key.to_vec());
+            }
+        }
+        cursor = store.join_cursor(shard, next as u64);
+        // The next shard may have the rest; within one, its owner has said that it is enough.
+        if cursor == 0 || next != 0 || looked_at >= count {
+            return Ok((cursor, found));
+        }
+    }
+}
+
+/// All values, unless they are too long together.
+pub(super) fn all_of(values: &[Option<Vec<u8>>]) -> Reply<'_> {
+    if values.iter().flatten().map(Vec::len).sum::<usize>() > REPLY_BYTES_MAX {
+        return too_long();
+    }
+    Reply::Array(values.iter().map(|value| value.as_deref().map_or(Reply::Null, Reply::Bulk)).collect())
+}
+
+/// What a client is told of what went wrong here.
+pub(super) fn refusal(error: &KvError) -> Reply<'static> {
+    match error {
+        KvError::Full => ReplyKind::Done.of(Some(Answer::Full)),
+        _ => Reply::error(format!("ERR {error}")),
+    }
+}
+
+fn too_long() -> Reply<'static> {
+    Reply::error(format!("ERR the reply would have more than {REPLY_BYTES_MAX} bytes"))
+}
