@@ -176,6 +176,27 @@ fn a_node_that_all_but_the_directory_lose_is_reached_by_it_alone() {
     world.check_that_nothing_is_lost();
 }
 
+/// Also where a node was alone, or the directory, and however long it lasted.
+#[test]
+fn after_any_partition_every_node_is_paired_again_within_two_leases() {
+    for (side, leases) in (1..8).zip([2, 3, 5, 2, 3, 5, 2]) {
+        let mut world = World::of(4);
+        let (these, those): (Vec<usize>, Vec<usize>) = (0..4).partition(|host| side >> host & 1 == 1);
+        world.part(&these, &those);
+        world.sleep(leases);
+        assert!(!world.is_paired(these[0], those[0]));
+        world.cluster.cut.clear();
+        world.cluster.sleep(2 * LEASE_NS);
+        for (one, other) in (0..4).flat_map(|one| (0..one).map(move |other| (one, other))) {
+            assert!(
+                world.is_paired(one, other),
+                "{one} and {other}, after {these:?} and {those:?} were apart"
+            );
+        }
+        world.check_that_nothing_is_lost();
+    }
+}
+
 #[test]
 fn one_way_is_no_way() {
     for way in [(1, 2), (2, 1)] {

@@ -18,6 +18,8 @@ const TASK: &str = "HALITE_APPLICATION";
 const SHOUT: Function = Function(7);
 /// The file that one that counts waits for.
 const STOP: &str = "/tmp/stop";
+/// Runs a program in a pid namespace of its own.
+pub const APART: &str = "unshare --pid --fork --kill-child";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One that runs until it is told to end.
@@ -29,7 +31,18 @@ pub struct Application {
 impl Application {
     #[track_caller]
     pub fn start(host: &Host, task: &str) -> Application {
-        let mut running = Running::of(host.command(&Application::line(task)));
+        Application::start_by(host, &Application::line(task))
+    }
+
+    /// One in a pid namespace of its own, whose processes those of the host know and their siblings do not.
+    #[track_caller]
+    pub fn start_apart(host: &Host, task: &str) -> Application {
+        Application::start_by(host, &Application::line(task).replace(" exec ", &format!(" exec {APART} ")))
+    }
+
+    #[track_caller]
+    fn start_by(host: &Host, line: &str) -> Application {
+        let mut running = Running::of(host.command(line));
         let said = loop {
             let line = running.line();
             if let Some((_, rest)) = line.split_once("ready as node ") {
@@ -42,6 +55,11 @@ impl Application {
     /// The number that it was given.
     pub fn node(&self) -> u32 {
         self.node
+    }
+
+    /// The process itself, of one that was started apart.
+    pub fn process(&self) -> u32 {
+        children(self.running.pid())[0]
     }
 
     /// Ends it, whatever it does.
@@ -84,7 +102,8 @@ fn application() {
         _ => {}
     }
     let clock_offset_s = std::env::var(CLOCK_OFFSET).unwrap().parse().unwrap();
-    let node = Node::embedded(Config { arena_bytes: 0, clock_offset_s, ..Config::default() }).unwrap();
+    let arena_bytes = if task == "hold" { 64 << 20 } else { 0 };
+    let node = Node::embedded(Config { arena_bytes, clock_offset_s, ..Config::default() }).unwrap();
     let session = node.blocking_session();
     let is_ready = || println!("\nready as node {}", node.id());
     match task.split_whitespace().collect::<Vec<_>>()[..] {
@@ -103,6 +122,14 @@ fn application() {
         }
         ["lock"] => {
             let _guard = session.lock("till").unwrap();
+            is_ready();
+            loop {
+                std::thread::park();
+            }
+        }
+        ["hold"] => {
+            let nodes = Placement::Spread(vec![node.id(), NodeId(0)]);
+            let _held = session.alloc(Some("wide"), 8 << 20, nodes, Permissions::READ).unwrap();
             is_ready();
             loop {
                 std::thread::park();

@@ -11,6 +11,7 @@ mod figures;
 mod jobs;
 mod paths;
 mod readme;
+mod siblings;
 mod soak;
 #[path = "../support/mod.rs"]
 mod support;

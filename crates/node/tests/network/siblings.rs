@@ -1,0 +1,27 @@
+//! Nodes of one host that do not know each other's process numbers, as those of containers that share a cluster directory.
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::application::{APART, Application};
+use crate::support::{Process, eventually};
+use crate::world::{Processes, World};
+
+/// Its number is 0 to whom it meets, so that no signal could be meant for it: by the descriptor of its process its end is seen all the same.
+#[test]
+fn a_silent_node_of_a_sibling_pid_namespace_is_killed_by_nobody_and_what_it_reaches_is_kept_until_it_ends() {
+    let Some(world) = World::new(1, Processes::Shared) else { return };
+    let host = world.host(0);
+    let _first = host.start(&format!("{APART} halite node --id 0 --arena 64M"), "ready");
+    let holder = Application::start_apart(host, "hold");
+    let explain = || host.ok(&format!("halite explain {}", holder.node()));
+    assert!(explain().contains("shm"), "{}", explain());
+    let process = Process::open(holder.process());
+    kill_process(Pid::from_raw(holder.process() as i32).unwrap(), Signal::STOP).unwrap();
+    eventually(|| explain().contains("unreachable"));
+    let used = || host.nodes()[0]["bytes_used"].as_u64().unwrap();
+    assert!(process.lives() && used() >= 4 << 20, "its half of a region is there, and may be written to");
+    assert!(host.fails("halite rm wide").contains("is down"), "nobody else frees it");
+    assert!(process.lives() && used() >= 4 << 20);
+    process.kill();
+    eventually(|| used() < 4 << 20);
+}
