@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
-use halite::{Config, JoinError, Node, NodeId, NodeState, blocking, cluster_dir};
+use halite::{Config, JoinError, Node, NodeId, blocking, cluster_dir};
 
 /// A node for the length of one command.
 pub struct Client {
@@ -26,7 +26,7 @@ impl Client {
     /// The nodes that are alive and contribute memory, in their order.
     pub fn memory_nodes(&self) -> anyhow::Result<Vec<NodeId>> {
         let nodes = self.session.status().context("cannot ask which nodes there are")?;
-        let gives = nodes.into_iter().filter(|node| node.state == NodeState::Alive && node.bytes_total > 0);
+        let gives = nodes.into_iter().filter(|node| node.state.is_there() && node.bytes_total > 0);
         Ok(gives.map(|node| node.node).collect())
     }
 }

@@ -17,6 +17,7 @@ mod figures;
 mod home;
 mod mapping;
 mod membership;
+mod on_demand;
 mod owner;
 mod sessions;
 
@@ -69,6 +70,8 @@ pub struct EngineConfig {
     pub address: String,
     /// Names of the fabric's providers, for people to see.
     pub provider: String,
+    /// Up to so many nodes are connected each to each; of more, each to the directory's and to those that it uses.
+    pub full_mesh_nodes_max: usize,
 }
 
 impl EngineConfig {
@@ -449,12 +452,18 @@ impl Engine {
 
     fn end_copy(&mut self, now_ns: u64, token: Token, failed: Option<CopyFailure>) {
         self.out.set_now(now_ns);
-        if let Some(life) = self.owner_side().handle_copied(token, failed) {
+        let broken_off = self.owner_side().handle_copied(token, failed);
+        self.end_broken_off(broken_off);
+        self.settle();
+    }
+
+    /// A command has ended whose giver is not paired with us any more, if there is one: what waited for that goes on.
+    fn end_broken_off(&mut self, giver: Option<NodeLife>) {
+        if let Some(life) = giver {
             self.home_side().handle_reach_changed(life);
             self.pair_all();
             self.owner_side().release_copied();
         }
-        self.settle();
     }
 
     /// A piece of memory has been populated, or the system refused.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{NodeId, NodeLife};
 
 /// Version of the protocol; both ends of a connection must speak the same.
-pub const PROTOCOL_VERSION: u16 = 10;
+pub const PROTOCOL_VERSION: u16 = 11;
 
 /// What a node says of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -347,7 +347,7 @@ impl Mapper {
         }
         match change {
             Change::Drop => return Ok(self.drop_region(region)),
-            Change::Freeze { from, len, layout } => self.freeze_range(region, from, len, layout),
+            Change::Freeze { from, len, layout, .. } => self.freeze_range(region, from, len, layout),
             Change::Place { from, place } => self.place_range(region, from, place),
             Change::Settle { home } => self.settle(region, home),
             Change::Access { access, sealed } => {
@@ -651,7 +651,7 @@ pub struct BadChange;
 fn is_possible(change: &Change, len: u64) -> bool {
     let inside = |from: &u64, part: u64| part > 0 && from.checked_add(part).is_some_and(|end| end <= len);
     match change {
-        Change::Freeze { from, len: part, layout } => {
+        Change::Freeze { from, len: part, layout, .. } => {
             inside(from, *part) && layout.as_ref().is_none_or(|extents| layout::is_sound(extents, len, 1))
         }
         Change::Place { from, place } => {
@@ -702,6 +702,7 @@ mod tests {
             sealed: false,
             extents: [extent].into_iter().collect(),
             frozen: None,
+            moving_to: None,
         };
         mapper.insert(&reply, session, Permissions::all(), &Elsewhere)
     }
@@ -719,7 +720,7 @@ mod tests {
             mapper.handle_quiescent(token, elapsed, &Elsewhere)
         };
         let region = RegionId { origin: home.incarnation, serial: 1 };
-        let frozen = mapper.change(region, Change::Freeze { from: 0, len: 64, layout: None });
+        let frozen = mapper.change(region, Change::Freeze { from: 0, len: 64, layout: None, to: home });
         assert_eq!(end(&mut mapper, frozen.expect("it is possible").token), [one, same]);
         let (_, _, quiesce) = mapper.remove(other).expect("it is mapped");
         assert_eq!(end(&mut mapper, quiesce.token), [other]);

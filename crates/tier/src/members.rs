@@ -214,6 +214,14 @@ impl Members {
         }
     }
 
+    /// Notes a node that the directory hears, and that is connected when it is used.
+    pub fn note_unconnected(&mut self, member: Member) {
+        self.note(Known {
+            member: Member { state: NodeState::Unconnected, loss: None, ..member },
+            parting: None,
+        });
+    }
+
     /// A peer is gone: returns who it was, once.  It is a zombie until it is cut off.
     pub fn remove(
         &mut self,

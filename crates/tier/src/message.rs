@@ -177,7 +177,8 @@ impl RegionCommand {
 pub enum Change {
     /// These bytes may not be touched until told where they are.  The first freeze of a move says where all
     /// bytes are, since a node keeps no extents of regions that it reaches as one window.
-    Freeze { from: u64, len: u64, layout: Option<Extents> },
+    /// Answered when the node that they are brought to is connected, or cannot be.
+    Freeze { from: u64, len: u64, layout: Option<Extents>, to: NodeLife },
     /// The bytes from `from` on are at `place` from now on.
     Place { from: u64, place: Extent },
     /// These are the permissions now.
@@ -186,6 +187,16 @@ pub enum Change {
     Settle { home: NodeLife },
     /// The region is gone.
     Drop,
+}
+
+impl Change {
+    /// The node that bytes are being brought to.
+    pub fn moves_to(&self) -> Option<NodeLife> {
+        match self {
+            Change::Freeze { to, .. } => Some(*to),
+            _ => None,
+        }
+    }
 }
 
 /// Answers to requests that were granted.
@@ -294,6 +305,8 @@ pub struct MappedReply {
     pub extents: Extents,
     /// The bytes that are under way to another node, if any: first and length.
     pub frozen: Option<(u64, u64)>,
+    /// The node that its bytes are being brought to, if any.
+    pub moving_to: Option<NodeLife>,
 }
 
 /// All that a home knows of a region, as it travels to the next home.
@@ -448,6 +461,8 @@ pub struct LostName {
 pub enum NodeState {
     /// It answers.
     Alive,
+    /// The directory hears it, and the two have not used each other, so that they are not connected.
+    Unconnected,
     /// The directory thinks that it lives, but it does not answer here: it may be stopped.
     Silent,
     /// It was silent for longer than its lease, or its connection has ended; what it holds is kept.
@@ -460,6 +475,13 @@ pub enum NodeState {
     Draining,
 }
 
+impl NodeState {
+    /// Whether the node is there for who uses it.
+    pub fn is_there(self) -> bool {
+        matches!(self, NodeState::Alive | NodeState::Unconnected)
+    }
+}
+
 /// A node as the directory remembers it.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -469,6 +491,13 @@ pub struct Member {
     pub bytes_total: u64,
     pub state: NodeState,
     pub loss: Option<Loss>,
+}
+
+impl Member {
+    /// One of whom no more is known than that it is there.
+    pub fn unseen(life: NodeLife) -> Member {
+        Member { life, pid: 0, bytes_total: 0, state: NodeState::Alive, loss: None }
+    }
 }
 
 /// Things said without an answer.
@@ -501,7 +530,7 @@ pub enum Notice {
     Held { held: Vec<(RegionId, Extents)>, done: bool, seat: Option<(NodeLife, String)>, time_ns: u64 },
     /// By the directory: these nodes are of the cluster, and are dialled at these addresses; and these lives are over.
     /// Those that it does not hear itself are not waited for by who joins.
-    Known { living: Vec<(NodeLife, String)>, unreachable: Vec<(NodeLife, String)>, ended: Vec<NodeLife> },
+    Known { living: Vec<(Member, String)>, unreachable: Vec<(Member, String)>, ended: Vec<NodeLife> },
     /// To the directory, which may have restarted: these nodes I know, and they are dialled at these addresses; and these lives are over.
     Seen { members: Vec<(Member, String)>, ended: Vec<NodeLife> },
     /// To the directory, which tells what becomes of nodes: I end that one's process, for I have not heard it for longer

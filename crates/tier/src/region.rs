@@ -158,6 +158,7 @@ impl Region {
             sealed: self.sealed,
             extents: self.extents.clone(),
             frozen: frozen.map(|moving| (moving.at, (self.len - moving.at).min(self.chunk_bytes()))),
+            moving_to: self.moving().map(|moving| moving.to),
         }
     }
 

@@ -13,7 +13,7 @@ use halite_tier::hello::{BadHello, Hello};
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
 use halite_tier::link;
 use halite_tier::mapper::Reach;
-use halite_tier::message::{self, Message, NodeState, Notice};
+use halite_tier::message::{self, Member, Message, NodeState, Notice};
 use halite_tier::news::News;
 
 const LEASE_NS: u64 = 1_000_000;
@@ -262,6 +262,7 @@ impl Node {
             epoch_ns: 0,
             address: String::new(),
             provider: "test".to_owned(),
+            full_mesh_nodes_max: 64,
         };
         let mut engine = Engine::new(config, Arc::new(DataPath::default()), Arc::new(Nowhere), 0);
         let session = engine.open_session(Principal("ada".into())).expect("it is the first");
@@ -423,7 +424,7 @@ fn who_joins_dials_those_whom_the_directory_does_not_hear_and_waits_for_none_of_
     };
     let told = |living: &[(u32, &str)], unreachable: &[(u32, &str)]| {
         let known = |nodes: &[(u32, &str)]| {
-            nodes.iter().map(|(node, address)| (life(*node), (*address).to_owned())).collect()
+            nodes.iter().map(|(node, address)| (Member::unseen(life(*node)), (*address).to_owned())).collect()
         };
         Notice::Known { living: known(living), unreachable: known(unreachable), ended: Vec::new() }
     };

@@ -247,7 +247,7 @@ impl Harness {
         let _turn = JoinTurn::take(self).await;
         let (driven, config, fabric) = self.make(node)?;
         let patience = self.world.sleep(Some(self.host(node)), self.plan.lease() * 20);
-        let joined = before(patience, driven.join(&config, &fabric.discover())).await;
+        let joined = before(patience, driven.join(&config, &self.greeted_by(node, fabric.discover()))).await;
         match joined {
             Some(joined) => joined?,
             None => {
@@ -259,6 +259,20 @@ impl Harness {
         self.note_change();
         actor::start_all(self, node, &driven);
         Ok(())
+    }
+
+    /// Whom a node dials that joins: all, or in a large cluster the first node.
+    fn greeted_by(&self, node: u32, mut found: Vec<String>) -> Vec<String> {
+        if node > 0 && self.nodes() > self.plan.full_mesh_nodes_max {
+            found.retain(|address| address.starts_with("node-0."));
+        }
+        found
+    }
+
+    /// Whether two nodes see each other, or would if one used the other.
+    pub(crate) fn does_see(&self, one: u32, other: u32) -> bool {
+        let (one, other) = (self.driven(one), NodeId(other));
+        one.is_some_and(|one| one.id() == other || one.is_connected_to(other) || one.is_unconnected_to(other))
     }
 
     fn make(self: &Rc<Harness>, node: u32) -> Result<(Rc<Driven>, Config, Arc<SimFabric>), JoinError> {
@@ -280,6 +294,7 @@ impl Harness {
             chunk_bytes: CHUNK_BYTES,
             request_ring_bytes: self.plan.ring_bytes,
             lease: self.plan.lease(),
+            full_mesh_nodes_max: self.plan.full_mesh_nodes_max as usize,
             principal: Some(PRINCIPALS[0].to_owned()),
             ..Config::default()
         }

@@ -70,10 +70,9 @@ async fn all_seen(harness: &Rc<Harness>) {
 
 /// Whether a node and another do not see each other.
 fn is_unseen(harness: &Harness, node: u32) -> bool {
-    let Some(driven) = harness.driven(node) else { return true };
-    let mut others =
-        (0..harness.nodes()).filter(|other| *other != node).filter_map(|other| harness.driven(other));
-    others.any(|other| !other.is_connected_to(driven.id()) || !driven.is_connected_to(other.id()))
+    let mut others = (0..harness.nodes()).filter(|other| *other != node && harness.driven(*other).is_some());
+    harness.driven(node).is_none()
+        || others.any(|other| !harness.does_see(node, other) || !harness.does_see(other, node))
 }
 
 fn region_names(harness: &Harness) -> impl Iterator<Item = String> {

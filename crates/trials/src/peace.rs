@@ -6,7 +6,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{NodeId, RegionCause};
+use halite::RegionCause;
 
 use crate::harness::Harness;
 use crate::regions;
@@ -60,9 +60,7 @@ fn look_at_nodes(harness: &Harness) {
     for (one, other) in
         (0..harness.nodes()).flat_map(|one| (0..harness.nodes()).map(move |other| (one, other)))
     {
-        let does_see =
-            one == other || harness.driven(one).is_some_and(|here| here.is_connected_to(NodeId(other)));
-        harness.judge.expect(does_see, || {
+        harness.judge.expect(harness.does_see(one, other), || {
             format!(
                 "node {one} does not see node {other}, and nothing has gone wrong for {HEALING_LEASES} leases"
             )

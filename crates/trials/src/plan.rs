@@ -20,6 +20,9 @@ pub struct Plan {
     pub name: String,
     /// How many nodes there are, from 1 to 1000.
     pub nodes: u32,
+    /// Up to so many nodes are connected each to each; of more, each to the first and to those that it uses.
+    #[serde(default = "defaults::full_mesh_nodes_max")]
+    pub full_mesh_nodes_max: u32,
     /// How many sessions each node has.
     #[serde(default = "defaults::sessions")]
     pub sessions: u32,
@@ -160,6 +163,10 @@ mod defaults {
     pub(super) fn duration_us() -> u64 {
         4000
     }
+    pub(super) fn full_mesh_nodes_max() -> u32 {
+        64
+    }
+
     pub(super) fn lease_us() -> u64 {
         1000
     }

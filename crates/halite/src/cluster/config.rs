@@ -16,6 +16,9 @@ pub use halite_tier::ids::NodeId;
 /// First of the numbers that nodes without one of their own are given.
 pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
 
+/// At 64 nodes, each hears 51 heartbeats a second (63 peers, every quarter of 5 s), and holds 63 connections.
+const FULL_MESH_NODES_MAX: usize = 64;
+
 /// How a node is to be set up.
 ///
 /// ```
@@ -56,6 +59,9 @@ pub struct Config {
     pub request_ring_bytes: u64,
     /// How long a silent node is taken to be alive.
     pub lease: Duration,
+    /// Up to so many nodes of a cluster are connected each to each.  In a larger one, a node connects to the first node, and to each other when
+    /// one of the two first uses the other.  One number for all nodes.
+    pub full_mesh_nodes_max: usize,
     /// What may be done to a node that does not answer but could still write to our memory.
     pub fence: Fence,
     /// As whom this node's sessions act; by default the name of the Unix user.
@@ -96,6 +102,7 @@ impl Default for Config {
             ring_bytes: 256 << 10,
             request_ring_bytes: 256 << 10,
             lease: Duration::from_secs(5),
+            full_mesh_nodes_max: FULL_MESH_NODES_MAX,
             fence: Fence::Kill,
             principal: None,
             clock_offset_s: 0,

@@ -560,6 +560,16 @@ impl Runner {
         self.engine.as_ref()?.target_of(node)
     }
 
+    /// Has a member connected that is used for the first time; whether that is under way.
+    pub(crate) fn use_node(&mut self, now: u64, node: NodeId) -> bool {
+        self.engine.as_mut().is_some_and(|engine| engine.use_node(now, node))
+    }
+
+    /// Whether a member is being connected because it is used.
+    pub(crate) fn is_connecting(&self, node: NodeId) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.is_connecting(node))
+    }
+
     /// Whether a node of that number is or was in the cluster.
     pub(crate) fn knows(&self, node: NodeId) -> bool {
         self.engine.as_ref().is_some_and(|engine| engine.knows(node))

@@ -316,8 +316,9 @@ impl Metrics {
     }
 }
 
-const STATES: [(NodeState, &str); 6] = [
+const STATES: [(NodeState, &str); 7] = [
     (NodeState::Alive, "alive"),
+    (NodeState::Unconnected, "unconnected"),
     (NodeState::Silent, "silent"),
     (NodeState::Unreachable, "unreachable"),
     (NodeState::Dead, "dead"),

@@ -93,6 +93,11 @@ impl Driven {
         self.inner.driver.look(|runner| runner.is_connected_to(node))
     }
 
+    /// Whether that node is a member to which this one connects when one of the two first uses the other.
+    pub fn is_unconnected_to(&self, node: NodeId) -> bool {
+        self.inner.driver.look(|runner| runner.engine().is_some_and(|engine| engine.is_unconnected(node)))
+    }
+
     /// How many calls to a node are under way, and how many answers are kept for it: what
     /// [`Session::explain_peer`] tells, without asking anybody.
     pub fn under_way(&self, node: NodeId) -> (usize, usize) {

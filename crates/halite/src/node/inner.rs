@@ -214,6 +214,7 @@ fn engine_config(
         epoch_ns: env.since_1970_ns().saturating_sub(env.now_ns()),
         address,
         provider: fabric.providers().join("+"),
+        full_mesh_nodes_max: config.full_mesh_nodes_max,
     }
 }
 

@@ -35,6 +35,9 @@ use crate::session::Session;
 /// Numbers of passing nodes where there are other hosts have it, and are random else.
 const PASSING_NODE_BIT: u32 = 1 << 31;
 
+/// So many nodes, of those with the lowest numbers on its host, a node asks where the first one is, if that is not among them.
+const GUIDES: usize = 3;
+
 /// How long others may take to join: each of their connections has two seconds to come about.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -141,7 +144,8 @@ impl Node {
             Some(_) => MetHosts::providers(config)?,
             None => networks::chosen(config, &others),
         };
-        let mut addresses = addresses(&dir, &providers, &others)?;
+        let greeted = to_dial(&others, life.node, config.full_mesh_nodes_max);
+        let mut addresses = addresses(&dir, &providers, &greeted)?;
         let ways = match &hosts {
             Some(_) => Ways::between_hosts(&dir, &providers),
             None => Ways::on_one_host(&providers),
@@ -199,7 +203,7 @@ impl Node {
             if is_spread {
                 return Err(node.why_apart(&dir, &join));
             }
-            let first = others.iter().position(|other| other.node == NodeId::FIRST);
+            let first = greeted.iter().position(|other| other.node == NodeId::FIRST);
             return Err(node.why_alone(&dir, first.map(|index| &addresses[index])));
         }
         node.inner.driver.block_on(node.inner.be_known());
@@ -267,6 +271,15 @@ impl Node {
             None => JoinError::NoCluster { dir },
         }
     }
+}
+
+/// Those of this host whom a node dials that joins: all, or in a large cluster the first node, which tells of the others, and some who know
+/// where that is.  The first node itself is to find all.
+fn to_dial(others: &[Listeners], own: NodeId, full_mesh_nodes_max: usize) -> Vec<Listeners> {
+    if own == NodeId::FIRST || others.len() < full_mesh_nodes_max {
+        return others.to_vec();
+    }
+    others.iter().take(GUIDES).cloned().collect()
 }
 
 /// Where the others are dialled.  Who shares no network with one of them would be in a cluster of which it reaches a part.

@@ -7,7 +7,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use halite_tier::ids::NodeId;
-use halite_tier::message::NodeState;
 
 use crate::cluster::cluster_dir::ClusterDir;
 use crate::cluster::config::{Config, Hosts};
@@ -49,7 +48,7 @@ fn look_by(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
     let nodes = scout.blocking_session().status();
     // Who asks again when it joins hears better why nobody answers.
     let holder = nodes.unwrap_or_default().into_iter().find(|status| status.node == node);
-    match holder.filter(|status| status.state == NodeState::Alive) {
+    match holder.filter(|status| status.state.is_there()) {
         Some(holder) => {
             let address = ways::list(&scout.addresses_of(node));
             Err(JoinError::NumberInUse { node, pid: holder.pid, address })

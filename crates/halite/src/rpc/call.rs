@@ -518,7 +518,7 @@ impl Driver {
         request: &Request<'_>,
     ) -> Result<Pending<'_>, PostFailure> {
         let mut request = *request;
-        let mut waits = false;
+        let (mut waits, mut has_dialled) = (false, false);
         loop {
             // Both before the attempt, so that room that is made during it is not missed.
             let seen = self.shared.posted.progress_count();
@@ -531,6 +531,16 @@ impl Driver {
                     continue;
                 }
                 Err(None) => {}
+                Err(Some(PostFailure::PeerDown)) if request.to.is_none() && !has_dialled => {
+                    has_dialled = true;
+                    let left = Duration::from_nanos(request.deadline_ns.saturating_sub(self.now_ns()));
+                    match self.within(left, self.connect(node)).await {
+                        Some(true) => {}
+                        Some(false) => return Err(PostFailure::PeerDown),
+                        None => return Err(PostFailure::Timeout),
+                    }
+                    continue;
+                }
                 Err(Some(failure)) => return Err(failure),
                 Ok(pending) => return Ok(pending),
             }
@@ -546,6 +556,19 @@ impl Driver {
             self.with(|runner, now| runner.look_again_soon(now));
             self.within(left, self.shared.posted.progress_after(seen)).await;
         }
+    }
+
+    /// Has a member connected that is used for the first time.  Whether it is.
+    pub(crate) async fn connect(&self, node: NodeId) -> bool {
+        let changes = &self.shared.member_changes;
+        let mut seen = changes.count();
+        let mut is_connecting = self.with(|runner, now| runner.use_node(now, node));
+        while is_connecting && !self.is_closed() {
+            changes.after(seen).await;
+            seen = changes.count();
+            is_connecting = self.look(|runner| runner.is_connecting(node));
+        }
+        self.look(|runner| runner.target_of(node)).is_some()
     }
 
     /// Why a node has no link; `None` if the connection that is wanted will have one.

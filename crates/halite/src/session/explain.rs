@@ -451,6 +451,9 @@ fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
             "the directory thinks that it lives, but there is no connection: it may be stopped, or joining"
                 .to_owned()
         }
+        (NodeState::Unconnected, None) => {
+            "the directory hears it; the two are connected when one first uses the other".to_owned()
+        }
         (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss),
         (NodeState::Left, None) => "it said goodbye".to_owned(),
     };
@@ -478,6 +481,7 @@ fn reason_of_death(loss: Option<Loss>) -> String {
 fn word(state: NodeState) -> &'static str {
     match state {
         NodeState::Alive => "alive",
+        NodeState::Unconnected => "unconnected",
         NodeState::Silent => "silent",
         NodeState::Unreachable => "unreachable",
         NodeState::Dead => "dead",

@@ -24,6 +24,7 @@ use halite_tier::message::NodeState;
 use halite_tier::permissions::Permissions;
 use serde::{Deserialize, Serialize};
 
+use crate::driver::runner::Runner;
 use crate::error::{
     AccessCause, NotifyCause, NotifyError, RegionCause, RegionError, SendCause, SendError, ServeCause,
     ServeError,
@@ -172,6 +173,11 @@ impl Session {
     /// connection to this one has not been noticed here.
     async fn meets(&self, life: NodeLife) -> bool {
         let driver = &self.inner.driver;
+        let is_unconnected = |runner: &Runner| runner.engine().is_some_and(|it| it.is_unconnected(life.node));
+        if driver.look(is_unconnected) {
+            driver.connect(life.node).await;
+            return driver.look(|runner| runner.life_of(life.node)) == Some(life);
+        }
         loop {
             let seen = driver.shared.member_changes.count();
             if let Some(met) =

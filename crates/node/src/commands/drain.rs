@@ -35,7 +35,8 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
 
 fn await_end(client: &Client, node: NodeId) -> anyhow::Result<()> {
     let deadline = Instant::now() + LEAVE_PATIENCE;
-    let is_there = |state| matches!(state, NodeState::Alive | NodeState::Draining | NodeState::Silent);
+    let is_there =
+        |state: NodeState| state.is_there() || matches!(state, NodeState::Draining | NodeState::Silent);
     while client.session.status()?.iter().any(|known| known.node == node && is_there(known.state)) {
         if Instant::now() >= deadline {
             bail!(

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use halite::{
-    AllocOptions, Lh, NodeId, NodeState, NodeStatus, Permissions, Placement, RegionCause, RegionError,
-    blocking,
+    AllocOptions, Lh, NodeId, NodeStatus, Permissions, Placement, RegionCause, RegionError, blocking,
 };
 use indicatif::ProgressBar;
 use xxhash_rust::xxh3::Xxh3;
@@ -242,7 +241,7 @@ fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -
 fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
     // Who cannot be asked gets no advice.
     let nodes = client.session.status().unwrap_or_default();
-    let alive = nodes.iter().filter(|node| node.state == NodeState::Alive);
+    let alive = nodes.iter().filter(|node| node.state.is_there());
     let free = |node: &NodeStatus| {
         node.bytes_total.saturating_sub(node.bytes_used + node.bytes_quarantined + node.bytes_refused)
     };

@@ -181,8 +181,11 @@ impl Row {
     }
 
     fn of_status(status: &NodeStatus) -> Row {
+        // It was not asked.
+        let told = |count: u64| (status.state != NodeState::Unconnected).then_some(count);
         let state = match status.state {
             NodeState::Alive => "alive",
+            NodeState::Unconnected => "unconnected",
             NodeState::Silent => "silent",
             NodeState::Unreachable => "unreachable",
             NodeState::Dead => "dead",
@@ -195,12 +198,12 @@ impl Row {
             state,
             incarnation: hexadecimal(status.incarnation),
             provider: Some(status.provider.clone()),
-            bytes_used: Some(status.bytes_used),
+            bytes_used: told(status.bytes_used),
             bytes_total: Some(status.bytes_total),
-            bytes_refused: Some(status.bytes_refused),
-            bytes_quarantined: Some(status.bytes_quarantined),
-            regions: Some(status.regions),
-            mappings: Some(status.mappings),
+            bytes_refused: told(status.bytes_refused),
+            bytes_quarantined: told(status.bytes_quarantined),
+            regions: told(status.regions),
+            mappings: told(status.mappings),
             lost: None,
             loss: None,
             address: None,

@@ -99,7 +99,7 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
 
 fn trouble(status: &NodeStatus) -> Option<String> {
     let state = match status.state {
-        NodeState::Alive | NodeState::Draining | NodeState::Left => return None,
+        NodeState::Alive | NodeState::Unconnected | NodeState::Draining | NodeState::Left => return None,
         NodeState::Silent => "silent",
         NodeState::Unreachable => "not reached",
         NodeState::Dead => "dead",

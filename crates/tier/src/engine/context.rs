@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::membership::Membership;
+use super::on_demand::OnDemand;
 use super::sessions::UserStep;
 use super::{EngineConfig, Requester};
 use crate::effect::{CommandError, Effect, OpId, Outcome};
@@ -27,6 +28,7 @@ pub(super) struct Outbox {
     asked: BTreeMap<RequestId, Asked>,
     /// What we say to ourselves.
     loopback: VecDeque<Message>,
+    on_demand: OnDemand,
     effects: VecDeque<Effect>,
     /// As in the configuration, but by the clock of the cluster that is ahead of all others, as far as we have heard of it.
     epoch_ns: u64,
@@ -86,6 +88,7 @@ impl Outbox {
             number: 0,
             asked: BTreeMap::new(),
             loopback: VecDeque::new(),
+            on_demand: OnDemand::default(),
             effects: VecDeque::new(),
             epoch_ns: config.epoch_ns,
             config,
@@ -128,6 +131,19 @@ impl Outbox {
     /// Somebody's clock shows that time.
     pub(super) fn note_time(&mut self, time_ns: u64) {
         self.epoch_ns = self.epoch_ns.max(time_ns.min(TIME_OF_DAY_NS_MAX).saturating_sub(self.now_ns));
+    }
+
+    /// Who is dialled because it is used, and what waits for that.
+    pub(super) fn on_demand(&mut self) -> &mut OnDemand {
+        &mut self.on_demand
+    }
+
+    pub(super) fn is_dialling_on_demand(&self, life: NodeLife) -> bool {
+        self.on_demand.is_dialling(life)
+    }
+
+    pub(super) fn dials_due_ns(&self) -> u64 {
+        self.on_demand.deadline_ns()
     }
 
     pub(super) fn push(&mut self, effect: Effect) {
@@ -269,7 +285,7 @@ impl<'a> Context<'a> {
     // Saying things.
 
     pub(super) fn ask(&mut self, to: NodeId, body: Request, purpose: Purpose) -> RequestId {
-        if to != self.life().node && self.members().peer_of(to).is_none() {
+        if to != self.life().node && self.members().peer_of(to).is_none() && !self.reach_out_to(to) {
             let refusal = self.absence_of(to);
             return self.refuse_ourselves(refusal, purpose);
         }
@@ -280,7 +296,7 @@ impl<'a> Context<'a> {
 
     /// As [`Context::ask`], but nobody who came after that life of the node is meant.
     pub(super) fn ask_life(&mut self, to: NodeLife, body: Request, purpose: Purpose) {
-        match self.is_present(to) {
+        match self.is_present(to) || self.reach_out(to) {
             true => self.ask(to.node, body, purpose),
             false => self.refuse_ourselves(ErrorReply::PeerDown(to.node), purpose),
         };
@@ -318,11 +334,11 @@ impl<'a> Context<'a> {
         }
     }
 
-    fn say(&mut self, to: NodeId, message: Message) {
+    pub(super) fn say(&mut self, to: NodeId, message: Message) {
         if to == self.life().node {
             return self.out.loopback.push_back(message);
         }
-        let Some((peer, member)) = self.members().peer_of(to) else { return };
+        let Some((peer, member)) = self.members().peer_of(to) else { return self.say_on_demand(to, message) };
         // Who sleeps looks at what has arrived before it judges silence, and has no other use for a heartbeat.
         let solicited = !matches!(message, Message::Notice(Notice::Heartbeat { .. }));
         for bytes in link::frames(&message::encode(&message), member.send_bytes_max) {

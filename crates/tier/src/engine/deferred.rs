@@ -7,7 +7,6 @@ use super::context::Outbox;
 use super::{Engine, Requester};
 use crate::effect::{Effect, OpId, Outcome, Quiesce, Token};
 use crate::ids::{NodeLife, RegionId};
-use crate::message::Reply;
 
 /// All of it.
 #[derive(Debug, Default)]
@@ -102,7 +101,7 @@ impl Engine {
 
     fn say_due(&mut self, due: DeferredAck) {
         match due {
-            DeferredAck::Answer(requester) => self.cx().answer(requester, Ok(Reply::Done)),
+            DeferredAck::Answer(requester) => self.cx().acknowledge(requester),
             DeferredAck::Unmapped(Unmapping { last_of, op }) => {
                 if let Some((region, home)) = last_of {
                     self.session_side().announce_unmapped(region, home);

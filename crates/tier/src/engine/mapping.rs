@@ -12,8 +12,12 @@ impl Engine {
             return self.cx().answer(requester, Ok(Reply::Done));
         }
         let is_heeded = self.homes.heeds_change(region, requester.life == self.out.life());
+        let moves_to = change.moves_to();
         match is_heeded.then(|| self.mapper.change(region, change)) {
-            Some(Ok(quiesce)) => self.owe(quiesce, requester),
+            Some(Ok(quiesce)) => {
+                self.cx().note_move(requester, moves_to);
+                self.owe(quiesce, requester)
+            }
             Some(Err(BadChange)) | None => self.cx().answer(requester, Err(ErrorReply::Malformed)),
         }
     }

@@ -301,7 +301,7 @@ impl Engine {
 
     /// When `handle_timeout` wants to be called, in ns.
     pub fn poll_timeout(&self) -> Option<u64> {
-        let waits_ns = self.barriers.deadline_ns().min(self.locks.deadline_ns());
+        let waits_ns = self.barriers.deadline_ns().min(self.locks.deadline_ns()).min(self.out.dials_due_ns());
         let own_ns = self.membership.heartbeat_ns.min(self.membership.draining.deadline_ns());
         Some(waits_ns.min(own_ns))
     }
@@ -318,6 +318,7 @@ impl Engine {
         self.home_side().break_overdue_rounds();
         self.home_side().recover_overdue_locks();
         self.go_on_draining_in_time();
+        self.fail_overdue_dials();
         self.settle();
         if now_ns < self.membership.heartbeat_ns {
             return;

@@ -12,6 +12,7 @@ use halite_mem::Window;
 
 use super::context::{Context, Outbox};
 use super::home::{self, Homes};
+use super::on_demand::Waiting;
 use super::{EngineConfig, Requester};
 use crate::access::Place;
 use crate::effect::{CopyFailure, Effect, Token};
@@ -256,6 +257,9 @@ impl OwnerSide<'_> {
     }
 
     pub(super) fn serve_copy(&mut self, requester: Requester, from: Extent, to: Extent) {
+        if self.cx.reach_out(from.owner) {
+            return self.cx.wait_until_connected(from.owner, Waiting::Copy { requester, from, to });
+        }
         let allowed = requester.life == self.cx.life() || self.owner.store.is_held_for(requester.life, &to);
         let Some(target) = self.owner.store.window(&to).filter(|_| allowed && from.len == to.len) else {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));

@@ -9,6 +9,7 @@ use self::memory::IssuedCopies;
 use self::waits::Waits;
 use super::context::{Context, Purpose};
 use super::deferred::{Deferred, Unmapping};
+use super::on_demand::Waiting;
 use super::owner::Owner;
 use crate::access::SlotRef;
 use crate::directory::LOST_NAMES_MAX;
@@ -18,8 +19,8 @@ use crate::layout::CHUNK_BYTES_MIN;
 use crate::lockword::LOCK_BYTES;
 use crate::mapper::Mapper;
 use crate::message::{
-    ErrorReply, LostName, MappedReply, NodeState, NodeStatus, Notice, RegionCommand, RegionInfo, Reply,
-    Request,
+    ErrorReply, LostName, MappedReply, Member, NodeState, NodeStatus, Notice, RegionCommand, RegionInfo,
+    Reply, Request,
 };
 use crate::names::Service;
 use crate::permissions::Permissions;
@@ -252,7 +253,7 @@ impl SessionSide<'_> {
     /// there is no other do they count.
     pub(super) fn memory_nodes(&self) -> Vec<NodeId> {
         let with_memory =
-            self.cx.members().all().filter(|m| m.bytes_total > 0 && m.state == NodeState::Alive);
+            self.cx.members().all().filter(|member| member.bytes_total > 0 && member.state.is_there());
         let draining = self.cx.membership().draining();
         let taking = with_memory.filter(|member| !draining.concerns(self.cx.life(), member.life));
         let nodes: Vec<NodeId> = taking.map(|member| member.life.node).collect();
@@ -386,6 +387,11 @@ impl SessionSide<'_> {
         if !sound || self.mapper.principal(session).is_none() {
             self.announce_unmapped(reply.region, reply.home);
             return self.cx.finish(op, Err(CommandError::UnknownHandle));
+        }
+        if let Some(owner) = self.cx.owner_to_connect(reply) {
+            let (region, home) = (reply.region, reply.home);
+            let waiting = Waiting::Mapping { op, session, wanted, region, home };
+            return self.cx.wait_until_connected(owner, waiting);
         }
         // Handles from before its home was lost do not come alive again: they may allow what was revoked since.
         if let Some(quiesce) = self.mapper.drop_if_lost(reply.region) {
@@ -554,33 +560,46 @@ impl SessionSide<'_> {
 
     /// Asks each living node how it is, now that the directory has told who there is.  Without it, those that we know ourselves.
     pub(super) fn ask_for_statuses(&mut self, op: OpId) {
-        let nodes: Vec<NodeId> = self.cx.members().all().map(|member| member.life.node).collect();
-        self.commands.statuses.insert(op, Gathering { missing: nodes.len(), found: Vec::new() });
-        for node in nodes {
+        // Nobody is connected for that.
+        let is_unconnected = |member: &Member| member.state == NodeState::Unconnected;
+        let (unconnected, others): (Vec<Member>, Vec<Member>) =
+            self.cx.members().described(self.cx.now_ns()).partition(is_unconnected);
+        let found = unconnected.into_iter().map(|member| self.status_of(member)).collect();
+        self.commands.statuses.insert(op, Gathering { missing: others.len(), found });
+        for node in others.into_iter().map(|member| member.life.node) {
             self.cx.ask(node, Request::Status, Purpose::User(op, UserStep::StatusOf(node)));
+        }
+    }
+
+    /// What is known here of a node that is not asked, or does not answer.
+    fn status_of(&self, member: Member) -> NodeStatus {
+        NodeStatus {
+            node: member.life.node,
+            pid: member.pid,
+            state: member.state,
+            incarnation: member.life.incarnation.0,
+            provider: self.cx.config().provider.clone(),
+            bytes_used: 0,
+            bytes_total: member.bytes_total,
+            bytes_refused: 0,
+            bytes_quarantined: 0,
+            regions: 0,
+            mappings: 0,
+            loss: member.loss,
         }
     }
 
     fn gather_status(&mut self, op: OpId, node: NodeId, body: Result<Reply, ErrorReply>) {
         let silent = self.cx.members().described(self.cx.now_ns()).find(|member| member.life.node == node);
+        let silent = silent.map(|member| {
+            let state = if member.state == NodeState::Alive { NodeState::Silent } else { member.state };
+            self.status_of(Member { state, ..member })
+        });
         let Some(statuses) = self.commands.statuses.get_mut(&op) else { return };
         statuses.missing -= 1;
         match (body, silent) {
             (Ok(Reply::Status(status)), _) => statuses.found.push(*status),
-            (_, Some(member)) => statuses.found.push(NodeStatus {
-                node,
-                pid: member.pid,
-                state: if member.state == NodeState::Alive { NodeState::Silent } else { member.state },
-                incarnation: member.life.incarnation.0,
-                provider: self.cx.config().provider.clone(),
-                bytes_used: 0,
-                bytes_total: member.bytes_total,
-                bytes_refused: 0,
-                bytes_quarantined: 0,
-                regions: 0,
-                mappings: 0,
-                loss: member.loss,
-            }),
+            (_, Some(silent)) => statuses.found.push(silent),
             (_, None) => {}
         }
         if statuses.missing == 0 {

@@ -129,6 +129,10 @@ pub struct Cluster {
     pub kills: bool,
     /// Whether adapters connect hosts, which cut off without a kill, and can be connected anew.
     pub adapters: bool,
+    /// Up to so many nodes are connected each to each.
+    pub full_mesh_nodes_max: usize,
+    /// Whether nobody answers dials, nor refuses them.
+    pub silent_dials: bool,
     /// Ways on which messages are lost.
     pub cut: BTreeSet<(usize, usize)>,
     /// A wire whose messages come late when steps are taken one by one.
@@ -160,6 +164,16 @@ impl Cluster {
         Cluster::reaching(count, false)
     }
 
+    /// Nodes behind adapters, each connected to the first, and to others when one of the two first uses the other.
+    pub fn on_demand(count: usize) -> Cluster {
+        let mut cluster = Cluster::of(1);
+        (cluster.adapters, cluster.full_mesh_nodes_max) = (true, 1);
+        for node in 1..count {
+            cluster.add(node as u32, ARENA_BYTES);
+        }
+        cluster
+    }
+
     /// The same, where nodes reach each other's memory by posting only, if `posted`.
     pub fn reaching(count: usize, posted: bool) -> Cluster {
         let mut cluster = Cluster {
@@ -174,6 +188,8 @@ impl Cluster {
             directory_of: None,
             kills: true,
             adapters: false,
+            full_mesh_nodes_max: 64,
+            silent_dials: false,
             cut: BTreeSet::new(),
             slow_wire: None,
             slow_to_copy: false,
@@ -206,6 +222,18 @@ impl Cluster {
 
     /// Adds a node and connects it to all that run, with messages still under way.
     pub fn add_late(&mut self, node: u32, bytes_total: u64) -> usize {
+        let index = self.add_unmet(node, bytes_total);
+        let met = if index < self.full_mesh_nodes_max { index } else { 1 };
+        for other in 0..met {
+            if self.hosts[other].running {
+                self.connect(index, other);
+            }
+        }
+        index
+    }
+
+    /// Adds a node and connects it to nobody.
+    pub fn add_unmet(&mut self, node: u32, bytes_total: u64) -> usize {
         let index = self.hosts.len();
         let life = NodeLife { node: NodeId(node), incarnation: Incarnation(100 + index as u64) };
         let config = EngineConfig {
@@ -217,6 +245,7 @@ impl Cluster {
             epoch_ns: self.epochs_ns.get(&node).copied().unwrap_or(0),
             address: index.to_string(),
             provider: "test".to_owned(),
+            full_mesh_nodes_max: self.full_mesh_nodes_max,
         };
         let path = Arc::new(DataPath::default());
         let reach = Arc::new(Everything { arenas: self.arenas.clone(), posted: self.posted });
@@ -239,11 +268,6 @@ impl Cluster {
             segments: 0,
             news: Vec::new(),
         });
-        for other in 0..index {
-            if self.hosts[other].running {
-                self.connect(index, other);
-            }
-        }
         index
     }
 
@@ -411,6 +435,9 @@ impl Cluster {
 
     fn dial(&mut self, from: usize, address: &str) {
         let to: usize = address.parse().expect("it is a host's");
+        if self.silent_dials {
+            return;
+        }
         if !self.adapters || !self.hosts[to].running || self.is_cut(from, to) {
             return self.hosts[from].engine.handle_dial_failed(address);
         }

@@ -68,7 +68,8 @@ impl HomeSide<'_> {
         let life = if to == self.cx.life().node {
             Some(self.cx.life())
         } else {
-            self.cx.members().peer_of(to).map(|(_, peer)| peer.life)
+            let connected = self.cx.members().peer_of(to).map(|(_, peer)| peer.life);
+            connected.or_else(|| self.cx.membership().pairings().unconnected(to))
         };
         let Some(to) = life else {
             let refusal = self.cx.absence_of(to);
@@ -126,7 +127,8 @@ impl HomeSide<'_> {
         let layout = (!moving.announced).then(|| found.extents.clone());
         let moving = self.moving_mut(region);
         (moving.at, moving.announced, moving.frozen) = (at, true, true);
-        self.tell_mappers(region, Change::Freeze { from: at, len, layout });
+        let to = moving.to;
+        self.tell_mappers(region, Change::Freeze { from: at, len, layout, to });
     }
 
     /// All mappers have let go of the chunk.

@@ -61,6 +61,11 @@ impl Meeting {
         self.of(life).next().is_some()
     }
 
+    /// Whether that life has offered us a pairing.
+    fn is_welcomed_by(&self, life: NodeLife) -> bool {
+        self.of(life).any(|(_, waiting)| waiting.welcomed.is_some())
+    }
+
     /// Whether the other end of a connection to that life may take it to be up already, and use it.
     pub(in crate::engine) fn may_be_used_by(&self, life: NodeLife) -> bool {
         self.of(life).any(|(_, waiting)| waiting.offered.is_some())
@@ -134,7 +139,12 @@ impl Engine {
     }
 
     fn pair(&mut self, life: NodeLife) {
-        if self.membership.is_leaving || self.membership.members.is_alive(life) || !self.is_ready_for(life) {
+        // Who has dialled us may have died since: before its word it says nothing against another life of its number.
+        let is_asked = self.chooses_for(life.node) || self.membership.meeting.is_welcomed_by(life);
+        if self.membership.is_leaving || self.membership.members.is_alive(life) || !is_asked {
+            return;
+        }
+        if !self.is_ready_for(life) {
             return;
         }
         let last = self.membership.pairings.number(life);
@@ -242,6 +252,7 @@ impl Engine {
         if life.node == self.directory.seat() {
             self.home_side().tell_names();
         }
+        self.resume_on_demand(life);
         self.out.push(Effect::MembersChanged);
     }
 

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use halite_fabric::PeerId;
 
+use super::Membership;
 use crate::directory::Word;
 use crate::effect::{Effect, Token};
 use crate::engine::Engine;
@@ -57,6 +58,8 @@ struct Pairing {
     /// Accesses of ours under the last pairing that may be under way.
     grace_periods: BTreeSet<Token>,
     is_dialled: bool,
+    /// It is dialled when one of the two uses the other; until it has been once.
+    is_on_demand: bool,
     /// The directory does not hear it either: nobody waits for it.
     is_doubtful: bool,
     /// Until when the directory, which has heard of it from others, waits for the names of its regions.
@@ -90,7 +93,7 @@ impl Pairings {
     pub(in crate::engine) fn is_dialling(&self, dialled_by: Option<NodeId>) -> bool {
         let is_to_dial = |life: &NodeLife| dialled_by.is_some_and(|own| life.node > own);
         let mut awaited = self.by_life.iter().filter(|(_, pairing)| !pairing.is_up && !pairing.is_doubtful);
-        awaited.any(|(life, pairing)| pairing.is_dialled || is_to_dial(life))
+        awaited.any(|(life, pairing)| !pairing.is_on_demand && (pairing.is_dialled || is_to_dial(life)))
     }
 
     /// A dial to that address has come about or failed.
@@ -102,8 +105,18 @@ impl Pairings {
     pub(in crate::engine) fn note_up(&mut self, life: NodeLife, number: u64, address: &str) {
         let pairing = self.by_life.entry(life).or_default();
         (pairing.number, pairing.is_up, pairing.is_dialled) = (number, true, false);
-        pairing.is_doubtful = false;
+        (pairing.is_doubtful, pairing.is_on_demand) = (false, false);
         pairing.address = address.to_owned();
+    }
+
+    /// Whether a member is not connected because neither has used the other.
+    pub(in crate::engine) fn is_on_demand(&self, life: NodeLife) -> bool {
+        self.is(life, |pairing| pairing.is_on_demand)
+    }
+
+    /// The life of a member that is connected when it is used.
+    pub(in crate::engine) fn unconnected(&self, node: NodeId) -> Option<NodeLife> {
+        self.lives_of(node).into_iter().find(|life| self.is_on_demand(*life))
     }
 
     /// The other end says which number it is.
@@ -151,6 +164,11 @@ impl Pairings {
     pub(in crate::engine) fn address_of(&self, node: NodeId) -> Option<&str> {
         let of = self.by_life.iter().filter(|(life, _)| life.node == node);
         of.map(|(_, pairing)| pairing.address.as_str()).find(|address| !address.is_empty())
+    }
+
+    /// Where a life is dialled, if that is known.
+    pub(in crate::engine) fn address(&self, life: NodeLife) -> Option<&str> {
+        self.by_life.get(&life).map(|pairing| pairing.address.as_str()).filter(|address| !address.is_empty())
     }
 
     /// Those of a node that are not known to be over.
@@ -277,16 +295,10 @@ impl Engine {
             }
             return;
         }
-        let known: Vec<(NodeLife, String)> = self
-            .membership
-            .pairings
-            .by_life
-            .iter()
-            .map(|(life, pairing)| (*life, pairing.address.clone()))
-            .collect();
-        let of_newcomer: Vec<(NodeLife, String)> =
-            known.iter().filter(|(life, _)| *life == newcomer).cloned().collect();
-        let (living, unreachable) = known.into_iter().partition(|(life, _)| self.is_heard(*life));
+        let known = self.introductions();
+        let of_newcomer: Vec<(Member, String)> =
+            known.iter().filter(|(member, _)| member.life == newcomer).cloned().collect();
+        let (living, unreachable) = known.into_iter().partition(|(member, _)| self.is_heard(member.life));
         let ended = self.membership.pairings.ended.all();
         let others: Vec<NodeId> = self
             .membership
@@ -303,6 +315,18 @@ impl Engine {
         }
     }
 
+    /// All that are not known to be dead, and where they are dialled.
+    fn introductions(&self) -> Vec<(Member, String)> {
+        let Membership { members, pairings, .. } = &self.membership;
+        let described = members.described(self.out.now_ns()).map(|member| (member.life, member));
+        let mut described: BTreeMap<NodeLife, Member> = described.collect();
+        let introduced = |(life, pairing): (&NodeLife, &Pairing)| {
+            let member = described.remove(life).unwrap_or_else(|| Member::unseen(*life));
+            (member, pairing.address.clone())
+        };
+        pairings.by_life.iter().map(introduced).collect()
+    }
+
     /// Whether it has just shown that it lives: heartbeats come every quarter of a lease.
     fn is_heard(&self, life: NodeLife) -> bool {
         let peer = self.membership.members.peer_of(life.node).filter(|(_, peer)| peer.life == life);
@@ -313,7 +337,8 @@ impl Engine {
 
     /// A node that lost sight of the directory before that was restarted would not find it.
     fn tell_where_the_directory_is(&mut self, newcomer: NodeLife) {
-        let (living, unreachable, ended) = (self.seat().into_iter().collect(), Vec::new(), Vec::new());
+        let seat = self.seat().map(|(life, address)| (Member::unseen(life), address));
+        let (living, unreachable, ended) = (seat.into_iter().collect(), Vec::new(), Vec::new());
         let known = Notice::Known { living, unreachable, ended };
         let others = self
             .membership
@@ -416,32 +441,61 @@ impl Engine {
     pub(in crate::engine) fn handle_known(
         &mut self,
         from: NodeLife,
-        living: Vec<(NodeLife, String)>,
-        unreachable: Vec<(NodeLife, String)>,
+        living: Vec<(Member, String)>,
+        unreachable: Vec<(Member, String)>,
         ended: Vec<NodeLife>,
     ) {
         if from.node != self.directory.seat() {
-            return self.note_directory(living);
+            let living = living.into_iter().map(|(member, address)| (member.life, address));
+            return self.note_directory(living.collect());
         }
-        let known =
-            living.iter().chain(&unreachable).filter(|(life, _)| !self.membership.pairings.has_ended(*life));
-        let succeeded = known.flat_map(|(life, _)| self.membership.pairings.rivals(*life));
+        let known = living.iter().chain(&unreachable).map(|(member, _)| member.life);
+        let known = known.filter(|life| !self.membership.pairings.has_ended(*life));
+        let succeeded = known.flat_map(|life| self.membership.pairings.rivals(life));
         // Of two that are both named as living here, neither has taken the other's number.
-        let succeeded = succeeded.filter(|rival| !living.iter().any(|(life, _)| life == rival));
+        let succeeded = succeeded.filter(|rival| !living.iter().any(|(member, _)| member.life == *rival));
         let over: BTreeSet<NodeLife> = succeeded.chain(ended).collect();
         self.note_ended(over);
         let doubtful = unreachable.into_iter().map(|known| (known, true));
-        for ((life, address), is_doubtful) in living.into_iter().map(|known| (known, false)).chain(doubtful) {
+        let mut new = Vec::new();
+        for ((member, address), is_doubtful) in living.into_iter().map(|known| (known, false)).chain(doubtful)
+        {
+            let life = member.life;
             if life.node == self.out.life().node {
                 continue;
             }
+            let is_new = !self.membership.pairings.may_live(life);
             if let Some(pairing) = self.membership.pairings.note_known(life, address, true) {
                 pairing.is_doubtful = is_doubtful;
+                new.extend(is_new.then_some(member));
             }
         }
+        self.leave_unconnected(new);
         self.dial_the_unreachable();
         self.pair_all();
         self.out.push(Effect::MembersChanged);
+    }
+
+    /// In a large cluster, those of whom we have just heard are connected when they are used.
+    fn leave_unconnected(&mut self, new: Vec<Member>) {
+        if self.is_full_mesh() {
+            return;
+        }
+        let (seat, Membership { members, pairings, meeting, .. }) =
+            (self.directory.seat(), &mut self.membership);
+        for member in new.into_iter().filter(|member| member.life.node != seat) {
+            let life = member.life;
+            if !members.is_alive(life) && !meeting.has(life) {
+                pairings.by_life.entry(life).or_default().is_on_demand = true;
+                members.note_unconnected(member);
+            }
+        }
+    }
+
+    /// Whether those who join are connected to all.
+    fn is_full_mesh(&self) -> bool {
+        let nodes = self.membership.pairings.by_life.len() + 1;
+        self.out.config().is_full_mesh(nodes)
     }
 
     /// Another node says where the directory is.
@@ -464,9 +518,11 @@ impl Engine {
         }
         self.look_for_strangers();
         let own = self.out.life().node;
+        // Who has no connection but to the directory does not hear that it is elsewhere now.
+        let is_sought = own == self.directory.seat() && !self.is_full_mesh();
         for (life, pairing) in &mut self.membership.pairings.by_life {
-            let is_ours =
-                life.node < own && !pairing.address.is_empty() && !self.membership.meeting.has(*life);
+            let is_ours = (life.node < own || is_sought) && !pairing.is_on_demand;
+            let is_ours = is_ours && !pairing.address.is_empty() && !self.membership.meeting.has(*life);
             if is_ours && !pairing.is_up && !pairing.is_dialled && pairing.grace_periods.is_empty() {
                 pairing.is_dialled = true;
                 self.out.push(Effect::Dial { address: pairing.address.clone() });
@@ -477,6 +533,8 @@ impl Engine {
     /// A dial that the engine asked for has failed.
     pub fn handle_dial_failed(&mut self, address: &str) {
         self.membership.pairings.note_dialled(address);
+        self.fail_dials_to(address);
+        self.settle();
     }
 
     /// Nobody could be reached there when we joined: somebody may be there all the same, whom nobody else knows either.
@@ -562,6 +620,7 @@ impl Engine {
         let is_news = !self.membership.pairings.has_ended(life);
         let was_known = self.membership.pairings.end(life);
         self.drop_waiting_of(life);
+        self.fail_on_demand(life);
         if !was_known {
             if is_news && self.directory.seat() == self.out.life().node {
                 self.tell_of_end(life, parting);

@@ -7,6 +7,7 @@ use halite_fabric::Key;
 
 use super::{Owner, OwnerSide};
 use crate::effect::{CopyFailure, Effect, Token};
+use crate::engine::on_demand::Waiting;
 use crate::ids::{NodeLife, RegionId, Requester};
 use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply};
@@ -109,7 +110,7 @@ impl OwnerSide<'_> {
     }
 
     /// Goes on with a command, or ends it: then see [`OwnerSide::handle_copied`].
-    fn next_step(&mut self, id: u64) -> Option<NodeLife> {
+    pub(in crate::engine) fn next_step(&mut self, id: u64) -> Option<NodeLife> {
         let running = self.owner.running.under_way.get(&id)?;
         let requester = running.requester;
         let Some(step) = running.step() else { return self.end_running(id, Ok(Reply::Done)) };
@@ -117,6 +118,10 @@ impl OwnerSide<'_> {
             return self.end_running(id, Err(ErrorReply::PeerDown(requester.life.node)));
         }
         let work = running.work;
+        if matches!(work, Work::Copy { .. }) && self.cx.reach_out(step.from.owner) {
+            self.cx.wait_until_connected(step.from.owner, Waiting::Step(id));
+            return None;
+        }
         let token = Token(self.cx.next_number());
         match self.step_effect(token, work, &step) {
             Ok(effect) => {
@@ -151,7 +156,11 @@ impl OwnerSide<'_> {
     }
 
     /// Whose it was if that is not paired with us any more: what waits for the end has to be looked at before memory is released.
-    fn end_running(&mut self, id: u64, body: Result<Reply, ErrorReply>) -> Option<NodeLife> {
+    pub(in crate::engine) fn end_running(
+        &mut self,
+        id: u64,
+        body: Result<Reply, ErrorReply>,
+    ) -> Option<NodeLife> {
         let running = self.owner.running.under_way.remove(&id).expect("it is under way");
         if running.is_broken_off {
             return Some(running.requester.life);
