@@ -437,6 +437,11 @@ impl Mapper {
         disowned.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
+    #[cfg(test)]
+    pub(crate) fn disowned_count(&self) -> usize {
+        self.disowned.len()
+    }
+
     /// A node is not reached: neither is what it owns or is home of.  Returns the grace periods to wait for.
     pub fn handle_down(&mut self, life: NodeLife) -> Vec<Quiesce> {
         self.dead.insert(life);

@@ -48,6 +48,28 @@ fn news(cluster: &mut Cluster, host: usize) -> Vec<String> {
 }
 
 #[test]
+fn an_order_that_waits_behind_another_is_not_carried_out_once_its_requester_is_dead() {
+    let mut cluster = Cluster::of(3);
+    let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
+    let theirs = cluster.map_for(1, "salt", Permissions::all());
+    // The first order waits for an acknowledgement of the second node, which does not arrive.
+    cluster.held = vec![(1, 0)];
+    let seal = cluster.submit(0, Command::RegionCommand(lh, RegionCommand::Seal));
+    cluster.run();
+    assert!(!cluster.has_ended(0, seal));
+    let other = cluster.map_for(2, "salt", Permissions::READ | Permissions::MASTER);
+    let free = cluster.submit(2, Command::RegionCommand(other, RegionCommand::Free));
+    cluster.run();
+    assert!(!cluster.has_ended(2, free), "it waits behind the first");
+    cluster.kill(2);
+    cluster.run();
+    cluster.held.clear();
+    cluster.run();
+    assert_eq!(cluster.outcome(0, seal), Some(Ok(Outcome::Done)));
+    assert!(matches!(cluster.command(1, Command::StatHandle(theirs)), Ok(Outcome::Info(_))), "it is there");
+}
+
+#[test]
 fn who_asks_for_a_name_whose_home_died_is_told_with_whom_it_was_lost_and_when() {
     let mut cluster = Cluster::of(3);
     cluster.alloc(0, "salt", LEN, Placement::On(NodeId(2)));

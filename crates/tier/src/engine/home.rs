@@ -524,8 +524,11 @@ impl HomeSide<'_> {
         self.homes.freed_early.remove(&life);
         self.evidence.forget_what_is_asked_by(life);
         self.homes.making.values_mut().for_each(|making| making.lose_requester(life));
-        for moving in self.homes.regions.values_mut().filter_map(|found| found.moving_mut()) {
-            moving.parked.retain(|(requester, _)| requester.life != life);
+        for busy in self.homes.regions.values_mut().filter_map(|found| found.busy.as_mut()) {
+            busy.queue.retain(|(requester, ..)| requester.life != life);
+            if let Stage::Moving(moving) = &mut busy.stage {
+                moving.parked.retain(|(requester, _)| requester.life != life);
+            }
         }
     }
 

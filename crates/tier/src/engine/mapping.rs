@@ -60,3 +60,49 @@ impl Engine {
         self.deferred.owe(&mut self.out, quiesce, requester);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use halite_fabric::{Key, PeerId};
+    use halite_mem::Window;
+
+    use super::*;
+    use crate::access::DataPath;
+    use crate::engine::EngineConfig;
+    use crate::ids::{Incarnation, NodeId};
+    use crate::mapper::Reach;
+    use crate::members::Parting;
+    use crate::message::LossCause;
+
+    struct Nowhere;
+
+    impl Reach for Nowhere {
+        fn window(&self, _: PeerId, _: Key) -> Option<Window> {
+            None
+        }
+    }
+
+    #[test]
+    fn what_owners_say_of_homes_that_nobody_has_met_is_forgotten_when_those_are_over() {
+        let life = |node| NodeLife { node: NodeId(node), incarnation: Incarnation(7) };
+        let config = EngineConfig {
+            life: life(1),
+            pid: 1,
+            lease_ns: 1_000_000,
+            bytes_total: 0,
+            segment_bytes: 4096,
+            epoch_ns: 0,
+            address: String::new(),
+            provider: "none".into(),
+        };
+        let mut engine = Engine::new(config, Arc::new(DataPath::default()), Arc::new(Nowhere), 0);
+        let passing = |number| life(NodeId::EPHEMERAL_MIN.0 + number);
+        for number in 0..1000 {
+            engine.disown(life(2), &[passing(number)]);
+            engine.end_life(passing(number), Parting::now(LossCause::Unreachable, 0));
+        }
+        assert_eq!(engine.mapper.disowned_count(), 0);
+    }
+}

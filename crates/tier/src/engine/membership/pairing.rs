@@ -622,6 +622,10 @@ impl Engine {
         self.drop_waiting_of(life);
         self.fail_on_demand(life);
         if !was_known {
+            if is_news {
+                // An owner may have spoken of its regions.
+                self.mapper.handle_ended(life);
+            }
             if is_news && self.directory.seat() == self.out.life().node {
                 self.tell_of_end(life, parting);
             }
