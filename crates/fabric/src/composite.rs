@@ -28,8 +28,8 @@ use halite_mem::{Segment, Sleeper, Window};
 use self::keys::Keys;
 use crate::sleepers::Sleepers;
 use crate::{
-    Capabilities, Completion, ConnectFailure, CutOff, Event, Fabric, Key, Lane, Path, PeerId, PostCause,
-    PostError, RegisterError, WorkRequest,
+    Capabilities, Completion, ConnectFailure, CutOff, Event, Fabric, Key, Lane, Lines, Path, PeerId,
+    PostCause, PostError, RegisterError, RemoteAddress, WorkRequest,
 };
 
 /// Most fabrics that one composite is made of.
@@ -290,6 +290,11 @@ impl Fabric for Composite {
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
         let (part, peer) = self.route(peer)?;
         part.fabric.direct(peer, key)
+    }
+
+    fn lines(&self, peer: PeerId, at: RemoteAddress, count: u32) -> Option<Box<dyn Lines>> {
+        let (part, peer) = self.route(peer)?;
+        part.fabric.lines(peer, at, count)
     }
 
     fn cut_off(&self, peer: PeerId) -> CutOff {

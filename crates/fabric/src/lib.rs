@@ -13,6 +13,7 @@ pub mod event;
 pub mod fault;
 pub mod kind;
 pub mod lane;
+pub mod line;
 pub mod middleware;
 mod path;
 pub mod request;
@@ -31,6 +32,7 @@ pub use composite::{Composite, CompositeError};
 pub use event::{ConnectFailure, CutOff, Event};
 pub use halite_mem::Sleeper;
 pub use lane::{Class, Lane};
+pub use line::{LINE_BYTES, LINE_WORDS, Lines};
 pub use middleware::Middleware;
 pub use path::Path;
 pub use request::{Local, Operation, RemoteAddress, WorkRequest};
@@ -107,6 +109,12 @@ pub trait Fabric: Send + Sync {
     /// The memory behind `key` of `peer`, where loads and stores can reach it (see [`Capabilities::direct`]).
     /// `None` where they cannot, or the peer or key is unknown or gone.
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window>;
+
+    /// The `count` lines at `at` in the memory of `peer`, where stores reach them.  `None` where they do not, or there are no such lines:
+    /// then a line is posted as an inline write with immediate.
+    fn lines(&self, _peer: PeerId, _at: RemoteAddress, _count: u32) -> Option<Box<dyn Lines>> {
+        None
+    }
 
     /// Starts to cut `peer` off, so that it can no longer touch our memory.  [`Event::CutOff`] follows when
     /// it is so; it may be at once, or never where [`CutOff::NotPermitted`] is returned.

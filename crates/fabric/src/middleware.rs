@@ -1,4 +1,6 @@
 //! A fabric around another one, of which only what it does differently is written down.
+//!
+//! It has no lines that stores reach ([`Fabric::lines`]), lest they pass it by: those that use lines post them.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

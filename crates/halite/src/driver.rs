@@ -42,7 +42,7 @@ use halite_tier::rpc::wire::NOTE_IMM;
 use crate::driver::runner::{Runner, Shared};
 use crate::driver::ticket::{Ending, Undo};
 use crate::posted::{Ended, InFlight, is_operation};
-use crate::rpc::{CALL_WORK, ReceiveBatch, Rpc};
+use crate::rpc::{CALL_WORK, Hand, Incoming, ReceiveBatch, Rpc, Service};
 use crate::runtime::env::NodeEnv;
 use crate::runtime::jobs::{Arena, Job};
 use crate::runtime::poll_token::{Bell, NextPoll, PollGuard, PollToken};
@@ -57,6 +57,8 @@ const ROUNDS_BEFORE_YIELD: u32 = 128;
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// For how many rounds a caller that is to sleep waits for the progress thread to end a look: a few microseconds.
 const ROUNDS_FOR_KEEPER: u32 = 128;
+/// Of so many looks at lines, one is at everything.
+const LINE_TURNS: u32 = 16;
 /// How soon a thread looks again that has found the token taken; and one that leaves the node, whether it may go.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// How long the progress thread leaves the fabric's timers to a thread that polls, which may stop without a word.  When it woke for each,
@@ -89,6 +91,8 @@ pub(crate) struct Driver {
 struct Poller {
     events: Vec<Event>,
     intake: ReceiveBatch,
+    /// How often a thread has looked at lines for itself.
+    line_turns: u32,
     /// There may be connections over which the first words have yet to come.
     awaits_first_words: bool,
 }
@@ -111,6 +115,7 @@ impl Driver {
     }
 
     /// Nanoseconds on the engine's clock, the only one that is read.
+    #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         self.env.now_ns()
     }
@@ -193,13 +198,32 @@ impl Driver {
     // Driving.
 
     /// The poll token, unless somebody has it.
+    #[inline]
     pub(crate) fn try_token(&self) -> Option<Polling<'_>> {
         let guard = self.poll_token.try_take(self)?;
         let unwinding = std::thread::panicking();
-        Some(Polling { driver: self, guard: Some(guard), wakes: Wakes::default(), unwinding })
+        let (wakes, hand) = Default::default();
+        Some(Polling { driver: self, guard: Some(guard), wakes, hand, unwinding })
+    }
+
+    /// A call to `service` that has just come, if this thread has the poll token.
+    #[inline]
+    pub(crate) fn take_given(&self, service: &Service) -> Option<Box<Incoming>> {
+        let mut token = self.try_token()?;
+        token.hand.wanted = Some(service);
+        token.drive_lines();
+        token.hand.given.take()
+    }
+
+    /// As [`Driver::spin_until`] something waits for `service`, or a call to it is given to this thread.
+    pub(crate) fn spin_for(&self, service: &Service) -> (bool, Option<Box<Incoming>>) {
+        let mut given = None;
+        let is_done = self.spin_with(|| service.is_waiting(), Some(service), &mut given);
+        (is_done || given.is_some(), given)
     }
 
     /// Does the jobs that wait.
+    #[inline]
     pub(crate) fn run_jobs(&self) {
         while let Some(job) = self.poll_job() {
             let done = self.arena.run(job, &*self.shared.fabric, &self.env);
@@ -213,10 +237,12 @@ impl Driver {
     }
 
     /// Whether there may be jobs: while there are, attention is needed at once.
+    #[inline]
     pub(crate) fn has_jobs(&self) -> bool {
         self.attention_ns.load(Relaxed) == 0
     }
 
+    #[inline]
     fn poll_job(&self) -> Option<Job> {
         if self.has_jobs() { self.runner().poll_job() } else { None }
     }
@@ -249,13 +275,25 @@ impl Driver {
     /// Moves the node forward until `done`, for as long as that is likely to pay.  Returns whether it is done; if
     /// not, the thread is to [`Driver::sleep`].
     pub(crate) fn spin_until(&self, done: impl Fn() -> bool) -> bool {
+        self.spin_with(done, None, &mut None)
+    }
+
+    fn spin_with(
+        &self,
+        done: impl Fn() -> bool,
+        wanted: Option<&Service>,
+        given: &mut Option<Box<Incoming>>,
+    ) -> bool {
         let mut spin = Spin::new(self);
-        while !done() {
+        while given.is_none() && !done() {
             if spin.is_over() {
                 return false;
             }
             match self.try_token() {
-                Some(token) => token.drive_until(&mut spin, &done),
+                Some(mut token) => {
+                    token.hand.wanted = wanted;
+                    *given = token.drive_until(&mut spin, &done);
+                }
                 None => spin.pause(),
             }
             self.run_jobs();
@@ -426,6 +464,7 @@ impl Driver {
 
     // The end.
 
+    #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         // Only ever set; who acts on it looks at the runner under its lock.
         self.closed.load(Relaxed)
@@ -447,6 +486,7 @@ impl Driver {
 }
 
 impl Bell for Driver {
+    #[inline]
     fn arm(&self, sleeper: Option<Sleeper>) {
         self.shared.fabric.arm(sleeper);
     }
@@ -455,6 +495,7 @@ impl Bell for Driver {
         self.shared.fabric.wake();
     }
 
+    #[inline]
     fn is_led(&self) -> bool {
         // Ordered by the lock of the token; see sleep_as_leader().
         self.led.load(Relaxed)
@@ -468,6 +509,8 @@ pub(crate) struct Polling<'c> {
     guard: Option<PollGuard<'c, Poller>>,
     /// Called when the token has been given up, since they may run anything.
     wakes: Wakes,
+    /// What the thread that has the token waits for itself.
+    hand: Hand<'c>,
     /// Whether the thread was unwinding already when it took the token.
     unwinding: bool,
 }
@@ -475,10 +518,10 @@ pub(crate) struct Polling<'c> {
 impl Polling<'_> {
     /// Polls until `done`, for as long as `spin` lasts, and gives the token up.  Returns early if there is something
     /// to be done without the token.
-    fn drive_until(mut self, spin: &mut Spin<'_>, done: impl Fn() -> bool) {
-        while !done() && self.wakes.is_empty() && !self.driver.has_jobs() {
+    fn drive_until(mut self, spin: &mut Spin<'_>, done: impl Fn() -> bool) -> Option<Box<Incoming>> {
+        while self.hand.given.is_none() && !done() && self.wakes.is_empty() && !self.driver.has_jobs() {
             if spin.is_over() {
-                return self.rest();
+                return self.rest_with_given();
             }
             let arrived = match spin.now_ns {
                 Some(now) => self.drive_at(now),
@@ -488,12 +531,26 @@ impl Polling<'_> {
                 spin.pause();
             }
         }
+        self.hand.given.take()
     }
 
     /// Takes in what has arrived, once.  Returns whether anything had.
     pub(crate) fn drive(&mut self) -> bool {
         let guard = self.guard.as_mut().expect("the token is held until given up");
-        drive(self.driver, guard.poller(), &mut self.wakes)
+        drive(self.driver, guard.poller(), &mut self.hand, &mut self.wakes)
+    }
+
+    /// Takes in the short requests that have arrived, and now and then everything else.
+    #[inline]
+    fn drive_lines(&mut self) {
+        let guard = self.guard.as_mut().expect("the token is held until given up");
+        let poller = guard.poller();
+        poller.line_turns = poller.line_turns.wrapping_add(1);
+        if poller.line_turns.is_multiple_of(LINE_TURNS) {
+            drive(self.driver, poller, &mut self.hand, &mut self.wakes);
+        } else {
+            self.driver.shared.rpc.poll_lines(&mut poller.intake, &mut self.hand, &mut self.wakes);
+        }
     }
 
     /// As [`Polling::drive`], and sees to what is due.
@@ -519,14 +576,23 @@ impl Polling<'_> {
     /// As [`Polling::rest`], for a thread that is not to wake anybody just now.  Returns whom to wake.
     fn rest_for_now(mut self) -> Wakes {
         let guard = self.guard.take().expect("the token is held until given up");
-        guard.rest(self.driver, |poller| drive(self.driver, poller, &mut self.wakes));
+        guard.rest(self.driver, |poller| drive(self.driver, poller, &mut Hand::default(), &mut self.wakes));
         std::mem::take(&mut self.wakes)
+    }
+
+    /// As [`Polling::rest`].  Returns what was given in the end.
+    fn rest_with_given(mut self) -> Option<Box<Incoming>> {
+        let given = self.hand.given.take();
+        self.rest();
+        given
     }
 
     /// Gives the token up, for the progress thread.
     pub(crate) fn keep(mut self, now_ns: u64) -> NextPoll {
         let guard = self.guard.take().expect("the token is held until given up");
-        guard.keep(self.driver, now_ns, |poller| drive(self.driver, poller, &mut self.wakes))
+        guard.keep(self.driver, now_ns, |poller| {
+            drive(self.driver, poller, &mut Hand::default(), &mut self.wakes)
+        })
     }
 }
 
@@ -540,14 +606,16 @@ impl Drop for Polling<'_> {
             return;
         }
         if let Some(guard) = self.guard.take() {
-            guard.pass(driver, || driver.now_ns(), |poller| drive(driver, poller, &mut self.wakes));
+            let poll = |poller: &mut _| drive(driver, poller, &mut Hand::default(), &mut self.wakes);
+            guard.pass(driver, || driver.now_ns(), poll);
         }
         std::mem::take(&mut self.wakes).wake_all();
     }
 }
 
 /// See [`Polling::drive`].
-fn drive(driver: &Driver, poller: &mut Poller, wakes: &mut Wakes) -> bool {
+fn drive(driver: &Driver, poller: &mut Poller, hand: &mut Hand<'_>, wakes: &mut Wakes) -> bool {
+    let has_lines = driver.shared.rpc.poll_lines(&mut poller.intake, hand, wakes);
     let arrived = driver.shared.fabric.poll(&mut poller.events) > 0;
     if arrived {
         poller.handle_new_peers(driver, wakes);
@@ -560,7 +628,7 @@ fn drive(driver: &Driver, poller: &mut Poller, wakes: &mut Wakes) -> bool {
     if !poller.events.is_empty() || driver.shared.rpc.is_dirty() {
         wakes.append(driver.change(|runner, now| poller.hand_over(runner, now)).1);
     }
-    arrived
+    arrived || has_lines
 }
 
 /// What a write with immediate says, and who made it.
@@ -702,7 +770,9 @@ impl Poller {
                     let imms = row.iter().filter_map(notice_of).map(|(_, imm)| imm);
                     rpc.handle_notified(peer, imms, intake, wakes);
                 }
-                CompletionKind::Received { bytes, imm: NOTE_IMM } => rpc.handle_note(peer, bytes, wakes),
+                CompletionKind::Received { bytes, imm: NOTE_IMM } => {
+                    rpc.handle_note(peer, bytes, intake, wakes);
+                }
                 CompletionKind::Received { bytes, imm: ATOMIC_IMM } => rpc.handle_atomic(peer, bytes),
                 CompletionKind::Received { bytes, imm: ATOMIC_ANSWER_IMM } => {
                     rpc.handle_atomic_answer(peer, bytes, wakes);

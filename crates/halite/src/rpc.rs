@@ -21,28 +21,36 @@ mod call;
 mod fetch;
 mod input;
 mod lent;
+mod line_replies;
+mod line_requests;
 mod link;
 mod memory;
 mod pending;
 mod port;
 mod replies;
+mod reply_lines;
 mod request;
 mod server;
 mod service;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::sync::{Arc, Mutex};
 
 use halite_fabric::{Fabric, Operation, PeerId, PostCause, WorkId, WorkRequest};
-use halite_tier::ids::NodeId;
+use halite_tier::ids::{NodeId, Principal};
+use halite_tier::rpc::line::PRINCIPALS_MAX;
 use halite_tier::rpc::wire::NOTE_IMM;
 use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
 
 use self::answer::DeferredReply;
+use self::line_requests::REQUEST_LINES_BYTES;
+use self::link::{LINE_HEAD_OFFSET, LinkMemory};
 use self::memory::{Block, Pool};
+use self::reply_lines::{REPLY_LINES_BYTES, ReplyLines};
 use self::service::ServiceId;
 use crate::driver::peers::Peers;
 use crate::metrics::ServiceFigures;
@@ -52,13 +60,14 @@ use crate::runtime::wait::{Wakes, lock};
 pub(crate) use self::arrivals::ReceiveBatch;
 pub(crate) use self::call::Calling;
 pub use self::lent::Answer;
+pub(crate) use self::line_requests::Hand;
 pub(crate) use self::link::Link;
 pub use self::pending::PendingCall;
 pub use self::port::{Mailbox, Message, Port};
 pub(crate) use self::request::Into;
 pub use self::server::{Call, Function, Server};
 pub use self::service::ServeOptions;
-pub(crate) use self::service::Services;
+pub(crate) use self::service::{Incoming, Service, Services};
 
 /// The number of work requests whose completions say nothing.
 pub(crate) const CALL_WORK: WorkId = WorkId(0);
@@ -83,6 +92,8 @@ pub(crate) struct SlotResources {
     input: Option<Block>,
     /// The port, if the request is a message.
     port: Option<u32>,
+    /// Whether the reply comes by line.
+    by_line: bool,
 }
 
 /// See the header of this file.
@@ -95,6 +106,15 @@ pub(crate) struct Rpc {
     /// The default slots.
     default_slots: Block,
     slots: Mutex<ReplySlots<SlotResources>>,
+    reply_lines: ReplyLines,
+    /// Slots that are lent to links that are over.
+    orphans: Mutex<Vec<(u16, u32)>>,
+    /// How many links have been made that borrow slots.
+    borrowers: AtomicU32,
+    /// Principals of this node, by their numbers.
+    principals: Mutex<Vec<Principal>>,
+    /// Callers that are to be told, and could not be yet.
+    notices: Mutex<Vec<(PeerId, u16)>>,
     /// How many replies have arrived.
     arrivals: AtomicU64,
     owed: Mutex<Vec<DeferredReply>>,
@@ -134,6 +154,7 @@ impl Rpc {
     ) -> Option<Rpc> {
         let pool = Arc::new(Pool::default());
         let default_slots = pool.allocate(&*fabric, u64::from(DEFAULT_SLOTS) * DEFAULT_SLOT_BYTES)?;
+        let reply_lines = ReplyLines::new(pool.allocate(&*fabric, REPLY_LINES_BYTES)?);
         Some(Rpc {
             fabric,
             posted,
@@ -142,6 +163,11 @@ impl Rpc {
             peers,
             default_slots,
             slots: Mutex::new(ReplySlots::new(usize::from(DEFAULT_SLOTS), SLOTS_MAX)),
+            reply_lines,
+            orphans: Mutex::default(),
+            borrowers: AtomicU32::new(0),
+            principals: Mutex::default(),
+            notices: Mutex::default(),
             arrivals: AtomicU64::new(0),
             owed: Mutex::default(),
             late_atomics: Mutex::default(),
@@ -161,6 +187,20 @@ impl Rpc {
         self.draining.store(is_on, Relaxed);
     }
 
+    /// The number by which links may know a principal of this node; `None` if there are too many.
+    pub(crate) fn number_of(&self, principal: &Principal) -> Option<u16> {
+        let mut principals = lock(&self.principals);
+        let known = principals.iter().position(|known| known == principal);
+        let number = known.unwrap_or(principals.len());
+        if number >= usize::from(PRINCIPALS_MAX) {
+            return None;
+        }
+        if known.is_none() {
+            principals.push(principal.clone());
+        }
+        Some(number as u16)
+    }
+
     // Peers come and go.
 
     /// A peer is about to be up: makes a ring for it, and a place for its head.  `None` without memory for them: then
@@ -169,8 +209,11 @@ impl Rpc {
         let ring = self.pool.allocate(&*self.fabric, self.ring_bytes)?;
         let head = self.pool.allocate(&*self.fabric, HEAD_BYTES)?;
         head.window().store_u64(0, 0).expect("blocks are aligned");
+        head.window().store_u64(LINE_HEAD_OFFSET, 0).expect("blocks are aligned");
+        let lines = self.pool.allocate(&*self.fabric, REQUEST_LINES_BYTES)?;
+        line_requests::clear(&lines);
         let inline_bytes_max = self.fabric.capabilities(peer).inline_bytes_max;
-        let memory = Some(((RingReader::new(self.ring_bytes), ring), head));
+        let memory = Some(LinkMemory { ring: (RingReader::new(self.ring_bytes), ring), head, lines });
         let drops = self.peers.own().drops().clone();
         Some(Arc::new(Link::new(node, Target::Peer(peer), inline_bytes_max, memory, drops)))
     }
@@ -179,8 +222,8 @@ impl Rpc {
     pub(crate) fn handle_up(&self, peer: PeerId, link: &Link) {
         let handshake = {
             let inbound = lock(&link.inbound);
-            let ring = inbound.ring.as_ref().zip(inbound.head.as_ref());
-            ring.map(|((_, ring), head)| self.handshake(ring, head))
+            let ring = inbound.ring.as_ref().zip(inbound.head.as_ref()).zip(inbound.lines.as_ref());
+            ring.map(|(((_, ring), head), (_, lines))| self.handshake(ring, head, lines))
         };
         if let Some(handshake) = handshake {
             self.send_handshake(peer, link, handshake, Attempt::First);
@@ -215,16 +258,18 @@ impl Rpc {
         for peer in heads {
             if let Some(link) = self.peers.link_of(peer) {
                 let inbound = lock(&link.inbound);
-                if let Some(head) = inbound.told_head() {
+                for head in [inbound.told_head(), inbound.told_line_head()].into_iter().flatten() {
                     self.return_head(peer, head, Attempt::Again);
                 }
             }
         }
         self.retry_owed();
+        self.retry_notices();
         self.retry_atomics();
     }
 
-    fn handshake(&self, ring: &Block, head: &Block) -> Note {
+    fn handshake(&self, ring: &Block, head: &Block, lines: &Block) -> Note {
+        let (lines_at, replies_at) = (lines.address(), self.reply_lines.address());
         let (ring_at, head_at, slots_at) = (ring.address(), head.address(), self.default_slots.address());
         Note::Open {
             ring_key: ring_at.key.0,
@@ -236,6 +281,10 @@ impl Rpc {
             slots_offset: slots_at.offset,
             slot_bytes: DEFAULT_SLOT_BYTES as u32,
             slots: u32::from(DEFAULT_SLOTS),
+            lines_key: lines_at.key.0,
+            lines_offset: lines_at.offset,
+            replies_key: replies_at.key.0,
+            replies_offset: replies_at.offset,
         }
     }
 
@@ -244,7 +293,11 @@ impl Rpc {
         let services: Vec<_> = self.peers.read().services.all().cloned().collect();
         link.set_gone();
         link.forget_caller();
-        *lock(&link.outbound) = None;
+        let outbound = lock(&link.outbound).take();
+        lock(&link.inbound).replies = None;
+        if let Some(lines) = outbound.and_then(|outbound| outbound.lines) {
+            self.end_lines(lines);
+        }
         {
             let mut slots = lock(&self.slots);
             wakes.extend(slots.handle_down(peer));
@@ -260,23 +313,27 @@ impl Rpc {
         let held = lock(&self.slots).handle_cut_off(peer);
         drop(held);
         let mut inbound = lock(&link.inbound);
-        let given_up = (inbound.ring.take(), inbound.head.take(), std::mem::take(&mut inbound.kept));
+        let given_up = (inbound.ring.take(), inbound.head.take(), inbound.lines.take());
+        let kept = std::mem::take(&mut inbound.kept);
         drop(inbound);
-        drop(given_up);
+        drop((given_up, kept));
     }
 
     /// What is under way from and to a node: slots in use for its replies, and our own answers that it has not read yet.
     pub(crate) fn under_way(&self, node: NodeId) -> (usize, usize) {
         let Some(link) = self.peers.link_to(node) else { return (0, 0) };
         // One lock after the other: both at once would be taken in the wrong order.
-        let calls = lock(&self.slots).in_use(link.target);
+        let borrower =
+            lock(&link.outbound).as_ref().and_then(|o| o.lines.as_ref()).map(|lines| lines.borrower);
+        let short = borrower.map_or(0, |borrower| self.reply_lines.busy(Some(borrower)));
+        let calls = lock(&self.slots).in_use(link.target) + short;
         let answers = lock(&link.inbound).kept.len();
         (calls, answers)
     }
 
     /// How many slots for replies are in use.
     pub(crate) fn all_under_way(&self) -> usize {
-        lock(&self.slots).all_in_use()
+        lock(&self.slots).all_in_use() + self.reply_lines.busy(None)
     }
 
     /// The functions of this node, and its ports.
@@ -356,7 +413,19 @@ impl Rpc {
             wakes.extend(slots.close());
             self.arrived(&slots);
         }
-        let services: Vec<_> = self.peers.read().services.all().cloned().collect();
+        let (services, links): (Vec<_>, Vec<_>) = {
+            let table = self.peers.read();
+            let links = table.links_up().map(|(_, link)| link.clone());
+            (table.services.all().cloned().collect(), links.collect())
+        };
+        // Those who keep calls of ours keep the links, but nothing of the peers' memory.
+        for link in links {
+            let lines = lock(&link.outbound).as_mut().and_then(|outbound| outbound.lines.take());
+            lock(&link.inbound).replies = None;
+            if let Some(lines) = lines {
+                self.end_lines(lines);
+            }
+        }
         for service in services {
             if let Some(ended) = service.close() {
                 wakes.extend(ended.wakers);
@@ -382,6 +451,7 @@ impl Rpc {
     }
 
     /// Whether the runner should settle.
+    #[inline]
     pub(crate) fn is_dirty(&self) -> bool {
         self.dirty.load(Relaxed)
     }

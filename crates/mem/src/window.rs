@@ -6,7 +6,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::copy;
@@ -159,6 +159,43 @@ impl Window {
         let word = self.word(offset, 4)?;
         // SAFETY: as in atomic_u64().
         Ok(unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) })
+    }
+
+    /// Stores `words` from `offset` on, the first one last: who finds that by [`Window::load_words`] finds the others.
+    #[inline]
+    pub fn publish_words(&self, offset: u64, words: &[u64]) -> Result<(), AccessError> {
+        let row = self.words(offset, words.len())?;
+        for (at, word) in words.iter().enumerate().skip(1) {
+            row[at].store(*word, Relaxed);
+        }
+        if let Some(first) = words.first() {
+            // Pairs with the Acquire in load_words(), or in load_u64().
+            row[0].store(*first, Release);
+        }
+        Ok(())
+    }
+
+    /// Loads `N` words from `offset` on, the first one first.
+    #[inline]
+    pub fn load_words<const N: usize>(&self, offset: u64) -> Result<[u64; N], AccessError> {
+        let row = self.words(offset, N)?;
+        let mut words = [0; N];
+        for (word, at) in words.iter_mut().zip(row) {
+            // Pairs with the Release in publish_words(), for the first.
+            *word = at.load(Acquire);
+        }
+        Ok(words)
+    }
+
+    /// `count` words at `offset`, as atomics that other processes may change too.
+    #[inline]
+    fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64], AccessError> {
+        let first = self.range(offset, (count * size_of::<u64>()) as u64)?;
+        if !(first.as_ptr() as u64).is_multiple_of(size_of::<u64>() as u64) {
+            return Err(AccessError::Misaligned { offset, alignment: size_of::<u64>() as u64 });
+        }
+        // SAFETY: range() checked the bounds, and alignment was checked just before; as in atomic_u64() otherwise.
+        Ok(unsafe { std::slice::from_raw_parts(first.cast().as_ptr(), count) })
     }
 
     /// Lends the bytes of a sealed region as a plain slice.

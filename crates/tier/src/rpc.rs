@@ -15,15 +15,17 @@
 //! will never come ([`Served`]), or the server can touch nothing here any more.
 
 pub mod atomic;
+pub mod line;
 pub mod ring;
 pub mod served;
 pub mod slots;
 pub mod wire;
 
 pub use atomic::{AtomicAnswer, AtomicCall};
+pub use line::{LineReader, LineWriter, ReplyLine, RequestLine};
 pub use ring::{RingFull, RingReader, RingWriter};
 pub use served::{Cancelling, Served, ServedId};
-pub use slots::{Abandoned, Arrival, ReplySlots, ReplyState, SlotId, Target};
+pub use slots::{Abandoned, Arrival, CutOffYet, ReplySlots, ReplyState, SlotId, Target};
 pub use wire::{Address, Imm, Input, Kind, Note, ReplyHeader, RequestHeader, Status, WireError};
 
 /// Longest input of a call, reply, or message, in bytes.

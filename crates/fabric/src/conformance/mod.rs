@@ -16,6 +16,7 @@ pub mod deregistering;
 pub mod ending;
 pub mod keys;
 pub mod lanes;
+pub mod lines;
 pub mod messages;
 pub mod node;
 pub mod one_sided;
@@ -107,6 +108,13 @@ macro_rules! fabric_conformance_suite {
                 a_write_with_immediate_is_told_in_every_lane
                 a_lane_that_is_full_fills_no_other
                 a_connection_ends_with_all_of_its_lanes
+            }
+            lines {
+                a_line_that_is_put_is_found_whole
+                the_last_word_of_a_line_is_the_peers
+                a_ring_wakes_who_looks_for_lines
+                there_are_no_lines_where_nothing_is_registered
+                a_line_that_is_posted_is_told_of_when_it_is_whole
             }
             waiting {
                 an_unsolicited_message_wakes_nobody_and_is_found_by_the_next_who_polls

@@ -11,21 +11,39 @@
 //!
 //! What peers may ask for stands under the same lock, since each request needs both.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use halite_fabric::{Key, PeerId};
 use halite_mem::Window;
 use halite_tier::ids::{NodeId, NodeLife};
-use halite_tier::rpc::AtomicAnswer;
+use halite_tier::rpc::{AtomicAnswer, CutOffYet};
 
 use crate::rpc::{Link, Services};
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Peers {
+    /// Of no other value in this process.
+    number: u64,
     own: Arc<Link>,
     table: RwLock<Table>,
+    /// How often the table may have changed.
+    version: AtomicU64,
+}
+
+/// The link that a thread used last.  Where its node has ended, it holds no memory any more.
+struct LastLink {
+    peers: u64,
+    version: u64,
+    link: Arc<Link>,
+}
+
+thread_local! {
+    static LAST_LINK: RefCell<Option<LastLink>> = const { RefCell::new(None) };
 }
 
 /// What the lock of [`Peers`] guards.
@@ -73,7 +91,15 @@ impl Peers {
         let own = Arc::new(Link::own(node));
         let links = [(node, own.clone())].into();
         let (peers, services, arena) = (BTreeMap::new(), Services::default(), BTreeMap::new());
-        Peers { own, table: RwLock::new(Table { peers, links, services, arena }) }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // The counter orders nothing.
+        let number = NEXT.fetch_add(1, Relaxed);
+        Peers {
+            number,
+            own,
+            table: RwLock::new(Table { peers, links, services, arena }),
+            version: AtomicU64::new(1),
+        }
     }
 
     /// The link of this node to itself.
@@ -83,17 +109,52 @@ impl Peers {
 
     /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
     /// for the writer.
+    #[inline]
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Table> {
         self.table.read().expect(POISONED)
     }
 
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Table> {
-        self.table.write().expect(POISONED)
+        let table = self.table.write().expect(POISONED);
+        // Before the change, so that who sees this number waits for the lock, and sees the change.  Pairs with the Acquire in
+        // version().
+        self.version.fetch_add(1, Release);
+        table
+    }
+
+    /// A number that changes with the table: who has seen it before has seen the table as it is, or is just being changed.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        // Pairs with the Release in write().
+        self.version.load(Acquire)
     }
 
     /// The link to a node that is up, or to this one.
+    #[inline]
     pub(crate) fn link_to(&self, node: NodeId) -> Option<Arc<Link>> {
         self.read().link_to(node).cloned()
+    }
+
+    /// Calls `enter`, which must not come here again, with the link to a node that is up, or to this one.  A thread remembers the
+    /// link that it used last, for as long as the table does not change: so it takes no lock that threads share.
+    #[inline]
+    pub(crate) fn with_link_to<T>(&self, node: NodeId, enter: impl FnOnce(&Arc<Link>) -> T) -> Option<T> {
+        let mut enter = Some(enter);
+        let entered = LAST_LINK.try_with(|last| {
+            let last = &mut *last.borrow_mut();
+            // Read before the table.
+            let version = self.version();
+            let is_it = |last: &LastLink| {
+                last.peers == self.number && last.version == version && last.link.node == node
+            };
+            if !last.as_ref().is_some_and(is_it) {
+                *last = Some(LastLink { peers: self.number, version, link: self.link_to(node)? });
+            }
+            let enter = enter.take().expect("it is called once");
+            last.as_ref().map(|last| enter(&last.link))
+        });
+        // A thread that is ending remembers nothing any more.
+        entered.unwrap_or_else(|_| self.link_to(node).map(|link| enter.take().map(|enter| enter(&link)))?)
     }
 
     /// The link to a peer that is up.
@@ -160,13 +221,30 @@ impl Peers {
 
 impl Table {
     /// A peer that is up.
+    #[inline]
     pub(crate) fn up(&self, peer: PeerId) -> Option<&Peer> {
         self.peers.get(&peer).filter(|row| row.state == State::Up)
     }
 
     /// The link to a node that is up, or to this one.
+    #[inline]
     pub(crate) fn link_to(&self, node: NodeId) -> Option<&Arc<Link>> {
         self.links.get(&node)
+    }
+
+    /// The links to all peers that are up.
+    pub(crate) fn links_up(&self) -> impl Iterator<Item = (PeerId, &Arc<Link>)> {
+        let up = self.peers.iter().filter(|(_, row)| row.state == State::Up);
+        up.filter_map(|(peer, row)| Some((*peer, row.link.as_ref()?)))
+    }
+
+    /// Whether a peer is down, and if so whether it is cut off.
+    pub(crate) fn is_down(&self, peer: PeerId) -> Option<CutOffYet> {
+        match self.peers.get(&peer).map(|row| row.state) {
+            Some(State::Up) => None,
+            Some(State::Down) => Some(CutOffYet(false)),
+            Some(State::CutOff) | None => Some(CutOffYet(true)),
+        }
     }
 
     /// What failed for the peer's end is explained by who it was, until the last of that has been heard.
@@ -181,7 +259,7 @@ impl Drop for Table {
     fn drop(&mut self) {
         // The links of peers that are still there refer to themselves.
         let of_peers = self.peers.values().filter_map(|row| row.link.as_ref());
-        of_peers.chain(self.links.values()).for_each(|link| link.forget_caller());
+        of_peers.chain(self.links.values()).for_each(|link| link.forget_all());
     }
 }
 

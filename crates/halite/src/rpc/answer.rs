@@ -24,18 +24,23 @@ pub(crate) struct ReplyTo {
     pub(crate) room: u32,
     /// Longest output that the caller takes.
     pub(crate) bytes_max: u32,
+    /// Whether the answer ends with a line.
+    pub(crate) by_line: bool,
 }
 
 impl ReplyTo {
+    #[inline]
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.caller.link
     }
 
+    #[inline]
     pub(crate) fn target(&self) -> Target {
         self.link().target
     }
 
     /// Whether somebody still waits for it.
+    #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
         let untouched = || self.link().cancels() == self.cancels;
         !self.link().is_gone() && (untouched() || lock(&self.link().inbound).served.is_open(self.id))
@@ -66,15 +71,15 @@ pub(crate) enum Answered {
 /// What fits into a cache line with its header and address, on the fabrics that have such.
 pub(super) const LINE_BYTES: usize = 64;
 /// Outputs up to this length are posted under the link's lock: it is shorter than taking the lock again.
-const UNDER_LOCK_BYTES_MAX: usize = 4096;
+pub(super) const UNDER_LOCK_BYTES_MAX: usize = 4096;
 /// Longer outputs than this are not written where only an adapter reaches: the caller reads them, slice by slice, and what is small has
 /// its turn between the slices.
 const WRITTEN_BYTES_MAX: usize = 64 << 10;
 
 /// Bytes to be posted, and the number of that.
-struct Source<'b> {
-    id: WorkId,
-    local: Local<'b>,
+pub(super) struct Source<'b> {
+    pub(super) id: WorkId,
+    pub(super) local: Local<'b>,
 }
 
 impl Rpc {
@@ -84,6 +89,7 @@ impl Rpc {
     }
 
     /// Answers with the output of a handler.
+    #[inline]
     pub(crate) fn answer(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
         if output.len() > to.bytes_max as usize {
             let len = output.len().min(u32::MAX as usize) as u32;
@@ -143,6 +149,7 @@ impl Rpc {
         self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
     }
 
+    #[inline]
     pub(super) fn send_answer(
         &self,
         to: &ReplyTo,
@@ -150,6 +157,9 @@ impl Rpc {
         output: &[u8],
         wakes: &mut Wakes,
     ) -> Answered {
+        if to.by_line {
+            return self.send_line_answer(to, status, output);
+        }
         let mut inbound = lock(&to.link().inbound);
         if to.link().is_gone() || !inbound.served.begin(to.id) {
             return Answered::Unwanted;
@@ -189,6 +199,7 @@ impl Rpc {
     }
 
     /// They have been posted, or are for a peer that is gone.
+    #[inline]
     pub(super) fn end_answers<'r>(
         &self,
         link: &Link,
@@ -215,6 +226,9 @@ impl Rpc {
     }
 
     fn write_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
+        if to.by_line {
+            return self.retry_line_answer(to, status, output);
+        }
         let header = ReplyHeader { status }.emit();
         self.post_parts(to.link(), to.at, [&header, &[]], output, Imm::Reply(to.id.slot).emit())
     }
@@ -289,7 +303,12 @@ impl Rpc {
     }
 
     /// `bytes` to be posted: inline, or where they are too long for that, in registered memory that is kept meanwhile.
-    fn source<'b>(&self, link: &Link, peer: PeerId, bytes: &'b [u8]) -> Result<Source<'b>, PostCause> {
+    pub(super) fn source<'b>(
+        &self,
+        link: &Link,
+        peer: PeerId,
+        bytes: &'b [u8],
+    ) -> Result<Source<'b>, PostCause> {
         if bytes.len() <= link.inline_bytes_max {
             return Ok(Source { id: CALL_WORK, local: Local::Inline(bytes) });
         }
@@ -303,7 +322,7 @@ impl Rpc {
     }
 
     /// It was not posted.
-    fn give_back(&self, source: &Source<'_>) {
+    pub(super) fn give_back(&self, source: &Source<'_>) {
         if source.id != CALL_WORK {
             self.posted.release(source.id);
         }
@@ -336,6 +355,7 @@ impl Rpc {
     }
 }
 
+#[inline]
 pub(crate) fn remote(at: Address, beyond: u64) -> RemoteAddress {
     RemoteAddress { key: at.key, offset: at.offset + beyond }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use halite_fabric::{Key, Local, Operation, PeerId, PostCause, WorkRequest};
+use halite_tier::rpc::line::REQUEST_LINES;
 use halite_tier::rpc::ring::is_ring_size;
 use halite_tier::rpc::{
     Address, Arrival, Cancelling, Imm, Input, Kind, Note, ReplySlots, RequestHeader, RingWriter, SlotId,
@@ -16,15 +17,17 @@ use halite_tier::rpc::{
 
 use super::answer::{Answered, ReplyTo, remote};
 use super::input::{Bytes, Payload};
-use super::link::{Inbound, Link, Outbound, PeerParameters};
-use super::service::{Admission, Incoming, Service, ServiceId, Services};
+use super::line_requests::{Hand, Known};
+use super::link::{Inbound, Introduced, Link, Outbound, OutboundLines, PeerParameters, Row};
+use super::service::{Admission, Incoming, Service, ServiceId};
 use super::{Attempt, CALL_WORK, FIRST_LOOK_BYTES, Rpc, SlotResources};
 use crate::runtime::wait::{Wakes, lock};
 
 /// Requests on their way from a ring to their queues; kept by the polling thread, for the sake of its memory.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveBatch {
-    asked: Vec<DecodedRequest>,
+    pub(super) asked: Vec<DecodedRequest>,
+    pub(super) known: Known,
 }
 
 /// A request that has been read out of its ring.
@@ -55,6 +58,15 @@ impl Rpc {
         let mut handled = Ok(());
         while handled.is_ok() && imms.peek().is_some() {
             handled = self.handle_replies(Target::Peer(peer), slots_in_batch(&mut imms), wakes);
+            while handled.is_ok()
+                && let Some(imm) = imms.next_if(|imm| matches!(imm, Imm::Lines | Imm::Look(_)))
+            {
+                handled = match imm {
+                    Imm::Look(index) => self.handle_look(Target::Peer(peer), index, wakes),
+                    // Whoever polls looks at all lines.
+                    _ => Ok(()),
+                };
+            }
             let offsets = offsets_in_batch(&mut imms);
             handled = handled.and_then(|()| self.handle_requests(peer, offsets, intake, wakes));
         }
@@ -151,6 +163,8 @@ impl Rpc {
         let read = {
             let inbound = &mut *lock(&link.inbound);
             let read = batch.try_for_each(|offset| {
+                // Short ones that were posted before it have landed before it.
+                self.read_lines(peer, link, inbound, &mut intake.asked, REQUEST_LINES)?;
                 intake.asked.push(read_request(link, inbound, offset)?);
                 Ok(())
             });
@@ -159,7 +173,7 @@ impl Rpc {
             }
             read
         };
-        self.deliver(&table.services, intake.asked.drain(..), wakes);
+        self.deliver(|id| table.services.get(id), intake.asked.drain(..), &mut Hand::default(), wakes);
         read
     }
 
@@ -183,16 +197,17 @@ impl Rpc {
     }
 
     /// Puts requests into the queues that they are for.
-    pub(super) fn deliver(
+    pub(super) fn deliver<'s>(
         &self,
-        services: &Services,
+        find: impl Fn(ServiceId) -> Option<&'s Arc<Service>>,
         asked: impl Iterator<Item = DecodedRequest>,
+        hand: &mut Hand<'_>,
         wakes: &mut Wakes,
     ) {
         let mut asked = asked.peekable();
         while let Some(first) = asked.next() {
             let id = first.service();
-            let Some(service) = services.get(id) else {
+            let Some(service) = find(id) else {
                 self.refuse(&first.incoming.to, Status::Unknown, wakes);
                 continue;
             };
@@ -200,6 +215,7 @@ impl Rpc {
                 self.refuse(&first.incoming.to, Status::Draining, wakes);
                 continue;
             }
+            let Some(first) = service.give(first, hand) else { continue };
             let others = from_fn(|| asked.next_if(|next| next.service() == id));
             for admission in service.push_all(once(first).chain(others)) {
                 self.follow(admission, wakes);
@@ -234,10 +250,22 @@ impl Rpc {
     }
 
     /// A note has arrived.
-    pub(crate) fn handle_note(&self, peer: PeerId, bytes: &[u8], wakes: &mut Wakes) {
+    pub(crate) fn handle_note(
+        &self,
+        peer: PeerId,
+        bytes: &[u8],
+        intake: &mut ReceiveBatch,
+        wakes: &mut Wakes,
+    ) {
         let Some(link) = self.peers.link_of(peer) else { return };
         let note = Note::parse(bytes).map_err(|_| Violation("not a note"));
-        let handled = note.and_then(|note| self.apply_note(&link, peer, note, wakes));
+        let handled = note.and_then(|note| {
+            if let Note::Cancel { .. } = note {
+                // The request came before its cancel, and is not to be heard after it.
+                self.take_in_before_note(peer, &link, intake, wakes)?;
+            }
+            self.apply_note(&link, peer, note, wakes)
+        });
         self.enforce(peer, handled);
     }
 
@@ -249,10 +277,12 @@ impl Rpc {
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
         match note {
-            Note::Open { .. } => return open(link, &note),
+            Note::Open { .. } => return self.open(link, peer, &note),
             Note::Cancel { index, generation } => self.cancel(link, SlotId { index, generation }),
             Note::Cancelled { index, generation } => {
                 let slot = SlotId { index, generation };
+                // A reply may be in its line, of which nobody was told.
+                self.look_at_line(Target::Peer(peer), index, wakes);
                 let held = lock(&self.slots).handle_cancelled(Target::Peer(peer), slot);
                 drop(held);
             }
@@ -262,6 +292,34 @@ impl Rpc {
             }
             Note::Decline { port, grant } => self.decline(port, Target::Peer(peer), grant, wakes),
         }
+        Ok(())
+    }
+
+    /// Takes in what a peer tells us in the beginning.
+    fn open(&self, link: &Link, peer: PeerId, note: &Note) -> Result<(), Violation> {
+        let Note::Open { ring_key, ring_offset, ring_bytes, .. } = *note else {
+            unreachable!("the caller looked")
+        };
+        if !is_ring_size(ring_bytes) {
+            return Err(Violation("a ring of no size that rings have"));
+        }
+        let theirs = PeerParameters::parse(note).ok_or(Violation("not an opening"))?;
+        let replies = Row::new(&*self.fabric, peer, theirs.replies, theirs.slot_count());
+        let head = {
+            let inbound = &mut *lock(&link.inbound);
+            inbound.theirs = Some(theirs);
+            inbound.replies = Some(replies);
+            inbound.head.as_ref().map(|head| head.window().clone())
+        };
+        let head = head.ok_or(Violation("a ring after the end"))?;
+        let at = Address { key: Key(ring_key), offset: ring_offset };
+        let lines = self.fabric.capabilities(peer).direct.then(|| {
+            let row = Row::new(&*self.fabric, peer, theirs.lines, REQUEST_LINES);
+            OutboundLines::new(row, 1 + self.borrowers.fetch_add(1, Relaxed))
+        });
+        let ring = RingWriter::new(ring_bytes);
+        let (ring_requests, introduced) = (0, Introduced::default());
+        *lock(&link.outbound) = Some(Outbound { ring, at, head, ring_requests, introduced, lines });
         Ok(())
     }
 
@@ -292,7 +350,7 @@ impl Rpc {
 fn slots_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = SlotId> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Reply(_)))? {
         Imm::Reply(slot) => Some(slot),
-        Imm::Request { .. } => unreachable!("just looked at"),
+        _ => unreachable!("just looked at"),
     })
 }
 
@@ -300,27 +358,8 @@ fn slots_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterat
 fn offsets_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = u64> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Request { .. }))? {
         Imm::Request { offset } => Some(offset),
-        Imm::Reply(_) => unreachable!("just looked at"),
+        _ => unreachable!("just looked at"),
     })
-}
-
-/// Takes in what a peer tells us in the beginning.
-fn open(link: &Link, note: &Note) -> Result<(), Violation> {
-    let Note::Open { ring_key, ring_offset, ring_bytes, .. } = *note else {
-        unreachable!("the caller looked")
-    };
-    if !is_ring_size(ring_bytes) {
-        return Err(Violation("a ring of no size that rings have"));
-    }
-    let head = {
-        let inbound = &mut *lock(&link.inbound);
-        inbound.theirs = PeerParameters::parse(note);
-        inbound.head.as_ref().map(|head| head.window().clone())
-    };
-    let head = head.ok_or(Violation("a ring after the end"))?;
-    let at = Address { key: Key(ring_key), offset: ring_offset };
-    *lock(&link.outbound) = Some(Outbound { ring: RingWriter::new(ring_bytes), at, head });
-    Ok(())
 }
 
 /// Reads a request out of its ring, whose bytes the peer may still change: first copied, then understood.
@@ -359,11 +398,15 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
     };
     reader.advance(len);
     let caller = inbound.caller(link, name)?;
+    inbound.ring_requests = inbound.ring_requests.wrapping_add(1);
+    if let Some(principal) = header.principal {
+        inbound.introduce(principal, &caller);
+    }
     let id = inbound.served.open(header.slot)?;
     let theirs = inbound.theirs.ok_or(Violation("a request before the handshake"))?;
     let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
     let bytes_max = header.reply_bytes_max;
-    let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max };
+    let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max, by_line: false };
     let input = match header.input {
         Input::InRing => Payload::Here(input),
         Input::At(address) => Payload::There { address, len: header.input_bytes },

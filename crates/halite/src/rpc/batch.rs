@@ -10,7 +10,7 @@ use halite_tier::rpc::{Address, Imm, ReplyHeader, SlotId, Status, Target};
 
 use super::answer::{Answered, LINE_BYTES, ReplyTo, remote};
 use super::link::{Link, Outbound};
-use super::request::{Request, header_of};
+use super::request::{Posted, Request, header_of};
 use super::{CALL_WORK, DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, PART_BYTES_MAX, Rpc};
 use crate::runtime::lanes::CALLS;
 use crate::runtime::wait::{Wakes, lock};
@@ -73,13 +73,19 @@ impl Rpc {
         node: NodeId,
         request: &Request<'_>,
         inputs: &[&[u8]],
-    ) -> Option<(Target, Vec<SlotId>)> {
-        let table = self.peers.read();
-        let link = table.link_to(node)?;
+    ) -> Option<Vec<Posted>> {
+        self.peers.with_link_to(node, |link| self.try_post_batch(link, request, inputs)).flatten()
+    }
+
+    fn try_post_batch(&self, link: &Link, request: &Request<'_>, inputs: &[&[u8]]) -> Option<Vec<Posted>> {
         let mut outbound = lock(&link.outbound);
         let outbound = outbound.as_mut().filter(|_| link.has_sent_handshake())?;
-        let slots = self.post_batch(link, outbound, request, inputs);
-        (!slots.is_empty()).then_some((link.target, slots))
+        let mut posted = self.post_lines(link, outbound, request, inputs);
+        if posted.is_empty() {
+            let slots = self.post_batch(link, outbound, request, inputs).into_iter();
+            posted = slots.map(|slot| Posted { target: link.target, slot, by_line: None }).collect();
+        }
+        (!posted.is_empty()).then_some(posted)
     }
 
     fn post_batch(
@@ -95,7 +101,8 @@ impl Rpc {
         let before = outbound.ring.clone();
         let (mut writes, mut places) = (Writes::new(slots.len()), Vec::with_capacity(slots.len()));
         for ((slot, reply_at), input) in slots.iter().zip(inputs) {
-            let header = header_of(&Request { input, ..*request }, *slot, *reply_at, None);
+            let request = Request { input, ..*request };
+            let header = header_of(outbound, &request, *slot, *reply_at, None);
             let Ok(place) = outbound.place(header.request_bytes()) else { break };
             let mut head = [0; REQUEST_HEADER_BYTES_MAX];
             let len = header.emit(&mut head);
@@ -113,6 +120,7 @@ impl Rpc {
             outbound.ring = before;
             places[..posted].iter().for_each(|place| outbound.ring.take(*place));
         }
+        (0..posted).for_each(|_| outbound.note_request(request));
         slots.drain(posted..).for_each(|(slot, _)| self.free_slot(slot));
         slots.into_iter().map(|(slot, _)| slot).collect()
     }
@@ -144,7 +152,10 @@ impl Rpc {
     /// Answers calls that came over the same link, at most [`BATCH_MAX`], with the outputs of their handlers.
     pub(crate) fn answer_batch(&self, batch: &[(&ReplyTo, &[u8])], wakes: &mut Wakes) -> Vec<Answered> {
         let Some((first, _)) = batch.first() else { return Vec::new() };
-        let mut answered = self.answer_short(first.link(), batch);
+        let mut answered = match batch.iter().all(|(to, _)| to.by_line) {
+            true => self.answer_lines(first.link(), batch),
+            false => self.answer_short(first.link(), batch),
+        };
         for ((to, output), answered) in batch.iter().zip(&mut answered) {
             if answered.is_none() {
                 *answered = Some(self.answer(to, output, wakes));
@@ -190,6 +201,9 @@ fn goes_in_batch(link: &Link, request: &Request<'_>, input: &[u8]) -> bool {
 }
 
 fn is_short(to: &ReplyTo, output: &[u8]) -> bool {
+    if to.by_line {
+        return false;
+    }
     let len = output.len() + REPLY_HEADER_BYTES;
     let room = (to.room as usize).min(PART_BYTES_MAX).min(to.link().inline_bytes_max);
     output.len() <= to.bytes_max as usize && len <= room

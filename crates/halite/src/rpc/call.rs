@@ -169,6 +169,7 @@ pub(super) struct Terms {
 }
 
 impl<'s> Calling<'s> {
+    #[inline]
     pub(crate) fn new(
         session: &'s Session,
         node: NodeId,
@@ -187,11 +188,13 @@ impl<'s> Calling<'s> {
     }
 
     /// One that has been posted, and kept meanwhile.
+    #[inline]
     pub(super) fn resumed(session: &'s Session, terms: Terms) -> Calling<'s> {
         Calling { session, terms }
     }
 
     /// To be waited for later: what is returned owns all that it needs.
+    #[inline]
     fn keep(&self, pending: Pending<'s>) -> PendingCall {
         PendingCall::new(self.terms, Kept::new(self.session, pending))
     }
@@ -202,18 +205,21 @@ impl<'s> Calling<'s> {
     }
 
     /// Takes an answer of at most `len` bytes, which is written straight to this node unless that is very long.
+    #[inline]
     pub(crate) fn limited(self, len: usize) -> Calling<'s> {
         let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
         let reply_in_place = len <= IN_PLACE_BYTES_MAX;
         Calling { terms: Terms { reply_bytes_max, reply_in_place, ..self.terms }, ..self }
     }
 
+    #[inline]
     fn request<'a>(&'a self, input: &'a [u8]) -> Request<'a> {
         Request {
             to: None,
             kind: Kind::Call,
             number: self.terms.number,
             principal: &self.session.inner.principal,
+            principal_number: self.session.inner.principal_number,
             input,
             reply_bytes_max: self.terms.reply_bytes_max,
             reply_in_place: self.terms.reply_in_place,
@@ -222,11 +228,13 @@ impl<'s> Calling<'s> {
     }
 
     /// From now on the time runs.
+    #[inline]
     fn start(&mut self) {
         self.terms.deadline_ns = self.session.inner.driver.now_ns().saturating_add(self.terms.timeout_ns);
     }
 
     /// On threads that spin, the time runs from the end of the spin, which is short.
+    #[inline]
     fn start_unless_started(&mut self) -> bool {
         let starts = self.terms.deadline_ns == u64::MAX;
         if starts {
@@ -250,6 +258,7 @@ impl<'s> Calling<'s> {
 
     /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker, nor, unless it is timed, the
     /// clock.
+    #[inline]
     pub(crate) fn run_blocking(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
         let begin_ns = self.begin();
         let ended = match self.try_post(input) {
@@ -260,6 +269,7 @@ impl<'s> Calling<'s> {
         ended
     }
 
+    #[inline]
     pub(super) fn wait_blocking(
         &mut self,
         pending: &mut Pending<'s>,
@@ -276,7 +286,7 @@ impl<'s> Calling<'s> {
             let seen = driver.shared.rpc.arrivals();
             match pending.try_take(into.reborrow()) {
                 Err(ReplyState::Waiting) => {
-                    if let Target::Peer(peer) = pending.target() {
+                    if let Some(peer) = pending.distant() {
                         driver.expect_round_trip(peer);
                     }
                 }
@@ -287,7 +297,7 @@ impl<'s> Calling<'s> {
                 }
                 Ok(reply) => return self.output_of(reply),
             }
-            has_spun = !driver.spin_until(|| driver.shared.rpc.arrivals() != seen);
+            has_spun = !driver.spin_until(|| pending.is_worth_a_look(seen));
             if has_spun {
                 break;
             }
@@ -299,11 +309,13 @@ impl<'s> Calling<'s> {
     }
 
     /// Posts a call, where possible without waiting.
+    #[inline]
     pub(crate) fn post_blocking(mut self, input: &[u8]) -> Result<PendingCall, CallError> {
         self.start();
         self.post_one_blocking(input)
     }
 
+    #[inline]
     fn post_one_blocking(self, input: &[u8]) -> Result<PendingCall, CallError> {
         let pending = match self.try_post(input) {
             Some(pending) => pending,
@@ -343,9 +355,9 @@ impl<'s> Calling<'s> {
             }
             let went = driver
                 .with_calls(|rpc, _| rpc.try_request_batch(self.terms.node, &self.request(next), &left));
-            let Some((target, slots)) = went else { return Some(next) };
-            left[..slots.len()].iter().for_each(|input| driver.count_posted(Kind::Call, input.len() as u64));
-            posted.extend(slots.into_iter().map(|slot| Ok(self.keep(Pending::new(driver, target, slot)))));
+            let Some(went) = went else { return Some(next) };
+            left[..went.len()].iter().for_each(|input| driver.count_posted(Kind::Call, input.len() as u64));
+            posted.extend(went.into_iter().map(|one| Ok(self.keep(Pending::new(driver, one)))));
         }
     }
 
@@ -356,6 +368,7 @@ impl<'s> Calling<'s> {
     }
 
     /// As `post`, where that needs no waiting.
+    #[inline]
     pub(crate) fn try_post(&self, input: &[u8]) -> Option<Pending<'s>> {
         let driver: &'s Driver = &self.session.inner.driver;
         driver.try_post_request(self.terms.node, &self.request(input)).ok()
@@ -380,6 +393,7 @@ impl<'s> Calling<'s> {
         }
     }
 
+    #[inline]
     fn output_of(&self, reply: Reply) -> Result<usize, CallError> {
         match reply {
             Reply::Done(len) | Reply::Lent(len) => Ok(len),
@@ -453,11 +467,13 @@ impl<'s> Calling<'s> {
     }
 
     /// When it begins, if it is one that is timed.
+    #[inline]
     fn begin(&self) -> Option<u64> {
         let inner = &self.session.inner;
         Timed::is_next(inner.path.count(Count::Calls, 0)).then(|| inner.driver.now_ns())
     }
 
+    #[inline]
     fn end(&self, begin_ns: Option<u64>) {
         if let Some(begin_ns) = begin_ns {
             let driver = &self.session.inner.driver;
@@ -503,6 +519,7 @@ impl From<PostFailure> for CallCause {
 }
 
 impl Driver {
+    #[inline]
     fn count_posted(&self, kind: Kind, bytes: u64) {
         let (count, of_bytes) = match kind {
             Kind::Call => (Count::Calls, Count::CallBytes),
@@ -582,6 +599,7 @@ impl Driver {
     }
 
     /// Posts a request.  `Err(None)` if there is no room for it now.
+    #[inline]
     fn try_post_request(
         &self,
         node: NodeId,
@@ -595,9 +613,9 @@ impl Driver {
             return Err(Some(PostFailure::NodeClosed));
         }
         match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
-            Ok((target, slot)) => {
+            Ok(posted) => {
                 self.count_posted(request.kind, len);
-                Ok(Pending::new(self, target, slot))
+                Ok(Pending::new(self, posted))
             }
             Err(NotPosted::NoLink) => Err(self.absence_of(node, request.to)),
             Err(NotPosted::Full) => Err(None),

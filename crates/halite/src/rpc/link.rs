@@ -1,17 +1,21 @@
 //! What this node keeps for calls from and to one peer.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
 
-use halite_fabric::Key;
+use halite_fabric::{Key, Lines, PeerId};
 use halite_mem::Window;
 use halite_tier::ids::{NodeId, Principal};
+use halite_tier::rpc::line::PRINCIPALS_MAX;
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
-use halite_tier::rpc::{Address, Note, RingReader, RingWriter, Served, SlotId, Target, Violation};
+use halite_tier::rpc::{
+    Address, LineReader, LineWriter, Note, RingReader, RingWriter, Served, SlotId, Target, Violation,
+};
 
 use super::memory::Block;
 
@@ -62,6 +66,52 @@ pub(crate) struct Outbound {
     pub(crate) at: Address,
     /// Where the peer tells how far it has read.
     pub(crate) head: Window,
+    /// How many requests have gone there, in the numbers of lines.
+    pub(super) ring_requests: u16,
+    /// Principals whose names the peer has been told with their numbers.
+    pub(super) introduced: Introduced,
+    /// Short requests; `None` where stores do not reach the peer.
+    pub(super) lines: Option<OutboundLines>,
+}
+
+/// Where our short requests go, and the slots whose answers come by line.
+#[derive(Debug)]
+pub(crate) struct OutboundLines {
+    pub(super) writer: LineWriter,
+    pub(super) row: Row,
+    /// In the name of whom slots are lent; of no other link, ever.
+    pub(super) borrower: u32,
+    pub(super) slots: Vec<u16>,
+}
+
+/// A row of lines at the peer.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(super) at: Address,
+    /// `None` where it is posted to.
+    pub(super) direct: Option<Box<dyn Lines>>,
+}
+
+/// Which principals have been told.
+#[derive(Default)]
+pub(crate) struct Introduced([u64; PRINCIPALS_MAX as usize / 64]);
+
+impl Introduced {
+    #[inline]
+    pub(super) fn has(&self, principal: u16) -> bool {
+        self.0.get(usize::from(principal) / 64).is_some_and(|bits| bits >> (principal % 64) & 1 == 1)
+    }
+
+    pub(super) fn add(&mut self, principal: u16) {
+        self.0[usize::from(principal) / 64] |= 1 << (principal % 64);
+    }
+}
+
+impl fmt::Debug for Introduced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count: u32 = self.0.iter().map(|bits| bits.count_ones()).sum();
+        write!(f, "Introduced({count})")
+    }
 }
 
 /// What comes from the peer, and what it needs for its answer.
@@ -74,6 +124,14 @@ pub(crate) struct Inbound {
     pub(crate) ring: Option<(RingReader, Block)>,
     /// What the peer has told of itself.
     pub(crate) theirs: Option<PeerParameters>,
+    /// The same for short requests.
+    pub(super) lines: Option<(LineReader, Arc<Block>)>,
+    /// How many requests have been read from the ring, in the numbers of lines.
+    pub(super) ring_requests: u16,
+    /// Where short answers go, and all answers to short requests end.
+    pub(super) replies: Option<Row>,
+    /// Who calls, by the numbers that lines have.
+    callers: Vec<Option<Arc<Caller>>>,
     /// Outputs that wait for the peer to read them.
     pub(crate) kept: BTreeMap<SlotId, Block>,
     /// Who called last: most requests come from one principal.  It refers to this link, and is forgotten with it.
@@ -88,6 +146,15 @@ pub(crate) struct PeerParameters {
     slots: Address,
     slot_bytes: u32,
     slot_count: u32,
+    pub(super) lines: Address,
+    pub(super) replies: Address,
+}
+
+/// What a link has of its node's memory.
+pub(crate) struct LinkMemory {
+    pub(super) ring: (RingReader, Block),
+    pub(super) head: Block,
+    pub(super) lines: Block,
 }
 
 impl Link {
@@ -100,10 +167,13 @@ impl Link {
         node: NodeId,
         target: Target,
         inline_bytes_max: usize,
-        memory: Option<((RingReader, Block), Block)>,
+        memory: Option<LinkMemory>,
         drops: DropCount,
     ) -> Link {
-        let (ring, head) = memory.unzip();
+        let (ring, head, lines) = match memory {
+            Some(LinkMemory { ring, head, lines }) => (Some(ring), Some(head), Some(Arc::new(lines))),
+            None => (None, None, None),
+        };
         Link {
             node,
             target,
@@ -114,6 +184,10 @@ impl Link {
                 head,
                 ring,
                 theirs: None,
+                lines: lines.map(|lines| (LineReader::default(), lines)),
+                ring_requests: 0,
+                replies: None,
+                callers: Vec::new(),
                 kept: BTreeMap::new(),
                 caller: None,
             }),
@@ -125,6 +199,7 @@ impl Link {
     }
 
     /// Whether the fabric has taken our handshake: requests come behind it.
+    #[inline]
     pub(crate) fn has_sent_handshake(&self) -> bool {
         // Pairs with the Release in set_handshake_sent(): the post is over.
         self.handshake_sent.load(Acquire)
@@ -136,12 +211,14 @@ impl Link {
     }
 
     /// Whether the peer is down: nothing need be done for it any more.
+    #[inline]
     pub(crate) fn is_gone(&self) -> bool {
         // A hint that saves work; what must not happen after the end is kept from it by the locks.
         self.gone.load(Relaxed)
     }
 
     /// How many calls the peer has cancelled: while there are no more, each that was open is so still.
+    #[inline]
     pub(crate) fn cancels(&self) -> u32 {
         // A hint: a call that is cancelled at this moment may be handed to its handler all the same.
         self.cancels.load(Relaxed)
@@ -161,6 +238,7 @@ impl Link {
         self.drops.add();
     }
 
+    #[inline]
     pub(crate) fn drops(&self) -> &DropCount {
         &self.drops
     }
@@ -170,6 +248,28 @@ impl Link {
         // After a panic it may stay.
         if let Ok(mut inbound) = self.inbound.lock() {
             inbound.caller = None;
+            inbound.callers = Vec::new();
+        }
+    }
+
+    /// Its node has ended: whoever still refers to it keeps no memory of it.
+    pub(crate) fn forget_all(&self) {
+        self.forget_caller();
+        // After a panic they may stay.
+        let outbound = self.outbound.lock().ok().and_then(|mut outbound| outbound.take());
+        let of_inbound = self.inbound.lock().ok().map(|mut inbound| {
+            let Inbound { ring, head, lines, replies, kept, .. } = &mut *inbound;
+            (ring.take(), head.take(), lines.take(), replies.take(), std::mem::take(kept))
+        });
+        drop((outbound, of_inbound));
+    }
+
+    /// Behind which connection it is, unless it is this node's own.
+    #[inline]
+    pub(super) fn peer(&self) -> Option<PeerId> {
+        match self.target {
+            Target::Own => None,
+            Target::Peer(peer) => Some(peer),
         }
     }
 }
@@ -187,6 +287,21 @@ impl Inbound {
         }
     }
 
+    /// From now on a number stands for `caller`.
+    pub(super) fn introduce(&mut self, principal: u16, caller: &Arc<Caller>) {
+        let place = usize::from(principal);
+        if self.callers.len() <= place {
+            self.callers.resize(place + 1, None);
+        }
+        self.callers[place] = Some(caller.clone());
+    }
+
+    /// For whom a number stands.
+    #[inline]
+    pub(super) fn introduced(&self, principal: u16) -> Option<&Arc<Caller>> {
+        self.callers.get(usize::from(principal))?.as_ref()
+    }
+
     /// What the peer should be told of how far its requests have been read, and where.
     pub(crate) fn poll_head(&mut self) -> Option<(Address, u64)> {
         let (reader, _) = self.ring.as_mut()?;
@@ -199,22 +314,49 @@ impl Inbound {
         let (reader, _) = self.ring.as_ref()?;
         self.theirs.map(|theirs| (theirs.head, reader.told()))
     }
+
+    /// The same of its lines.
+    pub(super) fn told_line_head(&self) -> Option<(Address, u64)> {
+        let (reader, _) = self.lines.as_ref()?;
+        let at = self.theirs?.head;
+        Some((Address { offset: at.offset + LINE_HEAD_OFFSET, ..at }, reader.told()))
+    }
 }
+
+/// Where the head of the lines is, behind that of the ring.
+pub(super) const LINE_HEAD_OFFSET: u64 = 8;
 
 impl PeerParameters {
     /// Understands a [`Note::Open`].
     pub(crate) fn parse(note: &Note) -> Option<PeerParameters> {
         match *note {
-            Note::Open { head_key, head_offset, slots_key, slots_offset, slot_bytes, slots, .. } => {
-                Some(PeerParameters {
-                    head: Address { key: Key(head_key), offset: head_offset },
-                    slots: Address { key: Key(slots_key), offset: slots_offset },
-                    slot_bytes,
-                    slot_count: slots,
-                })
-            }
+            Note::Open {
+                head_key,
+                head_offset,
+                slots_key,
+                slots_offset,
+                slot_bytes,
+                slots,
+                lines_key,
+                lines_offset,
+                replies_key,
+                replies_offset,
+                ..
+            } => Some(PeerParameters {
+                head: Address { key: Key(head_key), offset: head_offset },
+                slots: Address { key: Key(slots_key), offset: slots_offset },
+                slot_bytes,
+                slot_count: slots,
+                lines: Address { key: Key(lines_key), offset: lines_offset },
+                replies: Address { key: Key(replies_key), offset: replies_offset },
+            }),
             _ => None,
         }
+    }
+
+    /// How many default slots there are.
+    pub(super) fn slot_count(&self) -> u32 {
+        self.slot_count
     }
 
     /// The default slot, and how many bytes fit there.

@@ -5,11 +5,9 @@
 
 use std::fmt;
 
-use halite_tier::rpc::{SlotId, Target};
-
 use super::call::{Calling, Terms};
 use super::lent::{Answer, Lent};
-use super::request::{Into, Pending};
+use super::request::{Into, Pending, Posted};
 use crate::error::CallError;
 use crate::session::Session;
 
@@ -27,15 +25,17 @@ impl fmt::Debug for PendingCall {
 }
 
 impl PendingCall {
+    #[inline]
     pub(super) fn new(terms: Terms, kept: Kept) -> PendingCall {
         PendingCall { terms, kept }
     }
 
     /// The call as it was when it was posted.  From here on what is returned cancels it.
+    #[inline]
     fn resume(&mut self) -> (Calling<'_>, Pending<'_>) {
         let session = &self.kept.session;
-        let (target, slot) = self.kept.posted.take().expect("a call is resumed once");
-        (Calling::resumed(session, self.terms), Pending::new(&session.inner.driver, target, slot))
+        let posted = self.kept.posted.take().expect("a call is resumed once");
+        (Calling::resumed(session, self.terms), Pending::new(&session.inner.driver, posted))
     }
 
     /// Waits for the answer.
@@ -81,6 +81,7 @@ impl PendingCall {
         Ok(Answer::new(lent, self.kept))
     }
 
+    #[inline]
     pub(crate) fn answer_blocking(mut self, into: Into<'_>) -> Result<usize, CallError> {
         let (mut calling, mut pending) = self.resume();
         calling.wait_blocking(&mut pending, into)
@@ -100,10 +101,11 @@ impl PendingCall {
 pub(super) struct Kept {
     session: Session,
     /// Unless somebody else sees to it.
-    posted: Option<(Target, SlotId)>,
+    posted: Option<Posted>,
 }
 
 impl Kept {
+    #[inline]
     pub(super) fn new(session: &Session, pending: Pending<'_>) -> Kept {
         Kept { session: session.clone(), posted: pending.into_open() }
     }
@@ -111,8 +113,8 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let Some((target, slot)) = self.posted.take() {
-            drop(Pending::new(&self.session.inner.driver, target, slot));
+        if let Some(posted) = self.posted.take() {
+            drop(Pending::new(&self.session.inner.driver, posted));
         }
     }
 }

@@ -148,6 +148,7 @@ impl Session {
             kind: granted.as_ref().map_or(kind, |grant| Kind::GrantedSend(grant.number)),
             number: port.0,
             principal: &self.inner.principal,
+            principal_number: self.inner.principal_number,
             input: bytes,
             reply_bytes_max: 0,
             reply_in_place: false,

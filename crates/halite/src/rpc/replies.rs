@@ -2,7 +2,7 @@
 
 use halite_mem::Window;
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
-use halite_tier::rpc::{Note, ReplyHeader, SlotId, Status, Target};
+use halite_tier::rpc::{Note, ReplyHeader, ReplySlots, SlotId, Status, Target};
 
 use super::memory::Block;
 use super::{DEFAULT_SLOT_BYTES, Rpc, SlotResources};
@@ -35,15 +35,33 @@ impl Rpc {
 
     /// A reply that nobody waits for any more: what it offers is declined.
     pub(super) fn drop_reply(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
+        let held = |slots: &ReplySlots<SlotResources>| slots.held(slot).map(|held| (held.port, held.by_line));
+        let (port, by_line) = held(&lock(&self.slots)).unwrap_or_default();
+        let status = if by_line { self.line_status(slot) } else { self.slot_status(slot) };
+        self.decline_offer(from, slot, status, port, wakes);
+        self.free_slot(slot);
+    }
+
+    fn slot_status(&self, slot: SlotId) -> Option<Status> {
         let mut header = [0; REPLY_HEADER_BYTES];
         self.slot_window(slot).read(0, &mut header).expect("a slot holds a header");
-        let port = lock(&self.slots).held(slot).and_then(|held| held.port);
-        match (ReplyHeader::parse(header).map(|header| header.status), port) {
-            (Ok(Status::DoneAt(_)), _) => self.release_output(from, slot),
-            (Ok(Status::Granted(grant)), Some(port)) => self.decline_room(from, port, grant, wakes),
+        ReplyHeader::parse(header).ok().map(|header| header.status)
+    }
+
+    /// What a reply offers is not wanted.
+    pub(super) fn decline_offer(
+        &self,
+        from: Target,
+        slot: SlotId,
+        status: Option<Status>,
+        port: Option<u32>,
+        wakes: &mut Wakes,
+    ) {
+        match (status, port) {
+            (Some(Status::DoneAt(_)), _) => self.release_output(from, slot),
+            (Some(Status::Granted(grant)), Some(port)) => self.decline_room(from, port, grant, wakes),
             _ => {}
         }
-        self.free_slot(slot);
     }
 
     /// A slot is free again; what it held is given back outside of the lock.

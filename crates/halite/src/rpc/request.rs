@@ -4,7 +4,7 @@ use std::iter::once;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use halite_fabric::PostCause;
+use halite_fabric::{PeerId, PostCause};
 use halite_mem::Window;
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::rpc::ring::{Place, request_bytes_max};
@@ -20,6 +20,7 @@ use super::answer::ReplyTo;
 use super::arrivals::DecodedRequest;
 use super::input::{Bytes, Payload};
 use super::lent::Lent;
+use super::line_requests::Hand;
 use super::link::{Link, Outbound};
 use super::memory::Block;
 use super::replies::default_offset;
@@ -40,6 +41,8 @@ pub(crate) struct Request<'a> {
     pub(crate) kind: Kind,
     pub(crate) number: u32,
     pub(crate) principal: &'a Principal,
+    /// By which links may know it.
+    pub(crate) principal_number: Option<u16>,
     pub(crate) input: &'a [u8],
     /// Longest reply that is taken.
     pub(crate) reply_bytes_max: u32,
@@ -63,11 +66,34 @@ pub(crate) enum NotPosted {
     Closed,
 }
 
+impl Request<'_> {
+    /// The port, of a message.
+    #[inline]
+    pub(super) fn port(&self) -> Option<u32> {
+        (self.kind != Kind::Call).then_some(self.number)
+    }
+}
+
+/// A request that has been posted, and the use of a slot that its answer goes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posted {
+    pub(super) target: Target,
+    pub(super) slot: SlotId,
+    /// What the table of slots would be told, where it has not been yet.
+    pub(super) by_line: Option<LineUse>,
+}
+
+/// The use of a slot that is lent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LineUse {
+    pub(super) port: Option<u32>,
+    pub(super) deadline_ns: u64,
+}
+
 /// A request that has been posted.  Dropped before its answer was taken, it is cancelled.
 pub(crate) struct Pending<'c> {
     driver: &'c Driver,
-    slot: SlotId,
-    target: Target,
+    posted: Posted,
     open: bool,
 }
 
@@ -90,22 +116,27 @@ pub(crate) enum Reply {
 
 impl Rpc {
     /// Posts a request, or says why not; nothing has happened then.
+    #[inline]
     pub(crate) fn try_request(
         &self,
         node: NodeId,
         request: &Request<'_>,
         wakes: &mut Wakes,
-    ) -> Result<(Target, SlotId), NotPosted> {
-        let table = self.peers.read();
-        let link = table.link_to(node).ok_or(NotPosted::NoLink)?;
-        if request.to.is_some_and(|to| to != link.target) {
-            return Err(NotPosted::Gone);
-        }
-        let slot = match link.target {
-            Target::Own => self.deliver_own(link, &table.services, request, wakes)?,
-            Target::Peer(_) => self.post_request(link, request)?,
+    ) -> Result<Posted, NotPosted> {
+        let post = |link: &Arc<Link>| {
+            let target = link.target;
+            if request.to.is_some_and(|to| to != target) {
+                return Err(NotPosted::Gone);
+            }
+            match target {
+                Target::Own => {
+                    let slot = self.deliver_own(link, &self.peers.read().services, request, wakes)?;
+                    Ok(Posted { target, slot, by_line: None })
+                }
+                Target::Peer(_) => self.post_request(link, request),
+            }
         };
-        Ok((link.target, slot))
+        self.peers.with_link_to(node, post).unwrap_or(Err(NotPosted::NoLink))
     }
 
     fn deliver_own(
@@ -124,14 +155,15 @@ impl Rpc {
             (id, inbound.caller(link, name).expect("names are text"))
         };
         let bytes_max = request.reply_bytes_max;
-        let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max };
+        let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max, by_line: false };
         let incoming = Incoming::new(to, Payload::Here(Bytes::from(request.input)));
         let asked = DecodedRequest { kind: request.kind, number: request.number, incoming };
-        self.deliver(services, once(asked), wakes);
+        self.deliver(|id| services.get(id), once(asked), &mut Hand::default(), wakes);
         Ok(slot)
     }
 
-    fn post_request(&self, link: &Arc<Link>, request: &Request<'_>) -> Result<SlotId, NotPosted> {
+    #[inline]
+    fn post_request(&self, link: &Arc<Link>, request: &Request<'_>) -> Result<Posted, NotPosted> {
         let input = self.place_input(link, request)?;
         let mut outbound = lock(&link.outbound);
         let Some(outbound) = outbound.as_mut() else {
@@ -140,9 +172,12 @@ impl Rpc {
         if !link.has_sent_handshake() {
             return Err(NotPosted::Full);
         }
+        if let Some(posted) = self.post_line(link, outbound, request) {
+            return posted;
+        }
         let at = input.as_ref().map(|block| block.address());
         let (slot, reply_at) = self.open_slot(link.target, request, input)?;
-        let header = header_of(request, slot, reply_at, at);
+        let header = header_of(outbound, request, slot, reply_at, at);
         let posted = match header.request_bytes() <= outbound.ring.request_bytes_max() {
             true => self.post_into_ring(link, outbound, request, &header),
             // The peer's ring was not known yet when the input was placed: once more.
@@ -151,10 +186,11 @@ impl Rpc {
         if posted.is_err() {
             self.free_slot(slot);
         }
-        posted.map(|()| slot)
+        posted.map(|()| Posted { target: link.target, slot, by_line: None })
     }
 
     /// Where a long input is for the server to read.
+    #[inline]
     fn place_input(&self, link: &Link, request: &Request<'_>) -> Result<Option<Block>, NotPosted> {
         let len = request.input.len() as u64;
         let overhead = (REQUEST_HEADER_BYTES_MAX + request.principal.0.len()) as u64;
@@ -238,6 +274,7 @@ impl Rpc {
             PostCause::Malformed => unreachable!("requests keep to the fabric's limits"),
         })?;
         outbound.ring.take(place);
+        outbound.note_request(request);
         Ok(())
     }
 
@@ -261,12 +298,17 @@ impl Rpc {
 
     /// Puts a reply where it is wanted, and frees the slot, unless that is needed longer.
     fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
-        let window = self.slot_window(slot);
-        let reply = read_reply(&window, 0, window.len(), into);
+        let by_line = lock(&self.slots).held(slot).is_some_and(|held| held.by_line);
+        let reply = if by_line { self.read_line(slot, into) } else { self.read_slot(slot, into) };
         if !reply.needs_slot() {
             self.free_slot(slot);
         }
         reply
+    }
+
+    fn read_slot(&self, slot: SlotId, into: Into<'_>) -> Reply {
+        let window = self.slot_window(slot);
+        read_reply(&window, 0, window.len(), into)
     }
 
     fn set_deadline(&self, slot: SlotId, deadline_ns: u64) {
@@ -287,7 +329,7 @@ impl Rpc {
         }
     }
 
-    fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
+    pub(super) fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
         let abandoned = lock(&self.slots).abandon(slot);
         match abandoned {
             Abandoned::Cancel(Target::Own, waker) => {
@@ -310,6 +352,14 @@ impl Rpc {
 }
 
 impl Outbound {
+    /// A request has gone into the ring, with the name of its principal.
+    pub(super) fn note_request(&mut self, request: &Request<'_>) {
+        self.ring_requests = self.ring_requests.wrapping_add(1);
+        if let Some(principal) = request.principal_number.filter(|_| self.lines.is_some()) {
+            self.introduced.add(principal);
+        }
+    }
+
     /// Where a request of `len` bytes goes.
     pub(super) fn place(&mut self, len: u64) -> Result<Place, NotPosted> {
         if let Ok(place) = self.ring.place(len) {
@@ -353,6 +403,7 @@ fn read_reply(window: &Window, offset: u64, room: u64, into: Into<'_>) -> Reply 
 }
 
 pub(super) fn header_of(
+    outbound: &Outbound,
     request: &Request<'_>,
     slot: SlotId,
     reply_at: Option<(Address, u32)>,
@@ -367,6 +418,7 @@ pub(super) fn header_of(
         input_bytes: request.input.len() as u32,
         input: input_at.map_or(Input::InRing, Input::At),
         name_bytes: request.principal.0.len() as u8,
+        principal: request.principal_number.filter(|_| outbound.lines.is_some()),
     }
 }
 
@@ -382,12 +434,14 @@ pub(crate) enum Into<'a> {
 
 impl Reply {
     /// Whether the slot is still in use.
-    fn needs_slot(&self) -> bool {
+    #[inline]
+    pub(super) fn needs_slot(&self) -> bool {
         matches!(self, Reply::DoneAt(..) | Reply::Lent(_))
     }
 }
 
 impl Into<'_> {
+    #[inline]
     pub(crate) fn reborrow(&mut self) -> Into<'_> {
         match self {
             Into::Vec(bytes) => Into::Vec(bytes),
@@ -397,6 +451,7 @@ impl Into<'_> {
     }
 
     /// Room for exactly `len` bytes, unless they do not fit.
+    #[inline]
     pub(crate) fn prepare(&mut self, len: usize) -> Result<&mut [u8], Reply> {
         match self {
             Into::Slice(bytes) => {
@@ -412,12 +467,21 @@ impl Into<'_> {
         }
     }
 
+    /// Lends what has `len` bytes in the slot.
+    pub(super) fn lend(self, answer: Option<Window>, len: usize) -> Reply {
+        match (self, answer) {
+            (Into::Lent(lent), Some(answer)) => {
+                *lent = Lent::InSlot(answer);
+                Reply::Lent(len)
+            }
+            _ => Reply::NotUnderstood,
+        }
+    }
+
     /// Puts the `len` bytes at `offset` there.
-    fn read(mut self, window: &Window, offset: u64, len: usize) -> Reply {
-        if let Into::Lent(lent) = self {
-            let Some(answer) = window.slice(offset, len as u64) else { return Reply::NotUnderstood };
-            *lent = Lent::InSlot(answer);
-            return Reply::Lent(len);
+    pub(super) fn read(mut self, window: &Window, offset: u64, len: usize) -> Reply {
+        if let Into::Lent(_) = self {
+            return self.lend(window.slice(offset, len as u64), len);
         }
         // What lies outside was never written by an honest server, and is not worth the memory.
         if len as u64 > window.len() {
@@ -432,44 +496,89 @@ impl Into<'_> {
 }
 
 impl<'c> Pending<'c> {
-    pub(crate) fn new(driver: &'c Driver, target: Target, slot: SlotId) -> Pending<'c> {
-        Pending { driver, slot, target, open: true }
+    #[inline]
+    pub(crate) fn new(driver: &'c Driver, posted: Posted) -> Pending<'c> {
+        Pending { driver, posted, open: true }
     }
 
     pub(crate) fn target(&self) -> Target {
-        self.target
+        self.posted.target
     }
 
     /// Where it is; the caller sees to it from now on.  `None` if it is over.
-    pub(crate) fn into_open(mut self) -> Option<(Target, SlotId)> {
-        std::mem::take(&mut self.open).then_some((self.target, self.slot))
+    #[inline]
+    pub(crate) fn into_open(mut self) -> Option<Posted> {
+        std::mem::take(&mut self.open).then_some(self.posted)
     }
 
     /// Sets the deadline of a call that was posted without one.
-    pub(crate) fn set_deadline(&self, deadline_ns: u64) {
-        self.driver.with_calls(|rpc, _| rpc.set_deadline(self.slot, deadline_ns));
+    pub(crate) fn set_deadline(&mut self, deadline_ns: u64) {
+        match &mut self.posted.by_line {
+            Some(by_line) => by_line.deadline_ns = deadline_ns,
+            None => self.driver.with_calls(|rpc, _| rpc.set_deadline(self.posted.slot, deadline_ns)),
+        }
+    }
+
+    /// The peer, if it may be far away.
+    #[inline]
+    pub(crate) fn distant(&self) -> Option<PeerId> {
+        match self.posted {
+            Posted { by_line: None, target: Target::Peer(peer), .. } => Some(peer),
+            _ => None,
+        }
+    }
+
+    /// Whether the answer may have come since [`Rpc::arrivals`] was `seen`.
+    #[inline]
+    pub(crate) fn is_worth_a_look(&self, seen: u64) -> bool {
+        let rpc = &self.driver.shared.rpc;
+        match self.posted.by_line {
+            Some(_) => rpc.reply_lines.has_arrived(self.posted.slot),
+            None => rpc.arrivals() != seen,
+        }
     }
 
     /// Takes the answer if it is there.  Looks at no clock.
+    #[inline]
     pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, ReplyState> {
-        let reply = self.driver.shared.rpc.try_take(self.slot, into)?;
+        let rpc = &self.driver.shared.rpc;
+        let reply = match self.posted.by_line {
+            Some(_) => rpc.try_take_line(self.posted.slot, into).ok_or(ReplyState::Waiting)?,
+            None => rpc.try_take(self.posted.slot, into)?,
+        };
         self.open = reply.needs_slot();
         Ok(reply)
     }
 
     /// Waits for the answer, the end of the server's node, or the deadline.
-    pub(crate) async fn answered(&self) -> ReplyState {
+    pub(crate) async fn answered(&mut self) -> ReplyState {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 
-    fn poll(&self, context: &mut Context<'_>) -> Poll<ReplyState> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<ReplyState> {
+        let Posted { slot, target, by_line } = self.posted;
+        let Some(by_line) = by_line else { return self.poll_table(context) };
+        if self.driver.shared.rpc.reply_lines.has_arrived(slot) {
+            return Poll::Ready(ReplyState::Replied);
+        }
+        self.posted.by_line = None;
+        self.driver.with_calls(|rpc, _| rpc.adopt(Posted { by_line: None, ..self.posted }, by_line));
+        let look = self.poll_table(context);
+        if look.is_ready() {
+            return look;
+        }
+        self.driver.with_calls(|rpc, wakes| rpc.await_notice(target, slot, wakes));
+        self.poll_table(context)
+    }
+
+    fn poll_table(&self, context: &mut Context<'_>) -> Poll<ReplyState> {
         // Wakers are cloned and dropped outside of the lock, for they may run anything.
         let mut waker = Some(context.waker().clone());
         let look = {
             let mut slots = lock(&self.driver.shared.rpc.slots);
             // Read under the lock: overdue calls were looked for before with an earlier time.
             let now = self.driver.now_ns();
-            slots.wait(self.slot, now, &mut waker)
+            slots.wait(self.posted.slot, now, &mut waker)
         };
         match look {
             ReplyState::Waiting => Poll::Pending,
@@ -479,22 +588,32 @@ impl<'c> Pending<'c> {
 
     /// Takes the answer, after [`ReplyState::Replied`].
     pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
-        let reply = self.driver.shared.rpc.take_reply(self.slot, into);
+        let rpc = &self.driver.shared.rpc;
+        let slot = self.posted.slot;
+        let reply = match self.posted.by_line {
+            Some(_) => rpc.try_take_line(slot, into).expect("it has arrived"),
+            None => rpc.take_reply(slot, into),
+        };
         self.open = reply.needs_slot();
         reply
     }
 }
 
 impl Drop for Pending<'_> {
+    #[inline]
     fn drop(&mut self) {
         if self.open {
-            self.driver.with_calls(|rpc, wakes| rpc.abandon(self.slot, wakes));
+            self.driver.with_calls(|rpc, wakes| match self.posted.by_line {
+                Some(by_line) => rpc.abandon_line(self.posted, by_line, wakes),
+                None => rpc.abandon(self.posted.slot, wakes),
+            });
         }
     }
 }
 
 impl Driver {
     /// Does something with calls, and lets the runner settle if that is needed.
+    #[inline]
     pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
         let mut wakes = Wakes::default();
         let result = change(&self.shared.rpc, &mut wakes);

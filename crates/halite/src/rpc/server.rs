@@ -117,10 +117,12 @@ impl Server {
         self.receiver.close();
     }
 
+    #[inline]
     pub(crate) fn recv_blocking(&self) -> Result<Call, ServeError> {
         self.receiver.recv_blocking().map(|accepted| self.call(accepted))
     }
 
+    #[inline]
     pub(crate) fn reply_and_recv_blocking(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
         let session = self.reply_first(call, output);
         let accepted = self.receiver.recv_blocking()?;
@@ -139,6 +141,7 @@ impl Server {
     }
 
     /// Answers one call; returns the session for the next: to share it anew takes two locked instructions.
+    #[inline]
     fn reply_first(&self, mut call: Call, output: &[u8]) -> Session {
         // A caller that has gone is no reason not to serve the next.
         let (session, _) = call.answer(output);
@@ -146,6 +149,7 @@ impl Server {
         if is_ours { session } else { self.receiver.session.clone() }
     }
 
+    #[inline]
     fn call(&self, accepted: Box<Incoming>) -> Call {
         Call::new(self.receiver.session.clone(), accepted)
     }
@@ -169,6 +173,7 @@ impl fmt::Debug for Call {
 }
 
 impl Call {
+    #[inline]
     fn new(session: Session, incoming: Box<Incoming>) -> Call {
         let bytes = incoming.input.as_slice().len() as u64;
         session.inner.path.count_one(Count::CallsReceived, Count::CallBytesReceived, bytes);
@@ -196,10 +201,12 @@ impl Call {
     }
 
     /// Answers.  Does not wait.
+    #[inline]
     pub fn reply(mut self, output: &[u8]) -> Result<(), ReplyError> {
         self.answer(output).1
     }
 
+    #[inline]
     fn answer(&mut self, output: &[u8]) -> (Session, Result<(), ReplyError>) {
         let session = self.session.take().expect("a call is answered once");
         let to = &self.incoming.to;
@@ -207,10 +214,12 @@ impl Call {
         (session, self.result_of(answered, output))
     }
 
+    #[inline]
     fn link(&self) -> &Arc<Link> {
         self.incoming.to.link()
     }
 
+    #[inline]
     fn result_of(&self, answered: Answered, output: &[u8]) -> Result<(), ReplyError> {
         let cause = match answered {
             Answered::Sent => return Ok(()),
@@ -270,6 +279,7 @@ impl Receiver {
         Ok(Receiver { session: session.clone(), service })
     }
 
+    #[inline]
     pub(super) fn driver(&self) -> &Driver {
         &self.session.inner.driver
     }
@@ -290,13 +300,27 @@ impl Receiver {
     }
 
     /// As `recv`, on a thread that helps to move the node forward.
+    #[inline]
     pub(super) fn recv_blocking(&self) -> Result<Box<Incoming>, ServeError> {
         let driver = self.driver();
+        if !self.service.is_waiting()
+            && !self.service.has_ended()
+            && let Some(given) = driver.take_given(&self.service)
+        {
+            return Ok(given);
+        }
         loop {
             let mut taken = self.service.take_or_look().map_err(|Closed| self.closed())?;
             let mut has_spun = false;
             if taken.is_none() {
-                has_spun = !driver.spin_until(|| self.service.is_waiting());
+                let (is_done, given) = driver.spin_for(&self.service);
+                if let Some(given) = given {
+                    if let Some(heir) = self.service.stop_looking() {
+                        heir.wake();
+                    }
+                    return Ok(given);
+                }
+                has_spun = !is_done;
                 let (found, heir) = self.service.take_after_look();
                 if let Some(heir) = heir {
                     heir.wake();

@@ -4,6 +4,7 @@
 //! and keeps room for each that is told to send again.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -46,6 +47,7 @@ pub(crate) struct Incoming {
 
 impl Incoming {
     /// One that is not answered yet.
+    #[inline]
     pub(crate) fn new(to: ReplyTo, input: Payload) -> Box<Incoming> {
         Box::new(Incoming { to, answered: false, input })
     }
@@ -59,6 +61,7 @@ impl Incoming {
     }
 
     /// The sender of a message need not wait for more than its place in the queue, unless its bytes are still there.
+    #[inline]
     fn accept(&mut self, kind: Kind) -> Option<ReplyTo> {
         match (kind, &self.input) {
             (Kind::Call, _) | (_, Payload::There { .. }) => None,
@@ -96,6 +99,8 @@ pub(crate) struct Service {
     state: Mutex<State>,
     /// Requests in the queue, for those who look often.
     waiting: AtomicUsize,
+    /// Whether it has ended, for the same.
+    ended: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -171,12 +176,14 @@ pub(crate) struct Ended {
 }
 
 impl Service {
+    #[inline]
     pub(crate) fn new(id: ServiceId, owner: Principal, options: ServeOptions) -> Service {
         let state = Mutex::new(State { servers: 1, ..State::default() });
-        Service { id, owner, options, state, waiting: AtomicUsize::new(0) }
+        Service { id, owner, options, state, waiting: AtomicUsize::new(0), ended: AtomicBool::new(false) }
     }
 
     /// Whether somebody may use it.
+    #[inline]
     fn admits(&self, principal: &Principal) -> bool {
         match &self.options.callers {
             None => true,
@@ -190,6 +197,7 @@ impl Service {
         batch.map(|asked| self.push(&mut state, asked)).filter(|admission| !admission.is_all()).collect()
     }
 
+    #[inline]
     fn push(
         &self,
         state: &mut State,
@@ -216,6 +224,7 @@ impl Service {
         }
     }
 
+    #[inline]
     fn has_room(&self, state: &mut State, kind: Kind, incoming: &Incoming) -> bool {
         let more = incoming.input.bytes_here();
         if !self.fits(state, more) && state.may_be_unwanted(incoming.to.link().drops()) {
@@ -229,6 +238,7 @@ impl Service {
     }
 
     /// A single request always fits into an empty queue, however long it is.
+    #[inline]
     fn fits(&self, state: &State, more: usize) -> bool {
         let promised = state.queue.len() + state.grants.len();
         let bytes = state.bytes + state.granted_bytes + more;
@@ -236,6 +246,7 @@ impl Service {
         promised < self.options.requests_max.max(1) && has_bytes
     }
 
+    #[inline]
     fn enqueue(&self, state: &mut State, incoming: Box<Incoming>) -> Option<Waker> {
         state.bytes += incoming.input.bytes_here();
         state.queue.push_back(incoming);
@@ -251,8 +262,29 @@ impl Service {
     }
 
     /// Whether there is something to take; a hint for those who look often.
+    #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting.load(Relaxed) > 0
+    }
+
+    /// Whether a receiver may be given a request instead of a place in the queue.  A message takes its turn with those that wait for
+    /// room.
+    #[inline]
+    pub(super) fn gives(&self, asked: &DecodedRequest) -> bool {
+        asked.kind == Kind::Call && !self.has_ended() && self.admits(&asked.incoming.to.caller.principal)
+    }
+
+    /// Whether it has ended; a hint, as for a request that is received just before.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Relaxed)
+    }
+
+    /// The same thread has found one elsewhere.  Returns who takes what it leaves behind.
+    pub(crate) fn stop_looking(&self) -> Option<Waker> {
+        let mut state = lock(&self.state);
+        state.receivers.awake -= 1;
+        if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
     }
 
     /// Takes the next request that somebody still waits for.  `Err` once the service has ended.
@@ -395,6 +427,7 @@ impl Service {
 
     fn end(&self, state: &mut State) -> Ended {
         state.closed = true;
+        self.ended.store(true, Relaxed);
         self.waiting.store(0, Relaxed);
         state.bytes = 0;
         state.grants.clear();
@@ -422,6 +455,7 @@ impl State {
 
     /// Whether some may have come to be unwanted since this was asked last: to search a full queue for each request that it
     /// refuses would hold up those of other functions.
+    #[inline]
     fn may_be_unwanted(&mut self, drops: &DropCount) -> bool {
         let count = drops.count();
         std::mem::replace(&mut self.losses_seen, count) != count
@@ -454,6 +488,7 @@ impl State {
 }
 
 impl Receivers {
+    #[inline]
     fn push(&mut self, waker: Waker) -> u64 {
         self.last += 1;
         self.asleep.push_back((self.last, waker));
@@ -518,7 +553,7 @@ mod tests {
         let id = inbound.served.open(SlotId { index: slot, generation: 0 }).unwrap();
         let caller = inbound.caller(link, b"bob").unwrap();
         let at = Address { key: Key(0), offset: 0 };
-        let to = ReplyTo { caller, cancels: 0, id, at, room: 64, bytes_max: 0 };
+        let to = ReplyTo { caller, cancels: 0, id, at, room: 64, bytes_max: 0, by_line: false };
         Incoming::new(to, Payload::Here(Bytes::zeroed(bytes)))
     }
 

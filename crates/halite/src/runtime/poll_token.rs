@@ -138,6 +138,7 @@ impl<P> PollToken<P> {
     }
 
     /// The token, unless somebody has it.
+    #[inline]
     pub(crate) fn try_take(&self, bell: &impl Bell) -> Option<PollGuard<'_, P>> {
         let mut seat = match self.seat.try_lock() {
             Ok(seat) => seat,
@@ -154,11 +155,13 @@ impl<P> PollToken<P> {
 
 impl<P> PollGuard<'_, P> {
     /// What only the holder of the token needs.
+    #[inline]
     pub(crate) fn poller(&mut self) -> &mut P {
         &mut self.seat.poller
     }
 
     /// Lets go, for a thread that may be back soon.  `clock_ns` is asked only while the node is cold.
+    #[inline]
     pub(crate) fn pass(
         mut self,
         bell: &impl Bell,

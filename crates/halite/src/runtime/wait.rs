@@ -43,6 +43,7 @@ impl Wakes {
         }
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -356,6 +357,7 @@ impl Wake for Parker {
 
 /// Locks one of this crate's mutexes.  A thread that panicked under one left a node behind that cannot be trusted
 /// any more; the progress thread, who meets the panic too, then ends all waiting (see `Driver::fail`).
+#[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a thread panicked inside the node")
 }

@@ -114,6 +114,7 @@ impl Session {
     }
 
     /// See [`crate::Session::call_into`].
+    #[inline]
     pub fn call_into(
         &self,
         node: NodeId,
@@ -127,6 +128,7 @@ impl Session {
     }
 
     /// See [`crate::Session::post_call`].
+    #[inline]
     pub fn post_call(
         &self,
         node: NodeId,
@@ -180,6 +182,7 @@ impl PendingCall {
     }
 
     /// See [`crate::PendingCall::answer_into`].
+    #[inline]
     pub fn answer_into(self, output: &mut [u8]) -> Result<usize, CallError> {
         self.pending.answer_blocking(Into::Slice(output))
     }
@@ -203,6 +206,7 @@ impl Server {
     }
 
     /// See [`crate::Server::recv`].
+    #[inline]
     pub fn recv(&self) -> Result<Call, ServeError> {
         self.server.recv_blocking()
     }
@@ -213,6 +217,7 @@ impl Server {
     }
 
     /// See [`crate::Server::reply_and_recv`].
+    #[inline]
     pub fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
         self.server.reply_and_recv_blocking(call, output)
     }
@@ -249,6 +254,7 @@ impl Mailbox {
     }
 
     /// See [`crate::Mailbox::recv`].
+    #[inline]
     pub fn recv(&self) -> Result<Message, ServeError> {
         self.mailbox.recv_blocking()
     }

@@ -152,6 +152,8 @@ pub(crate) struct Inner {
     pub(crate) tag: u64,
     pub(crate) driver: Arc<Driver>,
     pub(crate) principal: Principal,
+    /// By which links may know it.
+    pub(crate) principal_number: Option<u16>,
     chunk_bytes: u64,
     pub(crate) locks: Locks,
     pub(crate) barriers: Barriers,
@@ -168,7 +170,10 @@ impl Session {
     ) -> Session {
         let (path, locks) = (driver.shared.path.clone(), Locks::new(Holder::new(life, id)));
         let barriers = Barriers::default();
-        Session { inner: Arc::new(Inner { path, id, tag, driver, principal, chunk_bytes, locks, barriers }) }
+        let principal_number = driver.shared.rpc.number_of(&principal);
+        let inner =
+            Inner { path, id, tag, driver, principal, principal_number, chunk_bytes, locks, barriers };
+        Session { inner: Arc::new(inner) }
     }
 
     /// The same session for threads.

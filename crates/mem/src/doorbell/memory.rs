@@ -52,6 +52,7 @@ mod shared {
             self.word(SEQ_OFFSET).fetch_add(1, Release);
         }
 
+        #[inline]
         pub(crate) fn armed(&self) -> u32 {
             // Ordered by the fences of ring() and arm().
             self.word(ARMED_OFFSET).load(Relaxed)
@@ -79,6 +80,7 @@ mod shared {
             let _ = futex::wait_bitset(self.word(SEQ_OFFSET), flags, seen, until.as_ref(), mask);
         }
 
+        #[inline]
         fn word(&self, offset: u64) -> &AtomicU32 {
             self.window.atomic_u32(offset).expect("new() found both words inside")
         }
@@ -157,6 +159,7 @@ mod model {
             self.seq.fetch_add(1, Release);
         }
 
+        #[inline]
         pub(crate) fn armed(&self) -> u32 {
             self.armed.load(Relaxed)
         }

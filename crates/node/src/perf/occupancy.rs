@@ -78,6 +78,7 @@ fn request_bytes(input_bytes: u64) -> u64 {
         input_bytes: input_bytes as u32,
         input: Input::InRing,
         name_bytes,
+        principal: None,
     };
     header.request_bytes()
 }

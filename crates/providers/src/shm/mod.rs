@@ -30,6 +30,7 @@ mod core;
 mod events;
 mod greeting;
 mod inbox;
+mod lines;
 mod link;
 mod peer;
 mod post;
@@ -50,14 +51,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use halite_fabric::{
-    Atomics, Capabilities, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, Lane, PeerId, PostError,
-    RegisterError, Sleeper, WorkRequest,
+    Atomics, Capabilities, CutOff, Event, Fabric, HELLO_BYTES_MAX, Key, Lane, Lines, PeerId, PostError,
+    RegisterError, RemoteAddress, Sleeper, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window, ring};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
 use self::core::{Core, Own};
 use self::inbox::CorruptRing;
+use self::lines::PeerLines;
 use self::link::Link;
 use self::peer::Peer;
 use self::post::Access;
@@ -364,6 +366,13 @@ impl Fabric for ShmFabric {
             Ok(Access::Made(window)) => Some(window),
             _ => None,
         }
+    }
+
+    fn lines(&self, peer: PeerId, at: RemoteAddress, count: u32) -> Option<Box<dyn Lines>> {
+        let window = self.direct(peer, at.key)?;
+        let peer = self.core.peer(peer)?;
+        let mailbox = lock(&peer.send_port).as_ref()?.mailbox().clone();
+        Some(Box::new(PeerLines::new(window, at.offset, count, mailbox)?))
     }
 
     fn cut_off(&self, peer: PeerId) -> CutOff {

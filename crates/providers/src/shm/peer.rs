@@ -78,7 +78,7 @@ impl PeerSegment {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     ring: Producer,
-    mailbox: Doorbell,
+    mailbox: Arc<Doorbell>,
     /// Lengths of the peer's segments by key, but of those that were taken back: all that a small write needs to know of them.
     segment_bytes: Vec<Option<u64>>,
 }
@@ -201,7 +201,12 @@ impl Peer {
 impl Outgoing {
     pub(super) fn new(ring: Producer, mailbox: Doorbell, segments: &[PeerSegment]) -> Outgoing {
         let segment_bytes = segments.iter().map(PeerSegment::len).collect();
-        Outgoing { ring, mailbox, segment_bytes }
+        Outgoing { ring, mailbox: Arc::new(mailbox), segment_bytes }
+    }
+
+    /// Where the peer is woken.
+    pub(super) fn mailbox(&self) -> &Arc<Doorbell> {
+        &self.mailbox
     }
 
     /// Lends what is behind `send port` to `push`, for as many messages as it likes.

@@ -55,6 +55,7 @@ pub enum Cancelling {
 
 impl Served {
     /// A request has arrived.
+    #[inline]
     pub fn open(&mut self, slot: SlotId) -> Result<ServedId, Violation> {
         self.count += 1;
         let id = ServedId { slot, number: self.count };
@@ -73,12 +74,14 @@ impl Served {
     }
 
     /// Whether the call may still be answered.
+    #[inline]
     pub fn is_open(&self, id: ServedId) -> bool {
         let entry = self.calls.get(usize::from(id.slot.index));
         entry.is_some_and(|entry| entry.id == id && entry.state == State::Open)
     }
 
     /// The call's slot is about to be written, or its input to be read.  `false` if nobody waits any more.
+    #[inline]
     pub fn begin(&mut self, id: ServedId) -> bool {
         let open = self.is_open(id);
         if open {
@@ -89,6 +92,7 @@ impl Served {
 
     /// That is over; the call is `answered` or not yet.  Returns whether a cancel is to be acknowledged now.  Nothing is
     /// left to be ended where the slot is in its next use.
+    #[inline]
     pub fn end(&mut self, id: ServedId, answered: bool) -> bool {
         let entry = &mut self.calls[usize::from(id.slot.index)];
         if entry.id != id || matches!(entry.state, State::Idle | State::Open) {

@@ -10,6 +10,16 @@
 //!                    └─────── handle_reply (late) ──> Replied ────> Free
 //! ```
 //!
+//! Slots may also be *lent*, to a thread that sees to their uses by itself, one after the other, for as long as nothing
+//! goes wrong; a use that is to be waited for by waker, to be cancelled, or to end with its server is taken back first:
+//!
+//! ```text
+//!        lend           adopt
+//!   Free ────> Lent ─────────> Waiting, or Down ── as above
+//!     ^          │ take_back
+//!     └──────────┘
+//! ```
+//!
 //! A waiter holds a slot's number only.  A slot is free again only when nothing can be written to it any more;
 //! then the next use has another generation, so that even a peer that breaks this rule is found out.
 
@@ -64,6 +74,8 @@ struct Slot<H> {
 #[derive(Debug)]
 enum State {
     Free,
+    /// Others see to it.
+    Lent,
     Waiting {
         waker: Option<Waker>,
         deadline_ns: u64,
@@ -113,6 +125,16 @@ pub enum Abandoned<H> {
     Kept,
 }
 
+/// Whether a peer that is down can write no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CutOffYet(pub bool);
+
+impl<H> Slot<H> {
+    fn is_in_use(&self) -> bool {
+        !matches!(self.state, State::Free | State::Lent)
+    }
+}
+
 impl<H> ReplySlots<H> {
     /// At most `slots_max` slots, none in use.  The first `preferred` are used as long as there are some.
     pub fn new(preferred: usize, slots_max: usize) -> ReplySlots<H> {
@@ -139,6 +161,50 @@ impl<H> ReplySlots<H> {
         slot.state = State::Waiting { waker: None, deadline_ns: u64::MAX };
         slot.target = target;
         Some(SlotId { index, generation: slot.generation })
+    }
+
+    /// Takes a preferred slot out, for uses of which this hears nothing; `None` if all are in use, or after the end.
+    pub fn lend(&mut self, target: Target) -> Option<SlotId> {
+        if self.closed {
+            return None;
+        }
+        let next = |slots: &mut Self| (slots.slots.len() < slots.preferred).then(|| slots.make(target))?;
+        let index = self.free.pop().or_else(|| next(self))?;
+        let slot = &mut self.slots[usize::from(index)];
+        slot.state = State::Lent;
+        slot.target = target;
+        Some(SlotId { index, generation: slot.generation })
+    }
+
+    /// A slot that was lent is not in use, and this would be its next one.
+    pub fn take_back(&mut self, id: SlotId) {
+        let slot = &mut self.slots[usize::from(id.index)];
+        debug_assert!(matches!(slot.state, State::Lent), "it is taken back once");
+        slot.generation = id.generation;
+        self.free(id);
+    }
+
+    /// A slot that was lent is in this use, which is seen to here from now on.  Its server `is_down`, and perhaps cut off, or may
+    /// still answer.
+    pub fn adopt(&mut self, id: SlotId, deadline_ns: u64, is_down: Option<CutOffYet>) {
+        let slot = &mut self.slots[usize::from(id.index)];
+        debug_assert!(matches!(slot.state, State::Lent), "it is adopted once");
+        slot.generation = id.generation;
+        slot.state = match is_down {
+            _ if self.closed => State::Down { cut_off: false },
+            Some(CutOffYet(cut_off)) => State::Down { cut_off },
+            None => {
+                self.next_deadline_ns = self.next_deadline_ns.min(deadline_ns);
+                State::Waiting { waker: None, deadline_ns }
+            }
+        };
+    }
+
+    /// The use in which a reply is waited for, or was, until now.
+    pub fn awaited(&self, index: u16) -> Option<SlotId> {
+        let slot = self.slots.get(usize::from(index))?;
+        let is_awaited = matches!(slot.state, State::Waiting { .. } | State::Abandoned);
+        is_awaited.then_some(SlotId { index, generation: slot.generation })
     }
 
     fn make(&mut self, target: Target) -> Option<u16> {
@@ -168,15 +234,14 @@ impl<H> ReplySlots<H> {
         self.slots[usize::from(id.index)].target
     }
 
-    /// How many slots are in use, from wherever their replies come.
+    /// How many slots are in use that are not lent, from wherever their replies come.
     pub fn all_in_use(&self) -> usize {
-        self.slots.iter().filter(|slot| !matches!(slot.state, State::Free)).count()
+        self.slots.iter().filter(|slot| slot.is_in_use()).count()
     }
 
     /// How many slots are in use for replies from there, those among them that nobody waits for any more.
     pub fn in_use(&self, target: Target) -> usize {
-        let is_in_use = |slot: &&Slot<H>| !matches!(slot.state, State::Free) && slot.target == target;
-        self.slots.iter().filter(is_in_use).count()
+        self.slots.iter().filter(|slot| slot.is_in_use() && slot.target == target).count()
     }
 
     /// Takes what a slot holds; the outer `None` if that use of it is over.
@@ -207,7 +272,7 @@ impl<H> ReplySlots<H> {
             }
             State::Down { .. } => Ok(Arrival::Posthumous),
             // Nothing is answered twice.
-            State::Free | State::Replied => Err(unknown),
+            State::Free | State::Lent | State::Replied => Err(unknown),
         }
     }
 
@@ -219,7 +284,7 @@ impl<H> ReplySlots<H> {
             State::Waiting { .. } => ReplyState::Waiting,
             State::Replied => ReplyState::Replied,
             State::Down { .. } => ReplyState::Down,
-            State::Free | State::Abandoned => unreachable!("its waiter holds it"),
+            State::Free | State::Lent | State::Abandoned => unreachable!("its waiter holds it"),
         }
     }
 
@@ -250,7 +315,7 @@ impl<H> ReplySlots<H> {
                 slot.state = State::Abandoned;
                 Abandoned::Kept
             }
-            State::Free | State::Abandoned => unreachable!("a slot is abandoned once"),
+            State::Free | State::Lent | State::Abandoned => unreachable!("a slot is abandoned once"),
         }
     }
 
@@ -298,7 +363,7 @@ impl<H> ReplySlots<H> {
                     let id = SlotId { index: index as u16, generation: slot.generation };
                     held.extend(self.free(id));
                 }
-                State::Free | State::Waiting { .. } | State::Replied => {}
+                State::Free | State::Lent | State::Waiting { .. } | State::Replied => {}
             }
         }
         held

@@ -5,12 +5,16 @@
 use halite_fabric::Key;
 use serde::{Deserialize, Serialize};
 
+use super::line::PRINCIPALS_MAX;
 use super::{PAYLOAD_BYTES_MAX, SlotId};
 
 /// The immediate of a send that carries a [`Note`]; the control protocol's sends have 0.
 pub const NOTE_IMM: u32 = 1;
 
 const REPLY_FLAG: u32 = 1 << 31;
+/// Rings are shorter than that.
+const LINES_FLAG: u32 = 1 << 30;
+const LOOK_FLAG: u32 = 1 << 29;
 const GENERATION_MASK: u16 = 0x7fff;
 
 /// Bytes that do not mean anything.
@@ -28,20 +32,31 @@ pub enum Imm {
     },
     /// A reply lies in this slot.
     Reply(SlotId),
+    /// Requests lie in lines.
+    Lines,
+    /// The line of the slot of this index holds a reply, or did.
+    Look(u16),
 }
 
 impl Imm {
     /// As the fabric carries it.
+    #[inline]
     pub fn emit(self) -> u32 {
         match self {
             // Rings are shorter than that.
             Imm::Request { offset } => offset as u32,
             Imm::Reply(slot) => REPLY_FLAG | u32::from(slot.generation) << 16 | u32::from(slot.index),
+            Imm::Lines => LINES_FLAG,
+            Imm::Look(index) => LINES_FLAG | LOOK_FLAG | u32::from(index),
         }
     }
 
     /// Understands what the fabric carried.
+    #[inline]
     pub fn parse(imm: u32) -> Imm {
+        if imm & REPLY_FLAG == 0 && imm & LINES_FLAG != 0 {
+            return if imm & LOOK_FLAG == 0 { Imm::Lines } else { Imm::Look(imm as u16) };
+        }
         if imm & REPLY_FLAG == 0 {
             return Imm::Request { offset: u64::from(imm) };
         }
@@ -115,12 +130,16 @@ pub struct RequestHeader {
     pub input: Input,
     /// Length of the principal's name, which follows.
     pub name_bytes: u8,
+    /// The number by which requests in lines name it from now on, if any.
+    pub principal: Option<u16>,
 }
 
 const FIXED_BYTES: usize = 20;
 const ADDRESS_BYTES: usize = 16;
 const FLAG_REPLY_AT: u16 = 1;
 const FLAG_INPUT_AT: u16 = 2;
+/// Above it, the number of the principal and one, or zero.
+const PRINCIPAL_SHIFT: u32 = 4;
 
 /// Longest encoding of a [`RequestHeader`].
 pub const REQUEST_HEADER_BYTES_MAX: usize = FIXED_BYTES + 2 * ADDRESS_BYTES;
@@ -139,13 +158,9 @@ impl RequestHeader {
     }
 
     /// Writes it to the front of `bytes`, and returns its length.
+    #[inline]
     pub fn emit(&self, bytes: &mut [u8; REQUEST_HEADER_BYTES_MAX]) -> usize {
-        let (kind, limit) = match self.kind {
-            Kind::Call => (0, self.reply_bytes_max),
-            Kind::Send => (1, 0),
-            Kind::TrySend => (2, 0),
-            Kind::GrantedSend(grant) => (3, grant),
-        };
+        let (kind, limit) = kind_code(self.kind, self.reply_bytes_max);
         bytes[0] = kind;
         bytes[1] = self.name_bytes;
         bytes[2..4].copy_from_slice(&self.slot.index.to_le_bytes());
@@ -153,7 +168,8 @@ impl RequestHeader {
         bytes[8..12].copy_from_slice(&self.number.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.input_bytes.to_le_bytes());
         bytes[16..20].copy_from_slice(&limit.to_le_bytes());
-        let (mut flags, mut at) = (0, FIXED_BYTES);
+        let principal = self.principal.map_or(0, |principal| principal + 1);
+        let (mut flags, mut at) = (principal << PRINCIPAL_SHIFT, FIXED_BYTES);
         if let Some((address, room)) = self.reply_at {
             flags |= FLAG_REPLY_AT;
             emit_address(&mut bytes[at..at + ADDRESS_BYTES], address, room);
@@ -169,19 +185,15 @@ impl RequestHeader {
     }
 
     /// Understands a header at the front of a private copy of the request.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<RequestHeader, WireError> {
         let bad = WireError("request");
         let fixed: &[u8; FIXED_BYTES] = bytes.first_chunk().ok_or(bad)?;
-        let limit = u32_at(fixed, 16);
-        let (kind, reply_bytes_max) = match fixed[0] {
-            0 => (Kind::Call, limit),
-            1 if limit == 0 => (Kind::Send, 0),
-            2 if limit == 0 => (Kind::TrySend, 0),
-            3 => (Kind::GrantedSend(limit), 0),
-            _ => return Err(bad),
-        };
+        let (kind, reply_bytes_max) = kind_of(fixed[0], u32_at(fixed, 16)).ok_or(bad)?;
         let flags = u16_at(fixed, 6);
-        if flags & !(FLAG_REPLY_AT | FLAG_INPUT_AT) != 0 {
+        let principal = (flags >> PRINCIPAL_SHIFT).checked_sub(1);
+        let is_known = flags & ((1 << PRINCIPAL_SHIFT) - 1) & !(FLAG_REPLY_AT | FLAG_INPUT_AT) == 0;
+        if !is_known || principal.is_some_and(|principal| principal >= PRINCIPALS_MAX) {
             return Err(bad);
         }
         let mut rest = &bytes[FIXED_BYTES..];
@@ -199,10 +211,34 @@ impl RequestHeader {
             input_bytes: u32_at(fixed, 12),
             input: input_at.map_or(Input::InRing, |(address, _)| Input::At(address)),
             name_bytes: fixed[1],
+            principal,
         };
         let has_room = header.reply_at.is_none_or(|(_, room)| room as usize >= REPLY_HEADER_BYTES);
         let fits = u64::from(header.input_bytes) <= PAYLOAD_BYTES_MAX;
         if has_room && fits { Ok(header) } else { Err(bad) }
+    }
+}
+
+/// The code of a kind, and the number that goes with it: for a call, how long a reply is taken.
+#[inline]
+pub(super) fn kind_code(kind: Kind, reply_bytes_max: u32) -> (u8, u32) {
+    match kind {
+        Kind::Call => (0, reply_bytes_max),
+        Kind::Send => (1, 0),
+        Kind::TrySend => (2, 0),
+        Kind::GrantedSend(grant) => (3, grant),
+    }
+}
+
+/// What a code and the number beside it mean: a kind, and how long a reply is taken.
+#[inline]
+pub(super) fn kind_of(code: u8, limit: u32) -> Option<(Kind, u32)> {
+    match code {
+        0 => Some((Kind::Call, limit)),
+        1 if limit == 0 => Some((Kind::Send, 0)),
+        2 if limit == 0 => Some((Kind::TrySend, 0)),
+        3 => Some((Kind::GrantedSend(limit), 0)),
+        _ => None,
     }
 }
 
@@ -271,6 +307,7 @@ pub enum Status {
 
 impl ReplyHeader {
     /// As it goes on the wire.
+    #[inline]
     pub fn emit(self) -> [u8; REPLY_HEADER_BYTES] {
         let (code, number): (u32, u32) = match self.status {
             Status::Done(len) => (0, len),
@@ -290,6 +327,7 @@ impl ReplyHeader {
     }
 
     /// Understands a private copy of it.
+    #[inline]
     pub fn parse(bytes: [u8; REPLY_HEADER_BYTES]) -> Result<ReplyHeader, WireError> {
         let word = u64::from_le_bytes(bytes);
         let (code, number) = (word as u32, (word >> 32) as u32);
@@ -350,6 +388,14 @@ pub enum Note {
         slot_bytes: u32,
         /// How many default slots there are.
         slots: u32,
+        /// The segment of the lines for your requests.
+        lines_key: u32,
+        /// Where they begin.
+        lines_offset: u64,
+        /// The segment of the lines for your replies, one for each default slot.
+        replies_key: u32,
+        /// Where they begin.
+        replies_offset: u64,
     },
     /// The caller has lost interest in the reply to this slot.
     Cancel {
@@ -383,11 +429,13 @@ pub enum Note {
 
 impl Note {
     /// As it goes on the wire.
+    #[inline]
     pub fn emit(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("notes have no unencodable parts")
     }
 
     /// Understands it.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Note, WireError> {
         match postcard::take_from_bytes(bytes) {
             Ok((note, [])) if has_offsets(&note) => Ok(note),
@@ -399,8 +447,10 @@ impl Note {
 /// Whether the places that it names can be in a segment.
 fn has_offsets(note: &Note) -> bool {
     match *note {
-        Note::Open { ring_offset, head_offset, slots_offset, .. } => {
-            [ring_offset, head_offset, slots_offset].iter().all(|offset| *offset <= OFFSET_BYTES_MAX)
+        Note::Open { ring_offset, head_offset, slots_offset, lines_offset, replies_offset, .. } => {
+            [ring_offset, head_offset, slots_offset, lines_offset, replies_offset]
+                .iter()
+                .all(|offset| *offset <= OFFSET_BYTES_MAX)
         }
         _ => true,
     }
@@ -422,6 +472,7 @@ mod tests {
             input_bytes: 8,
             input: Input::InRing,
             name_bytes: 4,
+            principal: None,
         }
     }
 
@@ -473,6 +524,10 @@ mod tests {
             slots_offset,
             slot_bytes: 4160,
             slots: 1024,
+            lines_key: 1,
+            lines_offset: 0,
+            replies_key: 1,
+            replies_offset: 0,
         };
         assert!(Note::parse(&open(1, 2, 3).emit()).is_ok());
         for note in [open(u64::MAX, 2, 3), open(1, u64::MAX, 3), open(1, 2, u64::MAX)] {

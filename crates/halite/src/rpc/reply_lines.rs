@@ -1,0 +1,275 @@
+//! Reply lines of this node, one for each default slot, and the slots that are lent: whose uses begin and end without a lock that
+//! threads share.
+//!
+//! A lent slot is used by one link, again and again.  It is taken under that link's outbound lock, and is given back by whoever
+//! has its answer, with a store:
+//!
+//! ```text
+//!   owner word   | borrower u32 | generation u16 | busy u16 |        0: lent to nobody
+//!
+//!            lend          take                             free
+//!   nobody ───────> free ───────> busy (generation g) ────────────> free (g + 1)
+//!     ^               │             │
+//!     └── take back ──┴── adopt ────┘    from then on the table of slots sees to it
+//! ```
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
+
+#[cfg(loom)]
+use loom::sync::atomic::AtomicU64;
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicU64;
+
+use halite_fabric::{LINE_BYTES, LINE_WORDS};
+use halite_mem::Window;
+use halite_tier::rpc::line::{REPLY_WORDS, reply_mark};
+use halite_tier::rpc::{Address, SlotId};
+
+use super::DEFAULT_SLOTS;
+use super::memory::Block;
+
+/// See the header of this file.
+pub(super) struct ReplyLines {
+    block: Block,
+    owners: Owners,
+}
+
+/// By index.
+struct Owners(Box<[AtomicU64]>);
+
+/// What became of an attempt to take a lent slot into use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Take {
+    Taken(SlotId),
+    Busy,
+    /// It is not lent to this link any more.
+    Gone,
+}
+
+impl Owners {
+    fn new(count: u16) -> Owners {
+        Owners((0..count).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn lend(&self, slot: SlotId, borrower: u32) {
+        // The borrower's outbound lock orders it for who takes it.
+        self.of(slot.index).store(owned(borrower, slot.generation), Relaxed);
+    }
+
+    #[inline]
+    fn take(&self, index: u16, borrower: u32) -> Take {
+        let owner = self.of(index);
+        // Pairs with the Release in free(): the reply of the last use has been read.
+        let word = owner.load(Acquire);
+        if word >> 32 != u64::from(borrower) {
+            return Take::Gone;
+        }
+        if word & BUSY != 0 {
+            return Take::Busy;
+        }
+        owner.store(word | BUSY, Relaxed);
+        Take::Taken(SlotId { index, generation: (word >> 16) as u16 })
+    }
+
+    #[inline]
+    fn free(&self, slot: SlotId) {
+        let owner = self.of(slot.index);
+        let borrower = (owner.load(Relaxed) >> 32) as u32;
+        // Pairs with the Acquire in take().
+        owner.store(owned(borrower, next_generation(slot.generation)), Release);
+    }
+
+    fn leave(&self, slot: SlotId) {
+        // The lock of the table orders it for the next borrower; to the last one it is a hint.
+        self.of(slot.index).store(0, Relaxed);
+    }
+
+    fn busy(&self, borrower: Option<u32>) -> usize {
+        let is_busy = |owner: &&AtomicU64| {
+            let word = owner.load(Relaxed);
+            word & BUSY != 0 && borrower.is_none_or(|borrower| word >> 32 == u64::from(borrower))
+        };
+        self.0.iter().filter(is_busy).count()
+    }
+
+    #[inline]
+    fn of(&self, index: u16) -> &AtomicU64 {
+        &self.0[usize::from(index)]
+    }
+}
+
+/// Bytes of all of them.
+pub(super) const REPLY_LINES_BYTES: u64 = DEFAULT_SLOTS as u64 * LINE_BYTES as u64;
+/// Where a caller says that it is to be told.
+const WANTS_NOTICE_OFFSET: u64 = ((LINE_WORDS - 1) * size_of::<u64>()) as u64;
+
+impl ReplyLines {
+    /// In `block`, of [`REPLY_LINES_BYTES`].
+    pub(super) fn new(block: Block) -> ReplyLines {
+        block.window().fill(0, REPLY_LINES_BYTES, 0).expect("the block is as long");
+        ReplyLines { block, owners: Owners::new(DEFAULT_SLOTS) }
+    }
+
+    /// Where peers find them.
+    pub(super) fn address(&self) -> Address {
+        self.block.address()
+    }
+
+    fn window(&self) -> &Window {
+        self.block.window()
+    }
+
+    /// A slot is lent: its line holds nothing of earlier uses.  Under the borrower's outbound lock.
+    pub(super) fn lend(&self, slot: SlotId, borrower: u32) {
+        self.window().publish_words(offset(slot), &[0; LINE_WORDS]).expect("each default slot has a line");
+        self.owners.lend(slot, borrower);
+    }
+
+    /// Takes a slot into use.  Under the borrower's outbound lock.
+    #[inline]
+    pub(super) fn take(&self, index: u16, borrower: u32) -> Take {
+        self.owners.take(index, borrower)
+    }
+
+    /// A use that is over ends; the next one will have another generation.
+    #[inline]
+    pub(super) fn free(&self, slot: SlotId) {
+        self.owners.free(slot);
+    }
+
+    /// The slot is seen to by the table from now on.
+    pub(super) fn leave(&self, slot: SlotId) {
+        self.owners.leave(slot);
+    }
+
+    /// How many slots that are lent to `borrower`, or to anybody, are in use.
+    pub(super) fn busy(&self, borrower: Option<u32>) -> usize {
+        self.owners.busy(borrower)
+    }
+
+    /// Whether the reply to this use is here.
+    #[inline]
+    pub(super) fn has_arrived(&self, slot: SlotId) -> bool {
+        // Pairs with the Release of who has put the line: with the mark comes the sight of the rest.
+        let first = self.window().load_u64(offset(slot)).expect("each default slot has a line");
+        first as u16 == reply_mark(slot)
+    }
+
+    /// A private copy of a line.
+    #[inline]
+    pub(super) fn read(&self, slot: SlotId) -> [u64; REPLY_WORDS] {
+        self.window().load_words(offset(slot)).expect("each default slot has a line")
+    }
+
+    /// The output in a line, where it lies.
+    pub(super) fn output(&self, slot: SlotId, len: u64) -> Option<Window> {
+        self.window().slice(offset(slot) + size_of::<u64>() as u64, len)
+    }
+
+    /// From now on the server tells when the reply is there.  The caller looks once more.
+    pub(super) fn ask_for_notice(&self, slot: SlotId) {
+        self.window().store_u64(offset(slot) + WANTS_NOTICE_OFFSET, 1).expect("each default slot has a line");
+        // Pairs with the fence behind the line, where answers are put: either the server sees the wish, or we see the line.
+        fence(SeqCst);
+    }
+}
+
+const BUSY: u64 = 1;
+
+#[inline]
+fn owned(borrower: u32, generation: u16) -> u64 {
+    u64::from(borrower) << 32 | u64::from(generation) << 16
+}
+
+#[inline]
+fn offset(slot: SlotId) -> u64 {
+    u64::from(slot.index) * LINE_BYTES as u64
+}
+
+#[inline]
+fn next_generation(generation: u16) -> u16 {
+    generation.wrapping_add(1) & 0x7fff
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_its_borrowers_until_it_is_left_and_each_use_has_a_generation_of_its_own() {
+        let owners = Owners::new(2);
+        let slot = SlotId { index: 1, generation: 0x7fff };
+        assert_eq!(owners.take(1, 5), Take::Gone);
+        owners.lend(slot, 5);
+        assert_eq!(
+            (owners.take(1, 6), owners.take(1, 5), owners.take(1, 5)),
+            (Take::Gone, Take::Taken(slot), Take::Busy)
+        );
+        assert_eq!((owners.busy(None), owners.busy(Some(5)), owners.busy(Some(6))), (1, 1, 0));
+        owners.free(slot);
+        let next = SlotId { generation: 0, ..slot };
+        assert_eq!((owners.busy(None), owners.take(1, 5)), (0, Take::Taken(next)));
+        owners.leave(next);
+        assert_eq!(owners.take(1, 5), Take::Gone);
+    }
+}
+
+/// The next use of a slot begins when the reply to the last one has been read, and who waits sees its reply or is told.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU64, fence};
+
+    use super::*;
+
+    const BORROWER: u32 = 7;
+
+    #[test]
+    fn loom_a_slot_is_used_again_only_when_its_reply_has_been_read() {
+        loom::model(|| {
+            let slot = SlotId { index: 0, generation: 0 };
+            let owners = Owners::new(1);
+            owners.lend(slot, BORROWER);
+            assert_eq!(owners.take(0, BORROWER), Take::Taken(slot));
+            let lent = Arc::new((owners, AtomicU64::new(0)));
+            let next = {
+                let lent = lent.clone();
+                loom::thread::spawn(move || match lent.0.take(0, BORROWER) {
+                    Take::Taken(next) => {
+                        assert_eq!(next.generation, 1);
+                        assert_eq!(lent.1.load(Relaxed), 1, "the server may write the next reply now");
+                    }
+                    Take::Busy => {}
+                    Take::Gone => unreachable!("nobody has left it"),
+                })
+            };
+            // The reply is read.
+            lent.1.store(1, Relaxed);
+            lent.0.free(slot);
+            next.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_who_asks_for_a_notice_finds_the_line_or_is_told() {
+        loom::model(|| {
+            let words = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+            let server = {
+                let words = words.clone();
+                // As Rpc::put_reply() and wants_notice().
+                loom::thread::spawn(move || {
+                    words[0].store(1, Release);
+                    fence(SeqCst);
+                    words[1].load(Relaxed) != 0
+                })
+            };
+            // As ReplyLines::ask_for_notice() and has_arrived().
+            words[1].store(1, Release);
+            fence(SeqCst);
+            let found = words[0].load(Acquire) == 1;
+            let told = server.join().unwrap();
+            assert!(found || told, "nobody would ever look");
+        });
+    }
+}

@@ -1,0 +1,46 @@
+//! Lines in a peer's memory: stored by the thread that has something to say, and found by the peer that looks.
+
+use std::sync::Arc;
+
+use halite_fabric::{LINE_BYTES, LINE_WORDS, Lines};
+use halite_mem::{Doorbell, Window};
+
+/// A row of lines, mapped for as long as this is kept.
+#[derive(Debug)]
+pub(super) struct PeerLines {
+    window: Window,
+    /// Of the peer.
+    mailbox: Arc<Doorbell>,
+}
+
+impl PeerLines {
+    /// `None` if the segment that is `whole` has no such lines.
+    pub(super) fn new(whole: Window, offset: u64, count: u32, mailbox: Arc<Doorbell>) -> Option<PeerLines> {
+        let window = whole.slice(offset, u64::from(count) * LINE_BYTES as u64)?;
+        window.atomic_u64(0).ok()?;
+        Some(PeerLines { window, mailbox })
+    }
+}
+
+impl Lines for PeerLines {
+    #[inline]
+    fn put(&self, index: u32, words: &[u64]) {
+        assert!(words.len() <= LINE_WORDS, "{} words are more than a line", words.len());
+        self.window.publish_words(offset(index), words).expect("the row has that line");
+    }
+
+    #[inline]
+    fn last_word(&self, index: u32) -> u64 {
+        let last = (LINE_WORDS - 1) * size_of::<u64>();
+        self.window.load_u64(offset(index) + last as u64).expect("the row has that line")
+    }
+
+    #[inline]
+    fn ring(&self) {
+        self.mailbox.ring();
+    }
+}
+
+fn offset(index: u32) -> u64 {
+    u64::from(index) * LINE_BYTES as u64
+}

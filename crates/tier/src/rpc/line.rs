@@ -1,0 +1,327 @@
+//! Lines: short requests, and short answers, as 64 bytes each that arrive whole.
+//!
+//! ```text
+//!   request, in the row of lines that its server has for the client's node
+//!    0 mark u16 | slot u16 | generation u16 | input len u8 | kind u8          stored last
+//!    8 number u32 | principal u16 | ring requests before it u16
+//!   16 reply max u32, or grant u32 | zero u32
+//!   24 input: up to 40 bytes
+//!
+//!   reply, in the line of the slot, at the caller
+//!    0 mark u16 | status u8 | 1 if the output is here | number u32            stored last
+//!    8 output: up to 48 bytes, or an address
+//!   56 whether the caller is to be told of it: written by the caller
+//! ```
+//!
+//! The mark of a request is the lap of its place, that of a reply the generation of its slot, each with the highest bit set:
+//! what stood there before has another one, and fresh memory, which is zero, none.
+//!
+//! A principal is a number that an earlier request in the ring has introduced with its name.  Requests of a node are handed out in
+//! the order in which they were posted, whichever way they come: so each says how many in the ring were posted before it.
+
+use super::wire::WireError;
+use super::{Address, Kind, ReplyHeader, SlotId, Status, Violation, wire};
+
+/// Longest input that a line carries, in bytes.
+pub const INPUT_BYTES_MAX: usize = 40;
+/// Longest output that a line carries, in bytes.
+pub const OUTPUT_BYTES_MAX: usize = 48;
+/// How many lines a row for requests has.
+pub const REQUEST_LINES: u32 = 512;
+/// Words of a request.
+pub const REQUEST_WORDS: usize = 8;
+/// Words of a reply; behind them the caller says whether it is to be told.
+pub const REPLY_WORDS: usize = 7;
+/// Which principals have numbers: those below.
+pub const PRINCIPALS_MAX: u16 = 1024;
+
+/// Where the input of a request begins, and how many words it has at most.
+const INPUT_AT: usize = 3;
+const INPUT_WORDS: usize = INPUT_BYTES_MAX / size_of::<u64>();
+const MARK: u16 = 1 << 15;
+
+/// A request that fits into a line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RequestLine {
+    /// What is wanted.
+    pub kind: Kind,
+    /// Of which function or port.
+    pub number: u32,
+    /// The caller's slot.
+    pub slot: SlotId,
+    /// The number of who asks.
+    pub principal: u16,
+    /// How many requests were posted to the ring before it.
+    pub ring_requests: u16,
+    /// Longest reply that the caller takes, in bytes.
+    pub reply_bytes_max: u32,
+    /// How many bytes of `input` there are.
+    pub input_bytes: u8,
+    /// The input, and zeros.
+    pub input: [u8; INPUT_BYTES_MAX],
+}
+
+/// The mark of a request at a place of the row.
+#[inline]
+pub fn request_mark(position: u64) -> u16 {
+    (position / u64::from(REQUEST_LINES)) as u16 | MARK
+}
+
+/// The mark of a reply to a use of a slot.
+#[inline]
+pub fn reply_mark(slot: SlotId) -> u16 {
+    slot.generation | MARK
+}
+
+impl RequestLine {
+    /// As it goes on the wire, the first word last.
+    #[inline]
+    pub fn emit(&self, mark: u16) -> [u64; REQUEST_WORDS] {
+        let (kind, limit) = wire::kind_code(self.kind, self.reply_bytes_max);
+        let mut words = [0; REQUEST_WORDS];
+        words[0] = u64::from(mark)
+            | u64::from(self.slot.index) << 16
+            | u64::from(self.slot.generation) << 32
+            | u64::from(self.input_bytes) << 48
+            | u64::from(kind) << 56;
+        words[1] =
+            u64::from(self.number) | u64::from(self.principal) << 32 | u64::from(self.ring_requests) << 48;
+        words[2] = u64::from(limit);
+        let chunks = self.input.as_chunks().0;
+        for at in 0..INPUT_WORDS {
+            words[INPUT_AT + at] = u64::from_le_bytes(chunks[at]);
+        }
+        words
+    }
+
+    /// Understands a private copy of it.
+    #[inline]
+    pub fn parse(words: &[u64; REQUEST_WORDS]) -> Result<RequestLine, WireError> {
+        let bad = WireError("request");
+        let first = words[0];
+        let (kind, reply_bytes_max) = wire::kind_of((first >> 56) as u8, words[2] as u32).ok_or(bad)?;
+        let input_bytes = (first >> 48) as u8;
+        let generation = (first >> 32) as u16;
+        if usize::from(input_bytes) > INPUT_BYTES_MAX || generation & MARK != 0 || words[2] >> 32 != 0 {
+            return Err(bad);
+        }
+        let mut input = [0; INPUT_BYTES_MAX];
+        let chunks = input.as_chunks_mut().0;
+        for at in 0..INPUT_WORDS {
+            chunks[at] = words[INPUT_AT + at].to_le_bytes();
+        }
+        Ok(RequestLine {
+            kind,
+            number: words[1] as u32,
+            slot: SlotId { index: (first >> 16) as u16, generation },
+            principal: (words[1] >> 32) as u16,
+            ring_requests: (words[1] >> 48) as u16,
+            reply_bytes_max,
+            input_bytes,
+            input,
+        })
+    }
+}
+
+/// A reply whose output, if it is short, is in the line, and else in the slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReplyLine {
+    /// What became of the request.
+    pub status: Status,
+    /// Whether the output is in the line.
+    pub is_here: bool,
+}
+
+impl ReplyLine {
+    /// As it goes on the wire, with `output` if that is short, the first word last; how many words it has.
+    #[inline]
+    pub fn emit(status: Status, slot: SlotId, output: &[u8]) -> ([u64; REPLY_WORDS], usize) {
+        let is_here = output.len() <= OUTPUT_BYTES_MAX;
+        let mut words = [0; REPLY_WORDS];
+        let header = u64::from_le_bytes(ReplyHeader { status }.emit());
+        // Codes have a byte; the number is the upper half.
+        words[0] = u64::from(reply_mark(slot))
+            | (header & 0xff) << 16
+            | u64::from(is_here) << 24
+            | header >> 32 << 32;
+        if !is_here {
+            return (words, 1);
+        }
+        let mut bytes = [0; OUTPUT_BYTES_MAX];
+        bytes[..output.len()].copy_from_slice(output);
+        let chunks = bytes.as_chunks().0;
+        for at in 1..REPLY_WORDS {
+            words[at] = u64::from_le_bytes(chunks[at - 1]);
+        }
+        (words, 1 + output.len().div_ceil(size_of::<u64>()))
+    }
+
+    /// Understands the first word of a private copy.
+    #[inline]
+    pub fn parse(first: u64) -> Result<ReplyLine, WireError> {
+        let header = first >> 16 & 0xff | first >> 32 << 32;
+        let ReplyHeader { status } = ReplyHeader::parse(header.to_le_bytes())?;
+        match first >> 24 & 0xff {
+            0 => Ok(ReplyLine { status, is_here: false }),
+            1 => Ok(ReplyLine { status, is_here: true }),
+            _ => Err(WireError("reply")),
+        }
+    }
+}
+
+/// The output that is in a line.
+#[inline]
+pub fn output_of(words: &[u64; REPLY_WORDS]) -> [u8; OUTPUT_BYTES_MAX] {
+    let mut output = [0; OUTPUT_BYTES_MAX];
+    let chunks = output.as_chunks_mut().0;
+    for at in 1..REPLY_WORDS {
+        chunks[at - 1] = words[at].to_le_bytes();
+    }
+    output
+}
+
+/// The address that is in a line.
+#[inline]
+pub fn address_of(words: &[u64; REPLY_WORDS]) -> Result<Address, WireError> {
+    let output = output_of(words);
+    wire::parse_output_address(*output.first_chunk().expect("an address is shorter than an output"))
+}
+
+/// The client's end of a row for requests: where the next one goes.
+#[derive(Debug, Default)]
+pub struct LineWriter {
+    /// How many have been posted.
+    tail: u64,
+    /// How many the server had read when that was last looked at.
+    head: u64,
+}
+
+impl LineWriter {
+    /// The position of the next request; `None` without room for it.
+    #[inline]
+    pub fn place(&self) -> Option<u64> {
+        (self.tail - self.head < u64::from(REQUEST_LINES)).then_some(self.tail)
+    }
+
+    /// A request has been posted there.
+    #[inline]
+    pub fn take(&mut self) {
+        self.tail += 1;
+    }
+
+    /// The server has read so many.
+    #[inline]
+    pub fn set_head(&mut self, head: u64) -> Result<(), Violation> {
+        if head > self.tail {
+            return Err(Violation("it has read more lines than there are"));
+        }
+        self.head = self.head.max(head);
+        Ok(())
+    }
+}
+
+/// Which line of the row a position is.
+#[inline]
+pub fn index_of(position: u64) -> u32 {
+    (position % u64::from(REQUEST_LINES)) as u32
+}
+
+/// The server's end.
+#[derive(Debug, Default)]
+pub struct LineReader {
+    head: u64,
+    told: u64,
+}
+
+impl LineReader {
+    /// The position of the next request.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// The next request has been read.
+    #[inline]
+    pub fn advance(&mut self) {
+        self.head += 1;
+    }
+
+    /// Whether the client is to be told of the head, as it is once for each quarter of the row.
+    #[inline]
+    pub fn poll_head(&mut self) -> bool {
+        let is_due = self.head - self.told >= u64::from(REQUEST_LINES) / 4;
+        if is_due {
+            self.told = self.head;
+        }
+        is_due
+    }
+
+    /// What the client was told last; 0 at first.
+    #[inline]
+    pub fn told(&self) -> u64 {
+        self.told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn request(kind: Kind, input_bytes: u8) -> RequestLine {
+        let (number, principal, ring_requests) = (u32::MAX - 7, 1023, 65_535);
+        let mut input = [0; INPUT_BYTES_MAX];
+        input[..usize::from(input_bytes)].fill(9);
+        let slot = SlotId { index: 1000, generation: 0x7fff };
+        let reply_bytes_max = if kind == Kind::Call { u32::MAX } else { 0 };
+        RequestLine { kind, number, slot, principal, ring_requests, reply_bytes_max, input_bytes, input }
+    }
+
+    #[test]
+    fn requests_and_replies_come_back() {
+        for kind in [Kind::Call, Kind::Send, Kind::TrySend, Kind::GrantedSend(77)] {
+            for len in [0, 8, INPUT_BYTES_MAX as u8] {
+                let line = request(kind, len);
+                assert_eq!(RequestLine::parse(&line.emit(MARK | 5)), Ok(line));
+            }
+        }
+        let slot = SlotId { index: 3, generation: 4 };
+        for status in [Status::Done(8), Status::DoneAt(u32::MAX), Status::Busy, Status::Granted(u32::MAX)] {
+            let (words, len) = ReplyLine::emit(status, slot, &[7; 9]);
+            assert_eq!((words[0] as u16, len), (reply_mark(slot), 3));
+            assert_eq!(ReplyLine::parse(words[0]), Ok(ReplyLine { status, is_here: true }));
+            assert_eq!(output_of(&words)[..9], [7; 9]);
+        }
+        let long = ReplyLine::emit(Status::Done(49), slot, &[7; 49]);
+        assert_eq!(ReplyLine::parse(long.0[0]), Ok(ReplyLine { status: Status::Done(49), is_here: false }));
+        assert_eq!(long.1, 1);
+    }
+
+    #[test]
+    fn a_place_is_used_again_when_it_has_been_read_and_with_another_mark() {
+        let (mut writer, mut reader) = (LineWriter::default(), LineReader::default());
+        for position in 0..u64::from(REQUEST_LINES) {
+            assert_eq!(writer.place(), Some(position));
+            writer.take();
+        }
+        assert_eq!(writer.place(), None);
+        (0..REQUEST_LINES / 4).for_each(|_| reader.advance());
+        assert!(reader.poll_head() && !reader.poll_head());
+        writer.set_head(reader.told()).unwrap();
+        let position = writer.place().unwrap();
+        assert_eq!(index_of(position), 0);
+        assert_ne!(request_mark(position), request_mark(0));
+        assert!(writer.set_head(u64::from(REQUEST_LINES) + 1).is_err(), "so many were never posted");
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_are_understood_or_refused(words: [u64; REQUEST_WORDS]) {
+            if let Ok(line) = RequestLine::parse(&words) {
+                prop_assert_eq!(RequestLine::parse(&line.emit(words[0] as u16)), Ok(line));
+            }
+            let _ = ReplyLine::parse(words[0]);
+        }
+    }
+}
