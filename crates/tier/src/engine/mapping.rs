@@ -96,6 +96,7 @@ mod tests {
             epoch_ns: 0,
             address: String::new(),
             provider: "none".into(),
+            full_mesh_nodes_max: 64,
         };
         let mut engine = Engine::new(config, Arc::new(DataPath::default()), Arc::new(Nowhere), 0);
         let passing = |number| life(NodeId::EPHEMERAL_MIN.0 + number);
