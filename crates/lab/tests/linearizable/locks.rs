@@ -64,7 +64,7 @@ fn what_many_nodes_do_with_a_lock_by_posting_has_an_order() {
 }
 
 fn has_order(history: &[(Span, Operation)]) -> bool {
-    is_linearizable::<Lock>(Operation::Begin(None), history)
+    is_linearizable::<Lock<true>>(Operation::Begin(None), history)
 }
 
 #[test]

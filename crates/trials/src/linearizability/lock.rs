@@ -1,4 +1,4 @@
-//! A lock that one after the other has, each under a higher token.
+//! A lock that one after the other has, each under a token of its own.
 
 use todc_utils::specifications::Specification;
 
@@ -15,18 +15,19 @@ pub enum Operation {
     GiveUp(u64),
 }
 
-/// The token of who has a lock, and the last that was given out.
+/// The token of who has a lock, and the last that was given out, where that counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct State {
     holder: Option<u64>,
     last: u64,
 }
 
-/// See the module's documentation.
+/// A lock whose tokens rise in the order in which it is taken, if they are `RISING`.  They need not where holders are cut off: who has lost
+/// a lock may learn its token after the next holder has learned its own.
 #[derive(Debug)]
-pub struct Lock;
+pub struct Lock<const RISING: bool>;
 
-impl Specification for Lock {
+impl<const RISING: bool> Specification for Lock<RISING> {
     type State = State;
     type Operation = Operation;
 
@@ -37,9 +38,10 @@ impl Specification for Lock {
     fn apply(operation: &Operation, before: &State) -> (bool, State) {
         let State { holder, last } = *before;
         match *operation {
-            Operation::Begin(holder) => (true, State { holder, last: holder.unwrap_or(0) }),
+            Operation::Begin(holder) => (true, State { holder, last: 0 }),
             Operation::Take(token) => {
-                (holder.is_none() && token > last, State { holder: Some(token), last: token })
+                let is_next = holder.is_none() && (!RISING || token > last);
+                (is_next, State { holder: Some(token), last: if RISING { token } else { 0 } })
             }
             Operation::Refused => (holder.is_some(), *before),
             Operation::GiveUp(token) => (holder == Some(token), State { holder: None, last }),

@@ -25,7 +25,7 @@ impl History {
         linearizability::pieces(&self.done).into_iter().all(|piece| {
             let first = Operation::Begin(holder);
             holder = left_by(&piece, holder);
-            linearizability::has_order::<Lock>(first, &piece)
+            linearizability::has_order::<Lock<false>>(first, &piece)
         })
     }
 }
