@@ -105,6 +105,12 @@ pub enum RegionCause {
     /// All numbers of nodes that stay have been given out.
     #[error("all numbers of nodes have been given out; `--id` names one that is to be used again")]
     NoNumbers,
+    /// This node waits for as many answers of the region's home, or of an owner, as it may.
+    #[error("{max} requests of this node wait for their answers there, and more cannot")]
+    TooManyRequests {
+        /// How many may wait.
+        max: u64,
+    },
     /// A node that lives is not forgotten.
     #[error("node {0} lives, and only dead nodes can be forgotten")]
     NodeLives(NodeId),
@@ -243,6 +249,7 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::NodeLives(node) => RegionCause::NodeLives(node),
             ErrorReply::NoNumbers => RegionCause::NoNumbers,
             ErrorReply::Draining(node) => RegionCause::Draining(node),
+            ErrorReply::TooManyRequests { max } => RegionCause::TooManyRequests { max },
             ErrorReply::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
         }
     }

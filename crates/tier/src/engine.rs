@@ -26,7 +26,7 @@ use std::sync::Arc;
 use halite_fabric::{Key, PeerId};
 use halite_mem::{Elapsed, Window};
 
-use self::context::{Context, Outbox, Purpose};
+use self::context::{Admission, Context, Outbox, Purpose};
 use self::deferred::Deferred;
 use self::directory::DirectoryPart;
 use self::home::barriers::Barriers;
@@ -46,6 +46,7 @@ use crate::mapper::{Mapper, Reach};
 use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
 use crate::news::News;
 
+pub use context::REQUESTS_OF_NODE_MAX;
 pub use explain::KnownPeer;
 pub use figures::Figures;
 pub use home::watching::WATCHERS_MAX;
@@ -253,9 +254,20 @@ impl Engine {
 
     fn dispatch(&mut self, from: NodeLife, message: Message) {
         match message {
-            Message::Request { id, body } => self.handle_request(Requester { life: from, id }, body),
+            Message::Request { id, body } => self.admit_request(Requester { life: from, id }, body),
             Message::Reply { id, body } => self.handle_reply(from, id, body),
             Message::Notice(notice) => self.handle_notice(from, notice),
+        }
+    }
+
+    fn admit_request(&mut self, requester: Requester, request: Request) {
+        match self.out.begin_serving(requester) {
+            Admission::Served => self.handle_request(requester, request),
+            Admission::Repeated => {}
+            Admission::TooMany => {
+                let max = REQUESTS_OF_NODE_MAX as u64;
+                self.cx().answer(requester, Err(ErrorReply::TooManyRequests { max }))
+            }
         }
     }
 

@@ -660,6 +660,12 @@ pub enum ErrorReply {
     /// The node takes nothing new, for it is about to leave.
     #[error("node {0} is being drained")]
     Draining(NodeId),
+    /// The node that asks waits for as many answers of that one as it may.
+    #[error("{max} requests of this node wait for their answers there, and more cannot")]
+    TooManyRequests {
+        /// How many may wait.
+        max: u64,
+    },
 }
 
 /// Why bytes are not a message.

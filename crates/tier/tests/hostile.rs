@@ -5,10 +5,13 @@ mod common;
 use common::{CHUNK_BYTES, Cluster};
 use halite_fabric::{Key, PeerId};
 use halite_tier::effect::{Command, Outcome, Placement};
-use halite_tier::ids::{Epoch, NodeId, NodeLife, RequestId};
+use halite_tier::engine::REQUESTS_OF_NODE_MAX;
+use halite_tier::ids::{Epoch, NodeId, NodeLife, Principal, RequestId};
 use halite_tier::layout::Extent;
 use halite_tier::link;
-use halite_tier::message::{self, Change, Message, RegionCommand, Request};
+use halite_tier::message::{self, Change, ErrorReply, Message, Notice, RegionCommand, Request};
+use halite_tier::names::Service;
+use halite_tier::permissions::Permissions;
 use proptest::prelude::*;
 
 /// What node 1 says to node 0 while regions are made, mapped, moved and freed: whole messages, in order.
@@ -47,6 +50,51 @@ fn no_other_node_moves_a_region_that_is_at_home_here() {
     let mut read = [0; 12];
     cluster.hosts[0].path.read(session, lh, 0, &mut read).unwrap();
     assert_eq!(&read, b"what is ours");
+}
+
+#[test]
+fn a_node_that_asks_without_end_is_refused_and_makes_nothing_grow() {
+    let mut cluster = Cluster::of(2);
+    let (service, name) = (Service::Barrier, "gate".to_string());
+    let everyone = Permissions::all();
+    let made = cluster.command(0, Command::Anchor { service, name, everyone });
+    let Ok(Outcome::Mapped { slot, region }) = made else { panic!("{made:?}") };
+    let Ok(Outcome::Info(info)) = cluster.command(0, Command::StatHandle(slot)) else { panic!("no info") };
+    let home = info.home.0 as usize;
+    let asker = 1 - home;
+    let tell = |cluster: &mut Cluster, said: &Message| {
+        for frame in link::frames(&message::encode(said), 4096) {
+            let (now_ns, peer) = (cluster.now_ns, PeerId(asker as u32 + 1));
+            cluster.hosts[home].engine.handle_message(now_ns, peer, &frame);
+        }
+    };
+    // It waits for others who never come, and once more by the same number, which is no other request.
+    let ids = (0..REQUESTS_OF_NODE_MAX as u64 + 3).chain([0]).map(|id| RequestId(1 << 40 | id));
+    for id in ids {
+        let (participants, timeout_ns) = (u32::MAX, u64::MAX / 2);
+        let principal = Principal("ada".into());
+        let body = Request::Arrive { region, principal, participants, timeout_ns };
+        tell(&mut cluster, &Message::Request { id, body });
+    }
+    let figures = |cluster: &Cluster| cluster.hosts[home].engine.figures(cluster.now_ns).requests_served;
+    assert_eq!(figures(&cluster), REQUESTS_OF_NODE_MAX as u64);
+    let request = RequestId(1 << 40);
+    tell(&mut cluster, &Message::Notice(Notice::Withdraw { region, request }));
+    // What has been withdrawn is no longer there to be withdrawn.
+    tell(&mut cluster, &Message::Notice(Notice::Withdraw { region, request }));
+    assert_eq!(figures(&cluster), REQUESTS_OF_NODE_MAX as u64 - 1);
+    cluster.record(home, asker);
+    cluster.run();
+    let now_ns = cluster.now_ns;
+    cluster.hosts[home].engine.handle_disconnected(now_ns, PeerId(asker as u32 + 1));
+    assert_eq!(figures(&cluster), 0);
+    let max = REQUESTS_OF_NODE_MAX as u64;
+    let refusals = cluster.recorded().into_iter().filter(|frame| {
+        let Ok(Some(bytes)) = link::Assembler::default().handle_frame(frame) else { return false };
+        let refusal = Err(ErrorReply::TooManyRequests { max });
+        matches!(message::decode(&bytes), Ok(Message::Reply { body, .. }) if body == refusal)
+    });
+    assert_eq!(refusals.count(), 3);
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 //!
 //! All that leaves the engine goes through here, so that effects and numbers have one order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::membership::Membership;
 use super::on_demand::OnDemand;
@@ -19,6 +19,18 @@ use crate::region::Presence;
 /// No clock shows more, the year 2262: what a peer says cannot use tokens up.
 const TIME_OF_DAY_NS_MAX: u64 = i64::MAX as u64;
 
+/// So many requests of a node may wait for their answers here.
+pub const REQUESTS_OF_NODE_MAX: usize = 1 << 16;
+
+/// Whether a request is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Admission {
+    Served,
+    /// One of that number waits for its answer: no node that keeps to the protocol asks so.
+    Repeated,
+    TooMany,
+}
+
 /// What leaves the engine, and what it has asked.
 pub(super) struct Outbox {
     config: EngineConfig,
@@ -26,6 +38,8 @@ pub(super) struct Outbox {
     /// The last number that was given out: of a command, a request, a region or a token.
     number: u64,
     asked: BTreeMap<RequestId, Asked>,
+    /// Requests of other nodes that have no answer yet: so none of them makes what waits here grow without end.
+    serving: BTreeMap<NodeLife, BTreeSet<RequestId>>,
     /// What we say to ourselves.
     loopback: VecDeque<Message>,
     on_demand: OnDemand,
@@ -87,6 +101,7 @@ impl Outbox {
             now_ns,
             number: 0,
             asked: BTreeMap::new(),
+            serving: BTreeMap::new(),
             loopback: VecDeque::new(),
             on_demand: OnDemand::default(),
             effects: VecDeque::new(),
@@ -160,6 +175,38 @@ impl Outbox {
 
     pub(super) fn tell(&mut self, news: News) {
         self.push(Effect::News(news));
+    }
+
+    /// A node has asked something.  Where it waits for as many answers as it may already, it is to be refused.
+    pub(super) fn begin_serving(&mut self, requester: Requester) -> Admission {
+        if requester.life == self.life() {
+            return Admission::Served;
+        }
+        let serving = self.serving.entry(requester.life).or_default();
+        if serving.contains(&requester.id) {
+            return Admission::Repeated;
+        }
+        if serving.len() == REQUESTS_OF_NODE_MAX {
+            return Admission::TooMany;
+        }
+        serving.insert(requester.id);
+        Admission::Served
+    }
+
+    /// A request has its answer, or does not wait for one any more.
+    pub(super) fn end_serving(&mut self, requester: Requester) {
+        if let Some(serving) = self.serving.get_mut(&requester.life) {
+            serving.remove(&requester.id);
+        }
+    }
+
+    pub(super) fn serving_count(&self) -> usize {
+        self.serving.values().map(BTreeSet::len).sum()
+    }
+
+    /// A node takes no answers any more.
+    pub(super) fn end_serving_all_of(&mut self, life: NodeLife) {
+        self.serving.remove(&life);
     }
 
     /// A request is answered: why it was made, and when, if it was made of that node.
@@ -315,6 +362,7 @@ impl<'a> Context<'a> {
     }
 
     pub(super) fn answer(&mut self, requester: Requester, body: Result<Reply, ErrorReply>) {
+        self.out.end_serving(requester);
         if self.is_present(requester.life) {
             self.say(requester.life.node, Message::Reply { id: requester.id, body });
         }

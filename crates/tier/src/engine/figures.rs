@@ -18,6 +18,8 @@ pub struct Figures {
     pub lease_ns: u64,
     /// Requests to nodes, this one included, that have no answer yet.
     pub requests_under_way: u64,
+    /// Requests of other nodes that have no answer of this one yet.
+    pub requests_served: u64,
     /// What the directory holds, where it is here.
     pub directory: Option<DirectoryFigures>,
     /// The other nodes that are known, each with the number of its present pairing with this one.
@@ -39,6 +41,7 @@ impl Engine {
             bytes_free,
             lease_ns: self.out.config().lease_ns,
             requests_under_way: self.out.asked_count() as u64,
+            requests_served: self.out.serving_count() as u64,
             directory: self.directory.figures(),
             peers: others.map(with_pairing).collect(),
         }

@@ -110,20 +110,25 @@ impl HomeSide<'_> {
 
     /// Somebody does not wait any more.
     pub(in crate::engine) fn withdraw(&mut self, region: RegionId, requester: Requester) {
-        if self.unpark(region, requester) {
-            return;
+        let is_one = |of, arrival: &Arrival| of == region && arrival.requester == requester;
+        if self.unpark(region, requester) || self.remove_arrivals(is_one) {
+            self.cx.out().end_serving(requester);
         }
-        self.remove_arrivals(|of, arrival| of == region && arrival.requester == requester);
     }
 
     pub(super) fn forget_arrivals_of(&mut self, life: NodeLife) {
         self.remove_arrivals(|_, arrival| arrival.requester.life == life);
     }
 
-    fn remove_arrivals(&mut self, is_one: impl Fn(RegionId, &Arrival) -> bool) {
+    /// Whether there were any.
+    fn remove_arrivals(&mut self, is_one: impl Fn(RegionId, &Arrival) -> bool) -> bool {
+        let mut removed = false;
         self.barriers.rounds.retain(|region, round| {
+            let before = round.waiting.len();
             round.waiting.retain(|arrival| !is_one(*region, arrival));
+            removed |= round.waiting.len() < before;
             !round.waiting.is_empty()
         });
+        removed
     }
 }

@@ -246,7 +246,7 @@ impl HomeSide<'_> {
         if self.unpark(region, requester)
             || self.remove_waiters(region, |waiter| waiter.requester == requester)
         {
-            return;
+            return self.cx.out().end_serving(requester);
         }
         // Nobody is told that a lock is his once it is to be moved, so that who lets go of its bytes knows of each lock that is his.
         if !self.is_parked(region)

@@ -580,6 +580,7 @@ impl Engine {
         }
         // Also those of regions that were dropped before, of which it has not heard.
         self.membership.pairings.note_down(life, self.mapper.grace_periods());
+        self.out.end_serving_all_of(life);
         self.owner.forget_what_is_asked_by(life);
         self.membership.draining.note(life, false);
         self.home_side().forget_what_is_asked_by(life);
