@@ -189,16 +189,19 @@ impl Shard {
                 Some(found) => {
                     self.answer_value(found, answer);
                     let value = self.value(found).to_vec();
-                    return self.put(key, &value, expiry(now_ms, expires, Some(found)), Some(found)).await;
+                    let expires_ms = expiry(now_ms, expires, Some(found));
+                    return Box::pin(self.put(key, &value, expires_ms, Some(found))).await;
                 }
                 None => Answer::Nothing,
             },
-            Request::Append { key, value } => self.append(now_ms, key, value).await?,
-            Request::Add { key, number } => self.add(now_ms, key, number).await?,
+            // Rarer, and longer: kept apart, so that what gets and sets is short to begin.
+            Request::Append { key, value } => Box::pin(self.append(now_ms, key, value)).await?,
+            Request::Add { key, number } => Box::pin(self.add(now_ms, key, number)).await?,
             Request::Expire { key, expires, when } => match self.find(now_ms, key).await? {
                 Some(found) if holds(when, found.expires_ms, expiry(now_ms, expires, Some(found))) => {
                     let value = self.value(found).to_vec();
-                    self.put(key, &value, expiry(now_ms, expires, Some(found)), Some(found)).await?;
+                    let expires_ms = expiry(now_ms, expires, Some(found));
+                    Box::pin(self.put(key, &value, expires_ms, Some(found))).await?;
                     Answer::Number(1)
                 }
                 _ => Answer::Nothing,
@@ -209,10 +212,10 @@ impl Shard {
                 Some(found) => Answer::Number((found.expires_ms - now_ms) as i64),
             },
             Request::Scan { from, count } => {
-                return self.scan(now_ms, from, count.min(SCAN_MAX), answer).await;
+                return Box::pin(self.scan(now_ms, from, count.min(SCAN_MAX), answer)).await;
             }
             Request::Count => {
-                self.sweep(now_ms, usize::MAX).await?;
+                Box::pin(self.sweep(now_ms, usize::MAX)).await?;
                 Answer::Number(self.keys as i64)
             }
             Request::Clear => {
