@@ -38,20 +38,30 @@ fn store(sizes: &Sizes) -> Vec<Row> {
 }
 
 fn log(sizes: &Sizes) -> Vec<Row> {
-    let log = |batch: u64| {
-        let batch = batch.to_string();
-        run(&["log", "--writers", "2", "--readers", "0", "--size", "16", "--batch", &batch], sizes)
+    let log = |option: &str, count: u64| {
+        let count = count.to_string();
+        run(&["log", "--writers", "2", "--readers", "0", "--size", "16", option, &count], sizes)
     };
     let file = |together| figure_of(&Probe::File { together, iterations: sizes.small }, Figure::Rate);
     let (alone, many) =
         ("log, records of 16 B, two writers", "log, records of 16 B, two writers, 64 reserved together");
+    let each = "log, records of 16 B, two writers, 64 appended by one call";
     let wanted = Target::RatioAtLeast(1.0);
     vec![
-        row(alone, "Mops", log(1), "Redis XADD", redis(Command::Append, 1, sizes)).wants(wanted),
-        row(alone, "Mops", log(1), "file, one writer, a write for each", file(1)).wants(wanted),
-        row(many, "Mops", log(TOGETHER), "Redis XADD, 16 sent together", redis(Command::Append, 16, sizes))
+        row(alone, "Mops", log("--batch", 1), "Redis XADD", redis(Command::Append, 1, sizes)).wants(wanted),
+        row(alone, "Mops", log("--batch", 1), "file, one writer, a write for each", file(1)).wants(wanted),
+        row(
+            many,
+            "Mops",
+            log("--batch", TOGETHER),
+            "Redis XADD, 16 sent together",
+            redis(Command::Append, 16, sizes),
+        )
+        .wants(wanted),
+        row(many, "Mops", log("--batch", TOGETHER), "file, one writer, a write for each", file(1))
             .wants(wanted),
-        row(many, "Mops", log(TOGETHER), "file, one writer, a write for each", file(1)).wants(wanted),
-        row(many, "Mops", log(TOGETHER), "file, one writer, a write for 64", file(TOGETHER)),
+        row(many, "Mops", log("--batch", TOGETHER), "file, one writer, a write for 64", file(TOGETHER)),
+        row(each, "Mops", log("--together", TOGETHER), "file, one writer, a write for 64", file(TOGETHER))
+            .wants(Target::AtLeast(10.0)),
     ]
 }
