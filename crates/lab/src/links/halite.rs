@@ -3,7 +3,7 @@
 //! What is measured is the fabric below a session, with as much under way as a session posts: slices of 32 KiB, 768 KiB together.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,15 @@ struct End {
     /// Our memory, and its key, which is that of the other end as well: both register one segment.
     memory: Window,
     key: Key,
+    /// Loads that were put on it.
+    loads: AtomicU64,
+}
+
+impl Drop for End {
+    /// At once: a fabric that is dropped would wait for acknowledgements of a peer that nobody drives any more.
+    fn drop(&mut self) {
+        self.fabric.disconnect(self.peer);
+    }
 }
 
 /// What one end does until the time is over; the other answers.
@@ -97,7 +106,7 @@ impl Ends {
                 Some(other) => Err(io::Error::other(format!("no connection: {other:?}"))),
                 None => Ok(None),
             })?;
-            Ok::<_, io::Error>(End { fabric, peer, memory, key })
+            Ok::<_, io::Error>(End { fabric, peer, memory, key, loads: AtomicU64::new(0) })
         });
         Ok(Ends { ends: [one?, two?], _dir: dir })
     }
@@ -149,27 +158,27 @@ fn open(config: RoceConfig) -> io::Result<(Arc<RoceFabric>, Window, Key)> {
 }
 
 impl End {
-    fn post(&self, lane: Lane, operation: Operation<'_>, signalled: bool) -> io::Result<()> {
-        let request = WorkRequest { id: WorkId(0), operation, signalled, solicited: true };
+    fn post(&self, lane: Lane, id: WorkId, operation: Operation<'_>, signalled: bool) -> io::Result<()> {
+        let request = WorkRequest { id, operation, signalled, solicited: true };
         self.fabric.post(self.peer, lane, &[request]).map_err(io::Error::other)
     }
 
     /// All that completes but for arrivals.
-    fn write_slice(&self, slice: u64) -> io::Result<()> {
+    fn write_slice(&self, id: WorkId, slice: u64) -> io::Result<()> {
         let offset = place(slice);
         let local = Local::Registered { key: self.key, offset, len: SLICE_BYTES };
         let remote = RemoteAddress { key: self.key, offset };
-        self.post(BULK, Operation::Write { local, remote }, true)
+        self.post(BULK, id, Operation::Write { local, remote }, true)
     }
 
     fn ping(&self) -> io::Result<()> {
         let remote = RemoteAddress { key: self.key, offset: 0 };
         let local = Local::Inline(&[0; PING_BYTES]);
-        self.post(Lane::FIRST, Operation::WriteImm { local, remote, imm: 0 }, false)
+        self.post(Lane::FIRST, WorkId(0), Operation::WriteImm { local, remote, imm: 0 }, false)
     }
 
     fn send(&self, lane: Lane, imm: u32) -> io::Result<()> {
-        self.post(lane, Operation::Send { bytes: &imm.to_le_bytes(), imm }, false)
+        self.post(lane, WorkId(0), Operation::Send { bytes: &imm.to_le_bytes(), imm }, false)
     }
 
     /// Answers pings until all is over.
@@ -195,7 +204,7 @@ impl End {
             }
             while posted < slices && posted - seen < SLICES as u32 {
                 self.memory.write(place(posted.into()), &slice_bytes(posted)).expect("it is within");
-                self.write_slice(posted.into())?;
+                self.write_slice(WorkId(0), posted.into())?;
                 self.send(BULK, posted)?;
                 posted += 1;
             }
@@ -232,6 +241,8 @@ impl End {
 struct Loaded<'a> {
     end: &'a End,
     load: Load,
+    /// What its slices are called: some of a load before may still be under way.
+    id: WorkId,
     posted: u64,
     done: u64,
     /// When the counting began, and what was done by then.
@@ -246,7 +257,8 @@ struct Loaded<'a> {
 impl Loaded<'_> {
     fn new(end: &End, load: Load) -> Loaded<'_> {
         let (counted_from, pinged, trips, outcome) = (None, None, Vec::new(), None);
-        Loaded { end, load, posted: 0, done: 0, counted_from, pinged, trips, outcome }
+        let id = WorkId(1 + end.loads.fetch_add(1, Relaxed));
+        Loaded { end, load, id, posted: 0, done: 0, counted_from, pinged, trips, outcome }
     }
 
     fn run(mut self) -> io::Result<Outcome> {
@@ -258,21 +270,21 @@ impl Loaded<'_> {
                     CompletionKind::Notified { .. } => {
                         self.trips.extend(self.pinged.take().map(|pinged| now - pinged));
                     }
-                    _ => self.done += 1,
+                    CompletionKind::Done { id } => self.done += u64::from(id == self.id),
+                    _ => {}
                 }
             }
             self.count(begin, now);
             if self.outcome.is_none() {
                 self.post()?;
             }
-            let is_idle = self.posted == self.done && self.pinged.is_none();
-            Ok(if is_idle { self.outcome.take() } else { None })
+            Ok(if self.pinged.is_none() { self.outcome.take() } else { None })
         })
     }
 
     fn post(&mut self) -> io::Result<()> {
         while self.load.has_bulk && self.posted - self.done < SLICES {
-            self.end.write_slice(self.posted)?;
+            self.end.write_slice(self.id, self.posted)?;
             self.posted += 1;
         }
         if self.load.has_pings && self.pinged.is_none() {

@@ -4,8 +4,7 @@
 
 use std::time::Duration;
 
-use rand_pcg::Pcg64Mcg;
-use rand_pcg::rand_core::{Rng, SeedableRng};
+use fastrand::Rng;
 
 /// What a link does to packets.  Chances are of a million packets.
 #[derive(Clone, Debug)]
@@ -96,14 +95,14 @@ pub struct Direction {
     /// When the last one arrives that was not held back.
     last_ns: u64,
     train_left: u32,
-    random: Pcg64Mcg,
+    random: Rng,
     fates: Fates,
 }
 
 impl Direction {
     /// With nothing in it.
     pub fn new(link: Link, seed: u64) -> Direction {
-        let random = Pcg64Mcg::seed_from_u64(seed);
+        let random = Rng::with_seed(seed);
         Direction { link, free_ns: 0, last_ns: 0, train_left: 0, random, fates: Fates::default() }
     }
 
@@ -140,7 +139,7 @@ impl Direction {
             return [None; 2];
         }
         self.fates.carried_bytes += packet.len() as u64;
-        if self.happens(self.link.damaged) && damage(packet, self.random.next_u64()) {
+        if self.happens(self.link.damaged) && damage(packet, &mut self.random) {
             self.fates.damaged += 1;
         }
         self.arrivals()
@@ -150,7 +149,7 @@ impl Direction {
     fn arrivals(&mut self) -> [Option<u64>; 2] {
         let jitter_ns = match self.link.jitter.as_nanos() as u64 {
             0 => 0,
-            most => self.random.next_u64() % most,
+            most => self.random.u64(..most),
         };
         let delay_ns = self.link.delay.as_nanos() as u64;
         let in_order_ns = (self.free_ns + delay_ns + jitter_ns).max(self.last_ns);
@@ -184,7 +183,7 @@ impl Direction {
     }
 
     fn happens(&mut self, of_million: u32) -> bool {
-        of_million > 0 && self.random.next_u64() % 1_000_000 < u64::from(of_million)
+        of_million > 0 && self.random.u32(..1_000_000) < of_million
     }
 }
 
@@ -194,13 +193,13 @@ const UDP: u8 = 17;
 
 /// Flips a bit in what a datagram carries, and takes its checksum away, as a router does that damages it in its own memory and
 /// computes the sum anew.  Leaves others alone: a receiver's kernel would find them damaged, which is the same as lost.
-fn damage(packet: &mut [u8], random: u64) -> bool {
+fn damage(packet: &mut [u8], random: &mut Rng) -> bool {
     let is_udp = packet.first() == Some(&0x45) && packet.get(9) == Some(&UDP);
     let begin = IPV4_BYTES + UDP_BYTES;
     if !is_udp || packet.len() <= begin {
         return false;
     }
-    let bit = (random % (8 * (packet.len() - begin) as u64)) as usize;
+    let bit = random.usize(..8 * (packet.len() - begin));
     packet[begin + bit / 8] ^= 1 << (bit % 8);
     packet[IPV4_BYTES + 6..begin].fill(0);
     true
@@ -266,7 +265,7 @@ mod tests {
         let mut packet = [0; 100];
         (packet[0], packet[9], packet[27]) = (0x45, UDP, 9);
         let before = packet;
-        assert!(damage(&mut packet, 12345));
+        assert!(damage(&mut packet, &mut Rng::with_seed(1)));
         let flipped: u32 = (28..100).map(|at| (packet[at] ^ before[at]).count_ones()).sum();
         assert_eq!((flipped, &packet[26..28]), (1, &[0, 0][..]));
         assert_eq!(packet[..26], before[..26]);

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
-use quinn::{ClientConfig, Endpoint, ServerConfig, VarInt};
+use quinn::{ClientConfig, Endpoint, ServerConfig};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 
 use super::network::Network;
@@ -14,6 +15,8 @@ use super::network::Network;
 /// Written and read in pieces of this size.
 const PIECE_BYTES: usize = 64 << 10;
 const FIRST_PORT: u16 = 6001;
+/// How long a sender that gets nothing off its hands waits before it looks whether all is over.
+const NAP: Duration = Duration::from_millis(5);
 const NAME: &str = "links";
 
 /// What arrives of each of so many connections' only stream from side 0 to side 1, in megabits a second, once it has run for `warm_up`.
@@ -34,6 +37,7 @@ fn one_flow(network: &Network, port: u16, warm_up: Duration, time: Duration) -> 
     let CertifiedKey { cert, signing_key } =
         generate_simple_self_signed([NAME.to_owned()]).map_err(io::Error::other)?;
     let is_listening = Barrier::new(2);
+    let is_over = AtomicBool::new(false);
     let to = SocketAddr::from((Network::address(1), port));
     let [sent, received] = network.both(|side| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -44,13 +48,15 @@ fn one_flow(network: &Network, port: u16, warm_up: Duration, time: Duration) -> 
                 roots.add(cert.der().clone()).map_err(io::Error::other)?;
                 let config =
                     ClientConfig::with_root_certificates(Arc::new(roots)).map_err(io::Error::other)?;
-                return send(to, config).await.map(|()| 0.0);
+                return send(to, config, &is_over).await.map(|()| 0.0);
             }
             let key = PrivatePkcs8KeyDer::from(signing_key.serialize_der());
             let config = ServerConfig::with_single_cert(vec![cert.der().clone()], key.into());
             let endpoint = config.map_err(io::Error::other).and_then(|config| Endpoint::server(config, to));
             is_listening.wait();
-            receive(endpoint?, warm_up, time).await
+            let received = receive(endpoint?, warm_up, time).await;
+            is_over.store(true, Relaxed);
+            received
         })
     });
     sent.and(received)
@@ -68,8 +74,6 @@ async fn receive(endpoint: Endpoint, warm_up: Duration, time: Duration) -> io::R
         match from {
             None if now - begin >= warm_up => (from, bytes) = (Some(now), 0),
             Some(from) if now - from >= time => {
-                connection.close(VarInt::from_u32(0), b"enough");
-                endpoint.wait_idle().await;
                 return Ok(bytes as f64 * 8.0 / 1e6 / (now - from).as_secs_f64());
             }
             _ => {}
@@ -79,13 +83,16 @@ async fn receive(endpoint: Endpoint, warm_up: Duration, time: Duration) -> io::R
     }
 }
 
-/// Until the receiver has enough.
-async fn send(to: SocketAddr, config: ClientConfig) -> io::Result<()> {
+/// Until the receiver has enough: its word of that may get lost.
+async fn send(to: SocketAddr, config: ClientConfig, is_over: &AtomicBool) -> io::Result<()> {
     let mut endpoint = Endpoint::client((Network::address(0), 0).into())?;
     endpoint.set_default_client_config(config);
     let connection = endpoint.connect(to, NAME).map_err(io::Error::other)?.await.map_err(io::Error::other)?;
     let mut stream = connection.open_uni().await.map_err(io::Error::other)?;
     let piece = vec![7; PIECE_BYTES];
-    while stream.write_all(&piece).await.is_ok() {}
+    while !is_over.load(Relaxed) {
+        // Whether the other end is still there, the receiver sees.
+        let _ = tokio::time::timeout(NAP, stream.write_all(&piece)).await;
+    }
     Ok(())
 }
