@@ -89,6 +89,15 @@ pub(crate) enum Transit {
     },
 }
 
+/// What becomes of a datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Carried {
+    /// When it arrives, if it does, and when once more.
+    pub(crate) arrives_ns: [Option<u64>; 2],
+    /// A bit of it is flipped.
+    pub(crate) is_damaged: bool,
+}
+
 impl Wire {
     pub(crate) fn new(link: Link) -> Wire {
         Wire { link, clean: link.is_clean(), free_ns: 0 }
@@ -126,6 +135,51 @@ impl Wire {
         }
         self.free_ns = left_ns;
         self.send_badly(left_ns, takes_ns, random, counters)
+    }
+
+    /// Sends a datagram of `len` bytes: nobody repeats, orders or mends it on the way.
+    pub(crate) fn carry(
+        &mut self,
+        now_ns: u64,
+        len: u64,
+        random: &mut Random,
+        counters: &mut Counters,
+    ) -> Carried {
+        counters.packets += 1;
+        let link = self.link;
+        if !link.up {
+            counters.lost += 1;
+            return Carried { arrives_ns: [None; 2], is_damaged: false };
+        }
+        let takes_ns = (len * 1000).div_ceil(link.bandwidth_bytes_per_us);
+        self.free_ns = self.free_ns.max(now_ns) + takes_ns;
+        let on_time_ns = self.free_ns + link.latency_ns;
+        if self.clean {
+            return Carried { arrives_ns: [Some(on_time_ns), None], is_damaged: false };
+        }
+        if random.chance_ppm(link.loss_ppm) {
+            counters.lost += 1;
+            return Carried { arrives_ns: [None; 2], is_damaged: false };
+        }
+        let is_damaged = random.chance_ppm(link.corrupt_ppm);
+        let arrives_ns = self.late(on_time_ns, random, counters);
+        let again = random.chance_ppm(link.duplicate_ppm).then(|| {
+            counters.duplicated += 1;
+            self.free_ns += takes_ns;
+            self.late(on_time_ns + takes_ns, random, counters)
+        });
+        Carried { arrives_ns: [Some(arrives_ns), again], is_damaged }
+    }
+
+    /// When a datagram arrives that may be held up, so that others overtake it.
+    fn late(&self, on_time_ns: u64, random: &mut Random, counters: &mut Counters) -> u64 {
+        let jitter_ns = match self.link.jitter_ns {
+            0 => 0,
+            most => random.between(0, most),
+        };
+        let is_overtaken = random.chance_ppm(self.link.reorder_ppm);
+        counters.reordered += u64::from(is_overtaken);
+        on_time_ns + jitter_ns + if is_overtaken { 2 * self.link.latency_ns } else { 0 }
     }
 
     fn send_badly(

@@ -1,6 +1,7 @@
 //! Profiles: what hardware takes how long, as data.
 
 use halite_fabric::Atomics;
+use halite_rnic::Mtu;
 use serde::Deserialize;
 
 /// The costs and limits of one kind of hardware, which all hosts of a world have between them; the processes of a host may
@@ -23,6 +24,9 @@ pub struct Profile {
     pub atomic_ns: u64,
     /// Who carries it out there.
     pub atomics: AtomicsBy,
+    /// Who keeps what connections promise.
+    #[serde(default)]
+    pub transport: Transport,
     /// Who acknowledges what arrives.
     pub acknowledged: AcknowledgedBy,
     /// The latency of links, unless [`crate::World::set_link`] says otherwise.
@@ -67,6 +71,17 @@ pub struct Profile {
     pub fence: Fence,
     /// How long that takes.
     pub fence_ns: u64,
+}
+
+/// Who keeps what connections promise: that requests are carried out in order, once, and told of.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// The world itself, which imitates reliable connections: faults of links cost time.
+    #[default]
+    Imitated,
+    /// Queue pairs of `halite_rnic`, one at either end of each lane, over datagrams that links lose, repeat, damage and let overtake each other.
+    Rnic,
 }
 
 /// Who carries posted atomics out.
@@ -140,6 +155,12 @@ pub enum ProfileError {
     /// Where processors copy, nobody acknowledges.
     #[error("cannot use a hardware profile: acknowledged by \"process\" needs a cut_off by \"target\"")]
     NobodyAcknowledges,
+    /// The queue pairs of `halite_rnic` are a process's own, and have packets of certain lengths.
+    #[error(
+        "cannot use a hardware profile: transport \"rnic\" needs an mtu_bytes of 256, 512, 1024, 2048 or 4096, to be \
+         acknowledged by \"process\", and atomics by \"processor\""
+    )]
+    NoQueuePair,
     /// None of the tree has that name.
     #[error("there is no hardware profile {name:?}; known are {}", Profile::NAMES.join(", "))]
     Unknown {
@@ -150,7 +171,8 @@ pub enum ProfileError {
 
 impl Profile {
     /// Names of the profiles in the tree.
-    pub const NAMES: [&str; 5] = ["local", "local-torn", "rnic-100g", "rnic-100g-hca", "rnic-100g-soft"];
+    pub const NAMES: [&str; 6] =
+        ["local", "local-torn", "rnic-100g", "rnic-100g-hca", "rnic-100g-soft", "roce-100g"];
 
     /// Reads a profile.
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
@@ -167,6 +189,7 @@ impl Profile {
             "rnic-100g" => Ok(Profile::rnic_100g()),
             "rnic-100g-hca" => Ok(Profile::rnic_100g_hca()),
             "rnic-100g-soft" => Ok(Profile::rnic_100g_soft()),
+            "roce-100g" => Ok(Profile::roce_100g()),
             _ => Err(ProfileError::Unknown { name: name.to_owned() }),
         }
     }
@@ -196,6 +219,11 @@ impl Profile {
         Profile { acknowledged: AcknowledgedBy::Process, lanes: 1, ..Profile::rnic_100g() }
     }
 
+    /// Hosts whose processes speak RoCEv2 over UDP themselves, by the queue pairs that they have in earnest.
+    pub fn roce_100g() -> Profile {
+        Profile::from_toml(include_str!("../profiles/roce-100g.toml")).expect("a test reads it")
+    }
+
     /// Whether all values make sense.
     pub fn check(&self) -> Result<(), ProfileError> {
         let positive = [
@@ -219,6 +247,11 @@ impl Profile {
         }
         if self.atomics == AtomicsBy::Adapter && !self.is_adapter() {
             return Err(ProfileError::NoAdapter);
+        }
+        let has_packets = Mtu::ALL.iter().any(|mtu| u64::from(mtu.bytes()) == self.mtu_bytes);
+        let is_own = self.acknowledged == AcknowledgedBy::Process && self.atomics == AtomicsBy::Processor;
+        if self.transport == Transport::Rnic && !(has_packets && is_own) {
+            return Err(ProfileError::NoQueuePair);
         }
         if self.lanes > 1 && !self.is_adapter() {
             let (field, value) = ("lanes", self.lanes as u64);
@@ -281,6 +314,8 @@ mod tests {
             error(&local.replace("acknowledged = \"adapter\"", "acknowledged = \"process\""))
                 .contains("cut_off")
         );
+        let roce = include_str!("../profiles/roce-100g.toml");
+        assert!(error(&roce.replace("mtu_bytes = 4096", "mtu_bytes = 4000")).contains("mtu_bytes of 256"));
         assert!(error(&local.replace("lanes = 1", "lanes = 2")).contains("lanes is 2"));
     }
 }

@@ -95,3 +95,9 @@ mod on_one_host {
 
     halite_fabric::fabric_conformance_suite!(Sim::on_one_host());
 }
+
+mod roce_100g {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Sim::between_hosts(Profile::roce_100g()));
+}

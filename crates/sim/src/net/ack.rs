@@ -202,6 +202,7 @@ impl Net {
 
     /// Ends all requests of an end that closes: those of which a part may have been done with `status`.
     pub(super) fn flush(&mut self, qp: u32, status: Status) {
+        self.close_lane(qp);
         self.take_known(qp);
         let queue = &mut self.qps[qp as usize];
         let outstanding = std::mem::take(&mut queue.outstanding);

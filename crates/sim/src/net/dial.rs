@@ -150,6 +150,9 @@ impl Net {
         for _ in 0..lanes {
             self.qps.extend([Qp::new(ours), Qp::new(theirs)]);
         }
+        if self.has_queue_pairs(ours) {
+            self.ends[ours].qps().for_each(|qp| self.connect_lane(qp));
+        }
         self.establish(theirs);
         ours
     }

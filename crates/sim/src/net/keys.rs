@@ -40,7 +40,7 @@ impl Net {
     pub(super) fn announce(&mut self, end: EndId) {
         let this = &self.ends[end];
         let keys = self.endpoints[this.endpoint as usize].segments.len() as u32;
-        if this.state == EndState::Open && !self.copies_by_processor(end) && this.keys_said < keys {
+        if this.state == EndState::Open && self.has_adapter(end) && this.keys_said < keys {
             self.ends[end].keys_said = keys;
             self.tell_keys(end, keys, None);
         }

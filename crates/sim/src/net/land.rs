@@ -202,7 +202,7 @@ impl Net {
         }
     }
 
-    fn arrive(&mut self, target: u32, kind: CompletionKind, solicited: bool) {
+    pub(super) fn arrive(&mut self, target: u32, kind: CompletionKind, solicited: bool) {
         let end = self.end_of(target);
         let end = &mut self.ends[end];
         let (endpoint, peer) = (end.endpoint, end.peer);

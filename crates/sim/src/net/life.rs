@@ -210,7 +210,7 @@ impl Net {
 
     pub(super) fn leave_when_sent(&mut self, end: EndId) {
         let this = &self.ends[end];
-        let is_sent = |qp: u32| self.qps[qp as usize].outstanding.is_empty();
+        let is_sent = |qp: u32| self.qps[qp as usize].outstanding.is_empty() && self.is_lane_idle(qp);
         if this.state == EndState::Leaving && this.qps().all(is_sent) {
             self.break_off(end, Status::PeerGone);
         }
@@ -271,6 +271,7 @@ impl Net {
             this.mapped.give_up();
             for qp in this.qps() {
                 self.qps[qp as usize].forget();
+                self.lanes.remove(&qp);
             }
             if is_told {
                 self.report_crash(end);

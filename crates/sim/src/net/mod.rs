@@ -13,10 +13,12 @@
 //!
 //! Connections are reliable, as RC queue pairs are: what links do to packets costs time and, in the end, the
 //! connection, but never the order of a lane, and nothing is done twice.  Each lane is a pair of queue pairs (`qp`) between the two ends
-//! (`end`) of a connection, which ends with all of them.
+//! (`end`) of a connection, which ends with all of them.  Where a profile says so, lanes are queue pairs of `halite_rnic` instead, and packets
+//! are datagrams that get lost, come twice and overtake each other for real (`datagrams`).
 
 mod ack;
 mod adapter;
+mod datagrams;
 mod dial;
 mod direct;
 mod end;
@@ -38,6 +40,7 @@ use std::task::Waker;
 
 use halite_fabric::{Completion, CompletionKind, ConnectFailure, Event as FabricEvent, PeerId};
 
+use self::datagrams::{Datagrams, Lane};
 use self::dial::Dial;
 use self::end::{EndId, Ends};
 use self::endpoint::Endpoint;
@@ -94,6 +97,9 @@ pub(crate) struct Net {
     ends: Ends,
     qps: Vec<Qp>,
     packets: Packets,
+    /// Of the lanes that are queue pairs of their own, by the same numbers.
+    lanes: BTreeMap<u32, Lane>,
+    datagrams: Datagrams,
     wakers: Vec<Waker>,
     /// A doorbell has rung since the last step began.
     rang: bool,
@@ -123,6 +129,8 @@ impl Net {
             ends: Ends::default(),
             qps: Vec::new(),
             packets: Packets::default(),
+            lanes: BTreeMap::new(),
+            datagrams: Datagrams::default(),
             wakers: Vec::new(),
             rang: false,
             killed: VecDeque::new(),
@@ -209,6 +217,8 @@ impl Net {
             Event::KeysAsked { question } => self.handle_keys_asked(question),
             Event::AskAgain { qp } => self.handle_ask_again(qp),
             Event::Refused { qp, number } => self.handle_refused(qp, number),
+            Event::Turn { qp } => self.handle_turn(qp),
+            Event::Datagram { index } => self.handle_datagram(index),
         }
     }
 
@@ -375,6 +385,11 @@ impl Net {
         !self.profile(end).is_adapter()
     }
 
+    /// Whether an adapter carries requests out that must be told of keys: queue pairs of a process's own look them up as packets arrive.
+    fn has_adapter(&self, end: EndId) -> bool {
+        self.profile(end).is_adapter() && !self.has_queue_pairs(end)
+    }
+
     // What fabrics see.
 
     /// How long ago the process of a peer was heard, where it acknowledges itself.
@@ -392,6 +407,9 @@ impl Net {
     /// What a request to a peer takes until it is acknowledged; nobody does where processors copy.
     pub(crate) fn round_trip_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
         let end = self.open_end(endpoint, peer)?;
+        if self.has_queue_pairs(end) {
+            return self.measured_by_lanes(end);
+        }
         let measured_ns = self.ends[end].round_trip_ns;
         (measured_ns > 0 && !self.copies_by_processor(end)).then_some(measured_ns)
     }

@@ -54,8 +54,13 @@ impl Net {
         };
         let End { first_qp, lanes, .. } = self.ends[end];
         let qp = first_qp + 2 * lane.order_among(lanes as usize) as u32;
+        let are_queue_pairs = self.has_queue_pairs(end);
         for (posted, request) in requests.iter().enumerate() {
-            if let Err(cause) = self.post_one(qp, request) {
+            let posting = match are_queue_pairs {
+                true => self.post_to_lane(qp, request),
+                false => self.post_one(qp, request),
+            };
+            if let Err(cause) = posting {
                 self.ring_adapter(qp, posted);
                 return error(posted, cause);
             }
@@ -129,7 +134,7 @@ impl Net {
         }
     }
 
-    fn note_post(&mut self, qp: u32, request: &WorkRequest<'_>, inline: &[u8]) {
+    pub(super) fn note_post(&mut self, qp: u32, request: &WorkRequest<'_>, inline: &[u8]) {
         let bytes = payload_bytes(&request.operation);
         self.counters.posts += 1;
         self.counters.bytes += bytes;
@@ -143,7 +148,11 @@ impl Net {
     }
 
     /// What an operation is, and its inline bytes; checks everything that concerns our own side.
-    fn parse<'r>(&self, qp: u32, operation: &Operation<'r>) -> Result<(Verb, &'r [u8]), PostCause> {
+    pub(super) fn parse<'r>(
+        &self,
+        qp: u32,
+        operation: &Operation<'r>,
+    ) -> Result<(Verb, &'r [u8]), PostCause> {
         let none: &[u8] = &[];
         Ok(match *operation {
             Operation::Read { local: Local::Registered { key, offset, len }, remote } => {
@@ -186,7 +195,7 @@ impl Net {
     }
 
     /// The segment that a request has as its own end.
-    fn local(&self, qp: u32, verb: &Verb) -> Option<Window> {
+    pub(super) fn local(&self, qp: u32, verb: &Verb) -> Option<Window> {
         let key = match *verb {
             Verb::Read { key, .. } | Verb::Write { source: Source::Registered { key, .. }, .. } => key,
             _ => return None,
@@ -205,6 +214,9 @@ impl Net {
     fn ring_adapter(&mut self, qp: u32, posted: usize) {
         if posted == 0 {
             return;
+        }
+        if self.has_queue_pairs(self.end_of(qp)) {
+            return self.ring_lane(qp);
         }
         let profile = self.hardware.of(self.ends[self.end_of(qp)].reach);
         let queue = &mut self.qps[qp as usize];
