@@ -21,7 +21,7 @@ pub struct Link {
     pub lost: u32,
     /// Packets with which a loss of `train_packets` in a row begins.
     pub trains_lost: u32,
-    /// Packets that are lost one behind the other.
+    /// Packets that are lost one behind the other, unless a millisecond passes first: later ones belong to another train.
     pub train_packets: u32,
     /// Packets that come twice, the second time by another delay later.
     pub twice: u32,
@@ -95,6 +95,7 @@ pub struct Direction {
     /// When the last one arrives that was not held back.
     last_ns: u64,
     train_left: u32,
+    train_ends_ns: u64,
     random: Rng,
     fates: Fates,
 }
@@ -103,7 +104,15 @@ impl Direction {
     /// With nothing in it.
     pub fn new(link: Link, seed: u64) -> Direction {
         let random = Rng::with_seed(seed);
-        Direction { link, free_ns: 0, last_ns: 0, train_left: 0, random, fates: Fates::default() }
+        Direction {
+            link,
+            free_ns: 0,
+            last_ns: 0,
+            train_left: 0,
+            train_ends_ns: 0,
+            random,
+            fates: Fates::default(),
+        }
     }
 
     /// From now on packets meet another link; those that are under way arrive as they would have.
@@ -134,7 +143,7 @@ impl Direction {
             self.fates.too_long += 1;
             return [None; 2];
         }
-        if self.is_lost() {
+        if self.is_lost(now_ns) {
             self.fates.lost += 1;
             return [None; 2];
         }
@@ -165,13 +174,14 @@ impl Direction {
         [Some(at_ns), comes_twice.then_some(at_ns + delay_ns)]
     }
 
-    fn is_lost(&mut self) -> bool {
-        if self.train_left > 0 {
+    fn is_lost(&mut self, now_ns: u64) -> bool {
+        if self.train_left > 0 && now_ns < self.train_ends_ns {
             self.train_left -= 1;
             return true;
         }
         if self.happens(self.link.trains_lost) {
             self.train_left = self.link.train_packets.saturating_sub(1);
+            self.train_ends_ns = now_ns + TRAIN_NS;
             return true;
         }
         self.happens(self.link.lost)
@@ -187,6 +197,8 @@ impl Direction {
     }
 }
 
+/// Packets of a train leave together.  One who has fallen silent and asks at long intervals is not sending one.
+const TRAIN_NS: u64 = 1_000_000;
 const IPV4_BYTES: usize = 20;
 const UDP_BYTES: usize = 8;
 const UDP: u8 = 17;
@@ -250,6 +262,13 @@ mod tests {
         assert!((4_000..6_000).contains(&direction.fates().lost), "{:?}", direction.fates());
         let runs = lost.split(|is_lost| !is_lost).map(<[bool]>::len).filter(|len| *len > 0);
         assert!(runs.clone().all(|len| len >= 16), "{:?}", runs.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn who_asks_at_long_intervals_is_not_taken_for_a_train() {
+        let mut direction = Direction::new(link().losing_trains(50_000), 1);
+        let lost = (0..10_000).filter(|at| send(&mut direction, at * 2 * MS)[0].is_none()).count();
+        assert!((10..60).contains(&lost), "{lost} of 10,000, one for each of some 31 trains");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::network::Network;
@@ -11,8 +12,8 @@ use super::network::Network;
 const PIECE_BYTES: usize = 64 << 10;
 /// Each flow has a port of its own.
 const FIRST_PORT: u16 = 5001;
-/// Turns a hang into a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long an end for which nothing comes waits before it looks whether all is over.
+const NAP: Duration = Duration::from_millis(5);
 
 /// What arrives of each of so many streams from side 0 to side 1, in megabits a second, once they have run for `warm_up`.
 pub fn goodput_mbps(
@@ -22,7 +23,8 @@ pub fn goodput_mbps(
     time: Duration,
 ) -> io::Result<Vec<f64>> {
     let are_listening = Barrier::new(2 * flows);
-    let are_listening = &are_listening;
+    let receiving = AtomicUsize::new(flows);
+    let (are_listening, receiving) = (&are_listening, &receiving);
     let received = std::thread::scope(|scope| {
         let receivers: Vec<_> = (0..flows)
             .map(|flow| {
@@ -30,7 +32,9 @@ pub fn goodput_mbps(
                     network.inside(1, || {
                         let listener = TcpListener::bind((Network::address(1), port(flow)));
                         are_listening.wait();
-                        receive(&listener?, warm_up, time)
+                        let received = receive(&listener?, warm_up, time);
+                        receiving.fetch_sub(1, Relaxed);
+                        received
                     })
                 })
             })
@@ -40,7 +44,8 @@ pub fn goodput_mbps(
                 scope.spawn(move || {
                     network.inside(0, || {
                         are_listening.wait();
-                        send(TcpStream::connect((Network::address(1), port(flow)))?)
+                        let to = (Network::address(1), port(flow));
+                        send(TcpStream::connect(to)?, || receiving.load(Relaxed) == 0)
                     })
                 })
             })
@@ -65,7 +70,7 @@ fn port(flow: usize) -> u16 {
 
 fn receive(listener: &TcpListener, warm_up: Duration, time: Duration) -> io::Result<f64> {
     let (mut stream, _) = listener.accept()?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(NAP))?;
     let begin = Instant::now();
     let mut piece = vec![0; PIECE_BYTES];
     let (mut bytes, mut from) = (0, None);
@@ -78,24 +83,28 @@ fn receive(listener: &TcpListener, warm_up: Duration, time: Duration) -> io::Res
             }
             _ => {}
         }
-        match stream.read(&mut piece)? {
-            0 => return Err(ErrorKind::UnexpectedEof.into()),
-            len => bytes += len,
+        match stream.read(&mut piece) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(len) => bytes += len,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
         }
     }
 }
 
-/// Until the receiver has enough.
-fn send(mut stream: TcpStream) -> io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+/// Until all receivers have enough: the word of that may get lost.
+fn send(mut stream: TcpStream, is_over: impl Fn() -> bool) -> io::Result<()> {
+    stream.set_write_timeout(Some(NAP))?;
     let piece = vec![7; PIECE_BYTES];
-    loop {
-        match stream.write_all(&piece) {
-            Ok(()) => {}
+    while !is_over() {
+        match stream.write(&piece) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                 return Ok(());
             }
             Err(error) => return Err(error),
         }
     }
+    Ok(())
 }
