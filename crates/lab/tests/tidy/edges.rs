@@ -20,7 +20,7 @@ impl Edge {
 const ALLOWED: &[(&str, &[&str])] = &[
     ("halite-fabric", &["halite-mem"]),
     ("halite-providers", &["halite-rnic", "halite-fabric", "halite-mem"]),
-    ("halite-sim", &["halite-fabric", "halite-mem"]),
+    ("halite-sim", &["halite-rnic", "halite-fabric", "halite-mem"]),
     ("halite-tier", &["halite-fabric", "halite-mem"]),
     ("halite", &["halite-tier", "halite-providers", "halite-fabric", "halite-mem"]),
     ("halite-trials", &["halite", "halite-apps", "halite-sim", "halite-fabric"]),
