@@ -187,6 +187,9 @@ pub enum RegionCause {
     /// A table of the node is full.
     #[error("{0}")]
     TableFull(&'static str),
+    /// The directory of names is outside of the cluster, and does not answer, or had no room for more questions.
+    #[error("etcd, which has the names, does not answer; what is mapped goes on")]
+    DirectoryOut,
     /// The node takes nothing new, for it is about to leave.
     #[error(
         "node {0} is being drained and takes nothing new; choose another node, or try again when it is back"
@@ -250,6 +253,7 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::NoNumbers => RegionCause::NoNumbers,
             ErrorReply::Draining(node) => RegionCause::Draining(node),
             ErrorReply::TooManyRequests { max } => RegionCause::TooManyRequests { max },
+            ErrorReply::DirectoryOut => RegionCause::DirectoryOut,
             ErrorReply::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
         }
     }
@@ -516,6 +520,14 @@ pub enum JoinError {
         address: SocketAddr,
         /// What the system says.
         source: io::Error,
+    },
+    /// etcd, which is to have the names, does not answer, or not as it should.
+    #[error("cannot join: the directory at {address} does not answer: {reason}")]
+    Etcd {
+        /// Where it is.
+        address: String,
+        /// What went wrong.
+        reason: String,
     },
     /// A node of another host has that number, and lives.
     #[error("node {node} runs already: process {pid} at {address}; choose another number")]

@@ -69,7 +69,9 @@ mod runtime;
 mod session;
 
 pub use cluster::cluster_dir;
-pub use cluster::config::{Config, EPHEMERAL_NODE_MIN, Fence, Hosts, NodeId, Provider};
+pub use cluster::config::{
+    BadEtcdAddress, Config, EPHEMERAL_NODE_MIN, EtcdAddress, Fence, Hosts, NodeId, Provider,
+};
 pub use cluster::networks::NodeIdentity;
 pub use driver::drained::DrainedNode;
 pub use error::{

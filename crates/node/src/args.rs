@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::apps;
 use crate::bytes::ByteCount;
@@ -17,7 +17,7 @@ use crate::metrics_at::MetricsAt;
 use crate::perf;
 use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
-use halite::{Permissions, Provider};
+use halite::{EtcdAddress, Permissions, Provider};
 
 /// Less than supervisors wait by default before they kill: Kubernetes for 30 s, systemd for 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
@@ -39,6 +39,9 @@ pub struct Arguments {
     /// warn for others, error for commands]
     #[arg(long, global = true, env = "HALITE_LOG", value_name = "FILTER", conflicts_with = "verbose")]
     pub log: Option<String>,
+    /// In which form it is told
+    #[arg(long, global = true, env = "HALITE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -51,6 +54,17 @@ pub struct Arguments {
     /// Variables that look as if they were for this program and are not.
     #[arg(skip)]
     pub unknown: Vec<UnknownVariable>,
+}
+
+/// In which form events are told.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogFormat {
+    /// A line on standard error for each
+    Text,
+    /// A JSON object on a line of standard error for each
+    Json,
+    /// To journald, with their levels and fields
+    Journald,
 }
 
 /// Reads the name of a network.
@@ -99,6 +113,14 @@ impl Networks {
         }
         flags
     }
+}
+
+/// Where the directory of names is.
+#[derive(Args, Clone, Debug)]
+pub struct Directory {
+    /// Where etcd is, if that is to have the names: etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX] [default: node 0 has them]
+    #[arg(long, env = "HALITE_DIRECTORY", value_name = "ETCD", hide_env_values = true)]
+    pub directory: Option<EtcdAddress>,
 }
 
 /// How a node meets those of other hosts.
@@ -196,6 +218,9 @@ pub struct Up {
     /// Memory that each node contributes, taken from the system as it is used, as 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
+    /// Names.
+    #[command(flatten)]
+    pub names: Directory,
     /// Networks.
     #[command(flatten)]
     pub networks: Networks,
@@ -219,6 +244,9 @@ pub struct Node {
     /// Memory that the node contributes, taken from the system as it is used, as 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
+    /// Names.
+    #[command(flatten)]
+    pub names: Directory,
     /// Networks.
     #[command(flatten)]
     pub networks: Networks,

@@ -5,6 +5,7 @@
 //! what becomes of nodes go in, answers come out, at once or later.
 
 mod embedded;
+mod etcd;
 mod lost;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use crate::message::{ErrorReply, Reply, Request};
 use crate::news::News;
 
 pub use embedded::Embedded;
+pub use etcd::{Compare, EtcdDirectory, Pair, Step, StoreFailure, Stored, Transaction};
 pub use lost::LOST_NAMES_MAX;
 
 /// Most names in one answer, so that it stays a small message.
@@ -22,9 +24,14 @@ pub const NAMES_PER_ANSWER_MAX: usize = 1024;
 
 /// A directory, as one node takes part in it.  It never gives one name to two regions.
 pub trait Directory: fmt::Debug + Send {
-    /// Which node answers: all send their questions, and the names of their regions, there.  A node for which that is
-    /// itself asks its own part of the directory.
+    /// Which node tells the others who the members are and whose lives have ended.  Unless the directory [is
+    /// outside](Directory::is_outside), all send their questions, and the names of their regions, there as well.
     fn seat(&self) -> NodeId;
+
+    /// Whether names and numbers are kept outside of the cluster, and each node asks its own part for them.
+    fn is_outside(&self) -> bool {
+        false
+    }
 
     /// Somebody asks: to claim, release or find a name, to list names, or what was lost, or to forget that.
     /// [`Said::Answer`] follows.
@@ -32,6 +39,17 @@ pub trait Directory: fmt::Debug + Send {
 
     /// Something has happened that names may depend on.
     fn tell(&mut self, now_ns: u64, word: Word);
+
+    /// What has come of a transaction that it wanted carried out ([`Said::Store`]).
+    fn handle_stored(&mut self, _now_ns: u64, _id: u64, _result: Result<Stored, StoreFailure>) {}
+
+    /// When it wants to hear of the time, in ns.
+    fn poll_timeout(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// That time has come.
+    fn handle_timeout(&mut self, _now_ns: u64) {}
 
     /// What it has to say next.
     fn poll(&mut self) -> Option<Said>;
@@ -125,6 +143,13 @@ pub enum Said {
         name: String,
         /// The region that is to have it no more.
         region: RegionId,
+    },
+    /// A transaction is to be carried out by the store outside; [`Directory::handle_stored`] follows, whatever comes of it.
+    Store {
+        /// To be told again then.
+        id: u64,
+        /// What is to be done.
+        transaction: Transaction,
     },
     /// People may want to know.
     News(News),

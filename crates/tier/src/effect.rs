@@ -4,6 +4,7 @@ use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
 
 use crate::access::{Blocked, CopySide, RegionOffset, SlotRef, Step};
+use crate::directory::Transaction;
 use crate::ids::{NodeId, NodeLife, RegionId};
 use crate::message::{Drained, ErrorReply, LostName, NodeStatus, Reach, RegionCommand, RegionInfo};
 use crate::names::Service;
@@ -456,6 +457,13 @@ pub enum Effect {
     Draining {
         /// Whether they are refused.
         is_on: bool,
+    },
+    /// Have the store outside of the cluster carry out a transaction; `handle_stored` with what has come of it, once.
+    Store {
+        /// To be told again then.
+        id: u64,
+        /// What is to be done.
+        transaction: Transaction,
     },
     /// The node was drained, and is to leave; some regions may be left.
     Drained {

@@ -145,17 +145,17 @@ impl Engine {
     // What parts are handed.
 
     fn cx(&mut self) -> Context<'_> {
-        Context::new(&mut self.out, &self.membership, self.directory.seat())
+        Context::new(&mut self.out, &self.membership, &self.directory)
     }
 
     fn directory_side(&mut self) -> (&mut DirectoryPart, Context<'_>) {
-        let cx = Context::new(&mut self.out, &self.membership, self.directory.seat());
+        let cx = Context::new(&mut self.out, &self.membership, &self.directory);
         (&mut self.directory, cx)
     }
 
     fn home_side(&mut self) -> HomeSide<'_> {
         HomeSide {
-            cx: Context::new(&mut self.out, &self.membership, self.directory.seat()),
+            cx: Context::new(&mut self.out, &self.membership, &self.directory),
             homes: &mut self.homes,
             evidence: &mut self.evidence,
             locks: &mut self.locks,
@@ -166,13 +166,13 @@ impl Engine {
     }
 
     fn owner_side(&mut self) -> OwnerSide<'_> {
-        let cx = Context::new(&mut self.out, &self.membership, self.directory.seat());
+        let cx = Context::new(&mut self.out, &self.membership, &self.directory);
         OwnerSide { cx, owner: &mut self.owner, homes: &self.homes }
     }
 
     fn session_side(&mut self) -> SessionSide<'_> {
         SessionSide {
-            cx: Context::new(&mut self.out, &self.membership, self.directory.seat()),
+            cx: Context::new(&mut self.out, &self.membership, &self.directory),
             commands: &mut self.commands,
             mapper: &mut self.mapper,
             deferred: &mut self.deferred,
@@ -413,7 +413,7 @@ impl Engine {
             Notice::Swept { homes } => self.disown(from, &homes),
             Notice::Names { names, done } => self.handle_names(from, names, done),
             Notice::NameLost { name, region } => {
-                if from.node == self.directory.seat() {
+                if from.node == self.directory.names_seat(self.out.life().node) {
                     self.home_side().lose_name(&name, region);
                 }
             }

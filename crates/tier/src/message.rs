@@ -666,6 +666,9 @@ pub enum ErrorReply {
         /// How many may wait.
         max: u64,
     },
+    /// The directory outside of the cluster does not answer: the name is given to nobody who does not hear so.
+    #[error("the directory outside of the cluster does not answer")]
+    DirectoryOut,
 }
 
 /// Why bytes are not a message.

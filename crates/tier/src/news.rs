@@ -52,6 +52,20 @@ pub enum News {
     },
     /// What it said was no message.
     Nonsense(Somebody),
+    /// etcd, which has the names, does not answer.
+    EtcdOut {
+        /// Why.
+        reason: String,
+    },
+    /// It answers again.
+    EtcdBack,
+    /// It has forgotten what was written: it was restored, or is another one.
+    EtcdRestored {
+        /// The revision that was known of it.
+        was: u64,
+        /// The revision that it has.
+        is: u64,
+    },
     /// Its process is being killed by this node, since it could still touch memory here.
     Killing(Somebody),
     /// Its process is being killed by another node, which has not heard it for longer than its lease.
@@ -90,7 +104,7 @@ impl News {
     /// Whether something has gone wrong.
     pub fn is_trouble(&self) -> bool {
         let is_none = matches!(self, News::Joined(_) | News::PairedAnew { .. } | News::Left(_));
-        !(is_none || matches!(self, News::Exited { .. } | News::QuarantineOver))
+        !(is_none || matches!(self, News::Exited { .. } | News::QuarantineOver | News::EtcdBack))
     }
 }
 
@@ -126,6 +140,12 @@ impl fmt::Display for News {
                     life.node
                 )
             }
+            News::EtcdOut { reason } => write!(f, "etcd, which has the names, does not answer: {reason}"),
+            News::EtcdBack => write!(f, "etcd answers again"),
+            News::EtcdRestored { was, is } => write!(
+                f,
+                "etcd was restored, or is another one: its revision is {is}, and was {was}; what it lacks of this node's names is written again"
+            ),
             News::Exited { who, killed: false } => write!(f, "{who} has exited"),
             News::Exited { who, killed: true } => write!(f, "{who} has exited, killed"),
             News::Refused(why) => write!(f, "a peer that connected was refused: {why}"),

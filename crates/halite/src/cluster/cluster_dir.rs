@@ -8,6 +8,7 @@
 //!    next-number          the number of the next node that has none of its own
 //!    next-member          the number of the next node that stays and has none of its own, where there are several hosts
 //!    hosts                how nodes of other hosts are met, if there are any
+//!    directory            where etcd is, if that has the names
 //!    node-3.lock          held while node 3 lives; "PID INCARNATION"
 //!    node-3.shm.sock      where its shm fabric listens; node-3.roce.sock, where its roce fabric does
 //!    node-3.shm.lock      held while it does
@@ -20,6 +21,7 @@
 //!
 //! This file knows no protocol, and of fabrics only what their files are called.
 
+mod directory;
 mod hosts;
 mod join;
 mod names;
@@ -43,7 +45,8 @@ pub use halite_providers::Listening;
 pub(crate) use hosts::KnownHosts;
 pub(crate) use join::{JoinLock, NodeLock};
 use names::{
-    HOSTS, JOIN_LOCK, LOGS, MARKER, NEXT_MEMBER, NEXT_NUMBER, Name, lock_name, log_name, socket_lock_name,
+    DIRECTORY, HOSTS, JOIN_LOCK, LOGS, MARKER, NEXT_MEMBER, NEXT_NUMBER, Name, lock_name, log_name,
+    socket_lock_name,
 };
 pub(crate) use names::{node_name, socket_name};
 pub(crate) use numbers::TakenNumbers;
@@ -249,6 +252,7 @@ impl ClusterDir {
             self.dir.remove(NEXT_NUMBER, Kind::File)?;
             self.dir.remove(NEXT_MEMBER, Kind::File)?;
             self.dir.remove(HOSTS, Kind::File)?;
+            self.dir.remove(DIRECTORY, Kind::File)?;
             join.remove();
         }
         Ok(())
@@ -259,6 +263,7 @@ impl ClusterDir {
     pub(crate) fn clean_residue(&self) -> Result<(), ClusterDirError> {
         if !self.nodes()?.iter().any(|node| node.alive) {
             self.dir.remove(HOSTS, Kind::File)?;
+            self.dir.remove(DIRECTORY, Kind::File)?;
         }
         self.clean_some(|node| node.0 >= EPHEMERAL_NODE_MIN)
     }

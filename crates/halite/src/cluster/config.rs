@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use crate::cluster::etcd::{BadEtcdAddress, EtcdAddress};
 pub use crate::cluster::networks::Provider;
 use crate::error::JoinError;
 use crate::runtime::headroom;
@@ -43,6 +44,8 @@ pub struct Config {
     pub pcap: Option<PathBuf>,
     /// How it meets nodes of other hosts; `None` where there are none, or where the nodes of this host say.
     pub hosts: Option<Hosts>,
+    /// Where the directory of names is, if it is in etcd.  `None` is where the nodes of the cluster directory say, and else at node 0.
+    pub directory: Option<EtcdAddress>,
     /// Most bytes of memory that this node contributes, taken from the system only as they are used; 0 to
     /// contribute none.
     pub arena_bytes: u64,
@@ -96,6 +99,7 @@ impl Default for Config {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             pcap: None,
             hosts: None,
+            directory: None,
             arena_bytes: 1 << 30,
             segment_bytes: 16 << 30,
             chunk_bytes: 4 << 20,

@@ -5,6 +5,7 @@
 
 pub mod cluster_dir;
 pub(crate) mod config;
+pub mod etcd;
 pub(crate) mod join_queue;
 pub(crate) mod networks;
 pub(crate) mod ways;

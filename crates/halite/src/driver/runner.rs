@@ -11,6 +11,7 @@ use halite_fabric::{
 };
 use halite_mem::GracePeriod;
 use halite_tier::access::{DataPath, SlotRef};
+use halite_tier::directory::{StoreFailure, Stored};
 use halite_tier::effect::{Command, Effect, OpId, Quiesce, Token};
 use halite_tier::engine::{Connection, Engine};
 use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
@@ -18,6 +19,7 @@ use halite_tier::rpc::Target;
 use halite_tier::rpc::wire::NOTE_IMM;
 
 use crate::cluster::cluster_dir::TakenNumbers;
+use crate::cluster::etcd::Carriers;
 use crate::cluster::ways::Ways;
 use crate::driver::drained::DrainedNode;
 use crate::driver::peers::Peers;
@@ -56,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) handle_changes: HandleChanges,
     /// Whether the node has been drained.
     pub(crate) drained: DrainedNode,
+    /// Those who carry transactions to etcd, where that has the names.
+    pub(crate) carriers: Option<Carriers>,
 }
 
 /// See the module's documentation.
@@ -330,6 +334,13 @@ impl Runner {
         }
     }
 
+    /// A transaction was carried to etcd, or could not be.
+    pub(crate) fn handle_stored(&mut self, now: u64, id: u64, result: Result<Stored, StoreFailure>) {
+        if let Some(engine) = &mut self.engine {
+            engine.handle_stored(now, id, result);
+        }
+    }
+
     // Settling.
 
     /// Carries out all that follows from what was done before.
@@ -419,6 +430,9 @@ impl Runner {
                 if let Some(chore) = self.tickets.finish(now, op, outcome, &mut self.wakes) {
                     self.do_chore(now, chore);
                 }
+            }
+            Effect::Store { id, transaction } => {
+                self.shared.carriers.iter().for_each(|carriers| carriers.carry(id, transaction.clone()))
             }
             Effect::Draining { is_on } => {
                 tracing::info!("{}", if is_on { "this node is being drained" } else { "it goes on" });

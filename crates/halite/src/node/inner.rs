@@ -6,6 +6,7 @@ use std::time::Duration;
 use halite_fabric::{Fabric, Key, PeerId};
 use halite_mem::Window;
 use halite_tier::access::DataPath;
+use halite_tier::directory::EtcdDirectory;
 use halite_tier::engine::{Engine, EngineConfig};
 use halite_tier::hello::Hello;
 use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal};
@@ -15,6 +16,7 @@ use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
 
 use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::config::Config;
+use crate::cluster::etcd::{Carriers, EtcdAddress};
 use crate::cluster::ways::Ways;
 use crate::driver::Driver;
 use crate::driver::drained::DrainedNode;
@@ -77,14 +79,20 @@ impl NodeInner {
         env: NodeEnv,
         address: String,
         fabric: Arc<dyn Fabric>,
-        (ways, numbers): (Ways, Option<TakenNumbers>),
+        (ways, numbers, etcd): (Ways, Option<TakenNumbers>, Option<EtcdAddress>),
     ) -> Result<NodeInner, JoinError> {
         let config = &checked.config;
         let path = Arc::new(DataPath::default());
         let reach = Arc::new(FabricReach(fabric.clone()));
         let now_ns = env.now_ns();
-        let mut engine =
-            Engine::new(engine_config(config, life, &env, address, &*fabric), path.clone(), reach, now_ns);
+        let engine_config = engine_config(config, life, &env, address, &*fabric);
+        let mut engine = match &etcd {
+            Some(etcd) => {
+                let directory = EtcdDirectory::new(life, etcd.prefix(), engine_config.epoch_ns);
+                Engine::with_directory(engine_config, path.clone(), reach, Box::new(directory), now_ns)
+            }
+            None => Engine::new(engine_config, path.clone(), reach, now_ns),
+        };
         if let Some(numbers) = &numbers {
             engine.restore_numbers(numbers.next);
         }
@@ -92,7 +100,7 @@ impl NodeInner {
         let peers = Arc::new(Peers::new(life.node));
         let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), config.request_ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
-        let drained = DrainedNode::default();
+        let (drained, carriers) = (DrainedNode::default(), etcd.map(Carriers::new));
         let (timings, member_changes) = (Timings::default(), Event::default());
         let handle_changes = HandleChanges::default();
         let shared = Shared {
@@ -107,8 +115,15 @@ impl NodeInner {
             member_changes,
             handle_changes,
             drained,
+            carriers,
         };
         let driver = Driver::new(Arc::new(shared), env, engine);
+        if let Some(carriers) = &driver.shared.carriers {
+            let deliver = |driver: &Driver, id, result| {
+                driver.with_unless_failed(|runner, now| runner.handle_stored(now, id, result))
+            };
+            carriers.start(Arc::downgrade(&driver), deliver).map_err(JoinError::io(&config.dir))?;
+        }
         Ok(NodeInner { driver, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
     }
 

@@ -21,6 +21,7 @@ use self::responder::{Bound, Responder};
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
+use crate::cluster::etcd::{EtcdAddress, Registration};
 use crate::cluster::networks::{self, MetHosts, NodeIdentity, Provider};
 use crate::cluster::ways::{self, Ways};
 use crate::driver::drained::DrainedNode;
@@ -52,6 +53,8 @@ pub struct Node {
     responder: Option<Responder>,
     lease: Duration,
     addresses: Vec<SocketAddr>,
+    /// Its word in etcd, by which nodes of other hosts find it.
+    registration: Option<Registration>,
 }
 
 impl std::fmt::Debug for Node {
@@ -69,7 +72,12 @@ impl Node {
 
     /// A number for a node of `config`, which is to stay and meets other hosts: the directory gives each out once.
     pub fn take_number(config: &Config) -> Result<NodeId, JoinError> {
-        scout::take_number(config)
+        let mut config = config.clone();
+        if config.directory.is_some() && !join_by_etcd(&mut config)? && lacks_join(&config) {
+            // Nobody is there yet.
+            return Ok(NodeId::FIRST);
+        }
+        scout::take_number(&config)
     }
 
     /// As [`Node::embedded`], with middleware around the fabric.
@@ -110,7 +118,8 @@ impl Node {
             }
             None => None,
         };
-        let checked = Checked::new(config)?;
+        let mut checked = Checked::new(config)?;
+        let is_by_etcd = join_by_etcd(&mut checked.config)?;
         let config = &checked.config;
         let join = config.hosts.as_ref().map(|hosts| hosts.join.clone()).unwrap_or_default();
         let found = match (&config.hosts, config.node) {
@@ -130,6 +139,7 @@ impl Node {
         };
         let env = NodeEnv::process(config.clock_offset_s);
         let incarnation = inner::new_incarnation(&env);
+        let etcd = etcd_of(config, &dir)?;
         let _joining = JoinLock::take(&dir, incarnation, JOIN_PATIENCE)?;
         dir.clean_residue()?;
         let hosts = MetHosts::of(config, &dir)?;
@@ -168,11 +178,14 @@ impl Node {
         let known = config.hosts.as_ref().and(hosts.as_ref()).map(|hosts| hosts.known.clone());
         let identity = NodeIdentity { node: life.node, name, hello, hosts };
         let fabric = open(config, &providers, &identity)?;
-        let inner = NodeInner::new(&checked, life, env, address, fabric, (ways, numbers))?;
+        let inner = NodeInner::new(&checked, life, env, address, fabric, (ways, numbers, etcd.clone()))?;
         let progress_thread =
             ProgressThread::start(inner.driver.clone()).map_err(JoinError::io(&config.dir))?;
         if let Some(known) = known {
             dir.write_hosts(&known)?;
+        }
+        if let Some(etcd) = &etcd {
+            dir.write_etcd(etcd)?;
         }
         let mut node = Node {
             inner,
@@ -181,9 +194,12 @@ impl Node {
             responder: None,
             lease: config.lease,
             addresses: dialled,
+            registration: None,
         };
         // From here on, dropping the node is leaving.
         let mut is_joined = node.inner.driver.block_on(node.inner.meet_all(&addresses));
+        // Where names are kept outside, a node may be alone, or find node 0 away.
+        is_joined |= etcd.is_some();
         if !is_joined && is_spread {
             // Whom we have met tells where the first node is.
             is_joined = node.inner.driver.block_on(node.inner.meet_first(first_patience));
@@ -199,7 +215,7 @@ impl Node {
         }
         // The first node that was told to join founds nothing: the node that is there has a cluster.
         let has_lost = life.node == NodeId::FIRST && node.failed(&node.ways_to(&join)).is_some();
-        if !is_joined || has_lost {
+        if !is_joined || has_lost && !is_by_etcd {
             if is_spread {
                 return Err(node.why_apart(&dir, &join));
             }
@@ -209,6 +225,10 @@ impl Node {
         node.inner.driver.block_on(node.inner.be_known());
         if is_spread {
             node.inner.driver.block_on(node.inner.meet_others());
+        }
+        if let (Some(etcd), true) = (&etcd, is_spread && life.node.0 < EPHEMERAL_NODE_MIN) {
+            let registered = etcd.register(life.node.0, ways::list(&node.addresses));
+            node.registration = Some(registered.map_err(JoinError::io(&config.dir))?);
         }
         if let Some(bound) = bound {
             let served = bound.serve(node.inner.driver.clone());
@@ -280,6 +300,57 @@ fn to_dial(others: &[Listeners], own: NodeId, full_mesh_nodes_max: usize) -> Vec
         return others.to_vec();
     }
     others.iter().take(GUIDES).cloned().collect()
+}
+
+fn lacks_join(config: &Config) -> bool {
+    config.hosts.as_ref().is_none_or(|hosts| hosts.join.is_empty())
+}
+
+/// A node that is told of no other host asks etcd, if it knows that; whether any is there.
+fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
+    let Some(etcd) = config.directory.as_ref().filter(|_| config.hosts.is_some() && lacks_join(config))
+    else {
+        return Ok(false);
+    };
+    let members = etcd.members().map_err(|reason| does_not_answer(etcd, reason))?;
+    let addresses = members.iter().flat_map(|member| member.split(',')).filter_map(|at| at.parse().ok());
+    let join: Vec<SocketAddr> = addresses.collect();
+    let is_any = !join.is_empty();
+    if let Some(hosts) = &mut config.hosts {
+        hosts.join = join;
+    }
+    Ok(is_any)
+}
+
+/// Where the names are, if they are in etcd, which answers then: as the node is told, or as others of this host have written down.
+fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<EtcdAddress>, JoinError> {
+    let known = match dir.nodes()?.iter().any(|presence| presence.alive) {
+        true => dir.etcd()?,
+        false => None,
+    };
+    let etcd = match (&config.directory, known) {
+        (Some(told), Some(known)) if *told != known => {
+            return Err(JoinError::BadConfig(format!(
+                "the nodes in {} have their names at {known:?}, and not at {told:?}",
+                dir.path().display()
+            )));
+        }
+        (Some(told), None) if dir.nodes()?.iter().any(|presence| presence.alive) => {
+            return Err(JoinError::BadConfig(format!(
+                "the nodes in {} keep their names by themselves, and not at {told:?}",
+                dir.path().display()
+            )));
+        }
+        (told, known) => told.clone().or(known),
+    };
+    if let Some(etcd) = &etcd {
+        etcd.members().map_err(|reason| does_not_answer(etcd, reason))?;
+    }
+    Ok(etcd)
+}
+
+fn does_not_answer(etcd: &EtcdAddress, reason: String) -> JoinError {
+    JoinError::Etcd { address: format!("{etcd:?}"), reason }
 }
 
 /// Where the others are dialled.  Who shares no network with one of them would be in a cluster of which it reaches a part.
@@ -377,6 +448,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         tracing::info!("node {} leaves", self.inner.life.node);
         self.responder = None;
+        self.registration = None;
         let driver = &self.inner.driver;
         let mut leaving = Leaving::begin(driver);
         while !leaving.advance(driver) {

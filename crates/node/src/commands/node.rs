@@ -37,6 +37,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         address: args.networks.address,
         pcap: args.pcap.clone(),
         hosts: hosts(&args.hosts)?,
+        directory: args.names.directory.clone(),
         clock_offset_s: args.clock_offset_s,
         metrics: args.metrics.0,
         ..Config::default()
@@ -44,7 +45,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     // The error names the directory, or what is in it.
     let number = match config.node {
         Some(number) => Ok(number),
-        None if args.hosts.join.is_empty() => Ok(NodeId::FIRST),
+        None if args.hosts.join.is_empty() && config.directory.is_none() => Ok(NodeId::FIRST),
         None => halite::Node::take_number(&config),
     };
     let node = number.and_then(|number| {

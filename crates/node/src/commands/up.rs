@@ -31,7 +31,8 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
     let networks = args.networks.flags();
     let (arena_bytes, metrics) = (args.arena.0, args.metrics);
-    let spec = ClusterSpec { dir: dir.clone(), arena_bytes, networks, metrics, lifetime, log };
+    let directory = args.names.directory.clone();
+    let spec = ClusterSpec { dir: dir.clone(), arena_bytes, networks, directory, metrics, lifetime, log };
     let mut cluster = Cluster { nodes: Vec::new() };
     cluster.start(&spec, args.nodes)?;
     drop(starting);

@@ -7,8 +7,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use halite::NodeId;
 use halite::cluster_dir::{ClusterDir, ClusterDirError};
+use halite::{EtcdAddress, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::metrics_at::MetricsAt;
@@ -46,6 +46,8 @@ pub struct ClusterSpec {
     pub arena_bytes: u64,
     /// Their networks, as flags.
     pub networks: Vec<String>,
+    /// Where etcd is, if that has the names.
+    pub directory: Option<EtcdAddress>,
     /// Where the first serves metrics, and each next at the next port.
     pub metrics: MetricsAt,
     /// See [`Lifetime`].
@@ -128,6 +130,11 @@ impl NodeProcess {
             &id.to_string(),
         ]);
         command.args(["--arena", &spec.arena_bytes.to_string()]).args(&spec.networks);
+        // Not on the command line, which everybody sees: it may have a password.
+        match &spec.directory {
+            Some(directory) => command.env("HALITE_DIRECTORY", directory.to_string()),
+            None => command.env_remove("HALITE_DIRECTORY"),
+        };
         let metrics = spec.metrics.of_node(id).ok_or(StartError::NoPort { id })?;
         command.arg("--metrics").arg(metrics.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::piped());

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::directory::DirectoryPart;
 use super::membership::Membership;
 use super::on_demand::OnDemand;
 use super::sessions::UserStep;
@@ -247,18 +248,26 @@ impl Extend<Effect> for Outbox {
 pub(super) struct Context<'a> {
     out: &'a mut Outbox,
     membership: &'a Membership,
-    /// The node that answers for the directory.
+    /// The node that tells who the members are.
     seat: NodeId,
+    /// The node that answers for names.
+    names_seat: NodeId,
 }
 
 impl<'a> Context<'a> {
-    pub(super) fn new(out: &'a mut Outbox, membership: &'a Membership, seat: NodeId) -> Context<'a> {
-        Context { out, membership, seat }
+    pub(super) fn new(
+        out: &'a mut Outbox,
+        membership: &'a Membership,
+        directory: &DirectoryPart,
+    ) -> Context<'a> {
+        let (seat, names_seat) = (directory.seat(), directory.names_seat(out.life().node));
+        Context { out, membership, seat, names_seat }
     }
 
     /// The same for somebody who is called.
     pub(super) fn reborrow(&mut self) -> Context<'_> {
-        Context { out: self.out, membership: self.membership, seat: self.seat }
+        let Context { membership, seat, names_seat, .. } = *self;
+        Context { out: self.out, membership, seat, names_seat }
     }
 
     pub(super) fn out(&mut self) -> &mut Outbox {
@@ -350,7 +359,12 @@ impl<'a> Context<'a> {
     }
 
     pub(super) fn ask_directory(&mut self, question: Request, purpose: Purpose) {
-        self.ask(self.seat, question, purpose);
+        let to = match question {
+            // Members are known to nodes alone.
+            Request::ListMembers | Request::ForgetNode { .. } => self.seat,
+            _ => self.names_seat,
+        };
+        self.ask(to, question, purpose);
     }
 
     /// The refusal takes the same way as any other, so that no caller has a case of its own for it.
@@ -373,7 +387,11 @@ impl<'a> Context<'a> {
     }
 
     pub(super) fn notify_directory(&mut self, notice: Notice) {
-        self.notify(self.seat, notice);
+        let to = match notice {
+            Notice::Names { .. } | Notice::Moved { .. } => self.names_seat,
+            _ => self.seat,
+        };
+        self.notify(to, notice);
     }
 
     pub(super) fn notify_all(&mut self, notice: &Notice) {

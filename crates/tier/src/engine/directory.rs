@@ -3,7 +3,7 @@
 
 use super::context::Context;
 use super::{Engine, Requester};
-use crate::directory::{Directory, DirectoryFigures, Said, Word};
+use crate::directory::{Directory, DirectoryFigures, Said, StoreFailure, Stored, Word};
 use crate::effect::Effect;
 use crate::ids::NodeId;
 use crate::message::{ErrorReply, Notice, Reply, Request};
@@ -48,12 +48,41 @@ impl DirectoryPart {
                 Said::NameLost { home, name, region } => {
                     cx.notify(home.node, Notice::NameLost { name, region })
                 }
+                Said::Store { id, transaction } => cx.push(Effect::Store { id, transaction }),
                 Said::News(news) => cx.tell(news),
             }
         }
     }
 
+    /// Who answers for names, for node `me`.
+    pub(super) fn names_seat(&self, me: NodeId) -> NodeId {
+        if self.is_outside() { me } else { self.seat() }
+    }
+
+    pub(super) fn is_outside(&self) -> bool {
+        self.directory.is_outside()
+    }
+
+    /// When it wants to hear of the time, in ns.
+    pub(super) fn deadline_ns(&self) -> u64 {
+        self.directory.poll_timeout()
+    }
+
+    /// Time has passed.
+    pub(super) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        self.directory.handle_timeout(cx.now_ns());
+        self.say(cx);
+    }
+
+    fn handle_stored(&mut self, cx: &mut Context<'_>, id: u64, result: Result<Stored, StoreFailure>) {
+        self.directory.handle_stored(cx.now_ns(), id, result);
+        self.say(cx);
+    }
+
     pub(super) fn serve_number(&mut self, cx: &mut Context<'_>, requester: Requester) {
+        if self.is_outside() {
+            return self.serve(cx, requester, Request::TakeNumber);
+        }
         let number = NodeId(self.next_number);
         if number.is_ephemeral() {
             return cx.answer(requester, Err(ErrorReply::NoNumbers));
@@ -76,6 +105,14 @@ impl DirectoryPart {
 }
 
 impl Engine {
+    /// A transaction that the directory wanted carried out ([`Effect::Store`]) was, or was not.
+    pub fn handle_stored(&mut self, now_ns: u64, id: u64, result: Result<Stored, StoreFailure>) {
+        self.out.set_now(now_ns);
+        let (directory, mut cx) = self.directory_side();
+        directory.handle_stored(&mut cx, id, result);
+        self.settle();
+    }
+
     /// A former life of this node, if it was the directory, had all numbers below `next` taken: see
     /// [`Effect::NumbersTaken`].  To be called before anybody is met.
     pub fn restore_numbers(&mut self, next: u32) {

@@ -303,7 +303,7 @@ impl Engine {
     pub fn poll_timeout(&self) -> Option<u64> {
         let waits_ns = self.barriers.deadline_ns().min(self.locks.deadline_ns()).min(self.out.dials_due_ns());
         let own_ns = self.membership.heartbeat_ns.min(self.membership.draining.deadline_ns());
-        Some(waits_ns.min(own_ns))
+        Some(waits_ns.min(own_ns).min(self.directory.deadline_ns()))
     }
 
     /// Signs of life that said nothing to us, such as acknowledgements: `heard` says when the last of a peer was, in ns, if it
@@ -319,6 +319,8 @@ impl Engine {
         self.home_side().recover_overdue_locks();
         self.go_on_draining_in_time();
         self.fail_overdue_dials();
+        let (directory, mut cx) = self.directory_side();
+        directory.handle_timeout(&mut cx);
         self.settle();
         if now_ns < self.membership.heartbeat_ns {
             return;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use halite_fabric::{Key, PeerId};
 use halite_mem::{GracePeriod, PagePolicy, Segment, Window};
 use halite_tier::access::{DataPath, SlotRef};
-use halite_tier::directory::Directory;
+use halite_tier::directory::{Directory, Transaction};
 use halite_tier::effect::{
     Command, CommandError, CopyFailure, Effect, OpId, Outcome, Placement, PostedTo, Token,
 };
@@ -125,6 +125,8 @@ pub struct Cluster {
     posted: bool,
     /// The directory of a node, where it is not the one that nodes keep by themselves.
     pub directory_of: Option<DirectoryOf>,
+    /// What directories want carried out by a store outside, by host.
+    pub store: Vec<(usize, u64, Transaction)>,
     /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
     pub kills: bool,
     /// Whether adapters connect hosts, which cut off without a kill, and can be connected anew.
@@ -186,6 +188,7 @@ impl Cluster {
             arenas: Arenas::default(),
             posted,
             directory_of: None,
+            store: Vec::new(),
             kills: true,
             adapters: false,
             full_mesh_nodes_max: 64,
@@ -344,6 +347,7 @@ impl Cluster {
                 | Effect::Drained { .. }
                 | Effect::NumbersTaken { .. } => {}
                 Effect::News(news) => host.news.push(news),
+                Effect::Store { id, transaction } => self.store.push((index, id, transaction)),
                 Effect::Grow { len } if len > self.segment_bytes_given || self.segments_given == 0 => {
                     host.engine.handle_grown(now_ns, None)
                 }

@@ -15,6 +15,8 @@ pub(super) const NEXT_NUMBER: &str = "next-number";
 pub(super) const NEXT_MEMBER: &str = "next-member";
 /// How nodes of other hosts are met.
 pub(super) const HOSTS: &str = "hosts";
+/// Where the directory of names is, if it is outside.
+pub(super) const DIRECTORY: &str = "directory";
 /// The directory of logs.
 pub(super) const LOGS: &str = "logs";
 

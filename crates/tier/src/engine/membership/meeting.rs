@@ -249,7 +249,7 @@ impl Engine {
         self.commands.await_none_of(life);
         self.say_what_was_held();
         self.expect_names(life, dialled || self.membership.meeting.is_joining);
-        if life.node == self.directory.seat() {
+        if life.node == self.directory.seat() && !self.directory.is_outside() {
             self.home_side().tell_names();
         }
         self.resume_on_demand(life);

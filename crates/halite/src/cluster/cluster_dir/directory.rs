@@ -1,0 +1,35 @@
+//! Where etcd is that has the names, for those of this host that do not say.
+
+use std::io::{Read, Seek, Write};
+
+use halite_providers::private_dir::{Create, DirError, Kind};
+
+use super::names::DIRECTORY;
+use super::{ClusterDir, ClusterDirError};
+use crate::cluster::etcd::EtcdAddress;
+
+/// Longest file that is read, in bytes.
+const BYTES_MAX: u64 = 8192;
+
+impl ClusterDir {
+    /// Writes it down for others.  The caller holds the join lock.
+    pub(crate) fn write_etcd(&self, address: &EtcdAddress) -> Result<(), ClusterDirError> {
+        let io = |source| DirError::Io { path: self.path().join(DIRECTORY), source };
+        let text = format!("{address}\n");
+        let mut file = self.dir.file(DIRECTORY, Create::Yes)?;
+        let written = file.rewind().and_then(|()| file.write_all(text.as_bytes()));
+        Ok(written.and_then(|()| file.set_len(text.len() as u64)).map_err(io)?)
+    }
+
+    /// What another node has written down; `None` if the nodes keep the names by themselves.
+    pub fn etcd(&self) -> Result<Option<EtcdAddress>, ClusterDirError> {
+        if !self.dir.has(DIRECTORY, Kind::File)? {
+            return Ok(None);
+        }
+        let mut text = String::new();
+        let io = |source| DirError::Io { path: self.path().join(DIRECTORY), source };
+        self.dir.file(DIRECTORY, Create::No)?.take(BYTES_MAX).read_to_string(&mut text).map_err(io)?;
+        // Half a line is that of a node that died while it wrote.
+        Ok(text.strip_suffix('\n').and_then(|line| line.parse().ok()))
+    }
+}
