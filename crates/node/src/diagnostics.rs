@@ -1,13 +1,17 @@
 //! Diagnostics: which of the events that the libraries report people see, and in which form.
 //!
-//! A line on standard error for each, with time and level; a detached node's standard error is its log file.
+//! A line on standard error for each, with time and level, or an object of JSON, or an entry of the journal; a detached node's standard error
+//! is its log file.
 
 use std::io::{self, IsTerminal};
 
+use anyhow::Context;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::time::ChronoLocal;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::args::{Arguments, Command};
+use crate::args::{Arguments, Command, LogFormat};
 use crate::output::UsageError;
 
 /// Lets events be seen from here on, as the command line says.
@@ -16,15 +20,22 @@ pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
     let filter = EnvFilter::builder().parse(&filter).map_err(|error| {
         UsageError(format!("{filter:?} does not say which events are to be told: {error}"))
     })?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .with_timer(ChronoLocal::new("%Y-%m-%dT%H:%M:%S%.3f%:z".to_owned()))
-        .with_target(false)
-        // Standard error is closed: nobody wants to know.
-        .log_internal_errors(false)
-        .init();
+    let timer = ChronoLocal::new("%Y-%m-%dT%H:%M:%S%.3f%:z".to_owned());
+    // Standard error is closed: nobody wants to know.
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(io::stderr).log_internal_errors(false).with_timer(timer);
+    let events = tracing_subscriber::registry().with(filter);
+    match arguments.log_format {
+        LogFormat::Text => {
+            events.with(lines.with_ansi(io::stderr().is_terminal()).with_target(false)).init();
+        }
+        LogFormat::Json => events.with(lines.json().flatten_event(true)).init(),
+        LogFormat::Journald => {
+            let journal =
+                tracing_journald::layer().context("journald cannot be told (--log-format journald)")?;
+            events.with(journal.with_syslog_identifier("halite".to_owned())).init();
+        }
+    }
     Ok(())
 }
 

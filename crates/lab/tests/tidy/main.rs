@@ -5,6 +5,7 @@
 //! left to rustfmt, clippy and reviewers.
 
 mod circles;
+mod deploy;
 mod documents;
 mod edges;
 mod sources;
@@ -89,6 +90,14 @@ fn links_in_documents_lead_somewhere() {
             .flat_map(|file| documents::broken_links(&file.path, &file.text, tree::exists))
             .collect(),
     );
+}
+
+#[test]
+fn manifests_are_yaml_and_give_halite_flags_that_it_has() {
+    let manifests = tree::files(|path| path.starts_with("deploy/") && path.ends_with(".yaml"));
+    assert!(manifests.len() >= 2, "the walk found only {} manifests", manifests.len());
+    let arguments = tree::files(|path| path == "crates/node/src/args.rs").pop().expect("it is there").text;
+    check(manifests.iter().flat_map(|file| deploy::findings(&file.path, &file.text, &arguments)).collect());
 }
 
 #[test]
