@@ -10,7 +10,6 @@
 //! others' do.  Each process drives its own queue pairs, so that one which stands still sends, takes in and answers nothing; what came meanwhile waits in its socket.
 
 use std::collections::VecDeque;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use halite_fabric::{
@@ -182,9 +181,12 @@ fn config(profile: &Profile) -> Config {
     }
 }
 
-fn address(host: u32) -> SocketAddr {
-    let [_, high, middle, low] = host.to_be_bytes();
-    (Ipv4Addr::new(10, high, middle, low), PORT).into()
+fn flow(from: u32, to: u32) -> Flow {
+    let address = |host: u32| {
+        let [_, high, middle, low] = host.to_be_bytes();
+        format!("10.{high}.{middle}.{low}:{PORT}").parse().expect("an address")
+    };
+    Flow::new(address(from), address(to))
 }
 
 fn qpn(qp: u32) -> Qpn {
@@ -211,8 +213,7 @@ impl Net {
             // What arrives is handed on at once, so there is always room.
             queue_pair.add_receives(u32::MAX);
             queue_pair.set_grant(self.now_ns, GRANT);
-            let (outwards, inwards) =
-                (Flow::new(address(host), address(to)), Flow::new(address(to), address(host)));
+            let (outwards, inwards) = (flow(host, to), flow(to, host));
             let (held, wants_room, posted_ns, due_ns) = (Held::default(), false, 0, None);
             let lane = Lane { qp: queue_pair, held, outwards, inwards, wants_room, posted_ns, due_ns };
             self.lanes.insert(own, lane);
