@@ -481,11 +481,11 @@ impl Engine {
         if self.is_full_mesh() {
             return;
         }
-        let (seat, Membership { members, pairings, meeting, .. }) =
-            (self.directory.seat(), &mut self.membership);
+        let (seat, Membership { members, pairings, .. }) = (self.directory.seat(), &mut self.membership);
         for member in new.into_iter().filter(|member| member.life.node != seat) {
             let life = member.life;
-            if !members.is_alive(life) && !meeting.has(life) {
+            // Also one that is being met: that may come to nothing, and then neither would dial the other.
+            if !members.is_alive(life) {
                 pairings.by_life.entry(life).or_default().is_on_demand = true;
                 members.note_unconnected(member);
             }
