@@ -1,4 +1,4 @@
-//! What an operation of the applications takes, beside a bare read: `cargo run --release -p halite-apps --example costs [WHICH]`.
+//! What an operation of the applications takes, beside a bare read: `cargo run --release -p halite-apps --example application_costs [WHICH]`.
 //!
 //! Two nodes of this process; what is read and written is the other's memory, reached by loads and stores.  Figures are
 //! medians of runs that take turns.  With a WHICH, only the figures whose names contain it are taken, so that a counter of
