@@ -440,6 +440,18 @@ impl Rpc {
         self.set_dirty();
     }
 
+    /// Has a note posted behind which short requests that are posted later are to stand, as they do behind requests in the ring.
+    pub(crate) fn post_counted(&self, peer: PeerId, post: &mut dyn FnMut() -> bool) {
+        let link = self.peers.link_of(peer);
+        let mut outbound = link.as_ref().map(|link| lock(&link.outbound));
+        let outbound = outbound.as_mut().and_then(|outbound| outbound.as_mut());
+        if post()
+            && let Some(outbound) = outbound
+        {
+            outbound.count_one();
+        }
+    }
+
     /// What is to be said to whom.
     pub(crate) fn take_notes(&self) -> Vec<(PeerId, Note)> {
         std::mem::take(&mut *lock(&self.notes))

@@ -375,7 +375,8 @@ impl Runner {
         if self.shared.rpc.is_short() {
             self.look_again_soon(now);
         }
-        self.outbox.flush(&*self.shared.fabric);
+        let Shared { fabric, rpc, .. } = &*self.shared;
+        self.outbox.flush(&**fabric, |peer, post| rpc.post_counted(peer, post));
     }
 
     fn settle_calls(&mut self) {
@@ -385,8 +386,8 @@ impl Runner {
             for (peer, note) in rpc.take_notes() {
                 // Who is down needs none.
                 if self.shared.peers.is_up(peer) {
-                    let bytes = note.emit();
-                    self.outbox.push(peer, OutMessage { imm: NOTE_IMM, bytes, solicited: true });
+                    let (bytes, counts) = (note.emit(), note.is_ordered());
+                    self.outbox.push(peer, OutMessage { imm: NOTE_IMM, bytes, solicited: true, counts });
                 }
             }
         }
@@ -395,7 +396,7 @@ impl Runner {
     fn apply(&mut self, now: u64, effect: Effect) {
         match effect {
             Effect::Send { peer, bytes, solicited } => {
-                self.outbox.push(peer, OutMessage { imm: 0, bytes, solicited });
+                self.outbox.push(peer, OutMessage { imm: 0, bytes, solicited, counts: false });
             }
             Effect::PeerUp { peer, life } => self.take_up(peer, life),
             Effect::PeerDown(peer) => self.take_down(peer),

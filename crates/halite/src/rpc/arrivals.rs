@@ -260,11 +260,14 @@ impl Rpc {
         let Some(link) = self.peers.link_of(peer) else { return };
         let note = Note::parse(bytes).map_err(|_| Violation("not a note"));
         let handled = note.and_then(|note| {
-            if let Note::Cancel { .. } = note {
-                // The request came before its cancel, and is not to be heard after it.
-                self.take_in_before_note(peer, &link, intake, wakes)?;
+            if !note.is_ordered() {
+                return self.apply_note(&link, peer, note, wakes);
             }
-            self.apply_note(&link, peer, note, wakes)
+            // The request came before its cancel, and is not to be heard after it; what came later, not before it.
+            self.take_in_lines(peer, &link, intake, wakes)?;
+            self.apply_note(&link, peer, note, wakes)?;
+            lock(&link.inbound).count_one();
+            self.take_in_lines(peer, &link, intake, wakes)
         });
         self.enforce(peer, handled);
     }
@@ -318,8 +321,8 @@ impl Rpc {
             OutboundLines::new(row, 1 + self.borrowers.fetch_add(1, Relaxed))
         });
         let ring = RingWriter::new(ring_bytes);
-        let (ring_requests, introduced) = (0, Introduced::default());
-        *lock(&link.outbound) = Some(Outbound { ring, at, head, ring_requests, introduced, lines });
+        let (posted_before, introduced) = (0, Introduced::default());
+        *lock(&link.outbound) = Some(Outbound { ring, at, head, posted_before, introduced, lines });
         Ok(())
     }
 
@@ -398,7 +401,7 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
     };
     reader.advance(len);
     let caller = inbound.caller(link, name)?;
-    inbound.ring_requests = inbound.ring_requests.wrapping_add(1);
+    inbound.count_one();
     if let Some(principal) = header.principal {
         inbound.introduce(principal, &caller);
     }

@@ -165,7 +165,7 @@ impl Rpc {
         request: &Request<'_>,
         principal: u16,
     ) -> Option<Result<Posted, NotPosted>> {
-        let Outbound { lines, head, ring_requests, .. } = outbound;
+        let Outbound { lines, head, posted_before, .. } = outbound;
         let lines = lines.as_mut()?;
         let position = match place(lines, head) {
             Ok(position) => position,
@@ -174,7 +174,7 @@ impl Rpc {
             Err(not) => return Some(Err(not)),
         };
         let slot = self.take_slot(link, lines)?;
-        let posted = self.put_at(link, lines, position, request, principal, slot, *ring_requests);
+        let posted = self.put_at(link, lines, position, request, principal, slot, *posted_before);
         if posted.is_err() {
             self.reply_lines.free(slot);
         }
@@ -192,7 +192,7 @@ impl Rpc {
         request: &Request<'_>,
         principal: u16,
         slot: SlotId,
-        ring_requests: u16,
+        posted_before: u16,
     ) -> Result<(), NotPosted> {
         let len = request.input.len();
         let mut input = [0; INPUT_BYTES_MAX];
@@ -202,7 +202,7 @@ impl Rpc {
             number: request.number,
             slot,
             principal,
-            ring_requests,
+            posted_before,
             reply_bytes_max: request.reply_bytes_max,
             input_bytes: len as u8,
             input,
@@ -408,7 +408,7 @@ impl Rpc {
                 break;
             }
             let line = RequestLine::parse(&words).map_err(|_| Violation("not a request"))?;
-            if line.ring_requests != inbound.ring_requests {
+            if line.posted_before != inbound.posted_before {
                 break;
             }
             reader.advance();
@@ -418,8 +418,8 @@ impl Rpc {
         Ok(())
     }
 
-    /// Takes in all requests that stand in lines before a note of the peer's that is being heard.
-    pub(super) fn take_in_before_note(
+    /// Takes in all requests of a peer that stand in lines and are to be heard now, beside a note of its.
+    pub(super) fn take_in_lines(
         &self,
         peer: PeerId,
         link: &Arc<Link>,

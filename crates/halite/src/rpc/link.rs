@@ -66,8 +66,8 @@ pub(crate) struct Outbound {
     pub(crate) at: Address,
     /// Where the peer tells how far it has read.
     pub(crate) head: Window,
-    /// How many requests have gone there, in the numbers of lines.
-    pub(super) ring_requests: u16,
+    /// How many requests and cancels have gone there, which lines tell.
+    pub(super) posted_before: u16,
     /// Principals whose names the peer has been told with their numbers.
     pub(super) introduced: Introduced,
     /// Short requests; `None` where stores do not reach the peer.
@@ -126,8 +126,8 @@ pub(crate) struct Inbound {
     pub(crate) theirs: Option<PeerParameters>,
     /// The same for short requests.
     pub(super) lines: Option<(LineReader, Arc<Block>)>,
-    /// How many requests have been read from the ring, in the numbers of lines.
-    pub(super) ring_requests: u16,
+    /// How many requests of the ring and cancels have been heard, as lines tell.
+    pub(super) posted_before: u16,
     /// Where short answers go, and all answers to short requests end.
     pub(super) replies: Option<Row>,
     /// Who calls, by the numbers that lines have.
@@ -185,7 +185,7 @@ impl Link {
                 ring,
                 theirs: None,
                 lines: lines.map(|lines| (LineReader::default(), lines)),
-                ring_requests: 0,
+                posted_before: 0,
                 replies: None,
                 callers: Vec::new(),
                 kept: BTreeMap::new(),
@@ -275,6 +275,11 @@ impl Link {
 }
 
 impl Inbound {
+    /// A request of the ring, or a cancel, has been heard: the next lines may have waited for it.
+    pub(super) fn count_one(&mut self) {
+        self.posted_before = self.posted_before.wrapping_add(1);
+    }
+
     /// The principal of that name at the other end of `link`, whose inbound side this is.
     pub(crate) fn caller(&mut self, link: &Arc<Link>, name: &[u8]) -> Result<Arc<Caller>, Violation> {
         match &self.caller {

@@ -354,10 +354,15 @@ impl Rpc {
 impl Outbound {
     /// A request has gone into the ring, with the name of its principal.
     pub(super) fn note_request(&mut self, request: &Request<'_>) {
-        self.ring_requests = self.ring_requests.wrapping_add(1);
+        self.count_one();
         if let Some(principal) = request.principal_number.filter(|_| self.lines.is_some()) {
             self.introduced.add(principal);
         }
+    }
+
+    /// A request or a note has been posted that lines are not to overtake.
+    pub(super) fn count_one(&mut self) {
+        self.posted_before = self.posted_before.wrapping_add(1);
     }
 
     /// Where a request of `len` bytes goes.

@@ -27,6 +27,8 @@ pub(crate) struct OutMessage {
     pub(crate) bytes: Vec<u8>,
     /// See [`WorkRequest::solicited`].
     pub(crate) solicited: bool,
+    /// Whether short requests that are posted later are not to overtake it.
+    pub(crate) counts: bool,
 }
 
 #[derive(Debug, Default)]
@@ -43,10 +45,10 @@ impl Outbox {
         backlog.messages.push_back(message);
     }
 
-    /// Posts what the fabric takes now.
-    pub(crate) fn flush(&mut self, fabric: &dyn Fabric) {
+    /// Posts what the fabric takes now; `counted` has a message posted that counts.
+    pub(crate) fn flush(&mut self, fabric: &dyn Fabric, counted: impl Fn(PeerId, &mut dyn FnMut() -> bool)) {
         self.backlogs.retain(|peer, backlog| {
-            backlog.flush(fabric, *peer);
+            backlog.flush(fabric, *peer, &counted);
             if backlog.bytes > BACKLOG_BYTES_MAX {
                 fabric.disconnect(*peer);
             }
@@ -73,11 +75,26 @@ impl Outbox {
 }
 
 impl Backlog {
-    fn flush(&mut self, fabric: &dyn Fabric, peer: PeerId) {
-        while let Some(OutMessage { imm, bytes, solicited }) = self.messages.front() {
+    fn flush(
+        &mut self,
+        fabric: &dyn Fabric,
+        peer: PeerId,
+        counted: &impl Fn(PeerId, &mut dyn FnMut() -> bool),
+    ) {
+        while let Some(OutMessage { imm, bytes, solicited, counts }) = self.messages.front() {
             let operation = Operation::Send { bytes, imm: *imm };
             let request = WorkRequest { id: SEND_WORK, operation, signalled: false, solicited: *solicited };
-            match fabric.post(peer, CALLS, &[request]) {
+            let mut posted = Ok(());
+            let mut post = || {
+                posted = fabric.post(peer, CALLS, &[request]);
+                posted.is_ok()
+            };
+            if *counts {
+                counted(peer, &mut post);
+            } else {
+                post();
+            }
+            match posted {
                 Ok(()) => {
                     self.bytes -= bytes.len();
                     self.messages.pop_front();
@@ -108,10 +125,10 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("halite-outbox-{}", std::process::id()));
         let fabric = ShmFabric::open(ShmConfig::new(&dir, "one")).unwrap();
         let mut outbox = Outbox::default();
-        let message = || OutMessage { imm: 1, bytes: vec![1; 10], solicited: true };
+        let message = || OutMessage { imm: 1, bytes: vec![1; 10], solicited: true, counts: false };
         outbox.push(PeerId(7), message());
         outbox.push(PeerId(7), message());
-        outbox.flush(&*fabric);
+        outbox.flush(&*fabric, |_, _| unreachable!("none counts"));
         drop(fabric);
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(outbox.is_empty(), "it would be tried again with everything that happens");

@@ -3,7 +3,7 @@
 //! ```text
 //!   request, in the row of lines that its server has for the client's node
 //!    0 mark u16 | slot u16 | generation u16 | input len u8 | kind u8          stored last
-//!    8 number u32 | principal u16 | ring requests before it u16
+//!    8 number u32 | principal u16 | posted before it u16
 //!   16 reply max u32, or grant u32 | zero u32
 //!   24 input: up to 40 bytes
 //!
@@ -17,7 +17,8 @@
 //! what stood there before has another one, and fresh memory, which is zero, none.
 //!
 //! A principal is a number that an earlier request in the ring has introduced with its name.  Requests of a node are handed out in
-//! the order in which they were posted, whichever way they come: so each says how many in the ring were posted before it.
+//! the order in which they were posted, whichever way they come, and behind the cancels that were: so each
+//! says how many requests of the ring and cancels were posted before it.
 
 use super::wire::WireError;
 use super::{Address, Kind, ReplyHeader, SlotId, Status, Violation, wire};
@@ -51,8 +52,8 @@ pub struct RequestLine {
     pub slot: SlotId,
     /// The number of who asks.
     pub principal: u16,
-    /// How many requests were posted to the ring before it.
-    pub ring_requests: u16,
+    /// How many requests of the ring and cancels were posted before it.
+    pub posted_before: u16,
     /// Longest reply that the caller takes, in bytes.
     pub reply_bytes_max: u32,
     /// How many bytes of `input` there are.
@@ -85,7 +86,7 @@ impl RequestLine {
             | u64::from(self.input_bytes) << 48
             | u64::from(kind) << 56;
         words[1] =
-            u64::from(self.number) | u64::from(self.principal) << 32 | u64::from(self.ring_requests) << 48;
+            u64::from(self.number) | u64::from(self.principal) << 32 | u64::from(self.posted_before) << 48;
         words[2] = u64::from(limit);
         let chunks = self.input.as_chunks().0;
         for at in 0..INPUT_WORDS {
@@ -115,7 +116,7 @@ impl RequestLine {
             number: words[1] as u32,
             slot: SlotId { index: (first >> 16) as u16, generation },
             principal: (words[1] >> 32) as u16,
-            ring_requests: (words[1] >> 48) as u16,
+            posted_before: (words[1] >> 48) as u16,
             reply_bytes_max,
             input_bytes,
             input,
@@ -270,12 +271,12 @@ mod tests {
     use super::*;
 
     fn request(kind: Kind, input_bytes: u8) -> RequestLine {
-        let (number, principal, ring_requests) = (u32::MAX - 7, 1023, 65_535);
+        let (number, principal, posted_before) = (u32::MAX - 7, 1023, 65_535);
         let mut input = [0; INPUT_BYTES_MAX];
         input[..usize::from(input_bytes)].fill(9);
         let slot = SlotId { index: 1000, generation: 0x7fff };
         let reply_bytes_max = if kind == Kind::Call { u32::MAX } else { 0 };
-        RequestLine { kind, number, slot, principal, ring_requests, reply_bytes_max, input_bytes, input }
+        RequestLine { kind, number, slot, principal, posted_before, reply_bytes_max, input_bytes, input }
     }
 
     #[test]

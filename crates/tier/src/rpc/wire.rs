@@ -428,6 +428,11 @@ pub enum Note {
 }
 
 impl Note {
+    /// Whether lines are heard before or after it as they were posted.
+    pub fn is_ordered(&self) -> bool {
+        matches!(self, Note::Cancel { .. })
+    }
+
     /// As it goes on the wire.
     #[inline]
     pub fn emit(&self) -> Vec<u8> {
