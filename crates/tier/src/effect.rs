@@ -471,7 +471,7 @@ pub enum Effect {
         left: u64,
     },
     /// These handles, by their indices, have another view or are gone: who waits because of
-    /// [`Blocked::Changing`](crate::access::Blocked::Changing) for one of them tries again.
+    /// [`Blocked::Changing`] for one of them tries again.
     HandlesChanged(Vec<u32>),
     /// Some member, or what is known of one, has changed.
     MembersChanged,
