@@ -74,12 +74,12 @@ impl Kind {
     /// A little more than what the operation costs in a release build of this tree, so that none comes to cost more unseen.
     pub(super) fn bound(self) -> Bound {
         let (instructions, locked, allocations) = match self {
-            Kind::Call => (3_200, 17, 1),
-            Kind::Calls => (2_950, 10, 3),
-            Kind::Message => (8_100, 62, 4),
+            Kind::Call => (2_600, 17, 1),
+            Kind::Calls => (2_350, 10, 3),
+            Kind::Message => (7_300, 56, 4),
             Kind::DirectWrite => (220, 0, 0),
-            Kind::PostedWrite => (4_300, 30, 0),
-            Kind::PostedRead => (4_600, 36, 0),
+            Kind::PostedWrite => (4_200, 30, 0),
+            Kind::PostedRead => (4_450, 36, 0),
         };
         Bound { instructions, locked, allocations }
     }
