@@ -91,6 +91,17 @@ pub enum Word {
         /// Whether these were the last.
         done: bool,
     },
+    /// A region's former home has handed it over.  Its next home may have released the name by now.
+    Moved {
+        /// The name.
+        name: String,
+        /// The region that has it.
+        region: RegionId,
+        /// The change that made the next one its home.
+        epoch: Epoch,
+        /// The next home.
+        to: NodeLife,
+    },
     /// This node hears nothing from us any more, and we nothing from it.
     Parted {
         /// Which node.

@@ -172,6 +172,7 @@ impl Directory for Embedded {
                     self.unpark(now_ns);
                 }
             }
+            Word::Moved { name, region, epoch, to } => self.table.hand_over(&name, region, to, epoch),
             Word::Parted { life, is_expected } => self.part_from(life, is_expected, now_ns),
             Word::Ended { life, parting } => {
                 let count = self.table.lose_home(life, parting);
@@ -217,6 +218,13 @@ impl Table {
             }
         }
         true
+    }
+
+    /// Has `name` lead to the next home of `region`, by the word of the former one, unless the next one has released it.
+    fn hand_over(&mut self, name: &str, region: RegionId, to: NodeLife, epoch: Epoch) {
+        if self.names.contains_key(name) {
+            self.claim(name, region, to, epoch);
+        }
     }
 
     /// Takes `name` away from `region`, by the word of its home: a former one has nothing to say.
@@ -304,6 +312,17 @@ mod tests {
         assert!(table.claim("a", region(1), life(1), Epoch(4)));
         table.lose_home(life(1), PARTING);
         assert_eq!(table.find("a"), Some((region(1), life(2))));
+    }
+
+    #[test]
+    fn a_name_that_the_next_home_released_does_not_come_back_by_the_word_of_the_former_one() {
+        let mut table = Table::default();
+        table.claim("a", region(1), life(1), Epoch(0));
+        table.hand_over("a", region(1), life(2), Epoch(5));
+        assert_eq!(table.find("a"), Some((region(1), life(2))));
+        table.release("a", region(1), life(2));
+        table.hand_over("a", region(1), life(2), Epoch(5));
+        assert_eq!(table.find("a"), None);
     }
 
     #[test]

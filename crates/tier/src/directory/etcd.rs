@@ -255,6 +255,11 @@ impl Directory for EtcdDirectory {
                 }
                 self.go_on();
             }
+            Word::Moved { name, region, epoch, to } => {
+                let record = NameRecord { region, home: to, epoch };
+                self.repairs.push_back(Task::Update { name: name.into(), record });
+                self.go_on();
+            }
             Word::Ended { life, parting } | Word::Corrected { life, parting } => {
                 self.note_ended(life, parting)
             }

@@ -189,7 +189,7 @@ impl Engine {
     /// The home of a region has handed it over.  The next one says so too, unless its life is over by now.
     pub(super) fn handle_moved(&mut self, name: String, region: RegionId, epoch: Epoch, to: NodeLife) {
         if !self.membership.pairings.has_ended(to) {
-            self.tell_directory(Word::Names { from: to, names: vec![(name, region, epoch)], done: false });
+            self.tell_directory(Word::Moved { name, region, epoch, to });
         }
     }
 
