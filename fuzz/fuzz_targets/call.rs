@@ -9,10 +9,12 @@ use std::sync::{Arc, OnceLock};
 use halite_fabric::PeerId;
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_BYTES, ATOMIC_CALL_BYTES};
+use halite_tier::rpc::line::REQUEST_WORDS;
 use halite_tier::rpc::wire::{REQUEST_HEADER_BYTES_MAX, parse_output_address};
 use halite_tier::rpc::{
     Abandoned, Arrival, AtomicAnswer, AtomicCall, Cancelling, Imm, Note, RING_BYTES_MIN, ReplyHeader,
-    ReplySlots, ReplyState, RequestHeader, RingReader, RingWriter, Served, ServedId, SlotId, Target,
+    ReplySlots, ReplyState, RequestHeader, RequestLine, RingReader, RingWriter, Served, ServedId, SlotId,
+    Target,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -133,6 +135,25 @@ impl End {
                 }
             }
             Imm::Request { offset } => self.request(offset, input),
+            Imm::Lines => self.line(input),
+            Imm::Look(index) => {
+                if let Some(slot) = self.slots.awaited(index)
+                    && let Ok(Arrival::Late) = self.slots.handle_reply(Target::Peer(PEER), slot)
+                {
+                    self.slots.free(slot);
+                }
+            }
+        }
+    }
+
+    fn line(&mut self, input: &mut &[u8]) {
+        let Some(bytes) = take(input, REQUEST_WORDS * 8) else { return };
+        let words = std::array::from_fn(|at| u64::from_le_bytes(bytes.as_chunks().0[at]));
+        if let Ok(line) = RequestLine::parse(&words)
+            && let Ok(call) = self.served.open(line.slot)
+            && self.served.begin(call)
+        {
+            self.busy.push(call);
         }
     }
 
